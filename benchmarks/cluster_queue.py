@@ -4,7 +4,7 @@
 
 A real ZooKeeper, real schedulers as processes, the real agent of each node over a socket of its own; only workers are
 simulated: each lives for a while and ends well. The scheduler that leads is killed once half of the jobs are submitted.
-Verdict: every job that was submitted ran to its end, none twice, none was lost. Times are shown, and judged by nobody.
+Verdict: every job that was submitted ran to its end, none twice, none was lost. Times are shown, and not judged.
 """
 
 from __future__ import annotations

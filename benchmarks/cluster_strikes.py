@@ -41,7 +41,7 @@ class Striker:
         self.leader_at: list[float] = []  # when a scheduler that led was struck down
 
     def strike(self) -> str:
-        """Somebody; what was done in words."""
+        """A target that is drawn; what was done in words."""
         chance = self._chance
         target = chance.choice(TARGETS)
         pids = list(self._pids(target))

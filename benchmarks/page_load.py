@@ -50,7 +50,7 @@ def event(number: int, ts: float, workers: int) -> dict[str, Any]:
 
 def day(workers: int, events: int) -> Feed:
     def nowhere() -> Whereabouts:
-        raise AssertionError("nobody asks where it is")
+        raise AssertionError("a made-up job is nowhere")
 
     feed = Feed(nowhere, ManualClock(BEGAN + DAY_S))
     feed._add([event(n, BEGAN + DAY_S * n / events, workers) for n in range(events)])

@@ -91,7 +91,7 @@ class RealCluster:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result()
 
     def jobs(self, patience_s: float = ASK_S) -> dict[str, JobEntry]:
-        """Raises EdlError once nobody has answered for so long."""
+        """Raises EdlError once the queue has not answered for so long."""
         return {job.name: job for job in _patiently(lambda: self.ask(_jobs(self.places)), patience_s)}
 
     def status(self) -> ClusterStatus:

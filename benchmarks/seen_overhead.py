@@ -4,9 +4,9 @@
 
 A job of PyTorch serves its metrics, and `edl dashboard` its page. In each second turn a scraper reads all of its
 daemons each second, and so many look at the page; in the others the dashboard's process is stopped (SIGSTOP) and
-nobody scrapes. Two turns next to each other are a pair, which of them comes first alternates: what the machine does
-for longer than that falls on both. Printed: the ratio of the median times of a step, as the mean over all pairs with
-its standard error; and the share of a core that the dashboard takes while it is looked at. A page may be served on
+no daemon is scraped. Two turns next to each other are a pair, which of them comes first alternates: what the
+machine does for longer than that falls on both. Printed: the ratio of the median times of a step, as the mean over all
+pairs with its standard error; and the share of a core that the dashboard takes while it is looked at. A page may be served on
 another machine than the job; where it is not, it needs a core that trainers leave free, so by default there is one
 worker.
 

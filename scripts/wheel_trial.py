@@ -1,4 +1,4 @@
-"""Tries wheels as somebody would who has no compiler: installs, asks `edl` about itself, and trains with two workers.
+"""Tries wheels as a user without a compiler would: installs, asks `edl` about itself, and trains with two workers.
 
     PYTHON scripts/wheel_trial.py --work FOLDER WHEEL...
 

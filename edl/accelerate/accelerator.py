@@ -254,8 +254,8 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         self._words.meet()
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
-        """By the main process alone; nobody waits for it, as a script that counts batches by itself counts others on a
-        newcomer. A whole job goes on by `edl run --checkpoint`, at the exact sample.
+        """By the main process alone; no other worker waits for it, as a script that counts batches by itself counts
+        others on a newcomer. A whole job goes on by `edl run --checkpoint`, at the exact sample.
         """
         if not self.is_main_process:
             return None

@@ -6,7 +6,7 @@ Owns: which batch of it this worker gets next, and gathering what all have found
 The script owns the loop, so all workers go through it in rounds: in each one they get a batch each, and tell each other
 at `gather_for_metrics()`, or else at the end of the round, which batches are done. If a worker dies, what it had not
 told comes again in a later round, to another one. In the last round some may have no batch left. They get one that
-another one has, too, which counts once; so there is something to gather, whoever dies.
+another one has, too, which counts once; so there is something to gather, whichever worker dies.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class OwnBatches:
         self._loading: Iterator[Any] = iter(())
 
     def next(self, missing: Sequence[int]) -> tuple[int, Any]:
-        """With its number. Where none is left for this worker, it is one of somebody else's."""
+        """With its number. Where none is left for this worker, it is one of another worker's."""
         mine = list(missing[seat.rank() :: seat.size()])
         mine = mine or [missing[seat.rank() % len(missing)]]
         if mine != self._expected:

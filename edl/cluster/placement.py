@@ -56,7 +56,7 @@ class Free:
         self._nodes.setdefault(before - workers, {})[node] = None
 
     def close(self) -> None:
-        """Nobody comes to what is free on closed nodes."""
+        """No worker comes to what is free on closed nodes."""
         for node in self._closed:
             self.take(node, self._free[node])
 

@@ -99,7 +99,7 @@ class Node(msgspec.Struct, frozen=True):
 
     name: str
     devices: int
-    closed: bool = False  # who is there may stay, and nobody comes
+    closed: bool = False  # workers that are there may stay, and none comes
 
 
 class ClusterView(msgspec.Struct, frozen=True):

@@ -73,7 +73,7 @@ def _filter_out(listening: socket.socket) -> None:
 
 
 def _ask_for_signatures(listening: socket.socket, unfiltered: OSError) -> None:
-    """Each segment that comes to it is to be signed with a key that nobody has. Root is not needed for that."""
+    """Each segment that comes to it is to be signed with a key that no peer has. Root is not needed for that."""
     peer = struct.pack("=H126x", listening.family)  # struct sockaddr_storage
     key = secrets.token_bytes(80)
     demand = peer + struct.pack("=BBHi", _OF_ALL_PEERS, 0, len(key), 0) + key  # struct tcp_md5sig

@@ -1,8 +1,8 @@
 """How long a worker that waits in Horovod's loop for a collective looks again and again, before it naps between looks.
 
-A nap makes the wait a little longer. Without naps the worker keeps a core busy, which nobody needs as long as there is
-one for each: a step's wait is over by then. Where a host has more workers than cores, it takes the core from those that
-it waits for.
+A nap makes the wait a little longer. Without naps the worker keeps a core busy, which no other worker
+needs as long as there is one for each: a step's wait is over by then. Where a host has more workers than cores, it
+takes the core from those that it waits for.
 
 Owns: that choice. Does not own: the naps (`_guard.cpp`).
 """

@@ -110,7 +110,7 @@ def from_environment(env: Mapping[str, str] = os.environ, *, hosts: str | None =
 
 
 def split_kind(hosts: str) -> tuple[str, str]:
-    """Which coordinator is meant, and the rest. Raises `ConfigError` for a kind that nobody knows."""
+    """Which coordinator is meant, and the rest. Raises `ConfigError` for an unknown kind."""
     scheme, separator, rest = hosts.partition("://")
     if not separator:
         return ZOOKEEPER, hosts

@@ -186,7 +186,7 @@ def _tiles(status: ClusterStatus, jobs: Sequence[JobShown], nodes: Sequence[Node
     over = sum(status.jobs.get(end.value, 0) for end in ENDS)
     return (
         Tile("running", str(len(active)), f"{sum(len(job.workers) for job in active)} workers"),
-        Tile("waiting", str(len(waiting)), f"the longest for {lasting(longest)}" if waiting else "nobody waits"),
+        Tile("waiting", str(len(waiting)), f"the longest for {lasting(longest)}" if waiting else "no job waits"),
         Tile("devices held", f"{held} of {devices}", f"{used:.0%} of the time shown"),
         Tile("nodes", str(len(nodes)), f"away: {', '.join(away)}" if away else "all there", "warn" if away else "good"),
         Tile("over", str(over), ended, "bad" if failed and failed == over else ""),

@@ -100,7 +100,7 @@ class Feed:
                 await self._follow(where)
                 return gone or where.record is None
             except EdlError:
-                if gone and self.looks == known:  # nor is there anyone to ask
+                if gone and self.looks == known:  # and no coordinator answers
                     return True
                 raise
         return False

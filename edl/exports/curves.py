@@ -91,7 +91,7 @@ class Curves:
             return found
         row = StepRow(point.step, point.ts, {WORKERS: float(point.size), **_rates(before, point), **point.figures})
         self._rows.append(row)
-        if begins:  # rank 0 moves with a ring: in the first one of a life nobody else can have written before
+        if begins:  # rank 0 moves with a ring: in the first one of a life no other worker can have written before
             of_this_life = point.generation > 1 or before is not None
             found.append(Anew(point.step if of_this_life else point.base + 1, point.ts))
         return [*found, row]

@@ -48,6 +48,6 @@ class Teller:
         return found
 
     def rest(self) -> list[Numbered]:
-        """At the end: nobody else can tell them."""
+        """At the end: no other line can tell them."""
         held, self._held = self._held, []
         return held

@@ -5,7 +5,7 @@ counters (`edl.lightning.progress`), what travels (`edl.lightning.traveller`), t
 
 A mini-batch ends after its callbacks (`on_train_batch_end`) and before what may follow it: a validation, the end of an
 epoch. At that place all workers are alike, the newcomer after its rehearsal too, so it goes on as they do. One that is
-void, or of nobody's samples, or a rehearsal, leaves its loop before its schedules and callbacks.
+void, or of no samples, or a rehearsal, leaves its loop before its schedules and callbacks.
 
 The loops are Lightning's own objects, which get a class that inherits from theirs. So whatever refers to them still
 does. They are no public interface: what is used of them is tested, and the extra `[lightning]` says with which version.

@@ -294,10 +294,10 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
             return super().backward(loss, optimizer, *args, **kwargs)  # type: ignore[no-any-return]
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """One update. Nobody needs the loss of all workers here but an optimizer that looks at it.
+        """One update. Only an optimizer that looks at the loss needs that of all workers here.
 
-        Gradients are averaged before anybody looks at them or clips them, also where `training_step` has returned None
-        here, and backward has not done it.
+        Gradients are averaged before the script looks at them or clips them, also where `training_step` has returned
+        None here, and backward has not done it.
         """
         if isinstance(optimizer, torch.optim.LBFGS) or not type(optimizer).__module__.startswith("torch.optim"):
             return super().optimizer_step(optimizer, closure, model, **kwargs)

@@ -44,7 +44,7 @@ def told(job: str, count: int) -> str:
     """The beginning of the name of a node of so many events; the coordinator appends its number.
 
     What is written at once lies in one node: a coordinator bounds the operations of a transaction, and a hundred
-    workers may come at once. The name says how many there are, so that nobody reads those that they know.
+    workers may come at once. The name says how many there are, so that no process reads those that it knows.
     """
     return f"{events(job)}/e{'' if count == 1 else count}-"
 

@@ -86,8 +86,8 @@ class ClusterHome:
         self.run = Path(own or self.folder) / "run"
         self.logs = Path(own or self.folder) / "logs"
         self.secret = self.folder / "secret"
-        self.ending = self.run / "ending"  # there: nobody begins anything any more
-        self.opening = self.run / "opening"  # there: the coordinator comes up, and nobody else begins yet
+        self.ending = self.run / "ending"  # there: no process begins anything any more
+        self.opening = self.run / "opening"  # there: the coordinator comes up, and no other process begins yet
 
     def make(self) -> None:
         """Raises ConfigError."""
@@ -160,7 +160,7 @@ class ClusterHome:
             os.close(file)
 
     def pid(self, name: str) -> int | None:
-        """Of the process that has the name; None: nobody has. It may be so new that it has not said its pid (0)."""
+        """Of the process that has the name; None: no process has. It may be so new that it has not said its pid (0)."""
         try:
             file = os.open(self.run / f"{name}.lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:

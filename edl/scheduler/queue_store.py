@@ -135,8 +135,8 @@ class QueueStore:
             await self.store.delete(DRAIN)
 
     async def keep_nodes(self, nodes: Mapping[str, Collection[int]]) -> None:
-        """Forget all others. Raises ConfigError where a worker on record holds a device that none of these has: nobody
-        could end it, and its device could be given on under another node's name (I17).
+        """Forget all others. Raises ConfigError where a worker on record holds a device that none of these has: no
+        agent could end it, and its device could be given on under another node's name (I17).
         """
         for worker in [worker for job in await self.jobs() for worker in job.workers]:
             if worker.node not in nodes:

@@ -1,6 +1,6 @@
 """What runs inside of Ray for one worker: an actor that starts the worker's warden.
 
-It ends when nothing that the worker has started is left, and needs nobody that tells it to: its slot is
+It ends when nothing that the worker has started is left, and needs no other process that tells it to: its slot is
 free for the next one also where the agent is gone.
 
 Owns: this one process, on the worker's node. Does not own: when it is made (`ray_engine`).

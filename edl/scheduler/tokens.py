@@ -68,7 +68,7 @@ class TokenBook:
             os.close(lock)
 
     def caller(self, header: str) -> TokenHolder | None:
-        """Whose request it is; None: nobody's. Raises ConfigError."""
+        """Whose request it is; None: no user's. Raises ConfigError."""
         now = tuple(_stamp(path) for path in (self.owners, self._users))
         if now != self._read[0]:
             try:

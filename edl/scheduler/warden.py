@@ -2,7 +2,7 @@
 
 It outlives the agent that started it, so that an agent that comes back knows how its workers ended. It imports nothing
 of edl, and little else: `python -I -S warden.py FOLDER LOG`. FOLDER/start.json says what to start; it holds the
-worker's environment, and is removed at once: whoever removes it first decides whether the worker ever starts.
+worker's environment, and is removed at once: the process that removes it first decides whether the worker ever starts.
 FOLDER/exit.json says how it ended. SIGURG, which others ignore, asks the worker to leave; SIGTERM does, too, and is
 written down: who sent it may be a system that takes the machine away.
 """

@@ -123,7 +123,7 @@ class SimulatedJob:
             return  # another batch only: no worker comes or goes
         self.trained = False
         rest = cost.of(before, self.pace(), began=self.began is not None)
-        self.resting = max(self.resting, rest)  # workers that boot go on booting, whoever comes or goes beside them
+        self.resting = max(self.resting, rest)  # workers that boot go on booting, whichever others come or go
         self.changed = self.at
         if self.began is None:
             self.began = self.at

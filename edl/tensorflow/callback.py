@@ -241,7 +241,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         return stands.counted
 
     def _tell_counted(self, stands: FitStanding) -> None:
-        """With an epoch's last step, before it is committed: whoever goes on after it gets it with the model."""
+        """With an epoch's last step, before it is committed: a worker that goes on after it gets it with the model."""
         try:
             numbers = total(of_all_members(self._ring, counted(self.model).tobytes()))
         except RingBroken:

@@ -39,7 +39,7 @@ def dataset_of(shards: ShardGenerator, batch_size: int) -> Any:
         try:
             yield from given if isinstance(example, int) else _tensors(given, signature)
         except UsageError:
-            if not shards.left:  # else nobody hears of it, and TensorFlow would log it
+            if not shards.left:  # else the script never hears of it, and TensorFlow would log it
                 raise
 
     dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)

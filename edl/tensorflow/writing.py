@@ -110,7 +110,7 @@ class _Saver:
 
 
 class _Board:
-    """TensorBoard, which has begun a file before anyone could tell it not to."""
+    """TensorBoard, which has begun a file before edl could tell it not to."""
 
     def __init__(self, callback: Any) -> None:
         self._callback = callback

@@ -57,7 +57,7 @@ FAULTS_S, ALL_S = 240, 4000
 BOOT_S = 3
 NEVER_SAVED = 10**9
 PATIENCE_S = 60  # beyond the last fault, for who is to die
-FOLLOWS = "Traceback (most recent call last):\n  File train.py\nedl.errors.JobFailed: nobody has the model\n"
+FOLLOWS = "Traceback (most recent call last):\n  File train.py\nedl.errors.JobFailed: no worker has the model\n"
 BUG = "Traceback (most recent call last):\n  File train.py\nValueError: a fault of its own\n"
 
 
@@ -69,7 +69,7 @@ class SimProcess:
     node: str
     boots: int = BOOT_S
     asked_to_leave: bool = False
-    stubborn: bool = False  # it does not leave, whoever asks
+    stubborn: bool = False  # it does not leave when it is asked to
 
 
 @dataclass
@@ -355,7 +355,7 @@ class ClusterPlay:
     def _train(self, one: SimLife) -> None:
         mine = self._of(one)
         one.dead, one.begun = one.dead or (one.begun and not mine), one.begun or bool(mine)
-        if mine and one.dead and one.state == "running":  # nobody is left that has the model's state
+        if mine and one.dead and one.state == "running":  # no worker is left that has the model's state
             one.state = "failed"
         for id_ in mine:
             process = self.processes[id_]

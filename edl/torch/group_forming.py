@@ -26,7 +26,7 @@ class GroupForming:
         self._over = threading.Event()  # one way or the other
         self._reason = ""  # why it came to nothing
         self._formed = False
-        self.left = threading.Event()  # nobody needs the ring any more
+        self.left = threading.Event()  # no caller needs the ring any more
         self.thread = threading.Thread(target=self._form, name="edl-forming", daemon=True)
         self.given_up = ""  # why, also where that came too late for the attempt
 

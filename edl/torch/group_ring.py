@@ -113,7 +113,7 @@ class GroupRing:
                 self._note(attempt)
                 if formed is not None and not attempt.given_up:
                     keep(formed)
-                else:  # also where Ctrl-C ended the waiting: its thread is to wait for nobody
+                else:  # also where Ctrl-C ended the waiting: its thread is to wait for no peer
                     attempt.left.set()
         if attempt.given_up:  # a moment after it had formed
             self._let_go(formed, attempt.given_up)

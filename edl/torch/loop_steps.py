@@ -84,7 +84,7 @@ class LoopState(Travels):
         """All of it."""
 
     def now(self) -> dict[str, Any]:
-        """As it was when the newest step had ended, until the next one begins: if anybody has asked for it since."""
+        """As it was when the newest step had ended, until the next one begins: if a worker has asked for it since."""
         return {**self.read(), STANDS: False} if self._at_end is None else {**self._at_end, STANDS: True}
 
     def stand(self) -> None:
@@ -113,8 +113,8 @@ class LoopSteps:
     registered: Registered
 
     def __init__(self, seat: StepSeat, state: LoopState) -> None:
-        """Whoever makes one has given `seat` a callback for changes of size: so a newcomer's state comes at the switch,
-        where its loop goes on as the others', and not beside its first step.
+        """The adapter that makes one has given `seat` a callback for changes of size: so a newcomer's state comes at
+        the switch, where its loop goes on as the others', and not beside its first step.
         """
         self.seat, self.state = seat, state
         self.in_step = False

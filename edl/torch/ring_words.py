@@ -8,8 +8,8 @@ mini-batch is void, and by its end all that are left have one state again, callb
 already counts.
 
 Between two mini-batches workers need not be at the same line when one dies, and a newcomer may come, which begins at
-the first one. So a collective there is an evaluation of edl's, in which each says something: whoever has missed it is
-told what came of it, and no mini-batch is void.
+the first one. So a collective there is an evaluation of edl's, in which each says something: a worker that has
+missed it is told what came of it, and no mini-batch is void.
 """
 
 from __future__ import annotations

@@ -36,10 +36,10 @@ class Between(Protocol):
         """The ring is: the next one waits for this worker."""
 
     def begin_evaluation(self) -> None:
-        """In a ring in which nobody has computed yet: all members evaluate the same model. Raises RingBroken."""
+        """In a ring in which no member has computed yet: all members evaluate the same model. Raises RingBroken."""
 
     def renew_ring(self, error: RingBroken) -> None:
-        """It is broken: into the next one, and nowhere else. The coming mini-batch is begun by nobody."""
+        """It is broken: into the next one, and nowhere else. No member has begun the coming mini-batch."""
 
 
 class Work(Protocol):
@@ -93,7 +93,7 @@ class Evaluations:
                 self._assemble(work, done)
             except RingBroken as error:
                 self._between.renew_ring(error)
-                if self._between.committed != step:  # nobody else will ever come to it
+                if self._between.committed != step:  # no other member will ever come to it
                     raise JobFailed("the others have gone on beyond this evaluation") from error
         return self._results[number]
 

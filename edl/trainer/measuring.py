@@ -73,7 +73,7 @@ class Measuring:
 
 
 def measured(found: Sequence[bytes]) -> dict[str, Any]:
-    """What all workers have found, each unit once: in the order of the samples, whoever computed which."""
+    """What all workers have found, each unit once: in the order of the samples, whichever worker computed which."""
     units = [unit for one in found for unit in msgspec.msgpack.decode(one, type=list[UnitFound])]
     units.sort(key=lambda unit: unit.unit)
     result: dict[str, Any] = {}

@@ -661,7 +661,7 @@ class Trainer:
             self._framework.synchronize_rest(0, only_statistics=True)
 
     def renew_ring(self, error: RingBroken) -> None:
-        """Into the next one, and nowhere else: the coming mini-batch is begun by nobody."""
+        """Into the next one, and nowhere else: no member has begun the coming mini-batch."""
         if self._comparison.finish(self._timeout_s):
             self._shell.hear(StatesEqual())
         self._shell.void(error, keep=False)

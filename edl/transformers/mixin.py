@@ -203,7 +203,7 @@ class EdlTrainerMixin:
 
     def _items_of_all(self, own: Any) -> Any:
         """Tokens of all workers in a step, in the measure in which this worker's gradients count. In an evaluation the
-        Trainer counts those of a batch, which is this worker's alone: nobody may be asked there.
+        Trainer counts those of a batch, which is this worker's alone: no other worker may be asked there.
         """
         size = seat.size()
         if own is None or size == 1 or not self.args.average_tokens_across_devices:

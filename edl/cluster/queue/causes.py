@@ -36,7 +36,7 @@ class Domain(StrEnum):
 class EndEvidence(msgspec.Struct, frozen=True):
     """What is known of a worker's end."""
 
-    code: int | None = None  # its exit status, -n where signal n has ended it; None: nobody has seen it end
+    code: int | None = None  # its exit status, -n where signal n has ended it; None: no agent has seen it end
     tail: str = ""  # what it printed last
     starved: bool = False  # the machine has killed a process for want of memory meanwhile
     refused: str = ""  # why it could not be started at all
@@ -180,7 +180,7 @@ def _not_started(known: EndEvidence) -> EndCause:
 def _vanished(known: EndEvidence) -> EndCause:
     if known.taken:
         return EndCause("taken", I, retry=True, words="its machine was taken away", root=known.taken, follows=True)
-    return EndCause("lost", I, retry=True, words="it vanished, and nobody has seen it end")
+    return EndCause("lost", I, retry=True, words="it vanished, and no agent has seen it end")
 
 
 def _by_signal(number: int, raised: str, *, starved: bool) -> EndCause:

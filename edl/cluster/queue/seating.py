@@ -117,7 +117,7 @@ def _for_whom(shown: ClusterView, allotments: Mapping[str, Allotment]) -> str:
 
 
 def _decision(policy: ClusterPolicy, shown: ClusterView, now: float) -> tuple[ClusterDecision, str]:
-    """A policy may be anybody's, and a queue does not die of it."""
+    """A policy may be of a user's own, and a queue does not die of it."""
     try:
         decision = policy.decide(shown, now)
     except Exception as error:  # noqa: BLE001 - it is told, and the cluster stays as it is

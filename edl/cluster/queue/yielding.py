@@ -50,7 +50,7 @@ class Shares:
         return [self._jobs[place] for place in sorted(self._places[name] for name in self.allotments)]
 
     def _lowest_of_all(self) -> int:
-        """The lowest priority of any that has workers: who has no higher one takes from nobody."""
+        """The lowest priority of any that has workers: who has no higher one takes from no other."""
         return min((job.priority for job in self._holders()), default=0)
 
     def rescue(self, job: JobView) -> None:

@@ -114,7 +114,7 @@ class EtcdConnection:
         would be a stranger's.
         """
         digest = self._coordinator.digest
-        if digest is None or self._coordinator.socket:  # the socket's folder lets nobody else in
+        if digest is None or self._coordinator.socket:  # the socket's folder lets no other user in
             return
         async with self._authenticating:
             if self._metadata != used:
@@ -123,7 +123,7 @@ class EtcdConnection:
                 asked = AuthenticateRequest(digest.user, digest.password)
                 answer = await self._once(AUTHENTICATE, asked, self._patience_s, "/", ())
             except NoPasswords:
-                self._metadata = ()  # whoever reaches it may write to it: docs/security.md
+                self._metadata = ()  # any host that reaches it may write to it: docs/security.md
                 return
             self._metadata = (("token", answer.token),)
 

@@ -49,7 +49,7 @@ class EtcdPlan:
 
     request: TxnRequest
     results: tuple[str | int | None, ...]
-    numbered: frozenset[str]  # paths that nobody has read: to be read too, where it does not go through
+    numbered: frozenset[str]  # paths that were not read: to be read too, where it does not go through
 
 
 def touched(ops: Sequence[Op], fence: str | None = None) -> dict[str, bool]:

@@ -91,7 +91,7 @@ def _varint(value: int) -> bytes:
 
 
 def decode(message: type[M], data: bytes) -> M:
-    """Fields of a newer server that nobody here knows are passed over. Raises PeerError for what is no message."""
+    """Fields that only a newer server knows are passed over. Raises PeerError for what is no message."""
     known = {one.number: one for one in _layout(message)}
     values: dict[str, Any] = {}
     try:

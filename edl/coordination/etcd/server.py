@@ -4,7 +4,7 @@ Owns: its folder (private, locked), where it listens, and that only the job may 
 life (`local_life`) and its process (`server_process`), what the job keeps there, nor the decision to have one.
 
 For one machine it listens on a socket in a folder of mode 0700: other users cannot even connect. That is more than a
-password gives, for etcd lets anybody who reaches its port ask for leases, compact, and raise alarms.
+password gives, for etcd lets any client that reaches its port ask for leases, compact, and raise alarms.
 
 Where workers of other hosts must come in, it listens at an address, and a password is switched on before it ever does:
 it starts first on the socket. A stranger who had opened a watch before that moment would go on to see all.
@@ -119,7 +119,7 @@ def _alone(folder: Path, address: str, lock: int, port: int) -> EtcdProcess:
 async def _close(folder: Path, lock: int, digest: Digest) -> None:
     """A fresh server that knows one user, who may write to the job's keys; where no other can reach it.
 
-    Nobody knows the password of its root. An attempt that breaks off leaves nothing that is taken for such a server.
+    No process knows the password of its root. An attempt that breaks off leaves none that is taken for such a server.
     """
     unfinished = folder / "data.new"
     shutil.rmtree(unfinished, ignore_errors=True)

@@ -35,7 +35,7 @@ _BASE = {
     "name": "edl",
     "logger": "zap",
     "log-outputs": "stderr",
-    "bcrypt-cost": "4",  # the password is 256 random bits: nobody tries them all, and each connection shows it
+    "bcrypt-cost": "4",  # the password is 256 random bits: no attacker tries them all, and each connection shows it
     "auto-compaction-mode": "periodic",
     "auto-compaction-retention": "1m",  # without it every version of every record is kept, until there is no more room
     "quota-backend-bytes": str(8 << 30),
@@ -74,7 +74,7 @@ class EtcdProcess(ChildServer):
         keep_open: Sequence[int] = (),
         peers: Mapping[str, str] | None = None,
     ) -> None:
-        """With port 0 it listens on a socket in a private folder (`socket`), where nobody else comes."""
+        """With port 0 it listens on a socket in a private folder (`socket`), where no other user comes."""
         super().__init__(folder, address, port, keep_open=keep_open)
         self._sockets = _for_sockets(folder)
         client = f"http://{address}:{port}" if port else "unix://client:1"

@@ -244,7 +244,7 @@ class Session:
 
 
 def _founded(root: bytes) -> RequestOp:
-    """The root is a node as any other; whoever comes first makes it."""
+    """The root is a node as any other; the first session makes it."""
     return RequestOp(request_put=PutRequest(root, b"0 0\n"))
 
 

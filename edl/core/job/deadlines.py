@@ -13,9 +13,9 @@ Six things are awaited, each with a bound of its own:
   newcomer that has said nothing of the **ring** it forms with others, beside the one that trains;
 - the end of a **step**, where others have waited in vain for as long as the longest step may take, and their ring has
   failed by that. All have had that time: a member that does not find the same within moments hangs;
-- the **last** step that anyone has samples for. The others have ended it, so its all-reduce is behind all members; they
-  wait for samples, or for the data's end, which come once all have ended it. No ring can fail meanwhile: a member that
-  has not ended that step after twice the longest one hangs;
+- the **last** step that a member has samples for. The others have ended it, so its all-reduce is behind all members;
+  they wait for samples, or for the data's end, which come once all have ended it. No ring can fail meanwhile: a member
+  that has not ended that step after twice the longest one hangs;
 - where leases are cut anew in a ring that trains, how far each member has **read**. Another one waits for that at the
   mark (`edl.core.data.rebatch`), in no all-reduce either: a member that has not told after as long hangs.
 """

@@ -4,7 +4,7 @@ Owns: these rules, as functions of what the members say. Does not own: computing
 (`edl.trainer.evaluation`).
 
 An evaluation consists of units, such as batches of a validation set. It is made between two mini-batches, after the
-same step on all workers, and may outlive its ring: whoever enters the next one says what it has, and only what nobody
+same step on all workers, and may outlive its ring: each member of the next one says what it has, and only what none
 has is computed again. A member may have gone on to the next mini-batch with the result when another one, which has none
 yet, finds the ring broken; then they meet in the next ring, and the one hands the result to the other.
 """
@@ -35,7 +35,7 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class AssembleAgain:
-    """Somebody has not come to this evaluation yet."""
+    """A member has not come to this evaluation yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@
     return [{ ...common, space: 90, values: clock, incrs: INCREMENTS }, { ...common, size: 52, values: (_, found) => found.map((value) => number(value)) }];
   }
 
-  // What the legend says while nobody points at the chart.
+  // What the legend says while no pointer is on the chart.
   const newest = (plot, column) => plot.data?.[column]?.at(-1);
 
   function options(host, label, colour, extra) {

@@ -50,7 +50,7 @@ class PodSeen(msgspec.Struct, frozen=True):
     uid: str
     worker: str
     over: bool = False  # none of its processes is left
-    deleting: bool = False  # somebody has asked for its end
+    deleting: bool = False  # its end was asked for
     taken: str = ""  # why Kubernetes takes it away
     starved: bool = False
     stuck: str = ""  # why it cannot begin

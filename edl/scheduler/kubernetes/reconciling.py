@@ -106,7 +106,7 @@ def _grace(one: PodWanted) -> int | None:
 
 def evidence_of(one: PodWanted, left: EndEvidence, *, never: bool, terminated: bool, node_lost: bool) -> EndEvidence:
     """Of a worker that is gone. `left`: by its warden. `never`: it has not begun. `terminated`: it was asked to leave,
-    by whomever.
+    by the scheduler or from outside.
     """
     last = one.last
     taken = last.taken if last else ""
