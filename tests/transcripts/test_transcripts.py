@@ -34,6 +34,13 @@ def test_there_are_many_and_each_begins_with_what_it_shows() -> None:
         assert path.read_text().startswith("# "), path.name
 
 
+def test_each_has_a_number_of_its_own_and_pages_say_how_many_there_are() -> None:
+    assert sorted(int(path.name.split("-")[0]) for path in TRANSCRIPTS) == list(range(1, len(TRANSCRIPTS) + 1))
+    root = Path(__file__).parents[2]
+    for page in (root / "CONTRIBUTING.md", root / "docs" / "simulation.md"):
+        assert f"`tests/transcripts/` has {len(TRANSCRIPTS)} " in page.read_text(), page.name
+
+
 @pytest.mark.parametrize(
     ("line", "what"),
     [
