@@ -6,9 +6,9 @@ A job of PyTorch serves its metrics, and `edl dashboard` its page. In each secon
 daemons each second, and so many look at the page; in the others the dashboard's process is stopped (SIGSTOP) and
 no daemon is scraped. Two turns next to each other are a pair, which of them comes first alternates: what the
 machine does for longer than that falls on both. Printed: the ratio of the median times of a step, as the mean over all
-pairs with its standard error; and the share of a core that the dashboard takes while it is looked at. A page may be served on
-another machine than the job; where it is not, it needs a core that trainers leave free, so by default there is one
-worker.
+pairs with its standard error; and the share of a core that the dashboard takes while it is looked at. A page may be
+served on another machine than the job; where it is not, it needs a core that trainers leave free, so by default there
+is one worker.
 
 On a shared machine pairs of wall-clock times differ by far more than a thousandth. So there is a second ratio: the
 processor time of trainers and daemons for a step, looked at, over that unseen. It bounds what a step can take longer
