@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 OF_HOROVOD = {"horovod_pytorch.py", "horovod_tensorflow2.py"}  # moved to edl: tests/integration/test_migrating.py
-# As others write them, by edl in two lines or four: tests/integration/test_two_lines.py
-OF_LIBRARIES = {"lightning_digits.py", "transformers_digits.py", "accelerate_digits.py", "ddp_digits.py"}
+# As others write them, by edl in two lines: tests/integration/test_two_lines.py
+OF_LIBRARIES = {"lightning_digits.py", "transformers_digits.py", "accelerate_digits.py"}
 SCHEDULER = "scheduler.py"
 PREEMPTED = "torch_preempted.py"
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))

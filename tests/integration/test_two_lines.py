@@ -1,6 +1,6 @@
 """A script as its library's documentation writes it becomes elastic by two lines, one of torchrun by four; and runs.
 
-Each but that one in a job that grows, loses a worker, is preempted and goes on.
+Each but that one in a job that grows, loses a worker, is preempted and goes on; test_examples.py runs that one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def longer(name: str) -> str:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", [*NAMES, OF_TORCHRUN])
+@pytest.mark.parametrize("name", NAMES)
 def test_it_learns_on_two_workers(edl: Any, name: str) -> None:
     edl.cwd = ROOT
     job = edl.start("run", "-np", "2", "--job", "two", *edl.warm.command(AFTER / name), **ENVIRON)
