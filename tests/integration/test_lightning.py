@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -69,8 +70,10 @@ def test_workers_stop_together_where_a_callback_says_so(edl: Any, tmp_path: Any)
     assert first["state"] == second["state"] and first["state"][0] == [0, 1, 2]
 
 
-def test_the_whole_story_ends_where_lightning_alone_does(edl: Any, tmp_path: Any) -> None:
-    results, alone, wanted = tell(edl, tmp_path, SCRIPT, "--plain")
+@pytest.mark.parametrize("at_least", [0, pytest.param(20, marks=pytest.mark.soak)])
+def test_the_whole_story_ends_where_lightning_alone_does(edl: Any, tmp_path: Any, at_least: int) -> None:
+    results, alone, wanted = tell(edl, tmp_path, SCRIPT, "--plain", at_least=at_least)
+    sys.stdout.write(f"after {wanted} epochs: loss {results[0]['loss']!r}, of Lightning alone {alone['loss']!r}\n")
     assert len(results) == 2 and results[0]["state"] == results[1]["state"]
     assert results[0]["loss"] == pytest.approx(alone["loss"], abs=1e-6)
     assert results[0]["global_step"] == results[0]["steps"] == alone["global_step"]

@@ -31,8 +31,10 @@ class Story(NamedTuple):
     epochs: int
 
 
-def tell(edl: Any, folder: Path, script: str, *arguments: str) -> Story:
-    """However long its workers boot, the job does not end before it was preempted; then it trains two epochs more."""
+def tell(edl: Any, folder: Path, script: str, *arguments: str, at_least: int = 0) -> Story:
+    """However long its workers boot, the job does not end before it was preempted; then it trains two epochs more, or
+    as many as make `at_least` of them.
+    """
     until = folder / "until"
     ways = ["--way", "story", "--until", str(until), *arguments]
     saved: dict[str, Any] = {"checkpoint": folder / "ck", "flags": SELDOM, "audit": True}
@@ -54,7 +56,7 @@ def tell(edl: Any, folder: Path, script: str, *arguments: str) -> Story:
     first.launcher.send_signal(signal.SIGTERM)
     first.finish(75)
     [_] = durable(folder / "ck")
-    epochs = len(account(read(first.audit)).epochs) + 2
+    epochs = max(at_least, len(account(read(first.audit)).epochs) + 2)
     until.write_text(str(epochs))
     then = Life(edl, folder / "then", script, *ways, "--step-time", "0", **saved)
     assert "goes on from step" in then.finish(timeout_s=120)
