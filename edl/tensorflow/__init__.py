@@ -137,7 +137,9 @@ def KerasCallback() -> ElasticFit:  # noqa: N802 - stands where a class would
     what its callbacks have counted. Workers share out the validation, and only rank 0 writes files. A model that was
     compiled with a plain optimizer gets it wrapped, as by `edl.Optimizer(optimizer, model=model)`.
     """
-    return ElasticFit(_trainer, _framework.ring, _fits, partial(_framework.wrap_compiled, _trainer))
+    return ElasticFit(
+        _trainer, _framework.ring, _fits, elastic.end_batch_of_fit, partial(_framework.wrap_compiled, _trainer)
+    )
 
 
 def load_checkpoint(path: str | os.PathLike[str], model: Any) -> None:

@@ -35,9 +35,6 @@ class BatchPort(StepPort, Protocol):
     def begin_batch(self) -> None:
         """Before the forward pass."""
 
-    def notify_batch_end(self, samples: int | None = None) -> bool:
-        """After the update."""
-
     def hold(self) -> Held:
         """The caller keeps the item that is being trained, and gives it out again when told to."""
 
@@ -95,13 +92,15 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         trainer: BatchPort,
         ring: HorovodRing,
         fits: Fits,
+        end: Callable[[], object],
         wrap: Callable[[Any], None] | None = None,
     ) -> None:
-        """`wrap`: for a model whose optimizer is not wrapped yet."""
+        """`end`: of a mini-batch, after the update. `wrap`: for a model whose optimizer is not wrapped yet."""
         super().__init__()
         self._trainer = trainer
         self._ring = ring
         self._fits = fits
+        self._end = end
         self._wrap = wrap
         self._unguarded: Callable[[Any], Any]
         self._held: Held
@@ -279,7 +278,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         rehearsed, kept = self._trainer.rehearsing(), self._before_stand_ins
         if self._stands is not None and self._trainer.ends_pass and not (rehearsed or self._trainer.voided):
             self._tell_counted(self._stands)
-        self._trainer.notify_batch_end()
+        self._end()
         self._before_stand_ins = None
         if rehearsed:
             self.model.reset_metrics()  # they are not sent to a newcomer, so what it threw away would stay in them

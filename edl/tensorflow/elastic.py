@@ -33,6 +33,11 @@ def run(func: Callable[Concatenate[AnyState, P], R]) -> Callable[Concatenate[Any
     return _run(func)
 
 
+def end_batch_of_fit() -> None:
+    """Inside a training function its states' values go along."""
+    _run.end_batch_of_loop()
+
+
 class TensorFlowState(State):
     """What travels to newcomers: variables, and plain values as attributes (`state.batch`).
 

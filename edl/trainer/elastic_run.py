@@ -132,6 +132,13 @@ class Run:
         if self._trainer.step() == step:
             self._end()
 
+    def end_batch_of_loop(self) -> None:
+        """A loop that is not the script's, such as Keras' `fit`, ends a mini-batch and goes on whatever has changed."""
+        if self._running:
+            self._end_and_keep()
+        else:
+            self._trainer.notify_batch_end()
+
     def _until_it_returns(self, call: Callable[[], R]) -> R:
         self._keep()
         while True:
@@ -159,9 +166,15 @@ class Run:
         """Raises Changed."""
         if self._trainer.voided:
             self._trainer.begin_anew()  # instead of handing it out again
-            for state in self._states:
-                state._restore()
         generation = self._trainer.generation()
+        self._end_and_keep()
+        if self._trainer.generation() != generation:
+            self._trainer.begin_anew()
+            raise Changed
+
+    def _end_and_keep(self) -> None:
+        for state in self._states if self._trainer.voided else ():
+            state._restore()
         for state in self._states:
             state._give()
         self._trainer.notify_batch_end()
@@ -169,9 +182,6 @@ class Run:
         for state in self._states:
             state._take()
         self._keep()
-        if self._trainer.generation() != generation:
-            self._trainer.begin_anew()
-            raise Changed
 
     def _keep(self) -> None:
         for state in self._states:

@@ -134,6 +134,31 @@ def test_a_script_of_horovods_elastic_names_goes_on_bit_for_bit(edl, tmp_path, e
     assert (size, 13 * epoch + batch) == (2, saved["step"])
 
 
+@pytest.mark.parametrize("ends_by", ["preempt", pytest.param("kill", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("state", ["TensorFlowState", "TensorFlowKerasState", "KerasState"])
+def test_each_of_horovods_states_of_tensorflow_goes_on_bit_for_bit(edl, tmp_path, state, ends_by):
+    """With its plain values; the function begins where it was."""
+    script = ("tf_horovod_saved.py", "--state", state)
+    whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
+    whole.finish()
+    first = Life(edl, tmp_path / "first", *script, *SLOWLY, checkpoint=tmp_path / "ck", flags=EVERY, audit=True)
+    first.wait_event("checkpoint_durable")
+    if ends_by == "kill":
+        first.kill()
+    else:
+        first.launcher.terminate()
+        first.finish(75)
+    saved = manifest(durable(tmp_path / "ck")[0])
+    before = first.trained(saved["step"])
+    then = Life(edl, tmp_path / "then", *script, "--step-time", "0", checkpoint=tmp_path / "ck", audit=True)
+    assert f"goes on from step {saved['step']}" in then.finish()
+    assert set((before + then.trained()).values()) == {1}
+    assert len(before + then.trained()) == 8 * 203
+    assert then.results() == whole.results()
+    [[batch, seen, size], *_] = json.loads(next(then.out.glob("calls-*")).read_text())
+    assert (batch, len(seen), size) == (saved["step"], 3, 2)
+
+
 def test_a_script_asks_for_a_checkpoint_and_hears_what_it_goes_on_from(edl, tmp_path):
     """All workers ask at one step, which is one request; a newcomer of the next life hears the same as the others. What
     the loader has told of its place by then is where it goes on.

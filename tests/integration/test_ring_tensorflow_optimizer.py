@@ -47,7 +47,7 @@ class Job:
         self.trainer = FakeTrainer()
         self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
-        self.callback = ElasticFit(self.trainer, framework.ring, Fits())
+        self.callback = ElasticFit(self.trainer, framework.ring, Fits(), self.trainer.notify_batch_end)
         if wrapped:
             framework.wrap(self.trainer, self.optimizer, self.model)
 
@@ -475,7 +475,11 @@ def test_fit_wraps_a_plain_optimizer(framework: Any) -> None:
     """As `edl.KerasCallback()` has it; what Keras has chosen XLA for by itself is chosen anew."""
     job = Job(framework, wrapped=False)
     job.callback = ElasticFit(
-        job.trainer, framework.ring, Fits(), lambda model: framework.wrap_compiled(job.trainer, model)
+        job.trainer,
+        framework.ring,
+        Fits(),
+        job.trainer.notify_batch_end,
+        lambda model: framework.wrap_compiled(job.trainer, model),
     )
     before = job.weights()
     job.fit()

@@ -62,7 +62,7 @@ class Keras:
             self.optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
         framework.wrap(trainer, self.optimizer, self.model)
         self.model.compile(optimizer=self.optimizer, loss="mse")
-        self.fit_calls = ElasticFit(trainer, framework.ring, Fits())
+        self.fit_calls = ElasticFit(trainer, framework.ring, Fits(), trainer.notify_batch_end)
         self.traced = tf.function(self.step) if WAY == "function" else self.step
 
     def step(self, x: Any, y: Any) -> None:

@@ -187,6 +187,28 @@ def test_mini_batches_that_the_script_ends_are_not_ended_twice(run: Run, trainer
     assert trainer.count == 3
 
 
+def test_the_loop_of_another_takes_the_values_along_and_is_not_left(run: Run, trainer: FakeTrainer) -> None:
+    """As Keras' `fit`: a void mini-batch counts for nothing, a change ends no call."""
+    given, calls = [], []
+    trainer.changes_after = {2}
+
+    @run
+    def train(state: State) -> None:
+        calls.append(state.batch)
+        for at in range(4):
+            state.batch += 1
+            if at == 2:
+                trainer.void(RingBroken("gone"))
+            run.end_batch_of_loop()
+            given.append(trainer.extras._get("elastic.1"))
+
+    state = State(run, {"batch": 0}, {})
+    train(state)
+    assert calls == [0]
+    assert given == [{"batch": 1}, {"batch": 2}, {"batch": 2}, {"batch": 3}]
+    assert (state.batch, trainer.anew, trainer.count) == (3, 0, 3)
+
+
 def test_parts_of_a_state_go_along(run: Run, trainer: FakeTrainer) -> None:
     class Scheduler:
         epoch = 0
