@@ -24,7 +24,7 @@ from edl.collectives.environment import prepare_environment
 from edl.collectives.horovod import HorovodRing
 from edl.errors import UsageError
 from edl.protocol.divergence import Fingerprint
-from edl.tensorflow import keras_optimizer, v1_optimizer
+from edl.tensorflow import keras_optimizer, random_states, v1_optimizer
 from edl.tensorflow.averaged import Averaged
 from edl.tensorflow.fingerprints import fingerprints, fingerprints_of_session
 from edl.tensorflow.noise import TensorNoise
@@ -236,26 +236,10 @@ class TensorFlowFramework:
         self._counted = self._counts()
 
     def random_states(self) -> dict[str, bytes]:
-        return {name: value.tobytes() for name, value in self._seeds_values()}
+        return random_states.taken(self._models)
 
     def put_random_states(self, states: dict[str, bytes]) -> None:
-        for name, variable in self._seeds():
-            if name in states:
-                dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
-                variable.assign(np.frombuffer(states[name], dtype).reshape(tuple(variable.shape)))
-
-    def _seeds_values(self) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
-        return ((name, np.asarray(variable)) for name, variable in self._seeds())
-
-    def _seeds(self) -> Iterable[tuple[str, Any]]:
-        """What Keras' layers draw random numbers by: of the models' variables those that are no weights."""
-        if not tf.executing_eagerly():
-            return
-        for number, model in enumerate(self._models):
-            weights = {id(one) for one in getattr(model, "weights", ())}
-            for at, variable in enumerate(getattr(model, "variables", ())):
-                if id(variable) not in weights and "seed" in getattr(variable, "path", ""):
-                    yield f"tensorflow.{number}.{at}", variable
+        random_states.give_back(self._models, states)
 
     def bytes_of(self, contents: Any) -> bytes:
         value = contents if isinstance(contents, np.ndarray) else contents.numpy()

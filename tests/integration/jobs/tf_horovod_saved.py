@@ -24,6 +24,7 @@ tf.config.threading.set_intra_op_parallelism_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
 inputs, targets = tf.constant(task.INPUTS), tf.constant(task.TARGETS)
 hvd.init()
+tf.random.set_global_generator(tf.random.Generator.from_seed(1 + hvd.rank()))
 keras.utils.set_random_seed(1 + hvd.rank())  # each draws numbers of its own; the model is that of rank 0
 shards = hvd.elastic_shard_generator(
     task.SAMPLES, epochs=None if options.state == "KerasState" else options.epochs, shuffle=True
@@ -51,7 +52,8 @@ def averaging_step(model: keras.Model, optimizer: Any) -> Any:
 
     def step(rows: Any, wanted: Any) -> None:
         with tf.GradientTape() as recorded:
-            loss = tf.reduce_mean(tf.square(wanted - model(rows, training=True)))
+            noise = tf.random.get_global_generator().normal(tf.shape(rows))
+            loss = tf.reduce_mean(tf.square(wanted - model(rows + 0.1 * noise, training=True)))
         weights = model.trainable_variables
         gradients = hvd.DistributedGradientTape(recorded).gradient(loss, [weight.value for weight in weights])
         optimizer.apply_gradients(zip(gradients, weights, strict=True))
