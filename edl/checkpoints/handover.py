@@ -28,6 +28,7 @@ class StateHead(msgspec.Struct, frozen=True):
     registered: bytes  # the tree of registered values
     tensors: tuple[StoredTensor, ...]
     parts: tuple[tuple[Slice, ...], ...]  # which bytes each worker writes
+    versions: dict[str, str] = {}  # of Python and the libraries that it computes with
 
 
 class Own(msgspec.Struct, frozen=True):

@@ -20,7 +20,8 @@ from edl.checkpoints.names import CheckpointName, owner_of, part_of
 from edl.errors import CheckpointError
 from edl.protocol.ledger import LedgerSnapshot
 
-FORMAT: Final = 1  # of the folder and of all files in it
+FORMAT: Final = 2  # of the folder and of all files in it
+OLDEST: Final = 1  # that is read: it had no `versions`
 MOST_BYTES: Final = 64 << 20  # of a manifest
 
 _MOST: Final = 1 << 53  # of any number in it: what JSON's readers agree on
@@ -97,6 +98,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     at: float  # when it was asked for, by the leader's clock
     edl: Text  # the version that wrote it
     framework: Text
+    versions: dict[Label, Text] = {}  # of Python and the libraries that rank 0 computed with
     ledger: LedgerSnapshot | None  # the data as of this step; None: the script reads its own
     state: bytes  # the face's description of model and optimizers, without their tensors
     registered: bytes  # the tree of registered values, without their tensors
@@ -151,8 +153,8 @@ def decode(content: bytes) -> Manifest:
         raise CheckpointError(
             f"was written by a newer edl (format {head.format}, this one reads up to {FORMAT}): install that edl"
         )
-    if head.format != FORMAT:
-        raise Broken(f"its manifest has format {head.format}, and there is none below {FORMAT}")
+    if head.format < OLDEST:
+        raise Broken(f"its manifest has format {head.format}, and there is none below {OLDEST}")
     sealed = _read(content, _Sealed, "its manifest")
     if checksum_of(bytes(sealed.manifest)) != sealed.checksum:
         raise Broken("its manifest is not as it was written: the checksum differs")

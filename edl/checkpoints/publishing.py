@@ -45,6 +45,7 @@ def publish_saving(record: Record, now: float) -> None:
         at=now,
         edl=edl.__version__,
         framework=head.framework,
+        versions=head.versions,
         ledger=ledger,
         state=head.state,
         registered=head.registered,

@@ -126,6 +126,8 @@ def _show(found: Checkpoint) -> None:
     show.say(f"  job {told.job}   life {told.life}   step {told.base + told.step} ({told.base} in the lives before)")
     show.say(f"  number {told.number}   generation {told.generation}   workers {told.size}{_batch(told)}")
     show.say(f"  {told.framework}, by edl {told.edl}, {_when(told.at)}")
+    if told.versions:
+        show.say(f"  with {', '.join(f'{name} {version}' for name, version in told.versions.items())}")
     if (ledger := told.ledger) is not None:
         show.say(f"  data: epoch {ledger.epoch} of {ledger.spec.total} samples, seed {ledger.spec.seed}")
     for what, count, size in _sorts(told):

@@ -33,6 +33,7 @@ from edl.protocol.saving import SPARE, Save
 from edl.trainer import random_states
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
+from edl.trainer.versions import versions
 
 if TYPE_CHECKING:
     from edl.checkpoints.manifest import Slice
@@ -145,7 +146,7 @@ class Copier:
         late = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.late]
         parts = cut([*early, *more], late, save.parts)
         tensors = (*early, *more, *late)
-        head = StateHead(self._framework.name, snapshot.description, registered.tree, tensors, parts)
+        head = StateHead(self._framework.name, snapshot.description, registered.tree, tensors, parts, versions())
         own = Own(random_states.taken(self._framework), head if save.part == 0 else None)
         slices, known = parts[save.part], {tensor.name: tensor for tensor in tensors}
         readers: dict[str, Reader] = {one.form[0]: one.read for one in snapshot.late}

@@ -28,7 +28,7 @@ def right(**changes: object) -> Manifest:
     return msgspec.structs.replace(found, **changes)
 
 
-def sealed(inner: bytes, number: int = 1) -> bytes:
+def sealed(inner: bytes, number: int = manifests.FORMAT) -> bytes:
     return b'{"format":%d,"checksum":"%s","manifest":%s}' % (number, checksum_of(inner).encode(), inner)
 
 
@@ -85,6 +85,7 @@ def test_what_is_written_is_read_again() -> None:
         (lambda m: m["own"][0].update(file="own-0000.pickle"), "no name of a worker's own state"),
         (lambda m: m["own"].append({**m["own"][0], "file": "own-0000.1.msgpack"}), "or one of two"),
         (lambda m: m["ledger"].update(step="x"), "ledger.step"),
+        (lambda m: m.update(versions={"torch": 2}), "Expected `str`"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(change, line) -> None:
@@ -122,8 +123,14 @@ def test_a_manifest_cut_off_anywhere_is_none() -> None:
 
 def test_a_newer_format_is_not_broken_but_wants_a_newer_edl() -> None:
     with pytest.raises(CheckpointError, match="written by a newer edl") as caught:
-        manifests.decode(sealed(b'{"what":"nothing of today"}', number=2))
+        manifests.decode(sealed(b'{"what":"nothing of today"}', number=manifests.FORMAT + 1))
     assert not isinstance(caught.value, Broken)
+
+
+def test_a_manifest_of_the_first_format_is_read() -> None:
+    inner = json.loads(msgspec.json.encode(right()))
+    del inner["versions"]
+    assert manifests.decode(sealed(json.dumps(inner).encode(), number=1)) == right(versions={})
 
 
 def test_nothing_is_written_that_is_not_read() -> None:

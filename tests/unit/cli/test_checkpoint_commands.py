@@ -68,6 +68,8 @@ def test_show_tells_of_the_newest_that_is_whole(checkpoints, capsys) -> None:
     assert err.startswith(f"edl: checkpoint checkpoints/mnist/{NEW} is broken: ") and err.count("\n") == 1
     assert f"checkpoint checkpoints/mnist/{OLD}: every byte is as it was written" in out
     assert "  job mnist   life 1   step 10 (0 in the lives before)" in out
+    assert "  torch, by edl 0.1.0, " in out
+    assert "  with python 3.11.1, torch 2.5.0\n" in out
     assert "  data: epoch 0 of 1000 samples, seed 7" in out
     assert "  model: 7 tensors, 0.0105 MB" in out
     assert "own-0002.msgpack" in out
