@@ -23,13 +23,14 @@ from edl.core.job.inputs import (
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
 from edl.core.job.orders import OrderBook
+from edl.core.job.report import status_of
 from edl.core.job.writing import Publish, WriteManifest, Writing, Written, decide
 from edl.protocol import keeping
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, JobState
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.messages import AskCheckpoint, Observation, Phase, Register
-from edl.protocol.saving import Checkpointing, FileInfo, PartInfo, Resumed
+from edl.protocol.saving import Checkpointing, FileInfo, PartInfo, Resumed, SavingFailure
 from edl.testing.saving_checks import trained_by
 
 DATA = DataSpec(total=1_000_000, epochs=1, batch=10)
@@ -79,6 +80,12 @@ class Job:
     @property
     def record(self):
         return self.machine.record
+
+    @property
+    def shown_failure(self) -> SavingFailure | None:
+        """By `edl status`."""
+        saving = status_of(self.machine, 1, "a", {}).saving
+        return None if saving is None else saving.failed
 
 
 def fields(observation: Observation) -> dict[str, Any]:
@@ -185,6 +192,31 @@ def test_the_distance_between_tries_in_vain_grows_and_has_a_bound() -> None:
     gaps = [after - before for before, after in itertools.pairwise(at)]
     assert gaps[:4] == pytest.approx([0.9, 1.8, 3.6, 7.2], abs=0.6)
     assert max(gaps) == pytest.approx(0.9 * 64, abs=0.6)
+
+
+def test_that_savings_fail_is_on_record_for_each_leader_until_one_succeeds() -> None:
+    job = Job(every_steps=10)
+    step = 10
+    for times in (1, 2):
+        while job.record.saving is None:
+            step += 1
+            job.pass_time(0.1), job.both(step=step)
+        job.see("a", save_failed=(job.record.saves, f"the disk is full, {times}"))
+        failure = SavingFailure(f"a has no part to give: the disk is full, {times}", times)
+        assert job.record.save_failure == failure
+        assert keeping.decode(keeping.encode(job.record)).save_failure == job.record.save_failure
+        job.lead_anew()
+        assert job.shown_failure == failure
+    while job.record.saving is None:
+        step += 1
+        job.pass_time(0.1), job.both(step=step)
+    assert job.record.save_failure is not None, "one that is begun has not succeeded"
+    job.both(step=job.record.saving.after_step + 1), job.store("a"), job.store("b")
+    job.feed(SavingPublished(job.record.saves))
+    assert job.record.saved is not None
+    assert job.record.save_failure is None
+    job.lead_anew()
+    assert job.shown_failure is None
 
 
 def test_a_word_of_publishing_that_is_late_comes_to_nothing() -> None:
