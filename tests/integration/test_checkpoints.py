@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -298,7 +299,14 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_disk_that_is_full_and_a_folder_that_is_gone_are_told_and_cost_no_training(edl, tmp_path, small_disk):
+def remount(place: Path, how: str) -> int:
+    """0: done. It is refused while a file there is open for writing."""
+    return subprocess.run(["mount", "-o", f"remount,{how}", str(place)], capture_output=True, check=False).returncode
+
+
+def test_a_disk_that_is_full_or_read_only_and_a_folder_that_is_gone_are_told_and_cost_no_training(
+    edl, tmp_path, small_disk
+):
     folder = small_disk / "ck"
     script = ("torch_saved.py", "--epochs", "1000", "--large", "50000", "--touch", str(tmp_path / "touch"))
     job = Life(edl, tmp_path / "first", *script, checkpoint=folder, flags=EVERY)
@@ -310,8 +318,20 @@ def test_a_disk_that_is_full_and_a_folder_that_is_gone_are_told_and_cost_no_trai
             file.write(bytes(1 << 12))
     reason = job.wait_failure()
     assert "No space left on device" in reason
+    told, times = job.status()["saving"]["failed"]
+    assert times >= 1 and "No space left on device" in told
+    line = r"\n  checkpoints fail: the last .* came to nothing, .*: .*No space left on device"
+    assert re.search(line, edl("status", "ck").stdout)
     (small_disk / "other").unlink()
     job.wait_durable_after("there is room again")
+    edl.wait(lambda: job.status()["saving"]["failed"] is None, "nothing fails by now")
+    assert "checkpoints fail" not in edl("status", "ck").stdout
+
+    edl.wait(lambda: not remount(small_disk, "ro"), "no file is being written", timeout_s=60)
+    assert "Read-only file system; name a folder that can be written" in job.wait_failure()
+    assert "Read-only file system" in edl("status", "ck").stdout
+    assert not remount(small_disk, "rw")
+    job.wait_durable_after("it can be written again")
 
     folder.rename(small_disk / "aside")
     folder.write_text("a file")
