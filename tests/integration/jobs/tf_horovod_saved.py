@@ -96,7 +96,7 @@ def by_model() -> tuple[Any, list[Any]]:
 def by_fit() -> tuple[Any, list[Any]]:
     model = small_model(keras.layers.BatchNormalization(), dropout())
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
-    state = hvd.elastic.KerasState(model, batch=0, seen=[])
+    state: Any = hvd.elastic.KerasState(model, batch=0, seen=[])
 
     class Counting(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
