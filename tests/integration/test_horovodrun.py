@@ -52,8 +52,11 @@ class HorovodrunJob(Job):
         return self.edl.start_command(command, **self.environ, EDL_JOB="s", EDL_MAX_RESTARTS="3", **environ)
 
     def discover(self, slots: int) -> None:
+        self.discover_hosts(localhost=slots)
+
+    def discover_hosts(self, **slots: int) -> None:
         working = self.hosts.with_suffix(".new")
-        working.write_text(f"localhost:{slots}\n")
+        working.write_text("".join(f"{host}:{number}\n" for host, number in slots.items()))
         working.rename(self.hosts)
 
 
@@ -79,6 +82,32 @@ def test_it_grows_and_shrinks_with_what_is_discovered_and_survives_a_crash(edl, 
     sizes = [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"]
     assert sizes == [(1, 2), (2, 1), (1, 2), (2, 1)]
     assert [event["size"] for event in events if event["kind"] == "recounted"] == [2, 1]
+    job.expect_exactly_once()
+    job.expect_equal_models()
+
+
+def test_a_host_is_left_in_the_two_steps_that_edl_migrate_names(edl, tmp_path):
+    """Both names are this machine's; to horovodrun they are two hosts."""
+    job = HorovodrunJob(edl, tmp_path / "out", 1)
+    [before] = job.wait_size(1)["workers"]
+    job.wait_steps(5)
+    refused = edl("migrate", "s", "--from", before["host"])
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
+    assert f"job s does not leave {before['host']}: horovodrun's driver starts workers" in refused.stderr
+    assert f"beside {before['host']}, and without {before['host']} once `edl status s` shows" in refused.stderr
+    assert job.status()["size"] == 1
+
+    job.discover_hosts(**{"localhost": 1, "127.0.0.1": 1})
+    job.wait_size(2)
+    job.wait_steps(5)
+    job.discover_hosts(**{"127.0.0.1": 1})
+    edl.wait(lambda: before["id"] not in [one["id"] for one in job.status()["workers"]], "it has left")
+    job.wait_size(1)
+    job.wait_steps(5)
+    events = job.finish()
+    sizes = [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"]
+    assert sizes == [(1, 2), (2, 1)]
+    assert not {"batch_voided", "worker_lost"} & {event["kind"] for event in events}
     job.expect_exactly_once()
     job.expect_equal_models()
 
