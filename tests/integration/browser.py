@@ -91,7 +91,7 @@ class Browser:
         self.driver.save_screenshot(str(path))
 
     def fits(self) -> bool:
-        """Nobody has to scroll sideways."""
+        """No reader has to scroll sideways."""
         return bool(self.run("return document.documentElement.scrollWidth <= innerWidth"))
 
 

@@ -318,7 +318,7 @@ class Kubelet:
         self.running[name].kill()
 
     def die(self) -> None:
-        """Nobody hears of it any more."""
+        """No client hears of it any more."""
         self.dead = True
         for name, process in self.running.items():
             process.kill()
@@ -460,7 +460,7 @@ def fits(pod: Json, asked: dict[str, str]) -> bool:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A handshake that does not come, or breaks off, holds up nobody else."""
+    """A handshake that does not come, or breaks off, holds up no other client."""
 
     daemon_threads = True
     context: ssl.SSLContext

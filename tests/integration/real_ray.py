@@ -28,7 +28,7 @@ TOKEN = secrets.token_hex(32)  # Ray keeps the first that it is told for as long
 
 
 class RealRay:
-    """Its nodes. It takes nobody without its token."""
+    """Its nodes. It takes no client without its token."""
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack, cpus: int, gpus: int) -> None:
         self.folder, self._stack, self._cpus, self._gpus = folder, stack, cpus, gpus

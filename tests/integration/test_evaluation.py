@@ -112,4 +112,4 @@ def test_a_death_in_an_evaluation_repeats_only_its_share(edl: Any, tmp_path: Pat
         if "batch" in line and line["epoch"] == epoch
     ]
     assert sorted(Counter(survivors)) == [7 * number for number in range(BATCHES)]
-    assert max(Counter(survivors).values()) == 1, "what a survivor has computed, nobody computes again"
+    assert max(Counter(survivors).values()) == 1, "what a survivor has computed, no worker computes again"

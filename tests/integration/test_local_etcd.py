@@ -280,7 +280,7 @@ async def test_a_server_that_is_wiped_before_a_new_session_began_tells_of_change
 
 
 async def test_a_server_restored_from_a_backup_is_joined_with_a_new_session(local, tmp_path):
-    """It has the lease of old, but not what was written since: nobody may believe that it stands."""
+    """It has the lease of old, but not what was written since: no client may believe that it stands."""
     store = await connect(local.coordinator, 10.0)
     links = []
     store.watch_link(links.append)
@@ -409,7 +409,7 @@ async def test_a_process_that_stood_still_trusts_its_link_no_more(local):
 async def test_a_write_of_a_session_that_is_over_is_refused_before_its_owner_hears_of_the_end(local):
     store = await connect(local.coordinator, 10.0)
     await store.create("/a")
-    store._session._lease ^= 1  # as if its key were gone, and nobody had told
+    store._session._lease ^= 1  # as if its key were gone, and no watch had told
     with pytest.raises(EdlError, match="is over"):
         await store.write("/a", b"late")
     assert store.link is Link.SUSPENDED

@@ -1,4 +1,4 @@
-"""Prometheus reads a real job, whoever leads it."""
+"""Prometheus reads a real job, whichever worker leads it."""
 
 from __future__ import annotations
 

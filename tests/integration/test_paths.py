@@ -136,7 +136,7 @@ def test_an_epoch_whose_evaluation_was_broken_off_is_evaluated_again(edl: Any, t
     "way", [*(pytest.param(way, marks=pytest.mark.soak) for way in ("eager", "function")), "fit", "graph", "horovod"]
 )
 def test_tensorflow(edl: Any, tmp_path: Any, way: str) -> None:
-    """A newcomer is warm before anyone waits for it, too: all that is traced was in its rehearsal."""
+    """A newcomer is warm before a survivor waits for it, too: all that is traced was in its rehearsal."""
     script = ["tensorflow_elastic.py", "--way", way]
     job = Job(edl, tmp_path / "out", 2, script=script, **LIMITS)
     check(edl, job)

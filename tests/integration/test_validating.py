@@ -65,7 +65,7 @@ def losses(job: Job) -> list[dict[str, Any]]:
 @pytest.mark.soak
 @pytest.mark.parametrize("library", ["lightning", "transformers", "accelerate"])
 def test_evaluations_after_each_step_of_less_than_a_batch_for_each(edl: Any, tmp_path: Path, library: str) -> None:
-    """Whoever dies, comes or goes does so beside one: so a newcomer's first step is evaluated, too."""
+    """A worker that dies, comes or goes does so beside one: so a newcomer's first step is evaluated, too."""
     seed = int(os.environ.get("EDL_FIRST_SEED", secrets.randbelow(2**31)))
     print(f"seed {seed}")  # noqa: T201 - what the moments of the kills follow from
     random = Random(seed)
@@ -108,7 +108,7 @@ def expect_same_figures(job: Job, samples: int = 101) -> None:
 
 
 def expect_best_at_end(job: Job) -> None:
-    """By `load_best_model_at_end`, whoever has saved it."""
+    """By `load_best_model_at_end`, whichever worker has saved it."""
     lines = [line for mine in told(job).values() for line in mine]
     lowest = min(line["found"]["eval_loss"] for line in lines if "found" in line)
     tested = [line["tested"]["eval_loss"] for line in lines if "tested" in line]

@@ -63,7 +63,7 @@ def _clear(folder: Path) -> None:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """By somebody else. If not, it is ours now."""
+    """By another process. If not, it is ours now."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

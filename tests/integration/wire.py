@@ -25,7 +25,7 @@ class Wire:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ear.shutdown(socket.SHUT_RDWR)  # to close it would wake nobody who waits for it
+        self._ear.shutdown(socket.SHUT_RDWR)  # to close it would wake no thread that waits for it
         self._ear.close()
         self.cut()
 

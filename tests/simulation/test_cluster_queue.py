@@ -107,7 +107,7 @@ WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         lambda self, name, now: _all_are_lost(self._state, name, now),
     ),
     "an agent that comes back knows of no worker": (AgentMachine, "handle", _forgets_what_it_started),
-    "an agent kills no strays and nobody": (AgentMachine, "_press", lambda *_: ()),
+    "an agent kills no strays and no worker": (AgentMachine, "_press", lambda *_: ()),
     "terminal states are not final": (
         state,
         "after",

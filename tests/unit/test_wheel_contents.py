@@ -49,7 +49,7 @@ def test_what_is_too_much_is_named(name: str, files: dict[str, bytes], fault: st
 
 @pytest.mark.parametrize("path", COMPILED)
 def test_a_wheel_for_one_platform_that_lacks_what_makes_it_one_is_none(path: str) -> None:
-    """As where a compiler fails: the package installs all the same, and is slow for no reason that anybody sees."""
+    """As where a compiler fails: the package installs all the same, and is slow for no reason that a user sees."""
     native = {one: content for one, content in NATIVE.items() if not one.startswith(path)}
     assert list(faults_of_wheel(NATIVE_NAME, PURE | native, SOURCE)) == [
         f"{path} was not compiled, in a wheel for one platform"

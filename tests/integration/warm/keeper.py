@@ -1,7 +1,7 @@
 """Runs a command for as long as the process that owns it lives: `python -IS keeper.py OWNER COMMAND...`.
 
-Who starts it gives it an open file that is locked: for so long the lock is held. Whoever else needs what the command
-is, another process of the same tests say, sees by it that it runs. It is told to end by SIGTERM.
+Who starts it gives it an open file that is locked: for so long the lock is held. Another process of the same
+tests that needs what the command is sees by it that it runs. It is told to end by SIGTERM.
 """
 
 import os

@@ -81,7 +81,7 @@ class Forks:
         self._poll.register(self._listener, select.POLLIN)
         self._ends: dict[int, tuple[int, socket.socket]] = {}  # by pidfd
         self._askers: dict[int, tuple[int, socket.socket]] = {}  # by the connection's descriptor: pidfd
-        self._outliving: set[int] = set()  # pidfds of those that nobody's end ends
+        self._outliving: set[int] = set()  # pidfds of those that end with no other process
 
     def serve(self) -> Request:
         """Returns in a fork only."""

@@ -1,4 +1,4 @@
-"""The rounds of an evaluation whose loop is the script's: each batch of one worker, whoever dies."""
+"""The rounds of an evaluation whose loop is the script's: each batch of one worker, whichever worker dies."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_prepared_loaders_are_among_those_of_accelerate(seat: SeatOfRank, monkey
 def test_where_the_others_evaluate_a_newcomer_that_has_not_yet_asks_as_they_do(
     seat: SeatOfRank, monkeypatch: pytest.MonkeyPatch, stands: bool
 ) -> None:
-    """Between two passes: by an evaluation, which it is told of if it has missed it. In a step nobody is asked."""
+    """Between two passes: by an evaluation, which it is told of if it has missed it. In a step no worker is asked."""
     told: list[Any] = []
 
     def evaluate_shared(work: Any) -> list[bytes]:

@@ -61,7 +61,7 @@ def test_of_workers_with_and_without_batches(workers: int) -> None:
     figures = [one.figures() for one in held]
     assert all(one == figures[0] for one in figures)
     assert figures[0] == pytest.approx(alone.figures(), rel=1e-5)
-    assert all(one.trained.compute() == 5.0 for one in held), "what nobody has touched is as it was"
+    assert all(one.trained.compute() == 5.0 for one in held), "what no callback has touched is as it was"
 
 
 def test_a_metric_that_nobody_resets_goes_on_with_other_numbers_of_workers() -> None:

@@ -19,7 +19,7 @@ ASKED = Submission("a", ("train",), "/", "ann", 1.0)
 
 
 class LosesAnswers(QueueStore):
-    """The first submission is carried out, and nobody hears of it."""
+    """The first submission is carried out, and its client does not hear of it."""
 
     lost = 0
 

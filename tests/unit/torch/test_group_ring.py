@@ -159,7 +159,7 @@ def test_who_leaves_first_takes_nothing_away(members: Members) -> None:
 def test_a_ring_that_formed_as_its_waiting_was_interrupted_is_ended(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Ctrl-C: nobody sits in it, so that nobody would leave it."""
+    """By Ctrl-C: no worker sits in it, so none would leave it."""
     begun: list[GroupForming] = []
     wait = GroupForming.wait
 

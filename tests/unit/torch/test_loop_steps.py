@@ -218,7 +218,7 @@ def test_a_worker_goes_on_with_what_it_has_where_a_peer_is_gone_and_the_next_ste
     assert words.told({"path": "a"}, 0) == {"path": "a"}
     words.meet()
     assert len(voids) == 5
-    seat.voided = True  # the others know it too: nobody is asked
+    seat.voided = True  # the others know it too: none is asked
     words.meet()
     assert len(voids) == 5
 

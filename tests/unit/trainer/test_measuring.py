@@ -1,4 +1,4 @@
-"""What a script measures in an evaluation: the same figures, whoever computed which unit."""
+"""What a script measures in an evaluation: the same figures, whichever worker computed which unit."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def predicted(net: Net, samples: int) -> list[Worker]:
 
 @pytest.mark.parametrize(("workers", "samples"), [(1, 18), (2, 18), (3, 8), (4, 3)])
 def test_all_workers_get_all_samples_in_order(workers: int, samples: int) -> None:
-    """Also where batches are fewer than workers, and the last one is smaller. Nobody computes one for nothing."""
+    """Also where batches are fewer than workers, and the last one is smaller. No worker computes one for nothing."""
     found = predicted(Net(workers, {}), samples)
     assert len(found) == workers and all(one.found == list(range(samples)) for one in found)
     assert sorted(batch for one in found for batch in one.computed) == list(range(0, samples, 4))

@@ -178,7 +178,7 @@ def test_what_edl_did_not_write_is_told():
 
 @pytest.mark.parametrize("seed", range(30))
 def test_plans_made_at_once_leave_what_one_after_the_other_would(seed):
-    """Two clients plan on the same view; whoever comes second goes through only if it may not notice."""
+    """Two clients plan on the same view; the second goes through only if it may not notice."""
     rng = random.Random(seed)
     paths = ("/a", "/a/b", "/a/c", "/d")
     for _ in range(60):
