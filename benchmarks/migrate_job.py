@@ -70,9 +70,13 @@ class MovedJob:
             )
 
     def edl(self, *words: str, host: str = SERVER) -> subprocess.CompletedProcess[str]:
-        """Another command, on a host that has no worker."""
+        """`edl`, on a host that has no worker."""
+        return self.run_there(*EDL, *words, host=host)
+
+    def run_there(self, *command: str, host: str = SERVER) -> subprocess.CompletedProcess[str]:
+        """Another command."""
         return subprocess.run(
-            self.hosts[host].command(*EDL, *words),
+            self.hosts[host].command(*command),
             env=self._environ(host),
             capture_output=True,
             text=True,

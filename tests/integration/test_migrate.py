@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,3 +60,53 @@ def test_all_workers_and_their_leader_leave_a_host_while_the_job_trains(tmp_path
         ]
         assert "batch_voided" not in kinds
         assert "worker_lost" not in kinds
+
+
+SAVED_AND_MOVED = f"""
+import json
+from edl.client import Job
+
+with Job({JOB!r}) as job:
+    saved = job.checkpoint()
+    job.migrate({OLD!r}, to="{NEW}:2", timeout={BOOT_S})
+    print(json.dumps([saved, sorted({{worker.host for worker in job.status().workers}})]))
+"""
+PREEMPTED = f"""
+import json
+from edl.client import Job
+
+with Job({JOB!r}) as job:
+    over = job.preempt(deadline=60.0)
+    print(json.dumps([over.state.value, over.reason]))
+"""
+
+
+def test_edl_client_saves_moves_and_preempts_a_job(tmp_path: Path) -> None:
+    """And the command line saves it before."""
+    folder = tmp_path / "ck"
+    with MovedJob(tmp_path, 1, "--checkpoint", str(folder), "--checkpoint-every", "1000000steps") as job:
+        job.run(OLD, 2)
+        job.run(NEW, 0)
+        job.wait("a job that trains", lambda: len(job.steps()) > STEPS, patient(BOOT_S))
+
+        typed = job.edl("checkpoint", JOB, "--wait")
+        assert typed.returncode == 0, typed.stderr + job.story()
+        said, _, first = typed.stdout.strip().partition("is saved: ")
+        assert said == f"job {JOB} "
+        assert job.edl("checkpoint", "verify", first).returncode == 0
+
+        called = job.run_there(sys.executable, "-c", SAVED_AND_MOVED)
+        assert called.returncode == 0, called.stderr + job.story()
+        second, hosts = json.loads(called.stdout)
+        assert hosts == [NEW]
+        assert job.launches[OLD].wait(patient(60)) == 0, "the job goes on elsewhere"
+
+        called = job.run_there(sys.executable, "-c", PREEMPTED)
+        assert called.returncode == 0, called.stderr + job.story()
+        state, reason = json.loads(called.stdout)
+        assert state == "preempted"
+        last = reason.partition(" is saved: ")[2]
+        assert Path(first).name < Path(second).name < Path(last).name, "each is a checkpoint of its own"
+        for path in (second, last):  # two are kept
+            assert job.edl("checkpoint", "verify", path).returncode == 0
+        assert job.launches[NEW].wait(patient(60)) == 75
