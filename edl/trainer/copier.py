@@ -9,7 +9,8 @@ for the copy. Where a job stands that is to go, another thread copies all of it,
 own; the next update waits for that, too. What the forward pass of the next mini-batch may have begun to change is
 copied as it is then.
 
-Files that the daemon is through with are written again: memory that was touched before is filled faster.
+Files that the daemon is through with are written again: memory that was touched before is filled faster. For the first
+copy it is touched beside the second mini-batch of this process.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from edl.core.worker.inputs import CopyFailed, CopyTaken
 from edl.errors import CheckpointError, said_of
+from edl.protocol.ring import Place
 from edl.protocol.saving import SPARE, Save
 from edl.trainer import random_states
-from edl.trainer.extras import Extras
-from edl.trainer.framework import Framework
+from edl.trainer.extras import Extras, Stored
+from edl.trainer.framework import Framework, Snapshot
 from edl.trainer.versions import versions
 
 if TYPE_CHECKING:
-    from edl.checkpoints.manifest import Slice
+    from edl.checkpoints.manifest import Slice, StoredTensor
 
 logger = logging.getLogger("edl")
 
@@ -69,6 +71,23 @@ class Copier:
         self._updates = NONE  # the step that an update is being made after, or was: asked in each step
         self.witness: object = None  # of the newest step
         self._thread = ThreadPoolExecutor(1, "edl-copy")  # one that stays: starting another waits until it runs
+        self._has_spare = False  # memory for a copy is touched, or will be before the next one is taken
+
+    def prepare(self, place: Place, folder: Path) -> None:
+        """After an update, when it is known what there is to copy: touch memory for that, by the other thread, once.
+
+        What is to be read on the training thread in full, as a session's variables, is not read for that.
+        """
+        if self._has_spare:
+            return
+        self._has_spare = True
+        try:
+            with _no_collection():
+                size = sum(one.bytes for one in self._laid_out(place.size, beside=True).parts[place.rank])
+        except Exception as error:  # noqa: BLE001 - it is but slower without
+            logger.debug("no memory is touched before the first copy: %s", said_of(error))
+        else:
+            self._thread.submit(_touch, folder / SPARE, size)
 
     def take(self, save: Save, folder: Path) -> None:
         """Comes back once the script may go on. What came of it is heard later, or at once."""
@@ -135,24 +154,17 @@ class Copier:
             copying.finish()
 
     def _begun(self, save: Save, folder: Path, *, beside: bool = False) -> _Copying:
-        from edl.checkpoints.handover import Own, PartCopy, StateHead, cut
-        from edl.checkpoints.manifest import StoredTensor
-        from edl.checkpoints.names import registered_tensor
+        from edl.checkpoints.handover import Own, PartCopy, StateHead
 
-        snapshot = self._framework.snapshot(beside=beside)
-        registered = self._extras._stored(self._framework)
-        early = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.early]
-        more = [StoredTensor(registered_tensor(one.path), *one.form, "registered") for one in registered.contents]
-        late = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.late]
-        parts = cut([*early, *more], late, save.parts)
-        tensors = (*early, *more, *late)
+        self._has_spare = True
+        snapshot, registered, own_tensors, tensors, parts = self._laid_out(save.parts, beside=beside)
         head = StateHead(self._framework.name, snapshot.description, registered.tree, tensors, parts, versions())
         own = Own(random_states.taken(self._framework), head if save.part == 0 else None)
         slices, known = parts[save.part], {tensor.name: tensor for tensor in tensors}
         readers: dict[str, Reader] = {one.form[0]: one.read for one in snapshot.late}
         if save.part == 0:
             copies = [*(bytes(one.read()) for one in snapshot.early), *(one.raw for one in registered.contents)]
-            readers |= {one.name: _of(copy) for one, copy in zip((*early, *more), copies, strict=True)}
+            readers |= {one.name: _of(copy) for one, copy in zip(own_tensors, copies, strict=True)}
         content = PartCopy(
             save,
             tuple(known[name] for name in dict.fromkeys(piece.tensor for piece in slices)),
@@ -161,6 +173,30 @@ class Copier:
         )
         (folder / _about(save)).write_bytes(msgspec.msgpack.encode(content))
         return _Copying(save, folder, [(readers[one.tensor], one) for one in slices], snapshot.whole, self._hear)
+
+    def _laid_out(self, parts: int, *, beside: bool) -> _LaidOut:
+        """For so many workers."""
+        from edl.checkpoints.handover import cut
+        from edl.checkpoints.manifest import StoredTensor
+        from edl.checkpoints.names import registered_tensor
+
+        snapshot = self._framework.snapshot(beside=beside)
+        registered = self._extras._stored(self._framework)
+        early = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.early]
+        more = [StoredTensor(registered_tensor(one.path), *one.form, "registered") for one in registered.contents]
+        late = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.late]
+        of_rank_0 = (*early, *more)
+        return _LaidOut(snapshot, registered, of_rank_0, (*of_rank_0, *late), cut(of_rank_0, late, parts))
+
+
+class _LaidOut(NamedTuple):
+    """All that there is to copy, and which bytes of it each worker does."""
+
+    snapshot: Snapshot
+    registered: Stored
+    of_rank_0: tuple[StoredTensor, ...]  # that it alone copies
+    tensors: tuple[StoredTensor, ...]  # these, and all others
+    parts: tuple[tuple[Slice, ...], ...]
 
 
 class _Copying:
@@ -249,6 +285,18 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def _touch(spare: Path, size: int) -> None:
+    """On the thread that copies: the first copy comes after it."""
+    if not size:
+        return
+    try:
+        spare.touch(mode=0o600)
+        with spare.open("r+b", buffering=0) as opened:
+            os.posix_fallocate(opened.fileno(), 0, size)
+    except OSError as error:
+        logger.debug("no memory is touched before the first copy: %s", said_of(error))
 
 
 def _grouped(views: Iterator[memoryview]) -> Iterator[list[memoryview]]:

@@ -367,6 +367,11 @@ class WorkerShell:
         self.state_came()
         return StateComes()
 
+    def prepare_copies(self) -> None:
+        """Between two mini-batches: what a checkpoint will need is known."""
+        if (place := self._framework.ring.place) is not None:
+            self.copier.prepare(place, self.link.folder)
+
     def before_update(self) -> None:
         """Of a mini-batch that is not void. What goes from here, or comes here, beside it is through, or comes to
         nothing: then it is void.

@@ -715,6 +715,8 @@ class Trainer:
             self._settle_evaluations()
         if self._saved:
             self._shell.copier.witness = self._framework.witness()  # another's state may have come
+            if committed:
+                self._shell.prepare_copies()
         return committed
 
     def _compare(self) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from edl.core.worker.inputs import CopyFailed, CopyTaken
 from edl.errors import UsageError
-from edl.protocol.saving import Save
+from edl.protocol.ring import Place
+from edl.protocol.saving import SPARE, Save
 from edl.trainer import copier
 from edl.trainer.extras import Extras
 from edl.trainer.framework import StatePiece
@@ -68,6 +69,51 @@ def test_whatever_cannot_be_copied_costs_the_checkpoint_and_not_the_script(tmp_p
     one.finish()
 
 
+def test_memory_for_the_first_copy_is_touched_once_beforehand(tmp_path, monkeypatch):
+    framework: Any = Weights(b"step 20!" * 100_000)
+    heard: Any = queue.Queue()
+    one = copier.Copier(framework, Extras(), heard.put)
+    touched = []
+    allocate = os.posix_fallocate
+    monkeypatch.setattr(
+        os, "posix_fallocate", lambda *how: touched.append(threading.current_thread()) or allocate(*how)
+    )
+    for _ in range(2):
+        one.prepare(Place(1, 1, 2, "w"), tmp_path)
+    one.take(Save(1, 1, 20, 1, 2, "/c/j/0001-000001-000000000020"), tmp_path)
+    taken = heard.get(timeout=10)
+    assert isinstance(taken, CopyTaken)
+    assert len(touched) == 1 and touched[0] is not threading.main_thread()
+    copied = (tmp_path / taken.files[1]).read_bytes()
+    assert 300_000 < len(copied) < 500_000, "the second half of the row"
+    assert copied == framework.weight[-len(copied) :]
+    assert not (tmp_path / SPARE).exists(), "it was written into that"
+
+
+def test_memory_is_there_before_anything_is_copied(tmp_path):
+    framework: Any = Weights(b"step 20!" * 100_000)
+    one = copier.Copier(framework, Extras(), lambda _: None)
+    one.prepare(Place(1, 0, 1, "w"), tmp_path)
+    one._thread.shutdown(wait=True)
+    assert not framework.reads.is_set()
+    found = (tmp_path / SPARE).stat()
+    assert (found.st_size, found.st_mode & 0o777) == (800_000, 0o600)
+    assert found.st_blocks * 512 >= 800_000
+
+
+def test_what_cannot_be_touched_beforehand_costs_nothing(tmp_path):
+    def refuse(*, beside):
+        raise UsageError("a session")
+
+    one = copier.Copier(SimpleNamespace(snapshot=refuse), Extras(), lambda _: None)
+    one.prepare(Place(1, 0, 1, "w"), tmp_path)
+    framework: Any = Weights()
+    gone = copier.Copier(framework, Extras(), lambda _: None)
+    gone.prepare(Place(1, 0, 1, "w"), tmp_path / "gone")
+    gone._thread.shutdown(wait=True)
+    assert not list(tmp_path.iterdir())
+
+
 STANDS = Save(3, 1, 20, 0, 1, "/c/j/0001-000003-000000000020", stands=True)
 
 
@@ -76,13 +122,14 @@ class Weights:
 
     name = "torch"
 
-    def __init__(self):
-        self.weight, self.reads = b"step 20!", threading.Event()
+    def __init__(self, weight=b"step 20!"):
+        self.weight, self.reads = weight, threading.Event()
         self.may_read = threading.Event()
         self.may_read.set()
 
     def snapshot(self, *, beside):
-        piece = StatePiece(("weight", "uint8", (8,), 8), self._read, of_model=True)
+        size = len(self.weight)
+        piece = StatePiece(("weight", "uint8", (size,), size), self._read, of_model=True)
         return SimpleNamespace(early=[], late=[piece], description=b"", whole=lambda: True)
 
     def _read(self):

@@ -202,7 +202,7 @@ def test_the_loop_of_another_takes_the_values_along_and_is_not_left(run: Run, tr
             run.end_batch_of_loop()
             given.append(trainer.extras._get("elastic.1"))
 
-    state = State(run, {"batch": 0}, {})
+    state: Any = State(run, {"batch": 0}, {})
     train(state)
     assert calls == [0]
     assert given == [{"batch": 1}, {"batch": 2}, {"batch": 2}, {"batch": 3}]
