@@ -1,10 +1,12 @@
 """For pytest: each test in a process of its own, which is forked once all is imported; a job of edl has one training.
 
-Owns: that, and telling how each test ended to the file that THEIR_TESTS_TOLD names.
+Owns: that, and telling how each test ended to the file that THEIR_TESTS_TOLD names. THEIR_TESTS_IMPORT: a module that
+no test need import again.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
@@ -15,6 +17,11 @@ from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
+
+
+def pytest_collection_finish() -> None:
+    if name := os.environ.get("THEIR_TESTS_IMPORT"):
+        importlib.import_module(name)
 
 
 @pytest.hookimpl(tryfirst=True)

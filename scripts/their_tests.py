@@ -48,6 +48,7 @@ NEEDED = {  # by their tests, beside what is installed here; a test of Keras's t
     "lightning": (),
     "transformers": ("parameterized==0.9.0",),
 }
+IMPORTED = {"lightning": "torch.utils.tensorboard"}  # once for all tests: its logger would, in the process of each
 ELSEWHERE = {"orbax_checkpoint_test.py", "remote_monitor_test.py"}  # need a package or a server of their own
 TEST_S = 300  # on a busy machine; most take a second
 
@@ -157,6 +158,7 @@ def ran(library: str, folder: Path, chosen: str, *, in_place: bool) -> dict[str,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), str(WORK / "needed" / library)]),
         "THEIR_TESTS_TOLD": str(told),
         "THEIR_TESTS_SECONDS": str(TEST_S),
+        "THEIR_TESTS_IMPORT": IMPORTED.get(library, ""),
         "EDL_HOME": str(WORK / "home"),
         "EDL_RING": "horovod" if library == "keras" else "torch",
         "KERAS_BACKEND": "tensorflow",

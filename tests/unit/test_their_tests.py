@@ -68,16 +68,19 @@ def test_tests_that_import_from_their_package_keep_their_place(tmp_path: Path, m
 def test_each_test_ends_by_itself(tmp_path: Path) -> None:
     """One that passes, one that fails, one whose process ends, one that hangs; and what one sets no other sees."""
     (tmp_path / "test_them.py").write_text(
-        "import os, time\n"
+        "import os, sys, time\n"
         "seen = []\n"
         "def test_passes(): seen.append(1)\n"
         "def test_fails(): assert seen == [1], 'of its own'\n"
         "def test_ends(): os._exit(3)\n"
         "def test_hangs(): time.sleep(600)\n"
+        "def test_finds_it_imported(): assert 'heavy' in sys.modules\n"
     )
+    (tmp_path / "heavy.py").touch()
     told = tmp_path / "told"
     environ = {**os.environ, "THEIR_TESTS_TOLD": str(told), "THEIR_TESTS_SECONDS": "1"}
-    environ["PYTHONPATH"] = str(Path(their_tests.__file__).parent)
+    environ |= {"THEIR_TESTS_IMPORT": "heavy"}
+    environ["PYTHONPATH"] = os.pathsep.join([str(Path(their_tests.__file__).parent), str(tmp_path)])
     command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "each_by_itself", "-p", "no:cacheprovider"]
     subprocess.run([*command, str(tmp_path)], env=environ, cwd=tmp_path, check=False, capture_output=True, timeout=60)
     found: dict[str, Any] = {}
@@ -85,6 +88,7 @@ def test_each_test_ends_by_itself(tmp_path: Path) -> None:
         test, outcome, why = json.loads(line)
         found[test.partition("::")[2]] = outcome, why
     assert found["test_passes"] == ("passed", "")
+    assert found["test_finds_it_imported"] == ("passed", "")
     assert found["test_fails"][0] == "failed" and "of its own" in found["test_fails"][1]
     assert found["test_ends"][0] == "failed" and "its process ended" in found["test_ends"][1]
     assert found["test_hangs"] == ("failed", "it did not end in time")
