@@ -25,6 +25,13 @@
 //    answers all that is enqueued (Finalize in horovod/common/process_set.cc); one that had looked before that, and
 //    enqueues after it (EnqueueTensorAllreduces in horovod/common/operations.cc), waits for ever. Seen in 1 of 700
 //    broken rings that reduced small tensors.
+// 8. What HOROVOD_CYCLE_TIME and HOROVOD_FUSION_THRESHOLD have fixed stays so in Horovod's ParameterManager, which lives
+//    as long as the library. When the next ring forms, the default of a parameter that is fixed already is written to
+//    the first that is not (BayesianParameter::SetValue in horovod/common/parameter_manager.cc asks index_, which does
+//    not have it, and finds 0): the cycle time's 1 ms becomes a fusion threshold of 1 MB, in place of 128. Each member
+//    fuses for itself what it finds in its cache. So those whose library forms its first ring reduce together what the
+//    others reduce apart, and the ring breaks in its second step, if a gradient is larger than 1 MB. With both set there
+//    is no parameter left to write to: SIGSEGV in the second ring of a library.
 //
 // What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
 // libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:
@@ -44,6 +51,8 @@
 //    pthread_mutex_lock, _unlock    a queue of tensors is locked by Horovod's thread to answer all that is in it: it is
 //                                   closed from then on. It is unlocked by one that has enqueued: if it is closed, all
 //                                   that is in it is answered once more.
+//
+// And the ParameterManager is made anew, by its own functions, before Horovod's thread starts.
 //
 // All of this is the state of one library. Who watches two of them loads a copy of this one for the second.
 //
@@ -77,6 +86,7 @@
 #include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 namespace {
 
@@ -208,6 +218,22 @@ bool is_closed(pthread_mutex_t* mutex) {
   return queues().closed.count(mutex) != 0;
 }
 
+// ------------------------------------------------------------------------------------- its parameters
+
+constexpr size_t kMostOfManager = 1 << 14;  // more bytes than a ParameterManager has
+
+struct Manager {
+  void* place = nullptr;  // of the only one that the library has
+  void (*make)(void* place) = nullptr;
+  void (*end)(void* place) = nullptr;
+
+  void renew() const {  // none of Horovod's threads may be there
+    if (place == nullptr) return;
+    end(place);
+    make(place);
+  }
+} manager;
+
 // ------------------------------------------------------------------------------------------------- replacements
 
 struct Watched : State {
@@ -249,7 +275,10 @@ struct Watched : State {
 
 void (*real_start)(std::thread*, std::unique_ptr<State>, void (*)()) = nullptr;
 void start(std::thread* thread, std::unique_ptr<State> state, void (*depend)()) {
-  if (std::strstr(typeid(*state).name(), "HorovodGlobalState")) open_queues();  // for the ring that is to form
+  if (std::strstr(typeid(*state).name(), "HorovodGlobalState")) {  // for the ring that is to form
+    open_queues();
+    manager.renew();
+  }
   if (attempt_here > 0) {
     state.reset(new Watched(std::move(state), Role::kHorovods, attempt_here));
     attempt_here = 0;
@@ -389,6 +418,7 @@ struct Library {
   const char* path;
   uintptr_t base = 0;
   uintptr_t sealed_begin = 0, sealed_end = 0;  // made read-only by the loader after relocation
+  uintptr_t variables_begin = 0, variables_end = 0;
   const ElfW(Sym)* symbols = nullptr;
   const char* names = nullptr;
   uintptr_t jumps = 0, relocations = 0;
@@ -439,6 +469,10 @@ int find(dl_phdr_info* info, size_t, void* data) {
     if (part.p_type == PT_GNU_RELRO) {
       library->sealed_begin = info->dlpi_addr + part.p_vaddr;
       library->sealed_end = library->sealed_begin + part.p_memsz;
+    }
+    if (part.p_type == PT_LOAD && (part.p_flags & PF_W)) {
+      library->variables_begin = info->dlpi_addr + part.p_vaddr;
+      library->variables_end = library->variables_begin + part.p_memsz;
     }
     if (part.p_type != PT_DYNAMIC) continue;
     const auto* entry = reinterpret_cast<const ElfW(Dyn)*>(info->dlpi_addr + part.p_vaddr);
@@ -504,22 +538,74 @@ bool know_queues(const char* path) {
   return locked == like.mutex.native_handle();
 }
 
+#define MANAGER "7horovod6common16ParameterManager"
+constexpr size_t kVariablesLookedAt = 1 << 16;  // few others are behind it, and a buffer of 160 MB is before it
+
+uintptr_t word_at(uintptr_t address) { return *reinterpret_cast<const uintptr_t*>(address); }
+
+bool is_table(uintptr_t word) {  // of virtual functions of its parameters
+  constexpr char name[] = "_ZTVN" MANAGER;
+  Dl_info info;
+  return word != 0 && dladdr(reinterpret_cast<void*>(word), &info) != 0 && info.dli_sname != nullptr &&
+         std::strncmp(info.dli_sname, name, sizeof name - 1) == 0;
+}
+
+// Where in the ParameterManager at `place` its parameters point to their virtual functions.
+std::vector<size_t> marks_of(uintptr_t place) {
+  std::vector<size_t> marks;
+  for (size_t at = 0; at < kMostOfManager; at += sizeof(uintptr_t)) {
+    if (is_table(word_at(place + at))) marks.push_back(at);
+  }
+  return marks;
+}
+
+// The places among the last variables of the library that have the same as `like` has at each of its marks.
+std::vector<uintptr_t> places_like(uintptr_t like, const std::vector<size_t>& marks, const Library& library) {
+  std::vector<uintptr_t> places;
+  if (marks.empty()) return places;
+  const uintptr_t end = library.variables_end & ~(sizeof(uintptr_t) - 1);
+  const uintptr_t begin = std::max(library.variables_begin + sizeof(uintptr_t) - 1, end - kVariablesLookedAt);
+  for (uintptr_t place = begin & ~(sizeof(uintptr_t) - 1); place + marks.back() < end; place += sizeof(uintptr_t)) {
+    const auto same = [&](size_t at) { return word_at(place + at) == word_at(like + at); };
+    if (std::all_of(marks.begin(), marks.end(), same)) places.push_back(place);
+  }
+  return places;
+}
+
+// Where its ParameterManager lies. Its slots must point to the replacements by now.
+bool know_manager(const Library& library) {
+  alignas(16) static unsigned char like[kMostOfManager];
+  void* loaded = dlopen(library.path, RTLD_NOW | RTLD_NOLOAD);
+  const bool found = loaded != nullptr && find(loaded, "_ZN" MANAGER "C1Ev", &manager.make) &&
+                     find(loaded, "_ZN" MANAGER "D1Ev", &manager.end);
+  if (loaded != nullptr) dlclose(loaded);
+  if (!found) return false;
+  manager.make(like);
+  const auto place = reinterpret_cast<uintptr_t>(like);
+  const auto places = places_like(place, marks_of(place), library);
+  manager.end(like);
+  manager.place = places.size() == 1 ? reinterpret_cast<void*>(places.front()) : nullptr;
+  return manager.place != nullptr;
+}
+
 }  // namespace
 
 extern "C" {
 
 // The library at `path`, which must be loaded, calls our replacements from now on. Returns how many of them it has a
-// use for, and its queues count as one: fewer than there are means that it is not as we know it. Harmless twice.
+// use for; its queues count as one, and so do its parameters: fewer than there are means that it is not as we know it.
+// Harmless twice.
 int edl_watch(const char* path) {
   for (const auto& replacement : replacements) *replacement.real = dlsym(RTLD_DEFAULT, replacement.name);
   Library library{path};
   if (dl_iterate_phdr(find, &library) == 0 || library.symbols == nullptr || library.names == nullptr) return 0;
   const int found = redirect(library, library.jumps, library.jump_bytes) |
                     redirect(library, library.relocations, library.relocation_bytes);
-  return __builtin_popcount(static_cast<unsigned>(found)) + (found != 0 && know_queues(path));
+  if (found == 0) return 0;
+  return __builtin_popcount(static_cast<unsigned>(found)) + know_queues(path) + know_manager(library);
 }
 
-int edl_replacements() { return 1 + sizeof replacements / sizeof replacements[0]; }
+int edl_replacements() { return 2 + sizeof replacements / sizeof replacements[0]; }
 
 // What this host is called in Horovod's next thread; empty: its own name.
 void edl_set_host(const char* address) { std::strncpy(host, address, sizeof host - 1); }

@@ -163,8 +163,40 @@ void TensorQueue::FinalizeTensorQueue(const Status& status) {
   tensors_.clear();
 }
 
-struct HorovodGlobalState {};
+// What was set for a ring, as Horovod's.
+class ParameterManager {
+ public:
+  ParameterManager();
+  ~ParameterManager();
+  int threshold = 128;
+
+ private:
+  template <class T>
+  struct CategoricalParameter {
+    virtual ~CategoricalParameter() = default;
+  };
+  struct BayesianParameter {
+    virtual ~BayesianParameter() = default;
+  };
+  CategoricalParameter<bool> cached_;
+  BayesianParameter joint_;
+};
+ParameterManager::ParameterManager() = default;
+ParameterManager::~ParameterManager() = default;
+
+struct HorovodGlobalState {
+  ParameterManager parameter_manager;
+};
+static HorovodGlobalState horovod_global;
 void BackgroundThreadLoop(HorovodGlobalState&) {}
+}
+
+// The threshold of a ring that forms after one that had another.
+extern "C" int threshold_after(int another) {
+  using namespace horovod::common;
+  horovod_global.parameter_manager.threshold = another;
+  std::thread(BackgroundThreadLoop, std::ref(horovod_global)).join();
+  return horovod_global.parameter_manager.threshold;
 }
 
 // What the tensors are told that are enqueued before Horovod's thread is over, after that, and for the next ring.
@@ -251,6 +283,10 @@ def test_a_tensor_that_is_enqueued_when_horovods_thread_is_over_is_answered(nati
     assert late == f"early: it ends; late: {over}; "
     assert sorted(many.split("; ")) == ["", f"one: {over}", f"two: {over}"]
     assert rest == "next waits"
+
+
+def test_nothing_is_left_of_what_was_set_for_the_ring_before(native):
+    assert [native.threshold_after(1), native.threshold_after(2)] == [128, 128]
 
 
 def pair(server: socket.socket) -> list[socket.socket]:

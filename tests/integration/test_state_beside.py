@@ -17,11 +17,7 @@ def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, r
     job.grow(4)
     job.wait_size(4)
     job.wait_steps(5)
-    events = job.finish()
-    wrong = [event for event in events if event["kind"] in ("diverged", "worker_lost")]
-    assert wrong == []
-    # Of Horovod's ring, a step may be void on a busy machine: docs/switch.md, "What has been seen of Horovod's ring".
-    assert ring == "horovod" or not any(event["kind"] == "batch_voided" for event in events)
+    assert [event for event in job.finish() if event["kind"] in ("batch_voided", "diverged", "worker_lost")] == []
     results = job.results()
     assert len(results) == 4
     assert sum(result["own"][0] == 0 for result in results) == 2, "newcomers have no samples as their state comes"

@@ -160,6 +160,13 @@ def pump() -> str:
         return f"{framework.ring.is_failure(error)} {error}"
 
 
+def sums() -> list[float]:
+    """Of three tensors that are there at once, the middle one of 2 MB."""
+    tensors = [torch.ones(size) for size in (1, 500_000, 1)]
+    handles = [hvd.allreduce_async_(one, name=f"sums.{i}", op=hvd.Sum) for i, one in enumerate(tensors)]
+    return [hvd.synchronize(handle).mean().item() for handle in handles]
+
+
 def disturb() -> None:
     """What a rehearsal leaves behind."""
     model.norm.running_mean.add_(3)
@@ -187,6 +194,7 @@ commands = {
     "slots": slots,
     "disturb": disturb,
     "pump": pump,
+    "sums": sums,
     "hosts": hosts,
 }
 serve(framework, commands, registered.values())
