@@ -1,4 +1,4 @@
-"""The port of checkpoints' files: a disk, and an object store in memory by fsspec. One promise."""
+"""The port of checkpoints' files: a disk, and object stores by fsspec, in memory and by S3's protocol. One promise."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from s3_store import DONE_BUT_500, DONE_BUT_DROPPED, PART_BYTES, WELL, S3Store, found_by_this_process, serving
 
 from edl.checkpoints.local import LocalFiles
 from edl.checkpoints.objects import ObjectFiles
@@ -15,16 +16,36 @@ from edl.checkpoints.port import AlreadyThere, Files, NotThere
 from edl.errors import ConfigError
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[S3Store]:
+    with serving() as store:
+        yield store
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch) -> Iterator[S3Store]:
+    with found_by_this_process(s3_server, monkeypatch) as store:
+        yield store
+
+
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.integration)])
 def files(request, tmp_path) -> Iterator[Files]:
     if request.param == "local":
         yield LocalFiles(tmp_path / "deep" / "down")
+        return
+    if request.param == "s3":
+        yield patient(request.getfixturevalue("s3"))
         return
     import fsspec
 
     url = f"memory://{tmp_path.name}"
     yield ObjectFiles(url, wait=lambda pause_s: None)
     fsspec.filesystem("memory").rm(tmp_path.name, recursive=True)
+
+
+def patient(s3: S3Store) -> ObjectFiles:
+    """A folder in a bucket of its own."""
+    return ObjectFiles(f"{s3.bucket()}/deep/down", wait=lambda pause_s: None)
 
 
 def read(files: Files, folder: str, name: str) -> bytes:
@@ -99,6 +120,71 @@ def test_of_many_that_create_one_file_one_succeeds_also_without_hard_links(tmp_p
     monkeypatch.setattr("os.link", refuse)
     for number in range(20):
         assert_one_winner(LocalFiles(tmp_path), f"round{number}")
+
+
+@pytest.mark.integration
+def test_of_many_that_create_one_object_one_succeeds(s3) -> None:
+    """The store is asked for exclusive creation: what two writers found absent at once, one of them makes."""
+    files = patient(s3)
+    for number in range(5):
+        assert_one_winner(files, f"round{number}")
+    created = [asked for asked, _ in s3.asked if asked.startswith("PUT")]
+    assert len(created) > 5, "no two of them were at it at once"
+    assert all(asked.endswith("manifest.json? unless there") for asked in created)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("badly", [DONE_BUT_500, DONE_BUT_DROPPED])
+@pytest.mark.parametrize("attempts", ["1", "3"])
+def test_a_creation_whose_answer_is_lost_is_its_own(s3, badly, attempts, monkeypatch) -> None:
+    """Also where the store's library asks again by itself, and hears that the object is there."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", attempts)
+    files, lost = patient(s3), list[str]()
+
+    def answer(asked: str) -> str:
+        if asked.startswith("PUT") and not lost:
+            lost.append(asked)
+            return badly
+        return WELL
+
+    s3.answer = answer
+    files.create("job", "manifest.json", b"mine")
+    assert lost and read(files, "job", "manifest.json") == b"mine"
+    with pytest.raises(AlreadyThere):
+        files.create("job", "manifest.json", b"another's")
+
+
+@pytest.mark.integration
+def test_what_is_large_is_sent_in_parts_and_is_there_when_all_of_them_are(s3) -> None:
+    files, block = patient(s3), bytes(range(256)) * 4096
+    seen: list[list[str]] = []
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(2 * PART_BYTES // len(block) + 1):
+            yield block
+            seen.append(files.names("job"))
+
+    files.write("job", "part", chunks)
+    assert not any(seen)
+    assert read(files, "job", "part") == block * len(seen)
+    assert sum("partNumber=" in asked for asked, _ in s3.asked) >= 2
+
+
+@pytest.mark.integration
+def test_what_breaks_off_in_parts_leaves_none_of_them(s3) -> None:
+    """Nobody sees them, and the store would ask for money for each."""
+    files = patient(s3)
+
+    def chunks() -> Iterator[bytes]:
+        yield bytes(PART_BYTES + 1)
+        raise RuntimeError("the worker's memory is gone")
+
+    with pytest.raises(Exception, match="memory is gone"):
+        files.write("job", "part", chunks)
+    assert files.names("job") == []
+    begun = sum(asked.startswith("POST") and asked.endswith("?uploads") for asked, _ in s3.asked)
+    ended = sum(asked.startswith("DELETE") and "uploadId=" in asked for asked, _ in s3.asked)
+    assert begun == ended > 0
 
 
 def assert_one_winner(files: Files, folder: str, writers: int = 6) -> None:
