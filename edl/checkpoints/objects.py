@@ -21,6 +21,7 @@ from edl.errors import CheckpointError, ConfigError
 
 PAUSES_S = (0.1, 0.4, 1.6, 4.0)  # between tries; libraries of stores try again by themselves, too
 AHEAD_BYTES = 32 << 20
+BUCKETS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}  # no folders: they would make a bucket of a mistyped name
 FINAL = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 Result = TypeVar("Result")
@@ -41,6 +42,10 @@ class ObjectFiles:
             raise ConfigError(f"{url}: {error}") from error
         self._fs: Any = found[0]
         self._prefix: str = found[1].rstrip("/")
+        known = self._fs.protocol
+        self._protocols = {known} if isinstance(known, str) else set(known)
+        if "s3" in self._protocols:
+            self._fs.retries = 1  # else s3fs tries five times, around what botocore tries and within what edl does
 
     @property
     def where(self) -> str:
@@ -101,7 +106,7 @@ class ObjectFiles:
         return True
 
     def _send(self, folder: str, path: str, chunks: Chunks) -> None:
-        self._fs.makedirs(self._path(folder), exist_ok=True)
+        self._make(folder)
         size = 0
         stream = self._fs.open(path, "wb")
         try:
@@ -116,9 +121,13 @@ class ObjectFiles:
         if there != size:
             raise OSError(f"{there} of {size} bytes have come there")
 
+    def _make(self, folder: str) -> None:
+        if BUCKETS.isdisjoint(self._protocols):
+            self._fs.makedirs(self._path(folder), exist_ok=True)
+
     def _create(self, folder: str, path: str, content: bytes) -> None:
         """Tried again, it finds what its own last try may have left."""
-        self._fs.makedirs(self._path(folder), exist_ok=True)
+        self._make(folder)
         try:
             there = self._fs.cat_file(path)
         except FileNotFoundError:
@@ -136,6 +145,9 @@ class ObjectFiles:
             except FileExistsError:
                 raise AlreadyThere(f"{self._shown(path)} is there already") from None
             except FileNotFoundError:
+                if doing == "write":  # how stores refuse what goes into no bucket
+                    told = "there is no place for it; make its bucket, or look at that store"
+                    raise CheckpointError(f"cannot write {self._shown(path)}: {told}") from None
                 raise NotThere(f"there is no {self._shown(path)}") from None
             except CheckpointError:
                 raise

@@ -8,12 +8,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from s3_store import DONE_BUT_500, DONE_BUT_DROPPED, PART_BYTES, WELL, S3Store, found_by_this_process, serving
+from s3_store import DONE_BUT_500, DONE_BUT_DROPPED, DROPPED, PART_BYTES, WELL, S3Store, found_by_this_process, serving
 
 from edl.checkpoints.local import LocalFiles
 from edl.checkpoints.objects import ObjectFiles
 from edl.checkpoints.port import AlreadyThere, Files, NotThere
-from edl.errors import ConfigError
+from edl.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +185,26 @@ def test_what_breaks_off_in_parts_leaves_none_of_them(s3) -> None:
     begun = sum(asked.startswith("POST") and asked.endswith("?uploads") for asked, _ in s3.asked)
     ended = sum(asked.startswith("DELETE") and "uploadId=" in asked for asked, _ in s3.asked)
     assert begun == ended > 0
+
+
+@pytest.mark.integration
+def test_a_bucket_that_is_not_there_is_named_and_not_made(s3) -> None:
+    files = ObjectFiles("s3://mistyped/ck", wait=lambda pause_s: pytest.fail("it waited"))
+    assert files.names("job") == []
+    for write in (lambda: files.write("job", "part", lambda: [b"x"]), lambda: files.create("job", "part", b"x")):
+        with pytest.raises(CheckpointError, match=r"cannot write s3://mistyped/ck/job/part: .*; make its bucket, or"):
+            write()
+    assert not any(asked.startswith("PUT /mistyped?") for asked, _ in s3.asked)
+
+
+@pytest.mark.integration
+def test_an_outage_is_tried_five_times_and_told_in_one_line(s3) -> None:
+    """Not five times as often, as s3fs would by itself. HTTP's client asks once more where a connection has ended."""
+    files, before = patient(s3), len(s3.asked)
+    s3.answer = lambda asked: DROPPED
+    with pytest.raises(CheckpointError, match=r"cannot list s3://[^\n]+; look at that store"):
+        files.names("job")
+    assert 5 <= len(s3.asked) - before <= 2 * 5
 
 
 def assert_one_winner(files: Files, folder: str, writers: int = 6) -> None:

@@ -23,6 +23,7 @@ from edl.protocol.audit import BatchGiven
 from edl.trainer.data.audit import read
 
 JOBS = Path(__file__).parent / "jobs"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 MANIFEST = "manifest.json"
 
 
@@ -30,13 +31,16 @@ class Life:
     """One start of `edl run` and what came of it. Its output, and its audit, lie in folders of its own."""
 
     def __init__(self, edl: Any, folder: Path, script: str, *arguments: str, workers: int = 2, **how: Any) -> None:
-        """`checkpoint`: the folder; `flags`: of `edl run`; `audit`: whether it writes one; `environ`."""
+        """`checkpoint`: the folder or URL; `flags`: of `edl run`; `audit`: whether it writes one; `environ`; `example`:
+        whether the script is one, which writes no results.
+        """
         self.edl, self.out, self.audit = edl, folder / "out", folder / "audit"
         self.checkpoint = how.get("checkpoint")
         flags = ["--checkpoint", str(self.checkpoint)] if self.checkpoint else []
         flags += ["--audit", str(self.audit)] if how.get("audit") else []
         flags += how.get("flags", ())
-        command = [*edl.warm.command(JOBS / script), "--out", str(self.out), *arguments]
+        scripts, told = (EXAMPLES, []) if how.get("example") else (JOBS, ["--out", str(self.out)])
+        command = [*edl.warm.command(scripts / script), *told, *arguments]
         environ = {"TF_CPP_MIN_LOG_LEVEL": "3", "EDL_SESSION_TIMEOUT": "5", **how.get("environ", {})}
         self.began = time.time()
         self.launcher: subprocess.Popen[str] = edl.start(

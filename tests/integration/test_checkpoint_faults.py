@@ -21,6 +21,7 @@ import fsspec
 import pytest
 from dying import until_death
 from fsspec.implementations.memory import MemoryFileSystem
+from s3_store import WELL, found_by_this_process, one_in_three, serving
 from stored import check_contents, folder_at, named, save, two_saves, unflushed
 
 from edl.checkpoints.names import CheckpointName
@@ -238,6 +239,35 @@ def test_a_store_that_fails_in_one_call_of_three_loses_nothing_that_was_told_dur
         with answering():
             check(folder, told)
             read = True
+
+
+ONE_LINE = r"cannot (read|write|list|remove) s3://\S+: [^\n]+; look at that store"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 6))])
+def test_a_server_that_fails_in_one_request_of_three_loses_nothing_that_was_told_durable(seed, monkeypatch) -> None:
+    """By S3's protocol: it answers 500 or cuts the connection, before it has done what was asked, or after."""
+    with serving() as server, found_by_this_process(server, monkeypatch):
+        pauses, told, failed = list[float](), list[int](), list[str]()
+        folder = JobFolder(ObjectFiles(f"{server.bucket()}/checkpoints", wait=pauses.append), "mnist")
+        server.answer = one_in_three(seed)
+        for step in range(10, 70, 10):
+            try:
+                save(folder, named(step), parts=2)
+                told.append(step)
+                prune(folder, 2)
+            except CheckpointError as error:
+                failed.append(str(error))
+        assert all(re.fullmatch(ONE_LINE, one) for one in failed), failed
+        bad = sum(how != WELL for _, how in server.asked)
+        assert len(server.asked) / 4 < bad < len(server.asked) / 2
+        assert pauses and told
+        server.answer = lambda asked: WELL
+        check(folder, told)
+        save(folder, named(70), parts=2)
+        prune(folder, 1)  # with what failed savings have left
+        assert folder.names() == [named(70)]
 
 
 def test_what_a_store_has_lost_on_the_way_is_noticed(failing, monkeypatch) -> None:
