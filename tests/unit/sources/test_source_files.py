@@ -98,7 +98,7 @@ def test_files_that_make_no_source_are_told_of(folder, names, given, message):
 
 
 def test_an_unknown_file_system_is_told_of():
-    for source, message in {"foo://bar/x.txt": "foo", "s3://bucket/x.txt": "s3fs"}.items():
+    for source, message in {"foo://bar/x.txt": "foo", "oss://bucket/x.txt": "ossfs"}.items():
         with pytest.raises(UsageError, match=message):
             list_files([source])
 
