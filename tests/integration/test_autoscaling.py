@@ -21,6 +21,7 @@ def decisions(edl) -> list[dict]:
     return [event for event in edl.events("g") if event["kind"] == "decision"]
 
 
+@pytest.mark.soak  # where it settles: tests/property/test_policies.py
 def test_it_finds_the_knee_and_a_profile_shows_it(edl, tmp_path):
     policy = ("--autoscale", "efficiency=0.1,batches=10,cooldown=1", "--autoscale-every", "3")
     command = [*edl.warm.command(SCRIPT), "--step-s", json.dumps(KNEE)]
@@ -58,6 +59,7 @@ def test_a_profile_measures_each_size(edl, tmp_path):
     launcher.communicate(timeout=patient(60))
 
 
+@pytest.mark.soak  # the exchange itself: tests/unit/core/resize/test_replacing.py
 def test_a_straggler_is_replaced(edl, tmp_path):
     slow = ("--slow-slot", "1", "--slow-s", "0.1")
     policy = ("--stragglers", "replace", "--autoscale-every", "2")
@@ -84,6 +86,8 @@ def test_a_straggler_is_replaced(edl, tmp_path):
     launcher.communicate(timeout=patient(60))
 
 
+# soak: how one is found: tests/property/test_policies.py; what a graph waits: tests/unit/tensorflow/test_waiting.py
+@pytest.mark.soak
 @pytest.mark.parametrize("way", ["function", pytest.param("session", marks=pytest.mark.soak)])
 def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
     """There the others wait inside TensorFlow."""
@@ -153,6 +157,7 @@ def test_a_wrong_policy_is_one_line(edl, value, said):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.soak  # one in its process: tests/unit/daemon/test_policies.py
 def test_a_policy_of_ones_own(edl, tmp_path):
     """The page's own example: it sees what the script reports; one that raises is told of, and harms no worker."""
     policy = tmp_path / "mine.py"

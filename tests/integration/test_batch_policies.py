@@ -47,10 +47,8 @@ def final_steps(job: Job) -> set[int]:
     return set(last.values())
 
 
-@pytest.mark.parametrize(
-    "reading",
-    [pytest.param((), id="loop"), pytest.param(("--loaders", "1"), id="loader", marks=pytest.mark.soak)],
-)
+@pytest.mark.soak  # how leases are cut: tests/unit/core/data/test_ledger.py; a real job's are cut anew below
+@pytest.mark.parametrize("reading", [pytest.param((), id="loop"), pytest.param(("--loaders", "1"), id="loader")])
 def test_the_batch_of_all_stays_what_it_is(edl: Any, tmp_path: Any, reading: tuple[str, ...]) -> None:
     script = ["torch_elastic.py", "--batch", str(BATCH), "--step-time", "0.06", *reading]
     policy = {"EDL_MAX_RESTARTS": "0", "EDL_BATCH_POLICY": "fixed-global"}
@@ -107,7 +105,11 @@ def test_a_maximum_and_a_function(edl: Any, tmp_path: Any, rule: str, sizes: tup
 
 
 @pytest.mark.parametrize(
-    ("way", "epochs"), [(["torch_elastic.py", "--batch", "6"], 20), (["tensorflow_elastic.py", "--way", "graph"], 50)]
+    ("way", "epochs"),
+    [
+        (["torch_elastic.py", "--batch", "6"], 20),
+        pytest.param(["tensorflow_elastic.py", "--way", "graph"], 50, marks=pytest.mark.soak),
+    ],
 )
 def test_a_newcomer_has_samples_where_all_of_its_epoch_was_leased(
     edl: Any, tmp_path: Any, way: list[str], epochs: int

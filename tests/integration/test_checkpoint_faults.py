@@ -55,8 +55,12 @@ def halves(folder: JobFolder) -> Iterator[str]:
             yield str(error)
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["links", "without links"])
-@pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
+@pytest.mark.parametrize(
+    "links", [pytest.param(True, id="links"), pytest.param(False, id="without links", marks=pytest.mark.soak)]
+)
+@pytest.mark.parametrize(  # soak: a power cut leaves less than a kill does
+    "power", [pytest.param(False, id="killed", marks=pytest.mark.soak), pytest.param(True, id="power cut")]
+)
 def test_a_death_at_any_system_call_costs_nothing_that_was_told_durable(tmp_path, power, links, monkeypatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)  # the child's disk is one that minds; this one need not work
     first, root = tmp_path / "first", tmp_path / "run" / "checkpoints"
@@ -244,8 +248,9 @@ def test_a_store_that_fails_in_one_call_of_three_loses_nothing_that_was_told_dur
 ONE_LINE = r"cannot (read|write|list|remove) s3://\S+: [^\n]+; look at that store"
 
 
+@pytest.mark.soak  # a store that fails is above; one whose answers get lost: tests/contract/test_checkpoint_files.py
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 6))])
+@pytest.mark.parametrize("seed", range(6))
 def test_a_server_that_fails_in_one_request_of_three_loses_nothing_that_was_told_durable(seed, monkeypatch) -> None:
     """By S3's protocol: it answers 500 or cuts the connection, before it has done what was asked, or after."""
     with serving() as server, found_by_this_process(server, monkeypatch):

@@ -33,7 +33,7 @@ def leaving_nothing(edl):
 
 
 @pytest.mark.usefixtures("leaving_nothing")
-@pytest.mark.parametrize("ring", ["horovod", "torch"])
+@pytest.mark.parametrize("ring", ["horovod", pytest.param("torch", marks=pytest.mark.soak)])
 def test_torch_goes_on_bit_for_bit(edl, tmp_path, ring):
     """At the same size, whatever the number of processes that load; at others, each sample is trained once over both
     lives.
@@ -90,9 +90,8 @@ def test_a_script_with_data_of_its_own_goes_on_bit_for_bit(edl, tmp_path, ring):
     assert then.steps() == {1 + 120 - manifest(durable(tmp_path / "ck")[-1])["step"]}
 
 
-@pytest.mark.parametrize(
-    "way", ["dataset", *(pytest.param(way, marks=pytest.mark.soak) for way in ("fit", "function", "graph"))]
-)
+@pytest.mark.soak  # Horovod's state of a model of Keras, below, is saved and goes on in the same way
+@pytest.mark.parametrize("way", ["dataset", "fit", "function", "graph"])
 def test_tensorflow_goes_on_bit_for_bit(edl, tmp_path, way):
     script = ("tf_saved.py", "--way", way)
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
@@ -136,7 +135,10 @@ def test_a_script_of_horovods_elastic_names_goes_on_bit_for_bit(edl, tmp_path, e
 
 
 @pytest.mark.parametrize("ends_by", ["preempt", pytest.param("kill", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("state", ["TensorFlowState", "TensorFlowKerasState", "KerasState"])
+@pytest.mark.parametrize(
+    "state",
+    ["KerasState", *(pytest.param(one, marks=pytest.mark.soak) for one in ("TensorFlowState", "TensorFlowKerasState"))],
+)
 def test_each_of_horovods_states_of_tensorflow_goes_on_bit_for_bit(edl, tmp_path, state, ends_by):
     """With its plain values; the function begins where it was."""
     script = ("tf_horovod_saved.py", "--state", state)
@@ -160,6 +162,7 @@ def test_each_of_horovods_states_of_tensorflow_goes_on_bit_for_bit(edl, tmp_path
     assert (batch, len(seen), size) == (saved["step"], 3, 2)
 
 
+@pytest.mark.soak  # what scripts ask for: tests/simulation/test_savings.py; a client asks in test_migrate.py
 def test_a_script_asks_for_a_checkpoint_and_hears_what_it_goes_on_from(edl, tmp_path):
     """All workers ask at one step, which is one request; a newcomer of the next life hears the same as the others. What
     the loader has told of its place by then is where it goes on.
@@ -236,6 +239,7 @@ def leader_of(status):
     return next(worker for worker in status["workers"] if worker["id"] == status["leader"])
 
 
+@pytest.mark.soak  # who needs it: tests/unit/core/checkpoint/test_checkpoints.py
 @pytest.mark.usefixtures("leaving_nothing")
 def test_what_a_job_went_on_from_may_be_gone_when_others_come(edl, tmp_path):
     """Newer checkpoints take its place, and newcomers have no need of it; nor has a daemon in the place of another."""
@@ -261,6 +265,7 @@ def test_what_a_job_went_on_from_may_be_gone_when_others_come(edl, tmp_path):
     then.interrupt()
 
 
+@pytest.mark.soak  # at each moment of it: tests/simulation/test_savings.py
 def test_who_dies_while_a_saving_is_under_way_costs_a_checkpoint_at_most(edl, tmp_path):
     """A trainer, a daemon, the leader's daemon; and the next ring is planned."""
     script = ("torch_saved.py", "--epochs", "1000", "--large", "300000")
@@ -304,6 +309,8 @@ def remount(place: Path, how: str) -> int:
     return subprocess.run(["mount", "-o", f"remount,{how}", str(place)], capture_output=True, check=False).returncode
 
 
+# soak: as a folder has it: test_checkpoint_faults.py; as a job: tests/unit/core/checkpoint/test_checkpoints.py
+@pytest.mark.soak
 def test_a_disk_that_is_full_or_read_only_and_a_folder_that_is_gone_are_told_and_cost_no_training(
     edl, tmp_path, small_disk
 ):
@@ -437,7 +444,7 @@ def test_a_broken_checkpoint_is_named_and_passed_over(edl, tmp_path, kept):
     "script",
     [
         ("torch_saved.py", "--epochs", "1"),
-        ("tf_saved.py", "--way", "dataset"),
+        pytest.param(("tf_saved.py", "--way", "dataset"), marks=pytest.mark.soak),
         pytest.param(("tf_saved.py", "--way", "function"), marks=pytest.mark.soak),
         pytest.param(("tf_saved.py", "--way", "graph"), marks=pytest.mark.soak),
     ],

@@ -174,6 +174,7 @@ def test_a_job_is_submitted_from_elsewhere_though_the_http_server_is_killed(
     assert "far,ann,finished" in there("cluster", "accounts", "--csv")
 
 
+@pytest.mark.soak  # what it asks for and says: tests/unit/cli/test_cluster_scale.py
 def test_edl_scale_asks_the_queue_for_a_job_of_the_cluster(cluster: LiveCluster) -> None:
     given = cluster.places.config().http
     assert given is not None
@@ -230,6 +231,7 @@ ROW = """const row = [...document.querySelectorAll('#queue tbody tr')]
 SLOTS = "return [...document.querySelectorAll('#nodes h3, #nodes li')].map((one) => one.innerText)"
 
 
+@pytest.mark.soak  # its page is looked at in test_cluster_page.py
 def test_a_job_is_seen_on_the_clusters_page_as_it_comes_and_goes(cluster: LiveCluster) -> None:
     with page_of(cluster.home) as link, Browser(1280) as browser:
         browser.driver.get(link)
@@ -262,6 +264,7 @@ def test_a_file_that_is_not_there_fails_its_job_at_once(cluster: LiveCluster) ->
     assert (job["cause"]["code"], job["cause"]["domain"], job["cause"]["retry"]) == ("missing-file", "data", False)
 
 
+@pytest.mark.soak  # causes: tests/unit/cluster/queue/test_causes.py; who is tried again: test_queue_machine.py there
 def test_a_disk_that_is_full_is_tried_again_until_it_has_room(cluster: LiveCluster, tmp_path: Path) -> None:
     full = f"""
 import pathlib
@@ -282,6 +285,7 @@ if not been.exists():
     )
 
 
+@pytest.mark.soak  # causes: tests/unit/cluster/queue/test_causes.py; who is tried again: test_queue_machine.py there
 def test_a_job_whose_script_a_person_kills_begins_again(cluster: LiveCluster, tmp_path: Path) -> None:
     cluster(
         "submit", "--name", "struck", "sh", "-c", f"test -e {tmp_path}/been || {{ touch {tmp_path}/been; sleep 999; }}"
@@ -458,6 +462,7 @@ def on_etcd(tmp_path: Path, warm: WarmPython) -> Iterator[LiveCluster]:
         assert cluster.places.living() == {}
 
 
+@pytest.mark.soak  # batches: tests/unit/cluster/queue/test_live_speeds.py; an etcd: tests/contract/test_store.py
 def test_a_policy_chooses_a_jobs_batch_and_the_queue_is_in_an_etcd_that_is_killed(on_etcd: LiveCluster) -> None:
     """`dp` wants most samples in a second: a step of many takes as long here as one of few."""
     audit = on_etcd.submit("wide", "--batch-range", "32:128", epochs=6, step_s=0.1)
@@ -484,6 +489,8 @@ def of_two_nodes(tmp_path: Path, warm: WarmPython) -> Iterator[LiveCluster]:
         assert cluster.places.living() == {}
 
 
+# soak: tests/simulation/test_cluster_queue.py moves jobs whatever dies; a real one moves in test_migrate.py
+@pytest.mark.soak
 def test_a_job_moves_from_a_node_that_fails_its_workers_while_it_trains(of_two_nodes: LiveCluster) -> None:
     audit = of_two_nodes.submit("mover", "-np", "1", "--min-np", "1", "--max-np", "2", epochs=10, step_s=0.1)
     job = of_two_nodes.until("mover", "running", step=1)

@@ -96,6 +96,8 @@ def told(cluster: LiveCluster, name: str, words: str) -> Any:
     return [event for event in cluster.job(name)["events"] if words in event["words"]]
 
 
+# soak: what becomes of a Pod: test_kubernetes_engine.py; of a queue: tests/simulation/test_cluster_queue.py
+@pytest.mark.soak
 def test_a_job_goes_on_when_a_pod_is_preempted_and_one_of_two_machines_dies(
     machines: tuple[ClusterMachine, ClusterMachine], pods: FakeKubernetes
 ) -> None:

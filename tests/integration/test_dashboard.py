@@ -188,6 +188,7 @@ async def test_charts_keep_their_titles_when_a_job_reports_something_new(edl) ->
         ear.close()
 
 
+@pytest.mark.soak  # what a press asks for: tests/unit/dashboard/test_buttons.py
 def test_its_buttons_grow_save_shrink_and_stop_a_job(edl, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     seldom = {"EDL_CHECKPOINT": str(folder), "EDL_CHECKPOINT_EVERY": "1000000steps"}

@@ -96,6 +96,7 @@ def test_without_java_it_says_which_coordinator_it_took(edl, tmp_path):
     assert "openjdk-17-jre-headless" in done.stderr and "etcd-server" in done.stderr
 
 
+@pytest.mark.soak  # a job on an etcd: above; what is removed: tests/contract/test_remains.py
 def test_commands_find_a_job_at_an_outside_etcd_and_clean_up_after_it(edl, tmp_path):
     etcd = tmp_path / "etcd"
     server = edl.start_command(

@@ -25,6 +25,8 @@ SCHEDULER = "scheduler.py"
 PREEMPTED = "torch_preempted.py"
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 TRAINING = [name for name in EXAMPLES if name not in {SCHEDULER, PREEMPTED, *OF_HOROVOD, *OF_LIBRARIES}]
+# soak: plain ones of PyTorch run always, and scripts of Keras in test_listings.py
+LONG = {"torch_rates.py", "torch_resize.py", "tfrecord_digits.py", "torch_language_model.py", "keras_digits.py"}
 BOOTED = {"keras_digits.py"}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 MOST_LINES = 100
@@ -66,7 +68,9 @@ def wait_training(edl, line: str) -> None:
     edl.wait(lambda: edl.status(name)["step"] > 10, "a job that trains", timeout_s=BOOT_S)
 
 
-@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak) if name in LONG else name for name in TRAINING]
+)
 def test_it_runs_by_the_lines_of_its_docstring_and_learns(edl, name):
     first, *others = docstring_lines(name)
     job = shell(edl, first, None if name in BOOTED else ROOT / "examples" / name)
@@ -84,6 +88,7 @@ def test_it_runs_by_the_lines_of_its_docstring_and_learns(edl, name):
         assert found_by(out, "accuracy")[-1] > 0.85, out
 
 
+@pytest.mark.soak  # its calls: tests/contract/test_scaling_calls.py; real growth: test_scaling.py
 def test_the_scheduler_grows_and_shrinks_a_job_by_the_lines_of_its_docstring(edl):
     first, second = docstring_lines(SCHEDULER)
     job = shell(edl, first, ROOT / "examples" / "torch_digits.py")
@@ -109,6 +114,7 @@ def test_the_scheduler_grows_and_shrinks_a_job_by_the_lines_of_its_docstring(edl
     assert (shrunk["from"], shrunk["to"], shrunk["forced"]) == (3, 2, False)
 
 
+@pytest.mark.soak  # that a preempted job goes on: test_preempted.py
 def test_a_job_is_preempted_and_goes_on_by_the_lines_of_the_docstring(edl, tmp_path):
     lines = [line.replace("out/", f"{tmp_path}/") for line in docstring_lines(PREEMPTED)]
     first, preempt, again, verify = lines

@@ -167,6 +167,7 @@ def test_another_run_of_the_same_line_goes_on_from_its_checkpoint(tmp_path: Path
     assert [one.step for one in read(tmp_path / "events").Tensors("job/events")] == [1, 2, 3]
 
 
+@pytest.mark.soak  # what is told: tests/unit/exports/; that files are written: above
 def test_a_job_is_told_of_as_a_whole_through_growth_the_death_of_rank_0_and_another_life(
     edl, tmp_path: Path, receiver: Receiver
 ) -> None:

@@ -86,6 +86,8 @@ def test_it_grows_and_shrinks_with_what_is_discovered_and_survives_a_crash(edl, 
     job.expect_equal_models()
 
 
+# soak: what the driver's word means: tests/unit/core/driver/test_counting.py, tests/simulation/test_driver_counts.py
+@pytest.mark.soak
 def test_a_host_is_left_in_the_two_steps_that_edl_migrate_names(edl, tmp_path):
     """Both names are this machine's; to horovodrun they are two hosts."""
     job = HorovodrunJob(edl, tmp_path / "out", 1)
@@ -112,6 +114,7 @@ def test_a_host_is_left_in_the_two_steps_that_edl_migrate_names(edl, tmp_path):
     job.expect_equal_models()
 
 
+@pytest.mark.soak  # as stand-ins have it: tests/unit/horovodrun/test_post.py
 def test_without_horovodrun_the_workers_finish_the_job(edl, tmp_path):
     job = HorovodrunJob(edl, tmp_path / "out", 2, epochs=5)
     job.wait_size(2)
@@ -125,6 +128,7 @@ def test_without_horovodrun_the_workers_finish_the_job(edl, tmp_path):
     assert not {"worker_lost", "worker_left", "scaled"} & {event["kind"] for event in job.events()}
 
 
+@pytest.mark.soak  # that it runs workers is shown above
 def test_a_number_of_workers_that_does_not_change(edl, tmp_path):
     command = [sys.executable, str(Path(__file__).parents[2] / "examples" / "torch_digits.py"), "--epochs", "1"]
     process = edl.start_command([HOROVODRUN, "-np", "2", *command])
@@ -135,6 +139,7 @@ def test_a_number_of_workers_that_does_not_change(edl, tmp_path):
     edl.wait_nothing_left()
 
 
+@pytest.mark.soak  # what a stand-in does then: tests/unit/horovodrun/test_post.py
 def test_interrupted_it_leaves_nothing_behind_and_is_no_success(edl, tmp_path):
     """Of the job: two threads of horovodrun's race for the exit status, and it may be 0 with any script."""
     job = HorovodrunJob(edl, tmp_path / "out", 1)

@@ -35,6 +35,7 @@ class Discovery(HostDiscoveryScript):  # type: ignore[misc]
         return found
 
 
+@pytest.mark.soak  # what is printed when: tests/unit/launch/test_hosts.py
 def test_horovodruns_discovery_sees_the_size_that_is_asked_for(edl, tmp_path):
     where = ("-np", "2", "--hosts", "node1:2,node2:2")
     launcher = Discovery(edl, edl.home, *where)  # on the machine of `edl run`

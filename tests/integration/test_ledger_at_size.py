@@ -22,6 +22,7 @@ def bench(*flags):
     return json.loads(done.stdout)
 
 
+@pytest.mark.soak  # no step waits in simulated jobs: tests/simulation/test_jobs.py
 def test_no_worker_waits_and_every_grant_arrives():
     flags = ("--seconds", str(SECONDS), "--steps-per-s", str(STEPS_PER_S), "--session-timeout", "5", "--processes", "1")
     result = bench("--only", "workers", *flags)

@@ -109,7 +109,11 @@ def test_every_block_of_the_readme_can_be_typed(edl, tmp_path):
     assert reader.typed > 5
 
 
-@pytest.mark.parametrize(("page", "number", "code"), scripts(), ids=lambda part: str(part)[:20].partition("\n")[0])
+SOAKS = {"keras.md"}  # `fit` as in quickstart.md, with callbacks, which test_keras_epochs.py has
+LISTINGS = [pytest.param(*one, marks=pytest.mark.soak) if one[0] in SOAKS else one for one in scripts()]
+
+
+@pytest.mark.parametrize(("page", "number", "code"), LISTINGS, ids=lambda part: str(part)[:20].partition("\n")[0])
 def test_whole_scripts_of_the_pages_run(edl, tmp_path, page, number, code):
     run(edl, tmp_path, code)
 

@@ -22,6 +22,7 @@ STEPS = 30
 BOOT_S = 240.0
 
 
+@pytest.mark.soak  # faults at each moment: tests/simulation/test_migrations.py; a real job moves below
 def test_all_workers_and_their_leader_leave_a_host_while_the_job_trains(tmp_path: Path) -> None:
     with MovedJob(tmp_path, 20) as job:
         job.run(OLD, 2)

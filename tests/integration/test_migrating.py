@@ -20,7 +20,8 @@ def command(edl, script: str, *arguments: str) -> list[str]:
     return [*edl.warm.command(ROOT / "examples" / script), "--data", data, *arguments]
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+# soak: a script of Horovod's names for PyTorch grows and shrinks in test_paths.py too, one for TensorFlow learns there
+@pytest.mark.parametrize("script", [pytest.param(SCRIPTS[0], marks=pytest.mark.soak), SCRIPTS[1]])
 def test_it_grows_and_shrinks_without_a_stop(edl, script):
     size = ("-np", "2", "--max-np", "3", "--job", "m")
     launcher = edl.start("run", *size, *command(edl, script, "--epochs", "10000", "--step-time", "0.05"), **QUIET)
@@ -47,7 +48,7 @@ def test_it_grows_and_shrinks_without_a_stop(edl, script):
     launcher.communicate(timeout=patient(60))
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [SCRIPTS[0], pytest.param(SCRIPTS[1], marks=pytest.mark.soak)])
 def test_it_learns(edl, script):
     done = edl("run", "-np", "2", "--audit", "audit", *command(edl, script, "--epochs", "4"), timeout_s=120, **QUIET)
     assert done.returncode == 0, done.stderr

@@ -35,7 +35,7 @@ def voided(job: Job) -> Counter[str]:
     [
         pytest.param(UNSEEN, id="before its ring stands", marks=pytest.mark.soak),
         pytest.param(ON_ITS_WAY, id="on its way to the ring", marks=pytest.mark.soak),
-        pytest.param(FORMING, id="in the ring that forms"),
+        pytest.param(FORMING, id="in the ring that forms", marks=pytest.mark.soak),
     ],
 )
 def test_newcomers_may_die_at_any_moment_and_a_leaver_in_its_last(edl, tmp_path, moments):
@@ -61,6 +61,7 @@ def test_newcomers_may_die_at_any_moment_and_a_leaver_in_its_last(edl, tmp_path,
     job.expect_exactly_once()
 
 
+@pytest.mark.soak  # so do simulated ones: tests/simulation/test_jobs.py
 def test_a_worker_that_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(edl, tmp_path):
     job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="5")  # it is called again after 12.5 s
     job.wait_size(2)
@@ -139,6 +140,7 @@ def test_the_last_step_of_all_may_be_hit(edl, tmp_path, moment, status):
     assert len(ends) == status and all("did not come to the end of its script" in reason for reason in ends)
 
 
+@pytest.mark.soak  # whom a switch waits for: tests/unit/core/switch/test_mustering.py
 def test_no_switch_is_announced_that_a_worker_cannot_hear_of(edl, tmp_path):
     """Its daemon is stopped, for less than a session time-out: the others train on, and grow once it is back."""
     job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="20")

@@ -29,14 +29,16 @@ def leased_until(checkpoint: dict) -> int:
     return checkpoint["base"] + lease[1] + lease[2]
 
 
+# soak: lives in simulated time: tests/simulation/test_dealing.py; a real one that goes on: test_checkpoints.py
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "script",
     [
         TORCH,
-        pytest.param((*TENSORFLOW, "dataset"), marks=pytest.mark.soak),
-        pytest.param((*TENSORFLOW, "function"), marks=pytest.mark.soak),
-        pytest.param((*TENSORFLOW, "fit"), marks=pytest.mark.soak),
-        pytest.param((*TENSORFLOW, "graph"), marks=pytest.mark.soak),
+        (*TENSORFLOW, "dataset"),
+        (*TENSORFLOW, "function"),
+        (*TENSORFLOW, "fit"),
+        (*TENSORFLOW, "graph"),
     ],
     ids=lambda script: script[-1] if script[0] == "tf_saved.py" else "torch",
 )

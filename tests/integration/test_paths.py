@@ -86,7 +86,7 @@ def check(edl: Any, job: Job) -> None:
     ("way", "ring"),
     [
         pytest.param("groups", "horovod", marks=pytest.mark.soak),
-        ("amp", "horovod"),
+        pytest.param("amp", "horovod", marks=pytest.mark.soak),  # its scaler: test_ring_torch_optimizer.py
         pytest.param("compiled", "horovod", marks=pytest.mark.soak),
         ("horovod", "horovod"),
         pytest.param("groups", "torch", marks=pytest.mark.soak),
@@ -118,6 +118,7 @@ def test_a_strangers_script(edl: Any, tmp_path: Any) -> None:
         assert result["state"][2:4] == [len(found)] * 2, (result, len(found))
 
 
+@pytest.mark.soak  # deaths in evaluations: test_evaluation.py, tests/unit/trainer/test_evaluation.py
 def test_an_epoch_whose_evaluation_was_broken_off_is_evaluated_again(edl: Any, tmp_path: Any) -> None:
     """The script counts epochs by itself, so each must be given to it once, an empty one where all was trained."""
     job = Job(edl, tmp_path / "out", 2, script=["torch_paths.py", "--way", "horovod"], EDL_MAX_RESTARTS="1")
@@ -133,7 +134,8 @@ def test_an_epoch_whose_evaluation_was_broken_off_is_evaluated_again(edl: Any, t
 
 
 @pytest.mark.parametrize(
-    "way", [*(pytest.param(way, marks=pytest.mark.soak) for way in ("eager", "function")), "fit", "graph", "horovod"]
+    "way",  # soak: a kill beside `fit` is in test_keras_epochs.py, one in an eager loop in test_pipelines.py
+    [*(pytest.param(way, marks=pytest.mark.soak) for way in ("eager", "function", "fit")), "graph", "horovod"],
 )
 def test_tensorflow(edl: Any, tmp_path: Any, way: str) -> None:
     """A newcomer is warm before a survivor waits for it, too: all that is traced was in its rehearsal."""

@@ -28,6 +28,7 @@ def hurt(job: Job, **environ: str) -> None:
     assert [newcomer.wait(60) for newcomer in newcomers] == [0, 0]
 
 
+@pytest.mark.soak  # its processes are in test_checkpoints.py too, workers that come, die and leave in test_paths.py
 def test_a_loader_of_pytorch(edl, tmp_path):
     path = tmp_path / "samples.jsonl"
     path.write_text("".join(json.dumps({"sample": number}) + "\n" for number in range(SAMPLES)))

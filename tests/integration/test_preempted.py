@@ -31,8 +31,8 @@ def wait_evaluation(life: Life) -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        TORCH,
-        ("tf_saved.py", "--way", "dataset"),
+        TORCH,  # soak: TensorFlow's own of this is that it goes on bit for bit, as in test_checkpoints.py
+        pytest.param(("tf_saved.py", "--way", "dataset"), marks=pytest.mark.soak),
         pytest.param(("tf_saved.py", "--way", "function"), marks=pytest.mark.soak),
     ],
     ids=lambda script: script[-1],

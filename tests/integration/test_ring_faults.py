@@ -22,7 +22,10 @@ BATCH = [[1.0] * 6], [1.0]
 
 @pytest.fixture(
     scope="module",
-    params=["torch", "groups", "eager", "fit", pytest.param("function", marks=pytest.mark.soak), "graph"],
+    params=[  # soak: they have the ring of `eager`, and are killed in real jobs: test_keras_epochs.py, test_paths.py
+        *("torch", "groups", "eager"),
+        *(pytest.param(way, marks=pytest.mark.soak) for way in ("fit", "function", "graph")),
+    ],
 )
 def fleet(request: pytest.FixtureRequest, warm: WarmPython) -> Iterator[Fleet]:
     with by(request.param, warm, 4, "clipped" if request.param in {"torch", "groups"} else "sgd") as fleet:

@@ -20,7 +20,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 BATCH = [[1.0] * 6], [1.0]
 
 
-WAYS = ["torch", "groups", "eager", "fit", pytest.param("function", marks=pytest.mark.soak), "graph"]
+# soak: they have Horovod's ring, as `torch` has; real jobs change it in test_keras_epochs.py and test_migrating.py
+REST = [pytest.param(way, marks=pytest.mark.soak) for way in ("fit", "function", "graph")]
+WAYS = ["torch", "groups", pytest.param("eager", marks=pytest.mark.soak), *REST]
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -98,6 +100,7 @@ def ring_of_two(fleet: Fleet) -> None:
     fleet.together([0, 1], "synchronize", [(0,)] * 2)
 
 
+@pytest.mark.parametrize("fleet", ["torch", "groups", "eager", *REST], indirect=True)
 def test_the_next_ring_forms_while_this_one_reduces(fleet: Fleet) -> None:
     """The newcomer is in its ring of one meanwhile."""
     with fleet.preparing([1, 0, 2]) as following:
@@ -237,6 +240,7 @@ def test_an_abort_between_prepared_and_adopted(fleet: Fleet) -> None:
     change(fleet, [1, 0])
 
 
+@pytest.mark.parametrize("fleet", ["torch", "groups", "eager", *REST], indirect=True)
 def test_a_member_is_killed_while_the_next_ring_forms(fleet: Fleet) -> None:
     """At whatever moment of it. The leader's word frees those whom the death itself does not."""
     with fleet.preparing([0, 3, 1], 60.0) as following:

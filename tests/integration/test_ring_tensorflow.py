@@ -26,10 +26,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
     ("way", "kind"),
     [
         ("eager", "clipped"),
-        ("function without kernels", "clipped"),
-        ("fit", "clipped"),
         ("graph", "adam"),
-        ("function", "adam"),
+        # soak: kernels are in tests/unit/tensorflow/test_kernels.py, `function` and `fit` in test_job_equality.py
+        *(
+            pytest.param(*one, marks=pytest.mark.soak)
+            for one in [("function without kernels", "clipped"), ("fit", "clipped"), ("function", "adam")]
+        ),
     ],
 )
 def test_weights_are_those_of_one_worker_on_the_global_batches(warm: WarmPython, way: str, kind: str) -> None:

@@ -282,6 +282,8 @@ def test_validation_counts_each_batch_once(framework: Any) -> None:
     assert type(job.model).evaluate.__get__(job.model) == job.model.evaluate, "Keras's own again"
 
 
+# soak: who evaluates what: tests/unit/trainer/test_evaluation.py; a real job's validation: test_keras_epochs.py
+@pytest.mark.soak
 def test_a_share_of_a_validation_is_some_of_its_batches(framework: Any, monkeypatch: Any) -> None:
     """Two workers' shares together are the whole; one that breaks off has counted nothing."""
     job, passes = Job(framework), Passes(2)

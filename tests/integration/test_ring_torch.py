@@ -29,7 +29,11 @@ pytestmark = pytest.mark.integration
 RINGS = ["horovod", "torch"]
 
 
-@pytest.fixture(params=["sgd", pytest.param("adam", marks=pytest.mark.soak), "adamw", "clipped", "lbfgs"])
+# soak: steps of AdamW and LBFGS are in test_ring_torch_optimizer.py, Adam's state in test_checkpoints.py
+SOAKS = [pytest.param(kind, marks=pytest.mark.soak) for kind in ("adam", "adamw", "lbfgs")]
+
+
+@pytest.fixture(params=["sgd", "clipped", *SOAKS])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -101,6 +101,7 @@ def test_a_status_names_the_processes(edl, training):
     assert edl.json("status", "x")["reason"] == "interrupted"
 
 
+@pytest.mark.soak  # one is started by hand in the README's blocks (test_listings.py)
 def test_a_worker_that_was_started_by_hand_ends_with_the_launcher_whose_coordinator_it_needs(edl, training):
     launcher, _ = training
     joined = edl.start_command([*DIGITS, *ENDLESS], EDL_JOB="x")

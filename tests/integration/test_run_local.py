@@ -106,6 +106,7 @@ class TestBeforeAnyWorkerStarts:
             address = f"127.0.0.1:{reserved.getsockname()[1]}"
             assert f"{address} refuses the connection" in self.failing(edl, "--coordinator", address)
 
+    @pytest.mark.soak  # what is said then: test_security.py
     def test_a_coordinator_that_is_something_else(self, edl):
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -126,6 +127,7 @@ class TestBeforeAnyWorkerStarts:
         (tmp_path / "file").touch()
         assert "--output-filename: cannot make" in self.failing(edl, "--output-filename", "file")
 
+    @pytest.mark.soak  # what is said then: test_security.py
     def test_a_host_that_does_not_exist(self, edl):
         assert "does not resolve" in self.failing(edl, "--coordinator", "nohost.invalid:2181")
 
@@ -169,7 +171,10 @@ class TestInterrupt:
         assert edl.json("status", "x")["reason"] == "interrupted"
         return took
 
-    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    @pytest.mark.parametrize(
+        "signum",
+        [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.soak) for one in (signal.SIGTERM, signal.SIGHUP))],
+    )
     def test_ends_everything(self, edl, signum):
         launcher = edl.start("run", "-np", "2", "--job", "x", *SLEEP)
         edl.wait_process("time.sleep", 2)
@@ -185,6 +190,7 @@ class TestInterrupt:
         assert launcher.stdout.readline() == "[0]<stdout>:up\n"
         assert END_GRACE_S <= self.end(edl, launcher, signal.SIGINT) < patient(END_GRACE_S + 10)
 
+    @pytest.mark.soak  # so it is in test_run_job.py
     def test_twice_kills_it_at_once(self, edl):
         launcher = edl.start("run", "--job", "x", *STUBBORN)
         assert launcher.stdout.readline() == "[0]<stdout>:up\n"
@@ -201,9 +207,9 @@ class TestInterrupt:
     @pytest.mark.parametrize(
         "moment",
         [
-            "record.json",
+            pytest.param("record.json", marks=pytest.mark.soak),
             pytest.param("secret", marks=pytest.mark.soak),
-            "zookeeper/lock",
+            pytest.param("zookeeper/lock", marks=pytest.mark.soak),
             pytest.param("zookeeper/zoo.cfg", marks=pytest.mark.soak),
             "zookeeper/data/version-2",
         ],
@@ -213,7 +219,8 @@ class TestInterrupt:
         edl.wait((edl.home / "jobs" / "x" / moment).exists, moment)
         assert self.end(edl, launcher, signal.SIGINT) < 10
 
-    @pytest.mark.parametrize("started", [1, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 3, 4))])
+    @pytest.mark.soak  # without processes: tests/unit/launch/test_interrupted_start.py
+    @pytest.mark.parametrize("started", [1, 2, 3, 4])
     def test_between_two_workers(self, edl, started):
         launcher = edl.start("run", "-np", "5", "--job", "x", *SLEEP)
         edl.wait_process("time.sleep", started)
@@ -229,6 +236,7 @@ class TestInterrupt:
 
 
 class TestKilledLauncher:
+    @pytest.mark.soak  # so it is in test_run_job.py
     def test_leaves_nothing_and_its_record_says_so(self, edl):
         launcher = edl.start("run", "-np", "2", "--job", "x", "bash", "-c", "sleep 1000; true")
         edl.wait_process("sleep 1000", 4)
@@ -242,7 +250,10 @@ class TestKilledLauncher:
 
     @pytest.mark.parametrize(
         "moment",
-        ["record.json", pytest.param("zookeeper/zoo.cfg", marks=pytest.mark.soak), "zookeeper/data/version-2"],
+        [
+            *(pytest.param(moment, marks=pytest.mark.soak) for moment in ("record.json", "zookeeper/zoo.cfg")),
+            "zookeeper/data/version-2",
+        ],
     )
     def test_during_the_start(self, edl, moment):
         launcher = edl.start("run", "-np", "2", "--job", "x", *SLEEP)
@@ -252,6 +263,7 @@ class TestKilledLauncher:
 
 
 class TestOtherCommands:
+    @pytest.mark.soak  # so it is in test_run_job.py
     def test_a_job_that_runs_is_seen_and_stopped(self, edl):
         launcher = edl.start("run", "-np", "2", "--job", "x", *SLEEP)
         edl.wait_process("time.sleep", 2)

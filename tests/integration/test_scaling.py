@@ -32,6 +32,7 @@ def test_a_job_grows_and_shrinks_and_trains_every_sample_once(edl, tmp_path):
     job.expect_exactly_once()
 
 
+@pytest.mark.soak  # who leaves, and by whose word: tests/unit/core/resize/test_scale_requests.py
 def test_a_signal_to_all_of_a_worker_lets_it_leave(edl, tmp_path):
     """As systemd sends it: its daemon, which may be the leader's, dies of it before any other has heard of the wish."""
     job = Job(edl, tmp_path / "out", workers=3, EDL_SESSION_TIMEOUT="8")

@@ -9,7 +9,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 SCRIPT = ("torch_beside.py",)
 
 
-@pytest.mark.parametrize("ring", ["horovod", "torch"])
+# soak: a state travels beside either ring, by tests/unit/transport/test_stream.py
+@pytest.mark.parametrize("ring", ["horovod", pytest.param("torch", marks=pytest.mark.soak)])
 def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, ring):
     """Several come, each as it is ready: states of 8 MB, learning rates and an average beside them."""
     job = Job(edl, tmp_path / "out", workers=2, script=SCRIPT, EDL_RING=ring, EDL_CHECK_WEIGHTS="5")
@@ -27,6 +28,7 @@ def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, r
     job.expect_exactly_once()
 
 
+@pytest.mark.soak  # so it is in tests/simulation/test_wrong_sending.py, tests/unit/transport/test_stream.py
 def test_the_sender_is_killed_in_the_middle(edl, tmp_path):
     """The others form another ring at once, in which the newcomer is given the state of who is left."""
     kill = tmp_path / "kill"

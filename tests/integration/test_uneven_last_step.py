@@ -37,7 +37,10 @@ WAYS = {
 }
 
 
-@pytest.fixture(params=WAYS)
+SOAKS = {"function", "fit"}  # soak: jobs of theirs are compared with one worker in test_job_equality.py
+
+
+@pytest.fixture(params=[pytest.param(way, marks=pytest.mark.soak) if way in SOAKS else way for way in WAYS])
 def fleet(request: pytest.FixtureRequest, warm: WarmPython) -> Iterator[Fleet]:
     """Three in a ring, one alone, all with the same model, which their steps leave as it is."""
     script, *arguments = WAYS[request.param]

@@ -20,10 +20,8 @@ KILLS = 4
 BATCHES = [7 * number for number in range(15)]  # of 101 samples
 
 
-@pytest.mark.parametrize(
-    "library",
-    ["lightning", *(pytest.param(name, marks=pytest.mark.soak) for name in ("transformers", "accelerate"))],
-)
+@pytest.mark.soak  # rings that break as they ask: tests/unit/torch/test_between_steps.py; a death: test_evaluation.py
+@pytest.mark.parametrize("library", ["lightning", "transformers", "accelerate"])
 def test_each_sample_is_evaluated_once_beside_a_death_in_it(edl: Any, tmp_path: Path, library: str) -> None:
     """At 3 workers, with one that dies in an evaluation, at 2, and with one that comes."""
     script = ["torch_validating.py", "--way", "validating", "--library", library, "--each", "0.05"]

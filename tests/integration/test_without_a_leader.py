@@ -64,6 +64,7 @@ def kinds(job: Job) -> list[str]:
     return [event["kind"] for event in job.events()]
 
 
+@pytest.mark.soak  # leaders die at each moment in tests/simulation/test_jobs.py; a real one in test_scaling.py
 @pytest.mark.parametrize(
     "epochs",
     [pytest.param(16, id="epochs at once", marks=pytest.mark.soak), pytest.param(None, id="epochs one by one")],
@@ -95,6 +96,7 @@ def test_no_step_waits_for_the_next_leader(edl, tmp_path, epochs):
     job.expect_exactly_once()
 
 
+@pytest.mark.soak  # leaders die at each moment in tests/simulation/test_jobs.py; a real one in test_scaling.py
 def test_a_leader_may_vanish_while_a_newcomer_warms_up(edl, tmp_path):
     job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="5", EDL_MAX_RESTARTS="1", EDL_TEST_REHEARSAL_S="1")
     leader = leader_of(job.wait_size(2))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from simulated import conditions, job, nodes, run, trace
 
@@ -210,7 +210,6 @@ TWINS = {
 
 @pytest.mark.parametrize("name", sorted(TWINS))
 @given(view=views())
-@settings(max_examples=200)
 def test_a_policy_decides_what_its_naive_twin_does(name: str, view: ClusterView) -> None:
     assert sizes_of(registry.build(name).decide(view, NOW)) == TWINS[name](view)
 

@@ -1,6 +1,6 @@
 """Whole simulated jobs under planned faults, over many seeds; a failing seed prints its transcript.
 
-EDL_SEEDS sets how many seeds are tried; the default keeps the suite quick. `python -m benchmarks.simulation` tries
+EDL_SEEDS sets how many seeds are tried, of which those beyond 100 are soaks. `python -m benchmarks.simulation` tries
 10,000 of them on all cores.
 """
 
@@ -24,9 +24,12 @@ from edl.testing.worker import SimWorker
 
 SEEDS = int(os.environ.get("EDL_SEEDS", "300"))
 BLOCK = 50
+BLOCKS = [
+    pytest.param(first, marks=pytest.mark.soak) if first >= 2 * BLOCK else first for first in range(0, SEEDS, BLOCK)
+]
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+@pytest.mark.parametrize("first", BLOCKS)
 def test_no_invariant_breaks_whatever_goes_wrong(first: int) -> None:
     for seed in range(first, min(first + BLOCK, SEEDS)):
         scenario(seed).run()

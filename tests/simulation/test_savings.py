@@ -20,16 +20,19 @@ from edl.testing.savings import Savings
 
 SEEDS = int(os.environ.get("EDL_SEEDS", "300"))
 BLOCK = 50
+BLOCKS = [
+    pytest.param(first, marks=pytest.mark.soak) if first >= 2 * BLOCK else first for first in range(0, SEEDS, BLOCK)
+]
 DATA = DataSpec(total=900, epochs=1, batch=2)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+@pytest.mark.parametrize("first", BLOCKS)
 def test_no_invariant_breaks_in_jobs_that_are_saved(first: int) -> None:
     for seed in range(first, min(first + BLOCK, SEEDS)):
         scenario(seed, saves=True).run()
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+@pytest.mark.parametrize("first", BLOCKS)
 def test_lives_that_are_resumed_train_each_sample_once(first: int) -> None:
     ends, resumed = Counter[str](), 0
     for seed in range(first, min(first + BLOCK, SEEDS)):
@@ -165,14 +168,14 @@ def test_requests_are_answered_whatever_the_leaders_do(seed: int) -> None:
     "fault", [SimFault.KILL, SimFault.VANISH, SimFault.LEAVE, SimFault.RENEW_DAEMON, SimFault.CRASH_LEADER]
 )
 @pytest.mark.parametrize("moment", [Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING])
-def test_after_a_fault_at_any_moment_a_durable_one_follows(fault: SimFault, moment: Moment) -> None:
-    for seed in range(4):
-        job = SimJob(DATA, seed=seed, workers=3, checkpointing=Checkpointing("memory:", every_s=0.1))
-        job.plan([Planned(fault, moment, 1)])
-        job.run()
-        assert job.durable.state is JobState.FINISHED, job.story("not finished")
-        later = [number for number in job.checks.savings.durable_at if number > 1]
-        assert later, job.story("no checkpoint is durable after the first")
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (2, 3))])
+def test_after_a_fault_at_any_moment_a_durable_one_follows(fault: SimFault, moment: Moment, seed: int) -> None:
+    job = SimJob(DATA, seed=seed, workers=3, checkpointing=Checkpointing("memory:", every_s=0.1))
+    job.plan([Planned(fault, moment, 1)])
+    job.run()
+    assert job.durable.state is JobState.FINISHED, job.story("not finished")
+    later = [number for number in job.checks.savings.durable_at if number > 1]
+    assert later, job.story("no checkpoint is durable after the first")
 
 
 @pytest.mark.parametrize("seed", range(5))
