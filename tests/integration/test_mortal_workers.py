@@ -61,7 +61,6 @@ def test_newcomers_may_die_at_any_moment_and_a_leaver_in_its_last(edl, tmp_path,
     job.expect_exactly_once()
 
 
-@pytest.mark.soak  # so do simulated ones: tests/simulation/test_jobs.py
 def test_a_worker_that_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(edl, tmp_path):
     job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="5")  # it is called again after 12.5 s
     job.wait_size(2)

@@ -24,8 +24,6 @@ def lost(job: Job) -> list[dict]:
     return [event for event in job.events() if event["kind"] == "worker_lost"]
 
 
-# soak: crashes: test_torch_today.py; who is frozen: test_ring_faults.py, tests/unit/core/job/test_deadlines.py
-@pytest.mark.soak
 def test_crashed_and_frozen_workers_are_replaced(edl, tmp_path):
     job = Job(edl, tmp_path, 3, EDL_MAX_RESTARTS="3", EDL_MIN_NP="2", EDL_STEP_TIMEOUT=str(STEP_TIMEOUT_S))
     job.wait_size(3)
