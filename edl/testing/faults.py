@@ -81,38 +81,29 @@ DRAWN: tuple[tuple[SimFault, int, tuple[Moment, ...]], ...] = (
 )
 
 
+STRIKES: Final = (
+    SimFault.KILL,
+    SimFault.KILL,
+    SimFault.VANISH,
+    SimFault.STALL,
+    SimFault.LEAVE,
+    SimFault.RENEW_DAEMON,
+)
+AROUND: Final = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, SimFault.SCALE)
+
+
 def draw_beside(source: random.Random) -> list[Planned]:
     """Where rings are prepared: some that strike just then."""
-    kinds = (
-        SimFault.KILL,
-        SimFault.KILL,
-        SimFault.VANISH,
-        SimFault.STALL,
-        SimFault.LEAVE,
-        SimFault.RENEW_DAEMON,
-        SimFault.CUT_OFF,
-    )
-    others = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, SimFault.SCALE, SimFault.DEAFEN)
+    kinds = (*STRIKES, SimFault.CUT_OFF, *AROUND, SimFault.DEAFEN)
     count = source.choice((0, 1, 1, 2, 3))
-    return [
-        Planned(source.choice((*kinds, *others)), source.choice(BESIDE), source.randint(1, 8)) for _ in range(count)
-    ]
+    return [Planned(source.choice(kinds), source.choice(BESIDE), source.randint(1, 8)) for _ in range(count)]
 
 
 def draw_sending(source: random.Random) -> list[Planned]:
     """Where state goes to newcomers beside a step: some that strike just then, the ends of it or others."""
-    kinds = (
-        SimFault.CUT_STATE,
-        SimFault.KILL,
-        SimFault.KILL,
-        SimFault.VANISH,
-        SimFault.STALL,
-        SimFault.LEAVE,
-        SimFault.RENEW_DAEMON,
-    )
-    others = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, SimFault.SCALE)
+    kinds = (SimFault.CUT_STATE, *STRIKES, *AROUND)
     count = source.choice((0, 1, 1, 2))
-    return [Planned(source.choice((*kinds, *others)), Moment.SENDING, source.randint(1, 4)) for _ in range(count)]
+    return [Planned(source.choice(kinds), Moment.SENDING, source.randint(1, 4)) for _ in range(count)]
 
 
 def draw_saved(source: random.Random) -> list[Planned]:

@@ -108,6 +108,17 @@ def test_tensorflow_goes_on_bit_for_bit(edl, tmp_path, way):
     assert then.results() == whole.results()
 
 
+def end_saved(life: Life, by: str) -> None:
+    """Once a checkpoint is durable."""
+    life.wait_event("checkpoint_durable")
+    if by == "kill":
+        time.sleep(0.4 * random.random())
+        life.kill()
+    else:
+        life.launcher.terminate()
+        life.finish(75)
+
+
 @pytest.mark.parametrize("ends_by", ["kill", pytest.param("preempt", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("per_commit", ["1", pytest.param("5", marks=pytest.mark.soak)])
 def test_a_script_of_horovods_elastic_names_goes_on_bit_for_bit(edl, tmp_path, ends_by, per_commit):
@@ -116,13 +127,7 @@ def test_a_script_of_horovods_elastic_names_goes_on_bit_for_bit(edl, tmp_path, e
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
     whole.finish()
     first = Life(edl, tmp_path / "first", *script, *SLOWLY, checkpoint=tmp_path / "ck", flags=EVERY, audit=True)
-    first.wait_event("checkpoint_durable")
-    if ends_by == "kill":
-        time.sleep(0.4 * random.random())
-        first.kill()
-    else:
-        first.launcher.terminate()
-        first.finish(75)
+    end_saved(first, ends_by)
     saved = manifest(durable(tmp_path / "ck")[0])
     before = first.trained(saved["step"])
     then = Life(edl, tmp_path / "then", *script, "--step-time", "0", checkpoint=tmp_path / "ck", audit=True)
@@ -145,12 +150,7 @@ def test_each_of_horovods_states_of_tensorflow_goes_on_bit_for_bit(edl, tmp_path
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
     whole.finish()
     first = Life(edl, tmp_path / "first", *script, *SLOWLY, checkpoint=tmp_path / "ck", flags=EVERY, audit=True)
-    first.wait_event("checkpoint_durable")
-    if ends_by == "kill":
-        first.kill()
-    else:
-        first.launcher.terminate()
-        first.finish(75)
+    end_saved(first, ends_by)
     saved = manifest(durable(tmp_path / "ck")[0])
     before = first.trained(saved["step"])
     then = Life(edl, tmp_path / "then", *script, "--step-time", "0", checkpoint=tmp_path / "ck", audit=True)
