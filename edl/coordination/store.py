@@ -140,7 +140,8 @@ class Watch(Protocol):
 class Store(Protocol):
     """One session with the coordinator.
 
-    Every call ends within a time-out of about the session's. All of them may raise:
+    Every call ends within a time-out of about the session's, counted from when it was made, or from the coordinator's
+    last answer to a call before it. All of them may raise:
 
     - `StoreUnavailable`: disconnected, closed, or no answer in time. A **read** may simply be tried again. A **write**
       may have been carried out all the same, or may be yet: read before trying again. For a sequence node that means

@@ -35,6 +35,7 @@ from edl.coordination.store import (
     check_size,
     parent_of,
 )
+from edl.coordination.turns import Turns
 from edl.coordination.zookeeper_watch import LinkWatch, NodeWatch
 from edl.errors import ConfigError, Fenced, StoreUnavailable, UsageError
 
@@ -80,7 +81,7 @@ class ZookeeperStore:
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._chroot = settings.chroot
-        self._permits = asyncio.Semaphore(_IN_FLIGHT)
+        self._turns = Turns(_IN_FLIGHT, session_timeout_s)
         self._link = Link.LOST
         self._session = 0
         self._connected = asyncio.Event()
@@ -186,7 +187,7 @@ class ZookeeperStore:
         if self._closed:
             raise StoreUnavailable("the store is closed")
         try:
-            async with asyncio.timeout(self._session_timeout_s), self._permits:
+            async with self._turns.turn():
                 if self.link is not Link.CONNECTED:  # kazoo would keep it, and send it long after we have given up
                     raise StoreUnavailable(f"not connected to the coordinator {self._settings.hosts}")
                 return await kazoo_client.settle(start(self._client))

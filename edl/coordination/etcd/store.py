@@ -48,6 +48,7 @@ from edl.coordination.store import (
     check_path,
     check_size,
 )
+from edl.coordination.turns import Turns
 from edl.errors import ConfigError, StoreUnavailable, UsageError
 
 _IN_FLIGHT = 64
@@ -92,8 +93,8 @@ class EtcdStore:
         self._session_timeout_s = session_timeout_s
         self._pid = os.getpid()
         self._layout = KeyLayout(settings.chroot or DEFAULT_PREFIX)
-        self._reads = asyncio.Semaphore(_IN_FLIGHT)
-        self._writes = asyncio.Lock()  # in the order in which they were begun, as with ZooKeeper
+        self._reads = Turns(_IN_FLIGHT, session_timeout_s)
+        self._writes = Turns(1, session_timeout_s)  # in the order in which they were begun, as with ZooKeeper
         self._link_watches: list[EtcdLinkWatch] = []
         self._closed = False
         self._session = Session(settings, self._layout, session_timeout_s, self._moved)
@@ -171,14 +172,14 @@ class EtcdStore:
         return found
 
     @asynccontextmanager
-    async def _reached(self, turn: asyncio.Semaphore | asyncio.Lock) -> AsyncIterator[EtcdConnection]:
+    async def _reached(self, turns: Turns) -> AsyncIterator[EtcdConnection]:
         """The connection, within a bound; every error comes out as one of the port's."""
         if os.getpid() != self._pid:
             raise UsageError("a session with the coordinator does not survive a fork: connect in the child process")
         if self._closed:
             raise StoreUnavailable("the store is closed")
         try:
-            async with asyncio.timeout(self._session_timeout_s), turn:
+            async with turns.turn():
                 yield self._session.connection
         except TimeoutError as error:
             raise StoreUnavailable(f"no answer from the coordinator {self._settings.hosts} in time") from error

@@ -58,7 +58,7 @@ def averaging_step(model: keras.Model, optimizer: Any) -> Any:
         gradients = hvd.DistributedGradientTape(recorded).gradient(loss, [weight.value for weight in weights])
         optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
-    return tf.function(step, reduce_retracing=True)
+    return tf.function(step, input_signature=[tf.TensorSpec((None, 8)), tf.TensorSpec((None, 1))])
 
 
 def loop(state: Any, step: Any) -> None:
