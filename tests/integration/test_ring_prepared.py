@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pace import patient
@@ -77,19 +78,26 @@ def check_not_formed(fleet: Fleet, outcomes: list[str], why: str = "") -> None:
     assert all(outcome.startswith(f"RingBroken: the ring did not form: {why}") for outcome in outcomes), outcomes
 
 
-def settled(fleet: Fleet, sockets: float) -> dict[str, float]:
-    """What the first worker uses once what it left is gone."""
+HELD = ("files", "sockets", "threads")
+
+
+def held(used: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(used[what] for what in HELD)
+
+
+def settled(fleet: Fleet, expected: dict[str, Any]) -> dict[str, Any]:
+    """What the first worker uses once what it left is gone: sockets, files and threads go one after the other."""
     deadline = time.monotonic() + patient(10)
     while True:
-        used: dict[str, float] = fleet[0].call("used")
-        if used["sockets"] == sockets or time.monotonic() > deadline:
+        used: dict[str, Any] = fleet[0].call("used")
+        if held(used) == held(expected) or time.monotonic() > deadline:
             return used
 
 
-def quiet(fleet: Fleet) -> dict[str, float]:
+def quiet(fleet: Fleet) -> dict[str, Any]:
     """What the first worker uses once that does not change: what it has left is let go aside."""
     before, now = fleet[0].call("used"), fleet[0].call("used")
-    while now["sockets"] != before["sockets"]:
+    while held(now) != held(before):
         before, now = now, fleet[0].call("used")
     return now
 
@@ -121,7 +129,7 @@ def test_of_thirty_changes_nothing_remains(fleet: Fleet) -> None:
     fleet.together([0, 1], "leave")
     alone = quiet(fleet)
     fleet.form([0, 1])
-    before = fleet[0].call("used")
+    before = quiet(fleet)
     assert before["sockets"] > alone["sockets"]
     for members in ([0, 1, 2], [1, 0]) * 15:
         with fleet.preparing(members) as following:
@@ -131,12 +139,12 @@ def test_of_thirty_changes_nothing_remains(fleet: Fleet) -> None:
         assert fleet.together(members, "agree", [(member,) for member in members]) == [max(members)] * len(members)
     fleet.together([0, 1], "synchronize", [(0,)] * 2)
     check_trains(fleet, [0, 1])
-    after = settled(fleet, before["sockets"])
-    for what in ("files", "sockets", "threads"):
-        assert after[what] == before[what], what
+    after = settled(fleet, before)
+    for what in HELD:
+        assert after[what] == before[what], (what, after["open"])
     assert after["resident_mb"] < before["resident_mb"] + 10
     fleet.together([0, 1], "leave")
-    left = settled(fleet, alone["sockets"])
+    left = settled(fleet, alone)
     assert left["sockets"] == alone["sockets"]
     assert left["cpu"] < 0.05, "a ring that stands polls"
 
@@ -163,9 +171,9 @@ def test_a_ring_that_was_released_before_it_was_asked_for(fleet: Fleet) -> None:
 
 def test_a_ring_that_stands_and_is_released(fleet: Fleet) -> None:
     fleet.together([0, 1], "leave")
-    alone = quiet(fleet)["sockets"]
+    alone = quiet(fleet)
     fleet.form([0, 1])
-    sockets = fleet[0].call("used")["sockets"]
+    before = quiet(fleet)
     with fleet.preparing([0, 1]) as following:
         following.come(0, 1)
         assert fleet.together([0, 1], "prepared") == ["", ""]
@@ -173,7 +181,7 @@ def test_a_ring_that_stands_and_is_released(fleet: Fleet) -> None:
     with pytest.raises(WorkerFailed, match="RingBroken"):
         fleet.together([0, 1], "adopt", [(following.generation,)] * 2)
     check_trains(fleet, [0, 1])
-    assert settled(fleet, sockets)["sockets"] == sockets > alone
+    assert settled(fleet, before)["sockets"] == before["sockets"] > alone["sockets"]
     change(fleet, [1, 0])
 
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import msgspec
 from data_modes import MODES
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from edl.core.data import ledger as rules
@@ -131,7 +131,11 @@ class Job:
         self.ledger.grant(self.ledger.step)
 
     def ask_for_more(self) -> None:
-        self.ledger.extend(min(self.epochs, self.ledger.spec.epochs + 1))
+        """As scripts do where the end is open: none begins an epoch before all of the one before is trained, unless
+        samples came back after its last short batch.
+        """
+        if self.ledger.exhausted or self.ledger.stranded:
+            self.ledger.extend(min(self.epochs, self.ledger.spec.epochs + 1))
 
     def finish(self, ahead: int) -> None:
         while not (self.ledger.exhausted and self.ledger.spec.epochs >= self.epochs):
@@ -200,6 +204,13 @@ CHANGES = st.tuples(
     aheads=st.tuples(st.integers(1, 20), st.integers(1, 20)),
     early=st.integers(0, 6),
 )
+@example(  # the only sample is dealt to one that leaves, and no script asks for the second epoch meanwhile
+    spec=DataSpec(1, 1, 1, whole_epochs=True, open_ended=True),
+    deals=(1, 1),
+    changes=[(2, 1, 1, 0)],
+    aheads=(1, 2),
+    early=0,
+)
 def test_after_changes_of_size_too_a_life_of_the_same_size_goes_on_as_the_one_before_would_have(
     spec: DataSpec, deals: tuple[int, int], changes: list[tuple[int, ...]], aheads: tuple[int, int], early: int
 ) -> None:
@@ -210,9 +221,26 @@ def test_after_changes_of_size_too_a_life_of_the_same_size_goes_on_as_the_one_be
             job.grant(ahead)
             job.train(steps)
             job.change_size(leave, come)
+        # A script that cuts batches itself is past its last short one where samples came back after it; in a new life
+        # it is not.
+        assume(not spec.by_sample or job.ledger.snapshot().late < job.ledger.epoch)
         other = copy.copy(job)
         other.hands, other.ledger = [*job.hands], Ledger.restore(job.ledger.snapshot())
         other.resume(early)
         job.finish(aheads[0])
         other.finish(aheads[1])
     assert other.hands == job.hands
+
+
+def test_what_all_lost_after_the_last_short_batch_of_a_script_is_trained_in_the_next_life() -> None:
+    """None of the next life is past that batch, and no lease is left that would say so."""
+    job = Job(DataSpec(1, 1, 2, by_sample=True), [2] * 3, 1)
+    job.grant(1)
+    job.change_size(2, 0)
+    job.train(1)
+    job.resume(0)
+    for _ in range(3):
+        job.grant(1)
+        job.train(1)
+    assert job.ledger.exhausted
+    assert [*chain(*job.hands[-1])] == [(0, 0)]

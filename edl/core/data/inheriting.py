@@ -42,8 +42,10 @@ def rebased(snapshot: LedgerSnapshot, step: int = 0) -> LedgerSnapshot:
         MemberSnapshot(f"{RANK}{rank}", one.batch, one.number, _moved(one.leases, snapshot.step, step))
         for rank, one in enumerate(snapshot.members)
     )
-    # A script that has had its last batch of a pass is gone, and another one asks for all that is left.
-    return msgspec.structs.replace(snapshot, step=step, members=members, late=-1)
+    # A script that has had its last batch of a pass is gone, and another one asks for all that is left. One that cuts
+    # batches itself takes samples of an epoch only while that is not closed.
+    closed = snapshot.closed and (not snapshot.spec.by_sample or any(one.leases for one in members))
+    return msgspec.structs.replace(snapshot, step=step, members=members, late=-1, closed=closed)
 
 
 def _moved(leases: Iterable[Lease], step: int, to_step: int) -> tuple[Lease, ...]:

@@ -116,8 +116,9 @@ class Leasing:
         if left_s > WORD_S:
             return end
         # Where epochs are over in a moment, it would wait so in each of them. What is leased on speculation goes on
-        # beyond this one: the switch comes in an epoch that follows, or never, as the scripts end before.
-        return step if self._has_short_epochs(ledger) else None
+        # beyond this one: the switch comes in an epoch that follows, or never, as the scripts end before. Where all
+        # stand and wait for one of them, it may not go on that far: the switch waits until they train on.
+        return step if step <= ledger.covered_step and self._has_short_epochs(ledger) else None
 
     def _has_short_epochs(self, ledger: Ledger) -> bool:
         """They are asked for one by one, and none is long enough for the word of a switch."""

@@ -84,7 +84,7 @@ class Next:
             self._outcome = f"{type(error).__name__}: {error}"
 
 
-def used() -> dict[str, float]:
+def used() -> dict[str, Any]:
     """What this process has open, and what it computes while it is not asked to, in seconds per second."""
     links = []
     for entry in Path("/proc/self/fd").iterdir():
@@ -93,6 +93,7 @@ def used() -> dict[str, float]:
     cpu, now = time.process_time(), time.monotonic()
     time.sleep(0.5)
     return {
+        "open": sorted(links),
         "files": len(links),
         "sockets": sum(link.startswith("socket:") for link in links),
         "threads": len(list(Path("/proc/self/task").iterdir())),
