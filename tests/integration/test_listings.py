@@ -16,6 +16,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LANGUAGES = {"python", "bash", "text"}  # of the README: listings, what is typed, and what is drawn or printed
 NOT_TYPED = {
     "scripts/demo": "sets a machine up, and trains for a minute; what it shows is in tests/unit/test_demo_view.py",
+    "scripts/setup": "sets a machine up; these tests run where it has done so",
     "scripts/test": "runs this test",
     "scripts/check": "runs a part of the tests of which this is one",
     "source .venv/bin/activate": "the environment of these tests is active already",

@@ -1,0 +1,31 @@
+"""The command line of scripts/setup: what it takes, and what it says to what it does not."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SETUP = Path(__file__).resolve().parents[2] / "scripts" / "setup"
+
+
+def asked(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([SETUP, *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_help_names_both_ways():
+    said = asked("--help")
+    assert said.returncode == 0
+    assert "scripts/setup [--all]" in said.stdout
+    assert "scripts/setup --torch" in said.stdout
+    assert "#" not in said.stdout
+
+
+@pytest.mark.parametrize("arguments", [("--tensorflow",), ("--torch", "--all"), ("all",)])
+def test_what_it_does_not_take_is_one_line(arguments: tuple[str, ...]):
+    said = asked(*arguments)
+    assert said.returncode == 2
+    assert said.stderr == (
+        f"[setup] scripts/setup takes --all (the default), --torch or nothing, not: {' '.join(arguments)}\n"
+    )
