@@ -96,11 +96,15 @@ class Job:
 
     def steps(self) -> dict[int, list[float]]:
         """When each step ended, by the pid of its worker; of workers that were started with `--note-steps`."""
-        found: dict[int, list[float]] = {}
+        return {pid: [note["at"] for note in notes] for pid, notes in self.step_notes().items()}
+
+    def step_notes(self) -> dict[int, list[dict[str, Any]]]:
+        """The same, as each worker noted it."""
+        found: dict[int, list[dict[str, Any]]] = {}
         for path in self.folder.glob("*.jsonl"):
-            lines = path.read_text().split("\n")[:-1]  # who was killed may have left half a line
+            lines = path.read_text().split("\n")[:-1]  # a worker that was killed may have left half a line
             notes = (json.loads(line) for line in lines)
-            found[int(path.stem)] = [note["at"] for note in notes if note["kind"] == "step"]
+            found[int(path.stem)] = [note for note in notes if note["kind"] == "step"]
         return found
 
     def newest_step(self) -> int:
@@ -125,11 +129,11 @@ def _tail(path: Path) -> bytes:
 
 
 def compared(notes: list[dict[str, Any]]) -> dict[str, int]:
-    """The weights after each switch."""
+    """The weights after each switch, or after the first step in each ring."""
     digests = defaultdict(set)
     for note in notes:
         if note["kind"] in ("switch", "end"):
-            digests[note["kind"], note["generation"]].add(note["digest"])
+            digests[note["kind"], note["step"]].add(note["digest"])
     return {"compared": len(digests), "different": sum(len(found) > 1 for found in digests.values())}
 
 

@@ -1,11 +1,15 @@
 """Random changes of size, one after the other, while a job trains: nothing may hang, differ, get lost or be repeated.
 
-    python -m benchmarks.resizes [--torch 50] [--tensorflow 20] [--most 5] [--seed 0] [--json]
+    python -m benchmarks.resizes [--torch 50] [--tensorflow 20] [--most 5] [--seed 0] [--ring horovod] [--step-ms 20]
+                                 [--no-fixed] [--json]
 
 So many times the job is asked for another size between 1 and `--most` (`edl scale --wait`), while its workers learn
 the UCI digits. After each switch all workers must have the same weights and momentum, to the bit; at the end each
 sample must have been trained once an epoch, and the loss must lie within what jobs of fixed size (1 and `--most`
 workers, as many epochs) come to, and somewhat beyond. Exit code 1 if not.
+
+    lost    what survivors lost at all switches, of all workers' time: a survivor's time between the ends of the last
+            step before a switch and of the first one after it, less two median steps of the ring that it left
 """
 
 from __future__ import annotations
@@ -23,11 +27,26 @@ from benchmarks.digits import NAME, PATIENCE_S, SAMPLES, Job, compared, fixed_lo
 from edl.core.audit.account import account
 from edl.trainer.data.audit import read
 
+BEFORE = 20  # steps that a median is of
 
-def resized(framework: str, times: int, most: int, seed: int) -> dict[str, Any]:
+
+def losses(notes: list[dict[str, Any]]) -> list[float]:
+    """Seconds that one worker lost at each switch that it lived through, by its notes of steps."""
+    found, steady = list[float](), list[float]()
+    for before, first, second in zip(notes, notes[1:], notes[2:], strict=False):
+        if first["generation"] == before["generation"]:
+            steady.append(first["at"] - before["at"])
+            continue
+        if steady:
+            found.append(second["at"] - before["at"] - 2 * statistics.median(steady[-BEFORE:]))
+        steady.clear()
+    return found
+
+
+def resized(framework: str, times: int, most: int, seed: int, ring: str, step_s: float) -> dict[str, Any]:
     source = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
-        job = Job(framework, Path(name), 2, 0.02)
+        job = Job(framework, Path(name), 2, step_s, "--note-steps", flags=("--ring", ring))
         job.wait_training()
         size, sizes = 2, [2]
         for number in range(times):
@@ -37,6 +56,9 @@ def resized(framework: str, times: int, most: int, seed: int) -> dict[str, Any]:
             print(f"{framework}: {number + 1} of {times} changes, now {size} workers", file=sys.stderr, flush=True)
         epochs = job.end()
         notes, events, data = job.notes(), job.events(), account(read(job.folder / "audit"))
+        steps = [noted for noted in job.step_notes().values() if noted]
+    lost = [one for noted in steps for one in losses(noted)]
+    trained_s = sum(noted[-1]["at"] - noted[0]["at"] for noted in steps)
     scaled = [event for event in events if event["kind"] == "scaled"]
     pauses = [event["pause_ms"] for event in scaled if event["pause_ms"] is not None]
     return {
@@ -47,6 +69,11 @@ def resized(framework: str, times: int, most: int, seed: int) -> dict[str, Any]:
         "void": sum(event["kind"] == "batch_voided" for event in events),
         "pause_ms": statistics.median(pauses),
         "longest_pause_ms": max(pauses),
+        "lost_s": sum(lost),
+        "trained_s": trained_s,
+        "lost_share": sum(lost) / trained_s,
+        "lost_ms": statistics.median(lost) * 1e3,
+        "longest_lost_ms": max(lost) * 1e3,
         "epochs": epochs,
         **compared(notes),
         "lost": epochs * SAMPLES - sum(epoch.trained for epoch in data.epochs),  # also of an epoch that never began
@@ -67,6 +94,8 @@ def main() -> int:
     parser.add_argument("--tensorflow", type=int, default=20)
     parser.add_argument("--most", type=int, default=5, help="workers")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ring", choices=["horovod", "torch"], default="horovod", help="PyTorch's")
+    parser.add_argument("--step-ms", type=float, default=20, help="that a step sleeps")
     parser.add_argument("--no-fixed", action="store_true", help="no jobs of fixed size to compare the loss with")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -74,7 +103,8 @@ def main() -> int:
     for framework, times in (("torch", options.torch), ("tensorflow", options.tensorflow)):
         if not times:
             continue
-        result = resized(framework, times, options.most, options.seed)
+        ring = options.ring if framework == "torch" else "horovod"
+        result = resized(framework, times, options.most, options.seed, ring, options.step_ms / 1e3)
         sizes = () if options.no_fixed else (1, options.most)
         result["fixed_losses"] = [fixed_loss(framework, workers, result["epochs"]) for workers in sizes]
         sound = sound and is_sound(result)
@@ -85,6 +115,8 @@ def main() -> int:
             f"{framework}: {times} changes of size between 1 and {options.most}, {result['switches']} switches "
             f"({result['forced']} forced), {result['void']} void mini-batches; pause {result['pause_ms']:.0f} ms "
             f"(median), {result['longest_pause_ms']:.0f} ms (longest)\n"
+            f"  survivors lost {result['lost_s']:.1f} s of {result['trained_s']:.0f} s, {result['lost_share']:.2%}; "
+            f"at one switch {result['lost_ms']:.0f} ms (median), {result['longest_lost_ms']:.0f} ms (longest)\n"
             f"  weights compared {result['compared']} times, different {result['different']}; "
             f"{result['epochs']} epochs, {result['lost']} samples lost, {result['repeated']} repeated\n"
             f"  loss {result['loss']:.4f}; of fixed size: {', '.join(f'{one:.4f}' for one in result['fixed_losses'])}",
