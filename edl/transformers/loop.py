@@ -90,15 +90,17 @@ class TrainerSteps(LoopSteps):
     def begin_epoch(self) -> None:
         """Of the Trainer."""
         self._coming, self.travels.open_pass = None, None
+        if self._loader.shards.epochs_done < self.travels.epoch:  # those before it were trained in an earlier life
+            self._loader.shards.expect(self.travels.epoch)
         self._iterator = iter(self._loader)
 
     def next(self) -> Parts | None:
         """The batches of the next step; None where what follows an epoch comes before it."""
         parts, self._coming = self._coming or self._fetched(), None
-        if parts is None:
-            return None
-        if self.take_over() and self.is_beyond():  # an earlier life was saved there
+        if self.take_over() and (parts is None or self.is_beyond()):  # an earlier life was saved there
             self.between = True
+            return None
+        if parts is None:
             return None
         self.begin_step()
         return parts
