@@ -1,6 +1,5 @@
 """For all tests: machines are shared, so no example of a property test fails for having taken long, and workers that
-wait for their peers leave the cores to others. EDL_EXAMPLES sets how many examples a property is tried on that does not
-say so itself; scripts/soak tries more.
+wait for their peers leave the cores to others.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from warm_python import shared
 
+from examples import USUAL, examples
+
 settings.register_profile(
     "shared machine",
     deadline=None,
-    max_examples=int(os.environ.get("EDL_EXAMPLES", "50")),
+    max_examples=examples(USUAL),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("shared machine")

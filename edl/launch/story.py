@@ -39,17 +39,23 @@ async def _recorded(folder: Folder, follow: bool) -> AsyncIterator[dict[str, Any
     while True:
         record = folder.read()
         last = not follow or record is None or not record.alive  # before reading: its last events come before its end
-        if folder.events.exists():
-            with folder.events.open("rb") as file:
-                file.seek(offset)
-                piece = file.read()
-            offset += len(piece)
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                yield msgspec.json.decode(line)
+        piece = _kept_since(folder, offset)
+        offset += len(piece)
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield msgspec.json.decode(line)
         if last:
             return
         await asyncio.sleep(POLL_S)
+
+
+def _kept_since(folder: Folder, offset: int) -> bytes:
+    try:
+        with folder.events.open("rb") as file:
+            file.seek(offset)
+            return file.read()
+    except FileNotFoundError:  # nothing is kept yet, or another job of that name has just been started
+        return b""
 
 
 async def _newer(where: Whereabouts, kept: int) -> list[dict[str, Any]]:

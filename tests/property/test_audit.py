@@ -20,6 +20,7 @@ from edl.core.data.ledger import Ledger
 from edl.core.data.permutation import samples_at
 from edl.protocol.audit import BatchGiven, Committed, DataEnded, DataOpened, Line, Sat, decoded, encoded
 from edl.protocol.data import DataSpec, Range
+from examples import examples
 
 LEAD_TIMES = 5
 
@@ -153,7 +154,7 @@ hard_hit = st.builds(a_job, st.integers(0, 10**9), st.integers(5, 9), st.just(10
 broken_off = st.builds(a_job, st.integers(0, 10**9), st.integers(0, 6), st.integers(0, 30))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(jobs)
 def test_a_job_that_went_well_is_clean_however_many_were_killed(job: Job) -> None:
     found = account(job.audits())
@@ -162,7 +163,7 @@ def test_a_job_that_went_well_is_clean_however_many_were_killed(job: Job) -> Non
     assert found.steps == job.step
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(broken_off)
 def test_a_job_that_goes_on_has_trained_what_it_kept_so_far(job: Job) -> None:
     found = account(job.audits())
@@ -193,7 +194,7 @@ def naive(audits: list[WorkerAudit], spec: DataSpec) -> Counter[tuple[int, int]]
     return trained
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(jobs, st.data())
 def test_any_change_of_what_was_handed_out_is_seen_as_the_naive_twin_sees_it(job: Job, data: st.DataObject) -> None:
     audits = job.audits()
@@ -224,7 +225,7 @@ def changed(spec: DataSpec, audits: list[WorkerAudit], data: st.DataObject) -> l
     return [*audits[:place], WorkerAudit(audit.worker, audit.job, lines), *audits[place + 1 :]]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(jobs, st.data())
 def test_a_batch_that_is_taken_for_void_is_found_lost(job: Job, data: st.DataObject) -> None:
     """All that one worker was given for a step goes from its audit."""
@@ -237,7 +238,7 @@ def test_a_batch_that_is_taken_for_void_is_found_lost(job: Job, data: st.DataObj
     assert sum(epoch.lost for epoch in found.epochs) > 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(hard_hit, st.data())
 def test_a_void_batch_that_is_counted_is_found_repeated(job: Job, data: st.DataObject) -> None:
     """What a worker lost with a void step is written down as if it had been trained in a later one."""

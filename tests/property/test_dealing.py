@@ -19,6 +19,7 @@ from edl.core.data.inheriting import projected, rebased
 from edl.core.data.ledger import Ledger
 from edl.protocol.data import DataSpec
 from edl.protocol.ledger import LedgerSnapshot
+from examples import examples
 
 MOST_EPOCHS = 3
 DEALS = [(1, 1), (1, 4), (2, 8), (5, 5), (64, 16384)]  # the first one, the longest: of so many steps
@@ -166,7 +167,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(
     spec=specs(),
     batches=st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any),
@@ -196,7 +197,7 @@ CHANGES = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     spec=specs(),
     deals=st.sampled_from(DEALS),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from edl.cluster.policies.elasticflow import ADMITTED, ElasticFlow
 from edl.cluster.speed import Table
 from edl.cluster.views import ClusterView, JobView, Node
+from examples import examples
 
 
 def job_of(name, speeds, deadline, left, **fields):
@@ -61,7 +62,7 @@ def run(policy, jobs, devices, seconds=2000.0, step=5.0):
 
 
 @given(jobs_with_deadlines(), st.integers(1, 8))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_what_is_promised_is_kept_but_for_a_slot(jobs, devices) -> None:
     expect_kept(jobs, devices)
 
@@ -83,7 +84,7 @@ def expect_kept(jobs, devices) -> None:
 
 
 @given(jobs_with_deadlines(), st.integers(1, 8))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_one_job_is_promised_if_any_size_would_do(jobs, devices) -> None:
     job = jobs[0]
     policy = ElasticFlow(margin=0.0)
@@ -96,7 +97,7 @@ def test_one_job_is_promised_if_any_size_would_do(jobs, devices) -> None:
 
 
 @given(jobs_with_deadlines())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_constant_sizes_that_would_do_are_enough_for_the_first_deadline(jobs) -> None:
     """If each could have its smallest sufficient constant size at once, all are promised."""
     sizes = (1, 2, 4, 8)

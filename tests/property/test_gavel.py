@@ -12,6 +12,7 @@ from scipy.optimize import linprog
 from edl.cluster.policies.gavel import ROUND, Gavel, filled
 from edl.cluster.speed import Guess
 from edl.cluster.views import ClusterView, JobView, Node
+from examples import examples
 
 
 def least_by_linear_program(needs, weights, devices) -> float:
@@ -33,7 +34,7 @@ def least_by_linear_program(needs, weights, devices) -> float:
     st.lists(st.tuples(st.integers(1, 8), st.sampled_from([1.0, 2.0, 4.0])), min_size=1, max_size=4),
     st.integers(1, 8),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_the_least_share_is_the_largest_that_can_be(jobs, devices) -> None:
     needs, weights = np.array([float(need) for need, _ in jobs]), np.array([weight for _, weight in jobs])
     times = filled(needs, weights, devices)

@@ -23,6 +23,7 @@ from edl.protocol.job_policy import Batching
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.saving import Resumed
 from edl.testing.saving_checks import trained_by
+from examples import examples
 
 MOST_EPOCHS = 4
 
@@ -101,7 +102,7 @@ def resumed(snapshot: LedgerSnapshot, spec: DataSpec, size: int, *, first: bool)
     return planned
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     spec=specs(),
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)),
@@ -131,7 +132,7 @@ def test_what_two_lives_train_together_is_each_sample_once(
     assert whole == {(epoch, position): 1 for epoch in range(epochs) for position in range(spec.total)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(spec=specs(), size=st.integers(1, 5), ahead=st.integers(1, 20), steps=st.integers(0, 40), first=st.booleans())
 def test_a_ring_of_the_same_size_goes_on_in_the_same_order(
     spec: DataSpec, size: int, ahead: int, steps: int, first: bool
@@ -152,7 +153,7 @@ def test_a_ring_of_the_same_size_goes_on_in_the_same_order(
             assert after.hands[step - at] == whole.hands[step]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(spec=specs(), size=st.integers(1, 4), data=st.data())
 def test_what_is_announced_is_what_the_ledger_comes_to(spec: DataSpec, size: int, data: st.DataObject) -> None:
     """Whatever is leased, extended or cut after the announcement; a cut before its step is told of anew."""
@@ -190,7 +191,7 @@ def test_what_is_announced_is_what_the_ledger_comes_to(spec: DataSpec, size: int
             assert ledger.leases(member.worker)[: len(member.leases)] == member.leases
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(spec=specs(), size=st.integers(1, 4), until=st.integers(1, 30), data=st.data())
 def test_counting_steps_anew_changes_nothing_else_and_does_no_harm_twice(
     spec: DataSpec, size: int, until: int, data: st.DataObject

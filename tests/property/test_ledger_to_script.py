@@ -18,6 +18,7 @@ from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.protocol.data import DataSpec
 from edl.testing.solo import share_of
 from edl.trainer.data.shards import ShardGenerator
+from examples import examples
 
 LEAD_TIMES = 5
 
@@ -153,7 +154,7 @@ class Job:
             worker.newcomer, worker.committed = False, self.ledger.step
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 12))
 def test_what_scripts_train_is_every_sample_once_per_epoch(seed, faults):
     job = Job(random.Random(seed))

@@ -19,6 +19,7 @@ from edl.cluster.policies.gavel import Gavel
 from edl.cluster.policies.goodput import Goodput
 from edl.cluster.speed import Table
 from edl.cluster.views import Aim, ClusterView, JobView, Node, Provenance, Rates
+from examples import examples
 
 ALL = (ThroughputOptimizer(), Goodput(), Gavel(), ElasticFlow())
 OPTIMIZERS = (ThroughputOptimizer(), Goodput())
@@ -72,7 +73,7 @@ def clusters(draw, most=4):
 
 @pytest.mark.parametrize("policy", ALL, ids=lambda policy: type(policy).__name__)
 @given(cluster=clusters(most=6), seed=st.integers(0, 1000))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_every_decision_can_be_and_depends_on_no_order(policy, cluster, seed) -> None:
     decision = policy.decide(cluster, 100.0)
     by_name = {job.name: job for job in cluster.jobs}
@@ -86,7 +87,7 @@ def test_every_decision_can_be_and_depends_on_no_order(policy, cluster, seed) ->
 
 
 @given(cluster=clusters(most=6))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_the_largest_stand_first_and_are_placed_first(cluster) -> None:
     sizes = [one.workers for one in Goodput().decide(cluster, 100.0).allotments.values()]
     assert sizes == sorted(sizes, reverse=True)
@@ -108,7 +109,7 @@ def worth_of(policy, job, size):
 
 @pytest.mark.parametrize("policy", OPTIMIZERS, ids=lambda policy: type(policy).__name__)
 @given(cluster=clusters())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_no_choice_of_sizes_is_worth_more(policy, cluster) -> None:
     decided = {name: one.workers for name, one in policy.decide(cluster, 100.0).allotments.items()}
     within = [job for job in cluster.jobs if job.name in decided]
@@ -147,7 +148,7 @@ def after(job, seconds, one, now, notes):
 
 @pytest.mark.parametrize("policy", ALL, ids=lambda policy: type(policy).__name__)
 @given(cluster=clusters(most=4))
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 def test_nothing_changes_where_nothing_has_happened(policy, cluster) -> None:
     """Asked again at once, it decides the same; and jobs that all have workers do not change round after round."""
     now, jobs = 100.0, cluster.jobs

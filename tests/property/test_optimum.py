@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edl.cluster import optimum
 from edl.cluster.optimum import best, exact, near
+from examples import examples
 
 COLUMNS = 5
 
@@ -60,14 +61,14 @@ def longest_step(sizes, worth):
 
 
 @given(tables())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_exact_is_the_best_of_all_choices(table) -> None:
     sizes, worth, devices = table
     assert sum_of(sizes, worth, devices, exact(sizes, worth, devices).columns) == brute_force(sizes, worth, devices)
 
 
 @given(tables())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_near_misses_no_more_than_it_says_and_less_than_a_step(table) -> None:
     sizes, worth, devices = table
     chosen = near(sizes, worth, devices)
@@ -78,7 +79,7 @@ def test_near_misses_no_more_than_it_says_and_less_than_a_step(table) -> None:
 
 
 @given(tables(concave=True))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_near_is_exact_where_each_device_more_is_worth_less(table) -> None:
     sizes, worth, devices = table
     most = sum_of(sizes, worth, devices, exact(sizes, worth, devices).columns)

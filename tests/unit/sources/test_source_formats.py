@@ -22,9 +22,10 @@ from edl.errors import DataError
 from edl.sources import rows, scanning
 from edl.sources.cache import Cache
 from edl.sources.opening import open_files
+from examples import examples
 
 STORE = "memory://formats"
-COMMON = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+COMMON = settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +172,7 @@ def test_tfrecords_are_bytes(records, numbers):
 # ------------------------------------------------------------------------------------------------------- Parquet
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, 99), st.none() | st.text(max_size=5)), max_size=40), st.integers(1, 9), st.data()
 )

@@ -15,6 +15,7 @@ from edl.coordination.etcd import messages
 from edl.coordination.etcd.messages import Compare, KeyValue, RequestOp, TxnRequest, WatchCreateRequest, WatchResponse
 from edl.coordination.etcd.protobuf import decode, encode
 from edl.errors import PeerError
+from examples import examples
 
 pytest.importorskip("google.protobuf", reason="comes with TensorFlow")
 
@@ -67,7 +68,7 @@ def google():
 def test_what_we_write_google_reads_and_the_other_way_round(google, message):
     theirs = google(message)
 
-    @settings(max_examples=25)
+    @settings(max_examples=examples(25))
     @given(drawn(message))
     def check(value):
         written = encode(value)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from edl.core.data.permutation import SORTED_BELOW, samples_at
 from edl.protocol.data import DataSpec, Range
+from examples import examples
 
 POWERS = [2**k + d for k in (2, 6, 10, 12, 14, 16) for d in (-1, 0, 1)]
 
@@ -33,7 +34,7 @@ def test_every_sample_stands_at_one_position(total):
     assert np.array_equal(np.sort(order(total)), np.arange(total))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(SORTED_BELOW, 60_000), st.integers(), st.integers(0, 1000))
 def test_every_sample_stands_at_one_position_whatever_seed_and_epoch(total, seed, epoch):
     assert np.array_equal(np.sort(order(total, seed, epoch)), np.arange(total))
@@ -48,7 +49,7 @@ def test_a_part_of_a_huge_epoch_has_no_repeats(total):
     assert excess(np.bincount(ids // (-(-total // 64)), minlength=64)) < 5
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(1, 10_000), st.data())
 def test_a_range_is_a_slice_of_the_whole(total, data):
     start = data.draw(st.integers(0, total))

@@ -19,6 +19,7 @@ from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, Record, WorkerState
 from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, AskStop, Observation, Phase, Register, Scaling
+from examples import examples
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
 
@@ -375,7 +376,7 @@ WISHES = st.one_of(
 KINDS: dict[str, Any] = {"size": AskScale, "out": AskScaleOut, "in": AskScaleIn}
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(WISHES, max_size=40))
 def test_whatever_is_asked_and_repeated_the_target_is_the_account_and_the_size_follows(story) -> None:
     job = running()

@@ -18,6 +18,7 @@ from edl.scheduler.kubernetes.choosing import devices_of, template_of
 from edl.scheduler.kubernetes.manifests import ManifestsWanted, manifests
 from edl.scheduler.kubernetes.pods import pod_for
 from edl.scheduler.kubernetes.yaml_text import as_yaml
+from examples import examples
 
 Json = dict[str, Any]
 ETCD = ("--image", "training:1", "--etcd-image", "etcd:1")
@@ -31,7 +32,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.dictionaries(TEXTS, VALUES, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_yaml_says_what_was_meant(documents: list[Json]) -> None:
     assert list(yaml.safe_load_all(as_yaml(documents))) == documents
