@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from mutants import Mutant, Patch, Play, Prompt, expect_noticed
+from mutants import Mutant, Patch, Play, Prompt, expect_noticed, later
 
 from edl.core.data.ledger import Ledger
 from edl.core.data.ledger_versions import LedgerVersions
@@ -127,7 +127,7 @@ def leaves(seed: int) -> SimJob:
 MUTANTS: dict[Mutant, tuple[Play, set[str]]] = {
     gives_newcomers_samples_at_once: (growing, {"I5"}),
     takes_what_is_under_way_for_a_state: (cut, {"I5"}),
-    counts_a_newcomer_without_a_state: (leaves, {"I5", "I6"}),
+    counts_a_newcomer_without_a_state: (later(leaves, 30), {"I5", "I6"}),
     never_says_that_the_state_has_come: (growing, {"I5", "I9", "I12", "I14"}),
     forgets_whose_leases_it_reads: (cut, {"I5", "I6", "I7", "I14"}),
     asks_of_members_what_they_cannot: (of_two_sorts, {"I14"}),
