@@ -27,6 +27,7 @@ from edl.core.data import ledger as rules
 from edl.core.data.ledger import Ledger
 from edl.protocol.data import DataSpec, Lease
 from edl.protocol.ledger import LedgerSnapshot
+from examples import examples
 
 EVENTS = int(os.environ.get("EDL_LEDGER_EVENTS", "4000"))
 EVENTS_PER_JOB = 60
@@ -426,7 +427,7 @@ def test_the_ledger_does_what_its_naive_twin_does():
     run_state_machine_as_test(
         LedgerAgainstTwin,
         settings=settings(
-            max_examples=max(1, EVENTS // EVENTS_PER_JOB),
+            max_examples=examples(max(1, EVENTS // EVENTS_PER_JOB)),
             stateful_step_count=EVENTS_PER_JOB,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -53,10 +53,12 @@ OWN = (2025225, 2026560, 2018951, 2030134, 4102040, 2039650, 7702043, 2054888)
 # Of a report that another overtakes while all are held at a mark; of workers that wait for samples in a ring whose plan
 # came to nothing; and of one that is held in a ring which the others have left for good.
 HELD = (2075143, 2097720, 2086562, 2060929)
+# Of workers that all stand in epochs of an instant, while a checkpoint is due.
+STALLED = (2023776, 2086445)
 # Of a worker that is judged by time in which its leader could write nothing; and of samples that come back, more than
 # one round of them, after scripts had their last batch.
 AWAY = (2002850, 2006393, 2009777)
-LATER = (*ENDS, *WAITS, *BLAME, *CALLED, *OWN, *HELD, *AWAY)
+LATER = (*ENDS, *WAITS, *BLAME, *CALLED, *OWN, *HELD, *STALLED, *AWAY)
 
 
 # Of a leaver that hands on the model and counts; of a worker that has not booted, planned with others that have; of one
