@@ -97,13 +97,18 @@ class Machine:
         try:
             yield from process.stdout
         finally:
-            process.terminate() if process.poll() is None else None
+            if process.poll() is None:
+                process.terminate()
             process.wait()
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
 
     def has(self, program: str) -> bool:
         return any((self.folder / place / program).exists() for place in ("bin", "usr/bin", "usr/local/bin"))
+
+    @property
+    def has_horovod(self) -> bool:
+        return any(self.folder.glob("root/edl/.venv/lib/python*/site-packages/horovod"))
 
 
 def demonstrate(machine: Machine, command: str) -> dict[str, float]:
@@ -115,6 +120,8 @@ def demonstrate(machine: Machine, command: str) -> dict[str, float]:
             if name not in seen and words in line:
                 seen[name] = time.monotonic() - begun
                 break
+    if missing := MILESTONES.keys() - seen.keys():
+        raise SystemExit(f"bare: the demonstration did not say when it was {', '.join(sorted(missing))}")
     return seen
 
 
@@ -157,6 +164,7 @@ def main() -> int:
             print(f"bare: exit code {error.returncode}", file=sys.stderr)
             return 1
         found += [name for name in MUST_NOT_BE if name not in {"etcd", *found} and machine.has(name)]
+        found += ["horovod"] if machine.has_horovod else []
     print("| time | " + " | ".join(MILESTONES) + " |")
     print("| --- |" + " --- |" * len(MILESTONES))
     for title, times in (("first", first), ("second", second)):

@@ -292,6 +292,11 @@ class Trainer:
         origin = self.resumed()
         return 0 if origin is None else origin.step
 
+    def _goes_on_in(self) -> int:
+        """The epoch in which this life of the job does."""
+        origin = self.resumed()
+        return 0 if origin is None else origin.epoch
+
     def on_resize(self, callback: Callable[[int, int], object]) -> None:
         """Call `callback(old_size, new_size)` on every worker after each switch."""
         if not callable(callback):
@@ -334,6 +339,7 @@ class Trainer:
             step_timeout_s=self._timeout_s,
             home=self._started().home,
             audit=self._shell.audit,
+            goes_on_in=self._goes_on_in,
         )
         return self._shards
 

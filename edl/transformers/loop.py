@@ -90,8 +90,6 @@ class TrainerSteps(LoopSteps):
     def begin_epoch(self) -> None:
         """Of the Trainer."""
         self._coming, self.travels.open_pass = None, None
-        if self._loader.shards.epochs_done < self.travels.epoch:  # those before it were trained in an earlier life
-            self._loader.shards.expect(self.travels.epoch)
         self._iterator = iter(self._loader)
 
     def next(self) -> Parts | None:

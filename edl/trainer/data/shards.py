@@ -73,7 +73,9 @@ class ShardGenerator:
         step_timeout_s: float = 60.0,
         home: Path | None = None,
         audit: Audit | None = None,
+        goes_on_in: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`goes_on_in`: the epoch in which this life of the job does."""
         self._epochs = None if epochs is None else positive("epochs", epochs, "a number of passes, or None")
         if not isinstance(shuffle, bool):
             raise UsageError(f"shuffle is {shuffle!r}: it must be True or False")
@@ -86,6 +88,7 @@ class ShardGenerator:
         self._default_batch = default_batch
         self._port = port
         self._audit = audit or Audit()
+        self._goes_on_in = goes_on_in
         self._ids = SampleIds()
         self._step_timeout_s = step_timeout_s
         self._process = os.getpid()
@@ -175,7 +178,9 @@ class ShardGenerator:
             return self._epochs_done
         if self._epochs is not None and not self._by_epochs:
             return self._epochs
-        return self._epochs_done + 1 if now.epoch is None else max(self._epochs_done, now.epoch + 1)
+        if now.epoch is None:  # it had no step: the life before was saved after the last one of the epoch it was in
+            return max(self._epochs_done, self._goes_on_in()) + 1
+        return max(self._epochs_done, now.epoch + 1)
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(_OTHER_PROCESS)

@@ -22,17 +22,13 @@ class Shards:
         self.trained = trained
         self.epochs_done = 0
         self.newest = 0  # the epoch of the newest batch
-        self._expected: int | None = None
-
-    def expect(self, epoch: int) -> None:
-        self._expected = epoch
 
     def __iter__(self) -> Iterator[str]:
-        epoch, self._expected = self.epochs_done if self._expected is None else self._expected, None
+        epoch = self.epochs_done
         for step in range(OF_ONE_EPOCH if epoch >= self.trained else 0):
             self.newest = epoch
             yield f"epoch {epoch}, step {step}"
-        self.epochs_done = epoch + 1
+        self.epochs_done = max(epoch + 1, self.trained)
 
 
 class Loader:

@@ -219,6 +219,24 @@ class ListFeed(SoloFeed):
         self.committed += 1
 
 
+class NothingLeft(SoloFeed):
+    """Of the epochs that are asked for."""
+
+    def open(self, spec: DataSpec) -> None:
+        pass
+
+    def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
+        return False
+
+
+def test_what_follows_an_epoch_comes_once_in_a_life_that_was_saved_after_its_last_step():
+    shards = ShardGenerator(20, NothingLeft(), goes_on_in=lambda: 4)
+    assert list(shards.batches(4)) == []
+    assert shards.epochs_done == 5, "the fifth is over, and the loops around those before are not gone through"
+    assert list(shards.batches(4)) == []
+    assert shards.epochs_done == 6
+
+
 def test_a_step_without_samples_gets_some_that_do_not_count():
     feed = ListFeed(Lease(1, 0, 3, 4, (Range(0, 8, 14),)))
     shards = ShardGenerator(20, feed, epochs=1)
