@@ -45,6 +45,9 @@ class NoTrainer:
     def before_update(self) -> None:
         """No state is under way."""
 
+    def await_state(self) -> None:
+        """None comes."""
+
     def step(self) -> int:
         return 1
 

@@ -97,8 +97,10 @@ class TensorFlowTask:
         keras.utils.set_random_seed(0)
 
         class Ballast(keras.layers.Layer):  # type: ignore[misc]
+            """The optimizer has as much for it again."""
+
             def build(self, _: Any) -> None:
-                self.add_weight(shape=(ballast_bytes // 4,), trainable=False, name="ballast")
+                self.add_weight(shape=(ballast_bytes // 4 // 2,), name="ballast")
 
             def call(self, inputs: Any) -> Any:
                 return inputs
@@ -127,7 +129,7 @@ class TensorFlowTask:
     def _forward_and_back(self) -> None:
         import tensorflow as tf
 
-        variables = self.model.trainable_variables
+        variables = [one for layer in self.model.layers[1:] for one in layer.trainable_variables]  # without the ballast
         with self._reduced(tf.GradientTape()) as tape:
             loss = tf.reduce_mean(tf.square(self.model(self._inputs, training=True)))
         gradients = tape.gradient(loss, [variable.value for variable in variables])

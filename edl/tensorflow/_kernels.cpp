@@ -2,7 +2,8 @@
 //
 //    EdlWeighed    a gradient, weighed by this worker's share: as it is where the factor is one, zeros where it is zero,
 //                  so that a worker without samples, whose gradients may be nan, adds nothing.
-//    EdlTogether   the averaged gradients, none before all are there: no variable is touched before (I5).
+//    EdlTogether   the averaged gradients, none before all are there: no variable is touched before (I5). In a newcomer's
+//                  first step it asks Python, which waits for the state that comes beside that step.
 //
 // In a branch of TensorFlow's each tensor has a switch and a merge of its own, and what is not taken is gone through all
 // the same: with a gate, and a clock that is read twice, that took 1 to 2 % of a step of 17 ms. By the way these two know
@@ -49,6 +50,10 @@ std::atomic<int64_t>& ready_of(const std::string& optimizer) {
 }
 
 std::atomic<int64_t> waited{0};  // by all steps of all optimizers
+
+// What Python is asked before the first variable is touched; none but in a newcomer's first step.
+std::atomic<int (*)()> before_update{nullptr};
+enum Answer { kGoesOn = 0, kVoid = 1 };
 
 REGISTER_OP("EdlWeighed")
     .Attr("T: {half, bfloat16, float, double}")
@@ -120,6 +125,11 @@ class Together : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     waited += std::max<int64_t>(0, nanoseconds() - ready_->load());
+    if (const auto ask = before_update.load()) {
+      const int answer = ask();
+      OP_REQUIRES(context, answer != kVoid, errors::Aborted("Horovod's ring has broken: this step is void"));
+      OP_REQUIRES(context, answer == kGoesOn, errors::Internal("edl could not take over another worker's state"));
+    }
     for (int number = 0; number < context->num_inputs(); ++number) {
       context->set_output(number, context->input(number));
     }
@@ -132,6 +142,9 @@ class Together : public OpKernel {
 REGISTER_KERNEL_BUILDER(Name("EdlTogether").Device(DEVICE_CPU), Together);
 
 }  // namespace
+
+// To be called, on a thread of TensorFlow's, once all gradients of a step are averaged; null: no more.
+extern "C" void edl_before_update(int (*ask)()) { before_update = ask; }
 
 // How long all steps of this process have waited for their peers, in nanoseconds.
 extern "C" int64_t edl_waited() { return waited; }

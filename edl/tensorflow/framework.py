@@ -7,29 +7,27 @@ state (`edl.tensorflow.state`).
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from edl.collectives.environment import prepare_environment
 from edl.collectives.horovod import HorovodRing
 from edl.errors import UsageError
 from edl.protocol.divergence import Fingerprint
 from edl.tensorflow import keras_optimizer, random_states, v1_optimizer
+from edl.tensorflow.apart import InParts, TensorFlowApart
 from edl.tensorflow.averaged import Averaged
 from edl.tensorflow.fingerprints import fingerprints, fingerprints_of_session
+from edl.tensorflow.kernels import kernels_for
 from edl.tensorflow.noise import TensorNoise
 from edl.tensorflow.rate import TensorRate
 from edl.tensorflow.reducer import Measures, Reducer
+from edl.tensorflow.ring_bytes import TensorFlowBytes
 from edl.tensorflow.share import TensorShare
 from edl.tensorflow.snapshot import TensorFlowSnapshot, restore
 from edl.tensorflow.state import (
@@ -37,7 +35,6 @@ from edl.tensorflow.state import (
     SessionVariables,
     Variables,
     broadcast_arrays,
-    broadcast_bytes,
     contents,
     read,
     synchronize,
@@ -47,40 +44,6 @@ from edl.tensorflow.waiting import Waiting
 from edl.trainer.framework import StepPort
 
 WORDS_OF_HOROVOD = ("Horovod", "gloo")  # what the message of a failed collective is about
-
-
-class TensorFlowBytes:
-    """`edl.collectives.horovod.Bytes` with TensorFlow's tensors."""
-
-    def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
-        return broadcast_bytes(np.frombuffer(payload, np.uint8), root, name.replace(".", "_")).tobytes()
-
-    def largest(self, values: list[int], name: str) -> Callable[[], list[int]]:
-        """By a thread: Horovod has no call for TensorFlow that comes back before its answer."""
-        answer = Future[list[int]]()
-
-        def ask() -> None:
-            try:
-                answer.set_result(_largest(values, name.replace(".", "_")))
-            except Exception as error:  # noqa: BLE001 - the caller gets it
-                answer.set_exception(error)
-
-        threading.Thread(target=ask, name=f"edl-{name}", daemon=True).start()
-        return answer.result
-
-
-def _largest(values: list[int], name: str) -> list[int]:
-    with context.eager_mode(), tf.device("CPU:0"):
-        return [int(value) for value in _reduction(name)(tf.constant(values, tf.int64)).numpy()]
-
-
-@functools.cache
-def _reduction(name: str) -> Any:
-    """A graph, as only there an operation has a name of its own: Horovod knows all that execute eagerly by one name,
-    and refuses one that comes while another, say a script's, is on its way.
-    """
-    reduce = functools.partial(hvd._allreduce, op=hvd.Max, name=name)
-    return tf.function(reduce, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
 
 
 def _failed(error: BaseException) -> bool:
@@ -172,10 +135,10 @@ class TensorFlowFramework:
 
     def updates(self) -> tuple[int, ...] | None:
         """What changes with each update, be it one that no worker had samples for. None: edl cannot tell."""
-        counts = self._counts()
+        counts = self.counts()
         return None if counts is None else (*counts, *(reducer.skipped for reducer in self._reducers))
 
-    def _counts(self) -> tuple[int, ...] | None:
+    def counts(self) -> tuple[int, ...] | None:
         """What each update changes, be it only the scale of a loss that was not finite."""
         optimizers = [optimizer for optimizer in self._optimizers if keras_optimizer.is_keras(optimizer)]
         if not optimizers or not tf.executing_eagerly():
@@ -233,7 +196,7 @@ class TensorFlowFramework:
 
     def restore(self, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
         restore(self._variables(), description, fill)
-        self._counted = self._counts()
+        self._counted = self.counts()
 
     def random_states(self) -> dict[str, bytes]:
         return random_states.taken(self._models)
@@ -253,8 +216,38 @@ class TensorFlowFramework:
             contents.assign(np.frombuffer(raw, dtype).reshape(tuple(contents.shape)))
 
     @property
-    def apart(self) -> None:
-        return None
+    def apart(self) -> TensorFlowApart | None:
+        own = kernels_for([])
+        return None if own is None else TensorFlowApart(self, own.before_update)
+
+    def state_in_parts(self) -> InParts:
+        """Early is what scripts may change by themselves, in a function of theirs too: an average of the model, say."""
+        early, late, built = list[tuple[str, Any]](), list[tuple[str, Any]](), self._built_variables()
+        updated = (one for optimizer in self._optimizers for one in keras_optimizer.updated(optimizer))
+        learned = {_named(one)[1].ref() for one in updated}
+        for name, variable in built:
+            (late if variable.ref() in learned else early).append((name, variable))
+        return InParts(EagerVariables(early), EagerVariables(late))
+
+    def waits_for_state(self) -> bool:
+        """What a script does with the gradients of a tape, and to variables that it has given by themselves, does not:
+        in a function it may read them before.
+        """
+        return (
+            tf.executing_eagerly()
+            and self._tape_reducer is None
+            and not self._more_variables
+            and bool(self._optimizers)
+            and all(isinstance(optimizer, keras_optimizer.Elastic) for optimizer in self._optimizers)
+            and all(reducer.asks for reducer in self._reducers)
+        )
+
+    def before_update(self) -> bool:
+        """On any thread: a function may be about to make it."""
+        return self._reducers[0].goes_on()
+
+    def state_came(self) -> None:
+        self._counted = self.counts()  # what came with the model is no update of this worker's
 
     def copied(self, contents: Sequence[Any]) -> Sequence[Any]:
         return [one.copy() if isinstance(one, np.ndarray) else one.numpy() for one in contents]
@@ -276,7 +269,7 @@ class TensorFlowFramework:
     def synchronize(self, root: int) -> int:
         self._note_session()
         moved = synchronize(self._variables(), self.ring, root)
-        self._counted = self._counts()  # what came with the model is no update of this worker's
+        self.state_came()
         return moved
 
     def synchronize_rest(self, root: int, *, only_statistics: bool) -> None:
@@ -295,7 +288,7 @@ class TensorFlowFramework:
         self._share.set(weight, weightless=weightless)
 
     def applied(self) -> float | None:
-        before, self._counted = self._counted, self._counts()
+        before, self._counted = self._counted, self.counts()
         if self._counted is None:
             return None
         return 0.0 if self._counted == before else self._share.value
@@ -349,9 +342,12 @@ class TensorFlowFramework:
     def _variables(self) -> Variables:
         if not tf.executing_eagerly():
             return SessionVariables()
+        return EagerVariables(self._built_variables())
+
+    def _built_variables(self) -> list[tuple[str, Any]]:
         if not self.built:
             raise UsageError("edl.Optimizer(model=...): this model has no variables yet; call model.build(...) first")
-        return EagerVariables(self._eager_variables())
+        return self._eager_variables()
 
     def _note_session(self) -> None:
         """The one around the script's calls of edl: other threads do not see it."""

@@ -50,6 +50,8 @@ class Elastic(GradientsFirst):
                 gradients = None if self._edl.skips() else gradients
             else:
                 gradients = self._edl.average(gradients, variables)
+            if gradients is not None and tf.executing_eagerly() and not self._edl.goes_on():
+                gradients = None
         if gradients is not None:
             super().apply(gradients, trainable_variables)
 
@@ -97,6 +99,12 @@ def check_fit(model: Any) -> None:
         raise UsageError(
             "model.compile(jit_compile=True): XLA knows no all-reduce of Horovod's; pass jit_compile=False"
         )
+
+
+def updated(optimizer: Any) -> list[Any]:
+    """The variables that its updates change, and nothing else does."""
+    others = {id(one) for one in hyper_parameters(optimizer)}
+    return [one for one in (*optimizer._trainable_variables, *optimizer.variables) if id(one) not in others]
 
 
 def is_wrapped(optimizer: Any) -> bool:

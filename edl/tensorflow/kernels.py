@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,33 @@ import tensorflow as tf
 
 TYPES = frozenset({tf.float16, tf.bfloat16, tf.float32, tf.float64})
 AVERAGED, SUMMED = 0, 1  # parts of the scale
+ASKED = ctypes.CFUNCTYPE(ctypes.c_int)
+
+
+class Answer(IntEnum):
+    """As in `_kernels.cpp`."""
+
+    GOES_ON = 0
+    VOID = 1  # the update is not made
+    FAULT = 2  # nor this one, and the script hears of it
+
+
+class BeforeUpdate:
+    """What a traced step asks Python before it touches a variable."""
+
+    def __init__(self, set_asked: Callable[[Any], None]) -> None:
+        self._set = set_asked
+        self._ask: Callable[[], Answer] | None = None
+        self._called = ASKED(self._answer)  # for as long as the process lives: a step may be just about to ask
+
+    def ask(self, ask: Callable[[], Answer] | None) -> None:
+        """From now on, on a thread of TensorFlow's; None: nothing any more."""
+        self._ask = ask
+        self._set(ASKED() if ask is None else self._called)
+
+    def _answer(self) -> int:
+        ask = self._ask
+        return Answer.GOES_ON if ask is None else ask()
 
 
 @dataclass(frozen=True)
@@ -24,6 +52,7 @@ class Kernels:
 
     _operations: Any
     waited_ns: Callable[[], int]  # by all steps, for their peers
+    before_update: BeforeUpdate
 
     def weighed(self, values: Sequence[Any], parts: Sequence[int], scale: Any, optimizer: str) -> list[Any]:
         """The values of gradients, each multiplied by its part of the scale as soon as it is there."""
@@ -46,11 +75,13 @@ def _loaded() -> Kernels | None:
     if not built.exists() or tf.config.list_physical_devices("GPU"):  # they work in main memory
         return None
     operations = tf.load_op_library(str(built))  # first: it knows what is registered while it loads
-    waited = ctypes.CDLL(str(built)).edl_waited
-    waited.restype = ctypes.c_int64
+    library = ctypes.CDLL(str(built))
+    library.edl_waited.restype = ctypes.c_int64
+    library.edl_before_update.argtypes = [ASKED]
+    library.edl_before_update.restype = None
     tf.RegisterGradient("EdlWeighed")(_gradient_of_weighed)
     tf.RegisterGradient("EdlTogether")(_gradient_of_together)
-    return Kernels(operations, waited)
+    return Kernels(operations, library.edl_waited, BeforeUpdate(library.edl_before_update))
 
 
 def _gradient_of_weighed(operation: Any, gradient: Any) -> list[Any]:

@@ -72,6 +72,7 @@ class Reducer:
         ] = {}  # positions of gradients that were sparse here, with the type of their indices
         self._all_present: Any = None
         self.skipped = 0  # updates that were not made, as no worker had samples
+        self.asks = True  # each function traced so far asks before its update (`edl.tensorflow.kernels`)
 
     def average(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient] | None:
         """The gradients of the global batch. None: there is no update in this mini-batch, as it is void or no worker
@@ -110,6 +111,11 @@ class Reducer:
             return False
         self.skipped += self._share.weightless
         return self._trainer.voided or self._share.weightless
+
+    def goes_on(self) -> bool:
+        """An update is about to be made. False: this mini-batch has become void. Any thread."""
+        self._trainer.await_state()
+        return not self._trainer.voided
 
     # -------------------------------------------------------------------------------------------------- eagerly
 
@@ -190,6 +196,7 @@ class Reducer:
 
     def _average_by_tensorflow(self, gradients: list[Gradient], scale: Any) -> list[Gradient]:
         """The same by TensorFlow's own operations, of which there are many."""
+        self.asks = False
         ready = when(_all_tensors(gradients))
         averaged = self._all_summed(_weighed(gradients, scale))
         waited = self._measures.waiting.since(ready, _all_tensors(averaged), self._trainer.waited)

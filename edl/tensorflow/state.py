@@ -91,7 +91,8 @@ class EagerVariables:
     def values(self) -> list[np.ndarray[Any, Any]]:
         return contents(read([variable for _, variable in self._variables]))
 
-    def put(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+    def put(self, values: Sequence[Any]) -> None:
+        """Arrays, or tensors: a variable takes over the memory of a tensor that the caller lets go of."""
         for (_, variable), value in zip(self._variables, values, strict=True):
             variable.assign(value)
 
@@ -166,7 +167,8 @@ def synchronize(variables: Variables, ring: HorovodRing, root: int) -> int:
         ring.broadcast(head, root)
     else:
         head = ring.broadcast(None, root)
-        _check_same(mine, msgspec.msgpack.decode(head, type=list[Described]), place.rank, root)
+        theirs = msgspec.msgpack.decode(head, type=list[Described])
+        check_same(mine, theirs, f"rank {place.rank}", f"rank {root}")
     with ring.failing():
         return len(head) + variables.broadcast(root, receive=place.rank != root)
 
@@ -221,20 +223,21 @@ def _describe(name: str, variable: Any) -> Described:
     return Described(name, tf.as_dtype(variable.dtype).base_dtype.name, tuple(variable.shape.as_list()))
 
 
-def _check_same(mine: list[Described], theirs: list[Described], rank: int, root: int) -> None:
+def check_same(mine: list[Described], theirs: list[Described], me: str, them: str) -> None:
+    """Raises UsageError."""
     for here, there in zip(mine, theirs, strict=False):
         if (here.dtype, here.shape) != (there.dtype, there.shape):  # names are numbered by what else a script builds
-            raise _different(_shown(here), _shown(there), rank, root)
+            raise _different(_shown(here), _shown(there), me, them)
     if len(mine) != len(theirs):
-        raise _different(f"{len(mine)} variables", f"{len(theirs)}", rank, root)
+        raise _different(f"{len(mine)} variables", f"{len(theirs)}", me, them)
 
 
 def _shown(variable: Described) -> str:
     return f"{variable.name} ({variable.dtype}{list(variable.shape)})"
 
 
-def _different(mine: str, theirs: str, rank: int, root: int) -> UsageError:
+def _different(mine: str, theirs: str, me: str, them: str) -> UsageError:
     return UsageError(
-        f"the model of rank {rank} is not that of rank {root}: {mine} here, {theirs} there. "
+        f"the model of {me} is not that of {them}: {mine} here, {theirs} there. "
         "All workers must build the same model and wrap the same optimizers, in the same order"
     )

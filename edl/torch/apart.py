@@ -21,7 +21,7 @@ import torch
 from edl.errors import UsageError
 from edl.torch.state import Adoption, Described, Holder, as_bytes, described_hyper_parameters, described_states
 from edl.torch.tensors import form
-from edl.trainer.framework import Parted
+from edl.trainer.framework import Late, Parted
 
 ALIGNED = 16  # each tensor's bytes begin at a multiple of this
 TOGETHER_BYTES = 1 << 18  # smaller tensors are sent together
@@ -46,6 +46,9 @@ class TorchApart:
         self._holder = holder
         self._tensor = tensor
 
+    def given(self) -> bool:
+        return True
+
     def parted(self) -> Parted:
         holder, early, late = self._holder, list[torch.Tensor](), list[torch.Tensor]()
         holder.check_built()
@@ -58,7 +61,7 @@ class TorchApart:
         described = Described(tuple((name, form(tensor)) for name, tensor in named), optimizers)
         return Parted(msgspec.msgpack.encode(described), self.raw(early), Lying(late))
 
-    def take_early(self, description: bytes, early: memoryview) -> Callable[[memoryview], None]:
+    def take_early(self, description: bytes, early: memoryview) -> Late:
         holder = self._holder
         holder.check_built()
         buffers, named = holder.buffers(), list(holder.tensors())
@@ -77,7 +80,7 @@ class TorchApart:
                 adoption.adopt_states(optimizer, states)
             self.put(rest, late)
 
-        return take_late
+        return Late(take_late)
 
     def raw(self, contents: Sequence[Any]) -> bytes:
         return b"".join(itertools.chain.from_iterable(_padded(self._tensor(one)) for one in contents))

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from concurrent.futures import Future
 
 import msgspec
 
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 from edl.trainer.extras import Extras
-from edl.trainer.framework import Framework
+from edl.trainer.framework import Framework, Late
 from edl.transport.stream import PART_BYTES, Contents, Giver, StreamBroken, Taker
 
 logger = logging.getLogger("edl")
@@ -67,14 +68,16 @@ class Beside:
         self._taker: Taker | None = None
         self._newcomers = 0  # that we send to
         self._early_bytes = 0  # of what comes: here already
-        self._take_late: Callable[[memoryview], None] | None = None
+        self._late: Late | None = None
+        self._unpacked = Future[None]()
         self._timeout_s = 0.0
         self._turn = threading.Lock()
 
     def offer(self, place: Place, timeout_s: float) -> int:
         """Where our state can be had in the ring of `place`; 0: nowhere."""
         self.drop()
-        if self.withheld or not place.key or self._framework.apart is None:
+        apart = self._framework.apart
+        if self.withheld or not place.key or apart is None or not apart.given():
             return 0
         self.idle = False
         return self._listen(place, timeout_s)
@@ -109,21 +112,23 @@ class Beside:
             copies = taker.wait_first(self._early_bytes, timeout_s)
         except StreamBroken as error:
             raise self._lost(error) from error
-        self._take_late = apart.take_early(head.description, copies[: head.early_bytes])
+        self._late = apart.take_early(head.description, copies[: head.early_bytes])
+        self._unpacked = self._begin_unpacking(taker, self._late)
         self._extras._take(apart, root, head.tree, copies[head.early_bytes :])
         self.idle, self.awaits = False, True
 
     def take(self) -> None:
         """What has not come yet, before the first update. Raises RingBroken."""
-        taker, take_late = self._taker, self._take_late
-        if taker is None or take_late is None:
+        taker, late = self._taker, self._late
+        if taker is None or late is None:
             raise self._lost("it was given up")
         try:
-            late = taker.wait_whole(self._timeout_s)
-        except StreamBroken as error:
+            whole = taker.wait_whole(self._timeout_s)
+            self._unpacked.result(self._timeout_s)
+        except (StreamBroken, TimeoutError) as error:
             raise self._lost(error) from error
-        take_late(late[self._early_bytes :])
-        self.awaits, self._take_late = False, None
+        late.take(whole[self._early_bytes :])
+        self.awaits, self._late = False, None
 
     def wait_sent(self) -> None:
         """Before our own first update: who could not take it by then gets a state with the next ring."""
@@ -143,7 +148,7 @@ class Beside:
         """Whatever is under way: no thread waits for it any more. Harmless if there is nothing."""
         with self._turn:
             giver, taker, self._giver, self._taker = self._giver, self._taker, None, None
-        self.idle, self.awaits, self._newcomers, self._take_late = True, False, 0, None
+        self.idle, self.awaits, self._newcomers, self._late = True, False, 0, None
         _give_up(giver, taker)
 
     def abort(self, generations: range) -> None:
@@ -152,6 +157,22 @@ class Beside:
             place, giver, taker = self._place, self._giver, self._taker
         if place is not None and place.generation in generations:
             _give_up(giver, taker)
+
+    def _begin_unpacking(self, taker: Taker, late: Late) -> Future[None]:
+        unpacked, unpack, begin = Future[None](), late.unpack, self._early_bytes
+        if unpack is None:
+            unpacked.set_result(None)
+            return unpacked
+
+        def run() -> None:
+            try:
+                unpack(lambda size: taker.wait_first(min(begin + size, taker.size), self._timeout_s)[begin:])
+                unpacked.set_result(None)
+            except Exception as error:  # noqa: BLE001 - `take` raises it
+                unpacked.set_exception(error)
+
+        threading.Thread(target=run, name="edl-unpacking", daemon=True).start()
+        return unpacked
 
     def _listen(self, place: Place, timeout_s: float) -> int:
         try:

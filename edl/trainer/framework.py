@@ -24,6 +24,16 @@ class Parted(NamedTuple):
     late: Contents  # parameters and what optimizers keep, where they lie: only an update changes them
 
 
+class Late(NamedTuple):
+    """The second part of a peer's state, as this process takes it over."""
+
+    take: Callable[[memoryview], None]  # before an update
+    unpack: Callable[[Callable[[int], memoryview]], None] | None = None
+    """What can be done before, on a thread of its own, while the script computes. It is given what waits for so many
+    bytes, or for all that come, and raises StreamBroken.
+    """
+
+
 class StatePiece(NamedTuple):
     """One tensor of a model or an optimizer, as it lies there."""
 
@@ -54,11 +64,14 @@ class Snapshot(Protocol):
 class Apart(Protocol):
     """A model's state in parts, each of which is moved by itself and not by the ring."""
 
+    def given(self) -> bool:
+        """Whether a peer's may be sent so: each update that this script makes waits for what comes beside it."""
+
     def parted(self) -> Parted:
         """That of this worker now."""
 
-    def take_early(self, description: bytes, early: memoryview) -> Callable[[memoryview], None]:
-        """Take over what a peer has described; what is returned takes the rest, before an update.
+    def take_early(self, description: bytes, early: memoryview) -> Late:
+        """Take over what a peer has described; what is returned takes the rest.
 
         Raises UsageError where the model of this process is not the peer's, or not built yet.
         """
@@ -238,6 +251,9 @@ class StepPort(Protocol):
 
     def before_update(self) -> None:
         """Called before anything of an update is made, or what it would change is looked at for it."""
+
+    def await_state(self) -> None:
+        """The same, where an update goes into other memory than what is being copied; any thread."""
 
     def waited(self, nanoseconds: int) -> None:
         """So long this worker has just waited for its peers."""

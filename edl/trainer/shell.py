@@ -376,8 +376,14 @@ class WorkerShell:
         """Of a mini-batch that is not void. What goes from here, or comes here, beside it is through, or comes to
         nothing: then it is void.
         """
-        beside = self.beside
         self.copier.before_update(self.machine.step)
+        self.await_state()
+
+    def await_state(self) -> None:
+        """The same of a framework whose updates change nothing that is being copied. Any thread, while the script waits
+        for it.
+        """
+        beside = self.beside
         if beside.idle or self.machine.void is not None:
             return
         if not beside.awaits:

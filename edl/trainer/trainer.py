@@ -629,6 +629,11 @@ class Trainer:
         self._shell.before_update()
         self._shell.settle_step()
 
+    def await_state(self) -> None:
+        """The same, where an update leaves alone what is being copied."""
+        self._shell.await_state()
+        self._shell.settle_step()
+
     @property
     def shards(self) -> ShardGenerator | None:
         """The script's, where edl deals out its data."""

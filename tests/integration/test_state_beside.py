@@ -6,14 +6,25 @@ import pytest
 from elastic_job import Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-SCRIPT = ("torch_beside.py",)
+TORCH, TENSORFLOW = ("torch_beside.py",), ("tf_beside.py",)
+FIT, EAGER = (*TENSORFLOW, "--way", "fit"), (*TENSORFLOW, "--way", "eager")
 
 
-# soak: a state travels beside either ring, by tests/unit/transport/test_stream.py
-@pytest.mark.parametrize("ring", ["horovod", pytest.param("torch", marks=pytest.mark.soak)])
-def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, ring):
+@pytest.mark.parametrize(
+    ("script", "ring"),
+    [
+        pytest.param(TORCH, "horovod", id="torch"),
+        # soak: a state travels beside either ring, by tests/unit/transport/test_stream.py
+        pytest.param(TORCH, "torch", id="torch-own", marks=pytest.mark.soak),
+        pytest.param(TENSORFLOW, "horovod", id="function"),
+        # soak: eagerly and in `fit` it is the same, by tests/unit/tensorflow/test_tensorflow_apart.py
+        pytest.param(EAGER, "horovod", id="eager", marks=pytest.mark.soak),
+        pytest.param(FIT, "horovod", id="fit", marks=pytest.mark.soak),
+    ],
+)
+def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, script, ring):
     """Several come, each as it is ready: states of 8 MB, learning rates and an average beside them."""
-    job = Job(edl, tmp_path / "out", workers=2, script=SCRIPT, EDL_RING=ring, EDL_CHECK_WEIGHTS="5")
+    job = Job(edl, tmp_path / "out", workers=2, script=script, EDL_RING=ring, EDL_CHECK_WEIGHTS="5")
     job.wait_size(2)
     job.grow(4)
     job.wait_size(4)
@@ -29,11 +40,12 @@ def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, r
 
 
 @pytest.mark.soak  # so it is in tests/simulation/test_wrong_sending.py, tests/unit/transport/test_stream.py
-def test_the_sender_is_killed_in_the_middle(edl, tmp_path):
+@pytest.mark.parametrize(("script", "ring"), [(TORCH, "torch"), (TENSORFLOW, "horovod")], ids=["torch", "tensorflow"])
+def test_the_sender_is_killed_in_the_middle(edl, tmp_path, script, ring):
     """The others form another ring at once, in which the newcomer is given the state of who is left."""
     kill = tmp_path / "kill"
     job = Job(
-        edl, tmp_path / "out", workers=2, script=(*SCRIPT, "--kill", str(kill)), EDL_RING="torch", EDL_MAX_RESTARTS="1"
+        edl, tmp_path / "out", workers=2, script=(*script, "--kill", str(kill)), EDL_RING=ring, EDL_MAX_RESTARTS="1"
     )
     job.wait_size(2)
     kill.touch()

@@ -132,6 +132,9 @@ class FakeTrainer:
     def before_update(self) -> None:
         """No state is under way."""
 
+    def await_state(self) -> None:
+        """None comes."""
+
     def keep_in_step(self) -> None:
         """There is no pipeline."""
 

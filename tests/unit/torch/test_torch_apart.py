@@ -75,12 +75,12 @@ def test_a_newcomer_is_equal_bit_for_bit_and_stays_so(kind: str, rehearsed: int)
     root, newcomer = Worker(1, 2, kind), Worker(4, rehearsed, kind)
     parameters = list(newcomer.model.parameters())
     parted = root.framework.apart.parted()
-    take_late = newcomer.framework.apart.take_early(parted.description, memoryview(bytearray(parted.early)))
+    late = newcomer.framework.apart.take_early(parted.description, memoryview(bytearray(parted.early)))
     tree, raw = root.extras._parted(root.framework.apart)
     newcomer.extras._take(newcomer.framework.apart, 0, tree, memoryview(bytearray(raw)))
     check_equal(newcomer.model[1].running_mean, root.model[1].running_mean)
     assert newcomer.optimizer.param_groups[0]["lr"] == root.optimizer.param_groups[0]["lr"]
-    take_late(whole(parted.late))
+    late.take(whole(parted.late))
     assert parted.late.whole()
     check_equal(newcomer.state(), root.state())
     check_equal(newcomer.ema.state_dict(), root.ema.state_dict())
@@ -111,6 +111,6 @@ def test_another_model_is_refused_before_anything_changes() -> None:
 
 def test_bytes_that_are_too_few_are_refused() -> None:
     parted, newcomer = Worker(1, 2).framework.apart.parted(), Worker(2, 1)
-    take_late = newcomer.framework.apart.take_early(parted.description, memoryview(bytearray(parted.early)))
+    late = newcomer.framework.apart.take_early(parted.description, memoryview(bytearray(parted.early)))
     with pytest.raises(UsageError, match="bytes have come for state of"):
-        take_late(whole(parted.late)[:-16])
+        late.take(whole(parted.late)[:-16])

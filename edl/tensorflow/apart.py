@@ -1,0 +1,215 @@
+"""The state of models and optimizers in two parts, for a newcomer that gets it beside a step.
+
+Owns: what is of which part, and their bytes. Does not own: what makes up the state (`edl.tensorflow.framework`), how
+bytes travel (`edl.transport.stream`), nor when (`edl.trainer.beside`).
+
+Early: statistics and hyper-parameters, which forward passes and schedules change. Late: the other variables, which only
+an update changes. They are sent as they were read: an update that comes meanwhile goes into other memory.
+
+A `tf.function` makes its update without coming back to Python. So at a newcomer edl's own operation, through which all
+averaged gradients go before the first variable is touched, calls for the rest of the state (`edl.tensorflow.kernels`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from edl.errors import RingBroken, UsageError
+from edl.tensorflow.kernels import Answer, BeforeUpdate
+from edl.tensorflow.state import Described, EagerVariables, check_same
+from edl.trainer.framework import Late, Parted
+
+logger = logging.getLogger("edl")
+
+TOGETHER_BYTES = 1 << 18  # smaller variables are sent together
+PART_BYTES = 1 << 20
+
+
+class InParts(NamedTuple):
+    """What was wrapped; in the same order on all workers."""
+
+    early: EagerVariables
+    late: EagerVariables
+
+
+class Tracked(Protocol):
+    """All that was wrapped."""
+
+    def state_in_parts(self) -> InParts:
+        """Raises UsageError where a model has not all its variables yet."""
+
+    def waits_for_state(self) -> bool:
+        """Each update of what was wrapped comes after edl's own operation, or after a call of edl's."""
+
+    def counts(self) -> object:
+        """What each update changes."""
+
+    def before_update(self) -> bool:
+        """The update of this mini-batch is about to be made. False: it is void."""
+
+    def state_came(self) -> None:
+        """All of it is another worker's now."""
+
+
+class BothParts(msgspec.Struct, frozen=True, array_like=True):
+    """Of both parts, without contents."""
+
+    early: list[Described]
+    late: list[Described]
+
+
+class TensorFlowApart:
+    """`edl.trainer.framework.Apart`."""
+
+    def __init__(self, holder: Tracked, before_update: BeforeUpdate) -> None:
+        self._holder = holder
+        self._before_update = before_update
+
+    def given(self) -> bool:
+        return self._holder.waits_for_state()
+
+    def parted(self) -> Parted:
+        state = self._holder.state_in_parts()
+        head = BothParts(state.early.describe(), state.late.describe())
+        return Parted(msgspec.msgpack.encode(head), b"".join(map(_bytes_of, state.early.values())), Read(state.late))
+
+    def take_early(self, description: bytes, early: memoryview) -> Late:
+        holder = self._holder
+        head, state = msgspec.msgpack.decode(description, type=BothParts), holder.state_in_parts()
+        check_same(
+            [*state.early.describe(), *state.late.describe()], [*head.early, *head.late], "this worker", "the others"
+        )
+        state.early.put(_values(head.early, early))
+        counts, tensors = holder.counts(), list[Any]()
+        self._before_update.ask(lambda: _answer(holder))
+
+        def unpack(first: Callable[[int], memoryview]) -> None:
+            with context.eager_mode(), tf.device("CPU:0"):
+                for form, begin, end in _places(head.late):
+                    came = first(end)[begin:end]
+                    if len(came) < end - begin:
+                        return  # `take` says so
+                    tensors.append(_tensor(form, came))
+
+        def take(late: memoryview) -> None:
+            self._before_update.ask(None)
+            _check_length(head.late, late)
+            with context.eager_mode():
+                if holder.counts() != counts:
+                    raise RingBroken("an update was made before the state for it had come")
+                state.late.put(tensors)
+                holder.state_came()
+            tensors.clear()  # else an update would copy what it finds shared
+
+        return Late(take, unpack)
+
+    def raw(self, contents: Sequence[Any]) -> bytes:
+        return b"".join(_bytes_of(one if isinstance(one, np.ndarray) else one.numpy()) for one in contents)
+
+    def put(self, contents: Sequence[Any], raw: memoryview) -> None:
+        forms = [Described("", tf.as_dtype(one.dtype).base_dtype.name, tuple(one.shape)) for one in contents]
+        for one, value in zip(contents, _values(forms, raw), strict=True):
+            if isinstance(one, np.ndarray):
+                np.copyto(one, value)
+            else:
+                one.assign(value)
+
+
+def _answer(holder: Tracked) -> Answer:
+    """On a thread of TensorFlow's, while the script's waits for its function: nothing may be raised there."""
+    try:
+        return Answer.GOES_ON if holder.before_update() else Answer.VOID
+    except Exception:
+        logger.exception("the state of another worker could not be taken over")
+        return Answer.FAULT
+
+
+class Read:
+    """`edl.transport.stream.Contents` of variables as they were when this was made."""
+
+    def __init__(self, variables: EagerVariables) -> None:
+        self._groups = list(_grouped(variables.values()))
+        self._begins = [0, *itertools.accumulate(map(len, self._groups))]
+
+    @property
+    def size(self) -> int:
+        return self._begins[-1]
+
+    def part(self, begin: int) -> memoryview:
+        at = bisect.bisect_right(self._begins, begin) - 1
+        within = begin - self._begins[at]
+        return self._groups[at][within : within + PART_BYTES]
+
+    def whole(self) -> bool:
+        return True
+
+
+def _grouped(values: Iterable[np.ndarray[Any, Any]]) -> Iterator[memoryview]:
+    """Large ones alone, and not copied."""
+    small = bytearray()
+    for value in values:
+        if value.nbytes < TOGETHER_BYTES:
+            small += _bytes_of(value)
+        if small and (value.nbytes >= TOGETHER_BYTES or len(small) >= TOGETHER_BYTES):
+            yield memoryview(small)
+            small = bytearray()
+        if value.nbytes >= TOGETHER_BYTES:
+            yield _bytes_of(value)
+    if small:
+        yield memoryview(small)
+
+
+def _values(forms: Sequence[Described], raw: memoryview) -> list[np.ndarray[Any, Any]]:
+    """What of `raw` is whose."""
+    _check_length(forms, raw)
+    return [_value(form, raw[begin:end]).copy() for form, begin, end in _places(forms)]
+
+
+def _places(forms: Sequence[Described]) -> Iterator[tuple[Described, int, int]]:
+    """Where in the bytes of all each begins and ends."""
+    sizes = [_kind(form).itemsize * math.prod(form.shape) for form in forms]
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return zip(forms, ends, ends[1:], strict=False)
+
+
+def _check_length(forms: Sequence[Described], raw: memoryview) -> None:
+    """Raises UsageError."""
+    *_, (_, _, end) = [(None, 0, 0), *_places(forms)]
+    if end != len(raw):
+        raise UsageError(
+            f"{len(raw)} bytes have come for state of {end}: all workers must build the same model, wrap the same "
+            "optimizers and register the same values"
+        )
+
+
+def _value(form: Described, raw: memoryview) -> np.ndarray[Any, Any]:
+    return np.frombuffer(raw, _kind(form)).reshape(form.shape)
+
+
+def _tensor(form: Described, raw: memoryview) -> Any:
+    """In memory of TensorFlow's own, which becomes the variable's: an update copies what is not."""
+    value = _value(form, raw)
+    if not form.shape:
+        return tf.constant(value)
+    made = tf.raw_ops.Empty(shape=form.shape, dtype=form.dtype, init=False)
+    np.copyto(made._numpy(), value)
+    return made
+
+
+def _kind(form: Described) -> np.dtype[Any]:
+    return np.dtype(tf.as_dtype(form.dtype).as_numpy_dtype)
+
+
+def _bytes_of(value: np.ndarray[Any, Any]) -> memoryview:
+    lying: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return memoryview(lying)

@@ -1,0 +1,70 @@
+"""Bytes and numbers in the ring, as TensorFlow's tensors.
+
+Owns: moving them. Does not own: what they say (`edl.collectives.words`).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.eager.execute import execute
+from tensorflow.python.framework import op_def_registry
+
+from edl.tensorflow.state import broadcast_bytes
+
+LARGEST = "EdlLargest"  # of edl/collectives/_turns.cpp
+
+
+class TensorFlowBytes:
+    """`edl.collectives.words.Bytes`."""
+
+    def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
+        return broadcast_bytes(np.frombuffer(payload, np.uint8), root, name.replace(".", "_")).tobytes()
+
+    def largest(self, values: list[int], name: str) -> Callable[[], list[int]]:
+        """By a thread: Horovod has no call for TensorFlow that comes back before its answer."""
+        answer = Future[list[int]]()
+
+        def ask() -> None:
+            try:
+                answer.set_result(_largest(values, name.replace(".", "_")))
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, name=f"edl-{name}", daemon=True).start()
+        return answer.result
+
+
+def _largest(values: list[int], name: str) -> list[int]:
+    with context.eager_mode(), tf.device("CPU:0"):
+        tensor = tf.constant(values, tf.int64)
+        reduced = _by_our_own(tensor, name) if _has_our_own() else _reduction(name)(tensor)
+        return [int(value) for value in reduced.numpy()]
+
+
+def _has_our_own() -> bool:
+    """It comes with what lets two copies of Horovod's library take turns."""
+    return op_def_registry.get(LARGEST) is not None
+
+
+def _by_our_own(tensor: Any, name: str) -> Any:
+    """Horovod knows all that execute eagerly by one name, and refuses one that comes while another, say a script's, is
+    on its way. This one says its name.
+    """
+    attributes = ("tensor_name", name, "reduce_op", hvd.Max)
+    return execute(LARGEST, 1, [tensor], attributes, context.context())[0]
+
+
+@functools.cache
+def _reduction(name: str) -> Any:
+    """Only in a graph has one of Horovod's own operations a name. Its first run takes some 60 ms."""
+    reduce = functools.partial(hvd._allreduce, op=hvd.Max, name=name)
+    return tf.function(reduce, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)

@@ -1,0 +1,279 @@
+"""Keras's models in two parts, taken over by another model, also in the middle of a traced step."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from edl.errors import RingBroken, UsageError
+from edl.tensorflow.framework import TensorFlowFramework, _failed
+from edl.tensorflow.kernels import Answer, kernels_for
+from edl.trainer.extras import Extras
+
+OWN = kernels_for([])
+assert OWN is not None, "scripts/setup builds them"
+
+
+def whole(contents: Any) -> memoryview:
+    """As it comes, part by part."""
+    found = bytearray()
+    while len(found) < contents.size:
+        found += contents.part(len(found))
+    return memoryview(found)
+
+
+class Seat:
+    """`edl.trainer.framework.StepPort`, as far as an update asks."""
+
+    def __init__(self) -> None:
+        self.take: Any = lambda: None
+        self.voided = False
+        self.threads: list[int] = []
+
+    def await_state(self) -> None:
+        self.threads.append(threading.get_ident())
+        take, self.take = self.take, lambda: None
+        try:
+            take()
+        except RingBroken:
+            self.voided = True
+
+
+class Model(keras.Model):  # type: ignore[misc]
+    """An average is part of it, and no optimizer knows it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.norm = keras.layers.Dense(width), keras.layers.BatchNormalization()
+        self.last, self.average = keras.layers.Dense(1), keras.layers.Dense(1)
+        self.average.build((None, width))
+        self(tf.ones((1, 7)))
+
+    def build(self, _: Any) -> None:
+        """With the first call."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.last(self.norm(self.first(x), training=training))
+
+
+class Worker:
+    """A script's model, after some steps of its own."""
+
+    def __init__(self, seed: int, steps: int, width: int = 300, **kinds: Any) -> None:
+        keras.utils.set_random_seed(seed)
+        self.model = Model(width)
+        adam = keras.optimizers.Adam(0.1 * (1 + seed), amsgrad=True, **kinds)
+        self.seat, self.framework = Seat(), TensorFlowFramework()
+        self.framework.wrap(self.seat, adam, self.model)  # type: ignore[arg-type]
+        self.framework.ring.size = 1
+        adam.__dict__["_edl"] = None  # nothing is averaged here
+        self.optimizer = adam
+        self.optimizer.build(self.weights)
+        self.ema = tf.Variable(float(seed))
+        self.extras = Extras(self.framework.sort)._add({"ema": self.ema, "losses": [0.5] * seed, "seen": np.ones(5)})
+        self.step(steps)
+        self.traced = tf.function(self._step)
+
+    @property
+    def weights(self) -> list[Any]:
+        layers = (self.model.first, self.model.norm, self.model.last)
+        return [one for layer in layers for one in layer.trainable_variables]
+
+    def _step(self, together: Any = list) -> None:
+        inputs = tf.ones((4, 7)) + tf.range(4.0)[:, None]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.model(inputs, training=True) ** 2)
+        gradients = together(tape.gradient(loss, [one.value for one in self.weights]))
+        self.optimizer.apply(gradients, self.weights)
+        average = self.model.average.kernel
+        average.assign(0.5 * average + 0.5 * self.model.last.kernel)
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self._step()
+
+    def step_in_graph(self) -> None:
+        self.traced(lambda gradients: OWN.together(gradients, "beside"))
+
+    @property
+    def known(self) -> list[Any]:
+        return [*self.model.weights, *self.optimizer.variables, self.ema]
+
+    def state(self) -> list[bytes]:
+        return [one.numpy().tobytes() for one in self.known]
+
+    def take_early(self, root: Worker) -> Any:
+        mine, theirs = self.framework.apart, root.framework.apart
+        assert mine is not None and theirs is not None
+        parted = theirs.parted()
+        late = mine.take_early(parted.description, memoryview(bytearray(parted.early)))
+        tree, raw = root.extras._parted(theirs)
+        self.extras._take(mine, 0, tree, memoryview(bytearray(raw)))
+        came = whole(parted.late)
+        assert late.unpack is not None
+        late.unpack(lambda size: came[:size])
+        return lambda: late.take(came)
+
+
+@pytest.fixture
+def root():
+    return Worker(1, 2)
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked():
+    yield
+    OWN.before_update.ask(None)
+
+
+@pytest.mark.parametrize("rehearsed", [0, 1, 3])
+def test_a_newcomer_is_equal_bit_for_bit_and_stays_so(root, rehearsed):
+    newcomer = Worker(4, rehearsed)
+    take = newcomer.take_early(root)
+    norm, average = (lambda one: one.model.norm.moving_mean.numpy()), (lambda one: one.model.average.kernel.numpy())
+    np.testing.assert_array_equal(norm(newcomer), norm(root))
+    np.testing.assert_array_equal(average(newcomer), average(root))
+    assert float(newcomer.optimizer.learning_rate) == float(root.optimizer.learning_rate)
+    take()
+    assert newcomer.state() == root.state()
+    assert newcomer.extras.losses == [0.5]
+    assert newcomer.framework.counts() == root.framework.counts()
+    root.step()
+    newcomer.step()
+    assert newcomer.state() == root.state()
+
+
+def test_what_is_sent_stays_what_it_was_though_the_sender_goes_on(root):
+    newcomer = Worker(4, 1)
+    take = newcomer.take_early(root)
+    before = root.state()
+    root.step()
+    assert root.state() != before
+    take()
+    assert newcomer.state() == before
+
+
+def test_a_traced_step_of_a_newcomer_waits_for_the_state_and_updates_that(root):
+    """Its forward pass saw another model: gradients come by the ring."""
+    newcomer = Worker(4, 1)
+    newcomer.step_in_graph()
+    root.step_in_graph()  # traced, before it counts
+    newcomer.seat.take = newcomer.take_early(root)
+
+    slope = tf.Variable(1.0)  # a constant would be folded
+
+    def as_root(gradients: list[Any]) -> list[Any]:
+        return OWN.together([tf.zeros_like(one) + slope for one in gradients], "beside")
+
+    for one in (newcomer, root):
+        one.traced(as_root)
+    assert differing(newcomer, root) == {"moving_mean", "moving_variance"}, "of its forward pass, and put back later"
+    assert newcomer.seat.threads, "the step has asked"
+    assert not newcomer.seat.voided
+    asked = len(newcomer.seat.threads)
+    newcomer.traced(as_root)
+    assert len(newcomer.seat.threads) == asked, "but for the first step none asks"
+
+
+def differing(one: Worker, other: Worker) -> set[str]:
+    states = zip(one.known, one.state(), other.state(), strict=True)
+    return {variable.name for variable, mine, theirs in states if mine != theirs}
+
+
+def test_a_step_whose_state_does_not_come_is_void_and_changes_nothing(root):
+    newcomer = Worker(4, 1)
+    newcomer.step_in_graph()
+    newcomer.take_early(root)
+
+    def lost() -> None:
+        raise RingBroken("the sender is gone")
+
+    newcomer.seat.take, before = lost, learned(newcomer)
+    with pytest.raises(tf.errors.AbortedError) as raised:
+        newcomer.step_in_graph()
+    assert _failed(raised.value), "as when a collective fails"
+    assert newcomer.seat.voided
+    assert learned(newcomer) == before
+
+
+def learned(worker: Worker) -> list[bytes]:
+    return [one.numpy().tobytes() for one in (*worker.weights, *worker.optimizer.variables)]
+
+
+def test_a_fault_of_ours_ends_the_script_and_not_the_ring(root, caplog):
+    newcomer = Worker(4, 1)
+    newcomer.step_in_graph()
+    newcomer.take_early(root)
+
+    def fails() -> None:
+        raise UsageError("12 bytes have come for state of 13")
+
+    newcomer.seat.take = fails
+    with pytest.raises(tf.errors.InternalError, match="could not take over") as raised:
+        newcomer.step_in_graph()
+    assert not _failed(raised.value)
+    assert "12 bytes have come for state of 13" in caplog.text
+
+
+def test_a_state_that_comes_after_an_update_is_not_taken(root):
+    newcomer = Worker(4, 1)
+    take = newcomer.take_early(root)
+    newcomer.step()
+    with pytest.raises(RingBroken, match="an update was made before"):
+        take()
+
+
+def test_another_model_is_refused_before_anything_changes(root):
+    for other in (Worker(2, 1, width=200), Worker(2, 1, use_ema=True)):
+        before = other.state()
+        with pytest.raises(UsageError, match="All workers must build the same model"):
+            other.take_early(root)
+        assert other.state() == before
+
+
+def test_bytes_that_are_too_few_are_refused(root):
+    apart, other = root.framework.apart, Worker(2, 1).framework.apart
+    parted = apart.parted()
+    late = other.take_early(parted.description, memoryview(bytearray(parted.early)))
+    came = whole(parted.late)[:-16]
+    assert late.unpack is not None
+    late.unpack(lambda size: came[:size])
+    with pytest.raises(UsageError, match="bytes have come for state of"):
+        late.take(came)
+
+
+def test_a_state_is_given_only_where_all_updates_wait_for_it(root):
+    assert root.framework.apart.given()
+    root.framework._reducers[0].asks = False  # a function that was traced by TensorFlow's operations alone
+    assert not root.framework.apart.given()
+    taped, tracked, plain = Worker(1, 1), Worker(1, 1), Worker(1, 1)
+    taped.framework.tape_reducer(taped.seat)  # type: ignore[arg-type]  # a script does what it likes with a tape's gradients
+    assert not taped.framework.apart.given()
+    tracked.framework.track_variables([tf.Variable(1.0)])
+    assert not tracked.framework.apart.given()
+    plain.framework.track(keras.optimizers.SGD())
+    assert not plain.framework.apart.given()
+    assert not TensorFlowFramework().apart.given()
+
+
+def test_what_is_asked_is_asked_on_the_way_to_the_update():
+    asked: list[bool] = []
+    weight, slope = tf.Variable(1.0), tf.Variable(1.0)  # a constant would be folded
+
+    @tf.function
+    def step():
+        [gradient] = OWN.together([slope.read_value()], "asked")
+        weight.assign_sub(gradient)
+
+    step()
+    OWN.before_update.ask(lambda: Answer.GOES_ON if asked.append(float(weight.numpy()) == 0.0) is None else Answer.VOID)
+    step()
+    OWN.before_update.ask(None)
+    step()
+    assert asked == [True]
+    assert float(weight.numpy()) == -2.0
