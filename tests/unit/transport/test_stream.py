@@ -122,6 +122,32 @@ def test_a_newcomer_that_goes_in_the_middle_is_not_waited_for(givers: list[Giver
         newcomer.wait_whole(PATIENCE_S)
 
 
+class ReadToTheEnd(socket.socket):
+    """As if the thread that reads were always the quicker one: it takes all that has come before the close."""
+
+    def shutdown(self, how: int) -> None:
+        super().shutdown(how)
+        while self.recv(1 << 20):
+            pass
+
+
+def test_one_that_gives_up_frees_a_sender_that_waits_for_room() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as sender,
+    ):
+        accepted, _ = listening.accept()
+        newcomer = Taker(0, KEY, 7, 0, PATIENCE_S)
+        newcomer._connection = ReadToTheEnd(fileno=accepted.detach())
+        sender.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            sender.sendall(bytes(1 << 26))
+        newcomer.give_up("it dies")
+        sender.settimeout(5)
+        with pytest.raises(ConnectionError):
+            sender.sendall(BYTES)
+
+
 def test_what_does_not_come_is_waited_for_no_longer_than_that(givers: list[Giver]) -> None:
     root, parts = giver(givers), Parts(until=1_000_000)
     root.give(b"head", parts)
