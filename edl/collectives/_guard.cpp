@@ -98,6 +98,7 @@ constexpr auto kLeap = std::chrono::hours(1);   // longer than any time-out of g
 constexpr int64_t kMostLeaps = 1'000'000;           // so that the clock stays within its 64 bits
 // Until it is said otherwise: in a shorter wait, as a step's is, a nap would slow each step.
 constexpr int64_t kSpinNs = 50'000'000;
+constexpr int64_t kSettlingSpinNs = 1'000'000;
 constexpr int64_t kLongestNapNs = 500'000;
 constexpr int64_t kNapShare = 32;                   // a nap is so small a part of the wait so far: it ends little later
 constexpr int64_t kBetweenLooksNs = 200'000;        // at most, in one wait
@@ -340,6 +341,15 @@ int64_t nanoseconds() {
 }
 
 std::atomic<int64_t> spin{kSpinNs};
+std::atomic<int64_t> settling{0};    // for so long from a ring's first wait on, a wait spins for kSettlingSpinNs at most
+std::atomic<int64_t> first_wait{0};  // of this ring; 0: there was none yet
+
+int64_t spin_at(int64_t now) {
+  if (settling == 0) return spin;
+  int64_t first = 0;
+  if (first_wait.compare_exchange_strong(first, now)) first = now;
+  return now - first < settling ? std::min(spin.load(), kSettlingSpinNs) : spin.load();
+}
 
 int (*real_yield)() = nullptr;
 int give_way() {
@@ -348,7 +358,7 @@ int give_way() {
   if (now - looked > kBetweenLooksNs) began = now;  // the one before is over
   const int64_t waited = now - began;
   int result = 0;
-  if (role != Role::kOther || waited < spin) {
+  if (role != Role::kOther || waited < spin_at(now)) {
     result = real_yield();
   } else {
     const timespec nap{0, std::min(kLongestNapNs, waited / kNapShare)};
@@ -629,7 +639,11 @@ void edl_set_variable(const char* name, const char* value) {
   environment().variables[name] = value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
-void edl_set_spin(int64_t nanoseconds) { spin = nanoseconds; }
+void edl_set_spin(int64_t nanoseconds, int64_t for_settling) {
+  spin = nanoseconds;
+  settling = for_settling;
+  first_wait = 0;
+}
 
 void edl_set_standing(int on) { standing = on != 0; }
 

@@ -15,7 +15,7 @@ from typing import Any
 from edl.collectives.environment import variables
 from edl.collectives.forming import Forming
 from edl.collectives.libraries import Library
-from edl.collectives.spinning import spin_s
+from edl.collectives.spinning import spinning
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
@@ -107,14 +107,14 @@ class RingEngine:
         if self._native.horovod_is_initialized():  # by the script's own hvd.init()
             self.library.shut_down()
         self.broken, self._timeout_s = False, timeout_s
-        spin = spin_s(place.local_size, os.environ)
+        spin = spinning(place.local_size, os.environ)
         with self._guard.environment(variables(place, timeout_s, keep_elastic=self._needs_elastic)):
             with self._turn:
                 if not wanted():
                     raise RingBroken("the ring did not form: it was given up before")
                 self._guard.set_hurry(False)
                 self._guard.set_host(place.address)
-                self._guard.set_spin(spin)
+                self._guard.set_spin(*spin)
                 self._forming = Forming(self._native, self._guard, place.generation)
             try:
                 self._forming.wait(timeout_s)

@@ -84,10 +84,13 @@ class Guard:
         """
         return 0 if self._native is None else int(self._native.edl_cut())
 
-    def set_spin(self, seconds: float) -> None:
-        """Who waits longer than this for a collective naps between two looks."""
+    def set_spin(self, seconds: float, settling_s: float = 0.0) -> None:
+        """A thread that waits longer than this for a collective naps between two looks. In a ring that begins it naps
+        after a millisecond: so long, from its first wait on.
+        """
         if self._native is not None and hasattr(self._native, "edl_set_spin"):
-            self._native.edl_set_spin(ctypes.c_int64(round(1e9 * seconds)))
+            times = (ctypes.c_int64(round(1e9 * one)) for one in (seconds, settling_s))
+            self._native.edl_set_spin(*times)
 
     def set_standing(self, standing: bool) -> None:
         """While a ring stands, a connection that ends brings a hurry."""

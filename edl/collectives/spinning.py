@@ -2,7 +2,8 @@
 
 A nap makes the wait a little longer. Without naps the worker keeps a core busy, which no other worker
 needs as long as there is one for each: a step's wait is over by then. Where a host has more workers than cores, it
-takes the core from those that it waits for.
+takes the core from those that it waits for. So it does for a moment in each ring that begins: daemons agree on it, other
+members come, one that crashed is started again.
 
 Owns: that choice. Does not own: the naps (`_guard.cpp`).
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from typing import NamedTuple
+
 from edl.errors import ConfigError
 
 LONG_S, SHORT_S = 0.05, 0.001  # where there is a core for each worker of this host, and where there is none
@@ -19,15 +22,23 @@ NAME = "EDL_SPIN_MS"
 MOST_MS = 10_000.0
 
 
-def spin_s(workers: int, environment: Mapping[str, str], cores: int | None = None) -> float:
+SETTLING_S = 0.5
+
+
+class Spinning(NamedTuple):
+    usual_s: float
+    settling_s: float  # it is short for so long, in a ring that begins
+
+
+def spinning(workers: int, environment: Mapping[str, str], cores: int | None = None) -> Spinning:
     """For so many workers on this host. Raises ConfigError."""
     given = environment.get(NAME, "")
     if not given:
-        return LONG_S if workers <= (cores or len(os.sched_getaffinity(0))) else SHORT_S
+        return Spinning(LONG_S if workers <= (cores or len(os.sched_getaffinity(0))) else SHORT_S, SETTLING_S)
     try:
         spin_ms = float(given)
     except ValueError:
         spin_ms = -1.0
     if not 0 <= spin_ms <= MOST_MS:
         raise ConfigError(f"{NAME}={given}: must be a number of milliseconds from 0 to {MOST_MS:g}")
-    return spin_ms / 1000
+    return Spinning(spin_ms / 1000, 0.0)

@@ -360,6 +360,11 @@ def test_a_thread_that_waits_for_long_leaves_the_core_to_others(native):
     assert naps(45) > 50, "where workers share cores, they nap in a step's wait, too"
     native.guard.set_spin(0.05)
     assert naps(45) < 10
+    native.guard.set_spin(0.05, settling_s=0.3)
+    time.sleep(0.3)
+    assert naps(45) > 50, "a ring settles from its first wait on"
+    time.sleep(0.3)
+    assert naps(45) < 10
 
 
 def test_two_copies_of_a_library_share_nothing(native):

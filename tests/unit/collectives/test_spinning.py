@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.collectives.spinning import LONG_S, SHORT_S, spin_s
+from edl.collectives.spinning import LONG_S, SETTLING_S, SHORT_S, spinning
 from edl.errors import ConfigError
 
 
@@ -12,16 +12,16 @@ from edl.errors import ConfigError
     ("workers", "cores", "found"), [(1, 2, LONG_S), (2, 2, LONG_S), (3, 2, SHORT_S), (9, 8, SHORT_S)]
 )
 def test_it_is_short_where_there_is_no_core_for_each_worker(workers, cores, found):
-    assert spin_s(workers, {}, cores) == found
+    assert spinning(workers, {}, cores) == (found, SETTLING_S)
 
 
-def test_what_was_said_counts():
-    assert spin_s(1, {"EDL_SPIN_MS": "2.5"}, 8) == 0.0025
-    assert spin_s(9, {"EDL_SPIN_MS": "50"}, 8) == 0.05
-    assert spin_s(9, {"EDL_SPIN_MS": "0"}, 8) == 0.0
+def test_what_was_said_counts_from_a_rings_first_moment():
+    assert spinning(1, {"EDL_SPIN_MS": "2.5"}, 8) == (0.0025, 0.0)
+    assert spinning(9, {"EDL_SPIN_MS": "50"}, 8) == (0.05, 0.0)
+    assert spinning(9, {"EDL_SPIN_MS": "0"}, 8) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("given", ["long", "-1", "nan", "inf", "60000"])
 def test_a_wrong_one_is_refused(given):
     with pytest.raises(ConfigError, match=f"EDL_SPIN_MS={given}: must be a number of milliseconds from 0 to 10000"):
-        spin_s(1, {"EDL_SPIN_MS": given})
+        spinning(1, {"EDL_SPIN_MS": given})
