@@ -2,8 +2,8 @@
 
 A nap makes the wait a little longer. Without naps the worker keeps a core busy, which no other worker
 needs as long as there is one for each: a step's wait is over by then. Where a host has more workers than cores, it
-takes the core from those that it waits for. So it does for a moment in each ring that begins: daemons agree on it, other
-members come, one that crashed is started again.
+takes the core from those that it waits for. So it does everywhere for a moment in each ring that begins: daemons agree
+on it, other members come, one that crashed is started again.
 
 Owns: that choice. Does not own: the naps (`_guard.cpp`).
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-
 from typing import NamedTuple
 
 from edl.errors import ConfigError

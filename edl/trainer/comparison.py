@@ -62,10 +62,10 @@ class Comparison:
 
     def begin(self) -> bool:
         """All members of the ring call it after the same step: `finish` looks at the answer after the next one. False:
-        it is one to wait for. Raises RingBroken.
+        it is one to wait for: a newcomer counts once its state is known to be equal. Raises RingBroken.
         """
         machine = self._shell.machine
-        if self._told or not machine.unusual.equal_step:
+        if self._told or machine.unusual.unproven:
             return False
         mine = self._fingerprints()
         self._begun = _Begun(machine.step, mine, self._framework.ring.same(of_all(mine)))
