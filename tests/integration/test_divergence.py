@@ -24,7 +24,9 @@ def test_a_job_of_torch_takes_the_state_of_the_majority(edl, tmp_path):
     assert done.returncode == 0, done.stderr
     outside, flipped = diverged(edl, "d")
     assert (outside["first"], outside["after_step"], outside["equal_step"]) == ("3.bias", 10, 0)
-    assert (flipped["after_step"], flipped["equal_step"]) == (20, 11), "the answer is looked at a step later, and healed"
+    assert (flipped["after_step"], flipped["equal_step"]) == (20, 11), (
+        "the answer is looked at a step later, and healed"
+    )
     assert flipped["first"] in {"0.weight", "state of 0.weight['exp_avg_sq']"}  # it may have come to the weight already
     for event in (outside, flipped):
         assert (event["action"], event["majority"], len(event["workers"])) == ("heal", True, 1)

@@ -500,8 +500,7 @@ class WorkerMachine:
         self.entered_after = self.count.step = beginning.step
         self.models_may_differ = beginning.step == 0 and (place.size > 1 or self._resumes)
         self.supply.weightless = False
-        newcomers, beside = entering.assignment.newcomers > 0, beginning.offer > 0
-        self.unusual.sit(entering.assignment.checking, beginning.step, place.size, newcomers=newcomers, beside=beside)
+        self.unusual.sit(entering.assignment.checking, beginning.step, place.size, beside=beginning.offer > 0)
         sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
         if self.orders is not None:
             sat += self._adopt(self.orders)  # if the ring agreed on the planned step, its leases are here already

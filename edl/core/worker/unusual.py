@@ -20,26 +20,24 @@ class Unusual:
         self.checking = Checking()
         self.check_at = NEVER  # the step after which this ring compares its members' states
         self.equal_step = 0  # the newest after which it did, and found them equal
-        self.unproven = False  # this ring has newcomers, whose state was not compared yet
 
     @property
     def step(self) -> int:
         """The first that is to be looked at."""
         return min(self.even_until, self.rates_until, self.check_at)
 
-    def sit(self, checking: Checking, step: int, size: int, *, newcomers: bool = False, beside: bool = False) -> None:
+    def sit(self, checking: Checking, step: int, size: int, *, beside: bool = False) -> None:
         """A ring of `size` begins after `step`. Before the first step there is nothing to compare yet; nor, where
         newcomers get their state `beside` it, before the next one.
         """
         self.even_until = NEVER
-        self.unproven = newcomers
         self.checking, self.equal_step = checking, 0
         first = step + 1 if beside else step
         self.check_at = first if step > 0 and size > 1 else next_check(step, checking.every, size)
 
     def note_equal(self, step: int, size: int) -> None:
         """The states of this ring's members are equal after `step`."""
-        self.equal_step, self.unproven = step, False
+        self.equal_step = step
         self.check_at = next_check(step, self.checking.every, size)
 
     def draw_nearer(self, step: int) -> None:

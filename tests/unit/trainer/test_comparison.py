@@ -62,7 +62,7 @@ class FakeSeat:
     def __init__(self, ring: FakeRing, link: FakeLink, on_divergence: OnDivergence, end: Callable[[], None]) -> None:
         self.link, self.ring = link, ring
         link.worker = ring.place.worker
-        unusual = SimpleNamespace(equal_step=20, unproven=False, checking=Checking(20, on_divergence))
+        unusual = SimpleNamespace(equal_step=20, checking=Checking(20, on_divergence))
         self.machine = SimpleNamespace(generation=1, step=40, unusual=unusual, void=None)
         self.while_waiting = end
         self.heals = True
@@ -183,12 +183,6 @@ def test_it_heals_as_the_states_are_by_then_and_is_told_once() -> None:
     assert shell.synchronized == [(0, False)]
     assert len(shell.told) == 1
     assert comparison.begin()
-
-
-def test_the_first_one_with_newcomers_is_waited_for() -> None:
-    shell, comparison = member(1, ["abc", "abc", "abc"])
-    shell.machine.unusual.unproven = True
-    assert not comparison.begin()
 
 
 @pytest.mark.parametrize("how", ["the ring is broken", "the mini-batch is void"])
