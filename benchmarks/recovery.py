@@ -1,7 +1,7 @@
 """One of three workers is killed: when do the others train on? edl beside Horovod elastic and torchrun, in one run.
 
     python -m benchmarks.recovery [--rounds 3] [--frameworks torch tensorflow] [--modes edl horovod torchrun]
-                                  [--ranks 0 1 2] [--commit-every 10] [--json]
+                                  [--ring horovod] [--ranks 0 1 2] [--commit-every 10] [--json]
 
 The same model and data, three workers on loopback, gloo. In each round the trainer of another of `--ranks` gets a
 `kill -9`; each worker notes when it has made which step. All figures are of the slowest worker, from the kill on:
@@ -116,8 +116,8 @@ class Worker:
 class Round:
     """One job of one kind, in a folder of its own."""
 
-    def __init__(self, mode: str, framework: str, commit_every: int, folder: Path) -> None:
-        self.mode, self.folder = mode, folder
+    def __init__(self, mode: str, framework: str, ring: str, commit_every: int, folder: Path) -> None:
+        self.mode, self.ring, self.folder = mode, ring, folder
         self._before = STEPS + commit_every // 2
         self.log = folder / "output.log"
         self.environ = {
@@ -164,7 +164,7 @@ class Round:
         python = [sys.executable, *self._worker]
         match self.mode:
             case "edl":
-                return [program("edl"), "run", "-np", str(WORKERS), "--job", "recovery", *python]
+                return [program("edl"), "run", "-np", str(WORKERS), "--ring", self.ring, "--job", "recovery", *python]
             case "horovod":
                 script = self.folder / "hosts.sh"
                 script.write_text("#!/bin/sh\n" + "".join(f"echo {host}:1\n" for host in HOSTS))
@@ -325,6 +325,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--frameworks", nargs="+", default=["torch", "tensorflow"])
     parser.add_argument("--modes", nargs="+", default=["edl", "horovod", "torchrun"])
+    parser.add_argument("--ring", choices=["horovod", "torch"], default="horovod", help="of edl's jobs in PyTorch")
     parser.add_argument("--ranks", type=int, nargs="+", default=[0, 1, 2], help="who is killed, round by round")
     parser.add_argument("--commit-every", type=int, default=10, help="steps, of the peers")
     parser.add_argument("--json", action="store_true")
@@ -336,9 +337,10 @@ def main() -> int:
     ]
     for number, (framework, mode) in itertools.product(range(options.rounds), pairs):
         rounds, rank = results.setdefault((framework, mode), []), options.ranks[number % len(options.ranks)]
+        ring = options.ring if framework == "torch" else "horovod"
         try:
             with tempfile.TemporaryDirectory() as folder:
-                rounds.append(Round(mode, framework, options.commit_every, Path(folder)).measure(rank))
+                rounds.append(Round(mode, framework, ring, options.commit_every, Path(folder)).measure(rank))
             told = ", ".join(f"{name} {value:.0f}" for name, value in rounds[-1].items())
         except NotComeTrue as error:
             rounds.append({})
