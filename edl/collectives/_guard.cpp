@@ -346,8 +346,8 @@ std::atomic<int64_t> first_wait{0};  // of this ring; 0: there was none yet
 
 int64_t spin_at(int64_t now) {
   if (settling == 0) return spin;
-  int64_t first = 0;
-  if (first_wait.compare_exchange_strong(first, now)) first = now;
+  int64_t first = first_wait;
+  if (first == 0 && first_wait.compare_exchange_strong(first, now)) first = now;
   return now - first < settling ? std::min(spin.load(), kSettlingSpinNs) : spin.load();
 }
 

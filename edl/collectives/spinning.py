@@ -17,11 +17,9 @@ from typing import NamedTuple
 from edl.errors import ConfigError
 
 LONG_S, SHORT_S = 0.05, 0.001  # where there is a core for each worker of this host, and where there is none
+SETTLING_S = 0.5
 NAME = "EDL_SPIN_MS"
 MOST_MS = 10_000.0
-
-
-SETTLING_S = 0.5
 
 
 class Spinning(NamedTuple):
