@@ -55,13 +55,21 @@ def ip_address(text: str) -> str:
 
 
 def seconds(least: float, most: float) -> Callable[[str], float]:
+    return _number("seconds", least, most)
+
+
+def milliseconds(least: float, most: float) -> Callable[[str], float]:
+    return _number("milliseconds", least, most)
+
+
+def _number(unit: str, least: float, most: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
         if not least <= value <= most:
-            raise ValueError(f"must be a number of seconds from {least:g} to {most:g}")
+            raise ValueError(f"must be a number of {unit} from {least:g} to {most:g}")
         return value
 
     return parse

@@ -56,6 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     life: int = 1  # of the job, in the folder of its checkpoints
     policy_file: Path | None = None  # the code of --autoscale policy=FILE.py:CLASS, as it was when that was typed
     batch_size: int | None = None
+    spin_ms: float | None = None
     session_timeout_s: float = 10.0
     step_timeout_s: float = 60.0
     keep_nodes_s: float = 604_800.0

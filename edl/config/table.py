@@ -273,6 +273,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("resume_from", str, ("EDL_RESUME_FROM",)),
     Setting("life", forms.whole_number(1), ("EDL_LIFE",)),
     Setting("batch_size", forms.whole_number(1), ("EDL_BATCH_SIZE",)),
+    Setting("spin_ms", forms.milliseconds(0, 10_000), ("EDL_SPIN_MS",)),
     Setting("slot", forms.whole_number(0), ("EDL_SLOT",)),
     Setting("worker_id", forms.name, ("EDL_WORKER_ID",)),
     Setting("stand_in", forms.path, ("EDL_STAND_IN",)),

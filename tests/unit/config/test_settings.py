@@ -54,6 +54,10 @@ def test_two_spellings_that_differ_are_refused():
         ({"EDL_COORDINATOR": "zk:1/a//b"}, {}, "empty part"),
         ({"EDL_SESSION_TIMEOUT": "nan"}, {}, "EDL_SESSION_TIMEOUT=nan: must be a number of seconds from 1 to 60"),
         ({"EDL_STEP_TIMEOUT": "0"}, {}, "EDL_STEP_TIMEOUT=0: must be a number of seconds"),
+        *(
+            ({"EDL_SPIN_MS": given}, {}, f"EDL_SPIN_MS={given}: must be a number of milliseconds from 0 to 10000")
+            for given in ("long", "-1", "nan", "inf", "60000")
+        ),
         ({"EDL_STEP_TIMEOUT": "4"}, {}, "EDL_STEP_TIMEOUT=4 is less than half of the default --session-timeout of 10"),
         (
             {"EDL_STEP_TIMEOUT": "9", "EDL_SESSION_TIMEOUT": "20"},
@@ -115,7 +119,7 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "audit": tmp_path / "audit", "autoscale": "efficiency=0.1", "autoscale_every": 10, "stragglers": "tell",
         "batch_policy": "fixed-local,most=64", "keep_nodes_s": 60, "metrics_port": 9400, "metrics_address": "127.0.0.1",
         "check_weights": 50, "on_divergence": "heal", "ring": "torch",
-        "slot": 0, "worker_id": "w1", "stand_in": tmp_path / "stand-in",
+        "spin_ms": 2.5, "slot": 0, "worker_id": "w1", "stand_in": tmp_path / "stand-in",
         "policy_file": tmp_path / "policy.py", "local_coordinator": "etcd", "driver_slot": "localhost:1",
         "checkpoint": "memory://x", "checkpoint_every": "auto", "checkpoint_overhead": "2.5%",
         "keep_checkpoints": 3, "resume": "must",
