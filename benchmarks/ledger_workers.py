@@ -30,6 +30,7 @@ from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Register
 from edl.trainer.data.audit import Audit
 from edl.trainer.data.passes import Pass
+from edl.trainer.data.rehearsals import Rehearsals
 from edl.trainer.data.sample_ids import SampleIds
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.transport.page import Page
@@ -68,6 +69,7 @@ class Worker:
         self.waited_s = 0.0
         self.least_ahead: int | None = None  # steps between the one asked for and the last that is leased
         self.late_s = 0.0
+        self.rehearsals = Rehearsals()
         self._number = 0  # of the newest lease
         self._waiting_since: float | None = None
         self._pass = Pass(self.spec, self, SampleIds(), Audit(), one_epoch=False)
@@ -114,9 +116,6 @@ class Worker:
 
     def loaded(self, nanoseconds: int) -> None:
         """Nothing is read here."""
-
-    def rehearsing(self) -> bool:
-        return False
 
     def step(self) -> int:
         return self.page.step + 1

@@ -23,6 +23,7 @@ from edl.tensorflow.metrics import Numbers, build, count, counted, total
 from edl.tensorflow.validation import EpochCounted, SharedValidation, epoch_total
 from edl.tensorflow.voidable import Voidable
 from edl.tensorflow.writing import Writers, check_callbacks
+from edl.trainer.data.rehearsals import Rehearsals
 from edl.trainer.data.shards import Held, ShardGenerator
 from edl.trainer.evaluation import Work
 from edl.trainer.framework import StepPort
@@ -40,6 +41,10 @@ class BatchPort(StepPort, Protocol):
 
     def rehearsing(self) -> bool:
         """This mini-batch is a newcomer's throw-away one."""
+
+    @property
+    def rehearsals(self) -> Rehearsals:
+        """How many of them there are to be, and how many are over."""
 
     def rank(self) -> int:
         """In the present ring."""
@@ -209,6 +214,9 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         iterator = iter(self._fit.batches._distributed_dataset)
         try:
             self.model.train_function(iterator)
+            while self._trainer.rehearsals.left > 1:
+                self._end_batch()
+                self.model.train_function(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
             return False
         # Its pipeline waits for the next samples, and who takes it down waits for it: so it is told before.

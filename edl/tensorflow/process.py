@@ -6,4 +6,5 @@ from edl.tensorflow.framework import TensorFlowFramework
 from edl.trainer.trainer import Trainer
 
 framework = TensorFlowFramework()
-trainer = Trainer(framework)
+# A function that makes variables, as an optimizer does with its first update, is traced anew at its second call.
+trainer = Trainer(framework, rehearsals=2)

@@ -10,6 +10,7 @@ from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.errors import TimedOut, UsageError
 from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec
+from edl.trainer.data.rehearsals import Rehearsals
 
 HORIZON_STEPS = 6
 PATIENCE_S = 5.0
@@ -30,7 +31,7 @@ class SoloFeed:
         self.leases = LeaseBuffer()
         self._ledger: Ledger | None = None
         self.committed = 0
-        self.newcomer = False
+        self.rehearsals = Rehearsals()
         self.asked = 0
         self._changed = threading.Condition()
         self._told = 0  # shares
@@ -66,9 +67,6 @@ class SoloFeed:
     def loaded(self, nanoseconds: int) -> None:
         """It is not asked for."""
 
-    def rehearsing(self) -> bool:
-        return self.newcomer
-
     def step(self) -> int:
         return self.committed + 1
 
@@ -82,7 +80,8 @@ class SoloFeed:
     def enter(self, step: int = 0) -> None:
         """A newcomer's first switch."""
         with self._changed:
-            self.newcomer, self.committed = False, step
+            self.rehearsals.end_all()
+            self.committed = step
             self._changed.notify_all()
 
     def wait_asked(self, times: int) -> None:
@@ -95,7 +94,7 @@ class SoloFeed:
             raise TimedOut(f"not within {PATIENCE_S:g} s")
 
     def _offers(self, step: int | None) -> bool:
-        if self.newcomer:
+        if self.rehearsals.left:
             return False
         until_step = self.committed + HORIZON_STEPS
         self.ledger.grant(until_step if self._last is None else min(until_step, self._last))
@@ -104,4 +103,4 @@ class SoloFeed:
         return self.leases.offers(max(step or 0, self.step()))
 
     def _dry(self) -> bool:
-        return not self.newcomer and self.leases.ends_before(self.step())
+        return not self.rehearsals.left and self.leases.ends_before(self.step())

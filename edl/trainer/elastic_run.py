@@ -45,6 +45,9 @@ class SeatPort(Protocol):
     def void(self, error: BaseException) -> None:
         """A collective of this mini-batch failed before the update."""
 
+    def rehearsing(self) -> bool:
+        """The mini-batch being worked on is a newcomer's throw-away one."""
+
     def generation(self) -> int:
         """Number of the roster that trains now."""
 
@@ -146,6 +149,8 @@ class Run:
                 result = call()
                 if self._trainer.voided or self._has_updated(unseen=False):
                     self._end()
+                    if self._trainer.rehearsing():
+                        continue  # what it trained from is thrown away
                 return result
             except Changed:
                 pass

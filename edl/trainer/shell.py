@@ -68,6 +68,7 @@ from edl.protocol.saving import Save
 from edl.trainer.beside import Beside
 from edl.trainer.copier import Copier
 from edl.trainer.data.audit import Audit
+from edl.trainer.data.rehearsals import Rehearsals
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.endings import Interruption, Leaving, exit_preempted
 from edl.trainer.extras import Extras
@@ -89,15 +90,17 @@ PATIENCE_S = 10.0  # before a script is told that it waits for other workers
 class WorkerShell:
     """The machine of one trainer, and its hands. What is not said to be any thread's is the training thread's."""
 
-    def __init__(self, framework: Framework, leases: SharedLeases, extras: Extras) -> None:
+    def __init__(self, framework: Framework, leases: SharedLeases, extras: Extras, rehearsals: int = 1) -> None:
+        """`rehearsals`: of a newcomer, in its ring of one."""
         self.count = Page.unshared().count()  # in the daemon's page, once there is one
         self.machine = WorkerMachine(leases, self.count)
         self.audit = Audit()
         self.step_timeout_s = 0.0  # set by `init`
-        self.rehearses = False  # the mini-batch being worked on is one that does not count
+        self.rehearsals = Rehearsals()
         self.stand_ins_due = False  # it is to be handed out, as the script waits for data that never comes
         self.state_came: Callable[[], object] = lambda: None  # of another worker, before its samples may be handed out
         self._framework = framework
+        self._at_boot = rehearsals
         self._leases = leases
         self._extras = extras
         self._kept = Kept(framework, extras)
@@ -274,7 +277,7 @@ class WorkerShell:
             case TellDaemon(said):
                 self._tell(said)
             case BootAlone(local_rank):
-                self.rehearses = True
+                self.rehearsals.add(self._at_boot)
                 self._framework.ring.enter(solo(self.link.worker, local_rank), self.step_timeout_s)
             case LeaveRing():
                 self.beside.drop()
@@ -294,7 +297,8 @@ class WorkerShell:
                 else:
                     self.copier.take(save, self.link.folder)
             case TrainStandIns():
-                self.rehearses = self.stand_ins_due = True
+                self.rehearsals.add(1)
+                self.stand_ins_due = True
 
     def _stands(self, save: Save) -> bool:
         """Any thread."""

@@ -43,6 +43,7 @@ from edl.sources.port import Source
 from edl.trainer import fork_stand_in, measuring
 from edl.trainer.comparison import Comparison
 from edl.trainer.data.audit import AuditedCount, AuditFile
+from edl.trainer.data.rehearsals import Rehearsals
 from edl.trainer.data.shards import Held, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.data.source import files_of, positive, samples_of
@@ -74,14 +75,16 @@ COMMIT_POLL_S = 0.0005  # the end of a mini-batch wakes no thread: that would co
 class Trainer:
     """The process's one seat in its job. All methods belong to the thread that called `init`, unless they say else."""
 
-    def __init__(self, framework: Framework, rings: Collection[str] = ("horovod",)) -> None:
-        """`rings`: what `--ring` may say for this framework."""
+    def __init__(self, framework: Framework, rings: Collection[str] = ("horovod",), *, rehearsals: int = 1) -> None:
+        """`rings`: what `--ring` may say for this framework. `rehearsals`: mini-batches after which all that it traces
+        and compiles for a script is there.
+        """
         self._framework = framework
         self._rings = rings
         self._settings: Settings | None = None
         self._leases = SharedLeases()
         self._extras = Extras(framework.sort)
-        self._shell = WorkerShell(framework, self._leases, self._extras)
+        self._shell = WorkerShell(framework, self._leases, self._extras, rehearsals)
         # The shell's own; here, as each look at a cold object costs the hot path.
         self._count: Count | AuditedCount = self._shell.count
         self._machine = self._shell.machine
@@ -244,7 +247,7 @@ class Trainer:
         which weigh nothing, as none were left for this worker; and in a rehearsal.
         """
         self._started()
-        if self._shell.rehearses:
+        if self.rehearsing():
             return 0
         step = self._machine.step + 1
         own = self._leases.own(step)
@@ -255,8 +258,13 @@ class Trainer:
         return own
 
     def rehearsing(self) -> bool:
-        """True during a newcomer's throw-away first mini-batch."""
-        return self._shell.rehearses
+        """True during a newcomer's throw-away first mini-batches: one with PyTorch, two with TensorFlow."""
+        return self._shell.rehearsals.left > 0
+
+    @property
+    def rehearsals(self) -> Rehearsals:
+        """How many there are to be, and how many are over."""
+        return self._shell.rehearsals
 
     def checkpoint(self) -> None:
         """Ask for a checkpoint, of the mini-batch being worked on or of one of the next. Returns at once, and costs
@@ -688,7 +696,7 @@ class Trainer:
     def _take_standing(self) -> None:
         """A newcomer has got another worker's state, and none of its samples yet."""
         heard, step = self._standing.heard, self._machine.begins_after
-        if not self._shell.rehearses or heard.get("step") != step:
+        if not self.rehearsing() or heard.get("step") != step:
             return
         self._evaluations.take(step, heard["results"])
         self._at_end = heard.get("at_end", False)
@@ -749,6 +757,10 @@ class Trainer:
         self._note_end()
         shell.put_back()
         shell.end_beside()
+        if not machine.generation and shell.rehearsals.left > 1:
+            self._rates.rehearse()
+            shell.rehearsals.end_one()
+            return False
         if machine.void is not None or not machine.generation:
             return self._end_uncommitted_batch()
         if machine.models_may_differ and self._not_taken_over() is not None:
@@ -815,7 +827,8 @@ class Trainer:
             logger.warning("step %d is void on rank %d: %s", before + 1, rank, void.partition("\n")[0])
         self._pass_over(before + 1)
         self._prepare_step()
-        rehearsed, shell.rehearses = shell.rehearses, False
+        rehearsed = self.rehearsing()
+        shell.rehearsals.end_all()
         self._tell_resized(old)
         if rehearsed:
             return False
@@ -849,7 +862,7 @@ class Trainer:
 
     def _check_samples(self, samples: int) -> None:
         shards, step, rank = self._shards, self._machine.step + 1, self._machine.rank
-        if shards is None or self._shell.rehearses or not self._leases.covers(step):
+        if shards is None or self.rehearsing() or not self._leases.covers(step):
             return
         if samples != (share := shards.share(step)) and share:  # without a share of its own it has stand-ins
             raise UsageError(

@@ -177,9 +177,9 @@ def test_a_second_fit_goes_on_with_the_jobs_passes(framework: Any) -> None:
 
 
 def test_a_newcomer_begins_in_the_epoch_of_the_others(framework: Any) -> None:
-    """Its first mini-batch is a rehearsal, before any epoch; then it has what their callbacks have counted."""
+    """Its first mini-batches are a rehearsal, before any epoch; then it has what their callbacks have counted."""
     job, passes = Job(framework), Passes(9, 1, 2)
-    job.trainer.rehearses = True
+    job.trainer.rehearsals.add(2)
     stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=3)
     counts = {
         "0.EarlyStopping": {"wait": 2, "best": 0.0, "best_epoch": 4},
@@ -190,12 +190,12 @@ def test_a_newcomer_begins_in_the_epoch_of_the_others(framework: Any) -> None:
     assert (hearing.begun, passes.expected) == ([7], [27])
     assert (stopping.wait, stopping.stopped_epoch) == (3, 7)
     assert job.model.history.epoch == [5, 6, 7]
-    assert job.trainer.ended == 1 + 1
+    assert job.trainer.ended == 2 + 1
 
 
 def test_a_newcomer_passes_over_a_fit_that_is_over(framework: Any) -> None:
     job, passes = Job(framework), Passes(9, 1, 1)
-    job.trainer.rehearses = True
+    job.trainer.rehearsals.add(2)
     job.trainer.standing.fit = FitStanding(2, 1, 5).told()
     assert fit_passes(job, passes, epochs=9).begun == []
     assert fit_passes(job, passes, epochs=3).begun == [1, 2]
@@ -204,7 +204,7 @@ def test_a_newcomer_passes_over_a_fit_that_is_over(framework: Any) -> None:
 
 def test_an_epoch_of_which_nothing_is_left_has_the_metrics_of_the_others(framework: Any, monkeypatch: Any) -> None:
     """A worker that comes in with its last step."""
-    job, passes = Job(framework), Passes(1, 0)
+    job, passes = Job(framework), Passes(2, 0)
     alone = job.trainer.evaluate_shared
 
     def with_another(work: Any) -> tuple[bytes, ...]:
@@ -212,7 +212,7 @@ def test_an_epoch_of_which_nothing_is_left_has_the_metrics_of_the_others(framewo
         return (*alone(work), msgspec.msgpack.encode(another))
 
     monkeypatch.setattr(job.trainer, "evaluate_shared", with_another)
-    job.trainer.rehearses = True
+    job.trainer.rehearsals.add(2)
     hearing = fit_passes(job, passes, epochs=1)
     assert [float(logs["loss"]) for logs in hearing.logs] == [3.0]
 
@@ -239,7 +239,7 @@ def test_a_newcomer_leaves_what_the_job_has_written(framework: Any, tmp_path: Pa
     """In its ring of one it has rank 0. Once it has it among the others it goes on with their files."""
     job, passes, log = Job(framework), Passes(0, 1) if over else Passes(9, 1), tmp_path / "log.csv"
     log.write_text("epoch,loss\n0,2.5\n")
-    job.trainer.rehearses = True
+    job.trainer.rehearsals.add(2)
     job.trainer.standing.fit = FitStanding(1, 1, 0).told()
     board = keras.callbacks.TensorBoard(tmp_path / "board")
     fit_written(job, passes, keras.callbacks.CSVLogger(log), board, epochs=2)
@@ -337,7 +337,7 @@ def test_callbacks_that_would_harm_are_refused(framework: Any, tmp_path: Path) -
 
 def test_a_rehearsal_leaves_nothing_in_the_metrics(framework: Any) -> None:
     job = Job(framework)
-    job.trainer.rehearses = True
+    job.trainer.rehearsals.add(1)
     job.fit()
     assert float(job.model.metrics[0].count) == 2  # samples of the second of two batches
 

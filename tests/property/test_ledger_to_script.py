@@ -17,6 +17,7 @@ from edl.core.data.ledger import Ledger
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.protocol.data import DataSpec
 from edl.testing.solo import share_of
+from edl.trainer.data.rehearsals import Rehearsals
 from edl.trainer.data.shards import ShardGenerator
 from examples import examples
 
@@ -27,13 +28,14 @@ class Worker:
     """A script, and the port of its process."""
 
     def __init__(self, job: Job, name: str, newcomer: bool) -> None:
-        self.job, self.name, self.newcomer = job, name, newcomer
+        self.job, self.name, self.rehearsals = job, name, Rehearsals()
         self.leases, self.told = LeaseBuffer(), 0
         self.committed = 0
         self.shards = ShardGenerator(job.total, self, epochs=job.epochs, default_batch=job.batch, step_timeout_s=0)
         self.loop = self.script()
-        if newcomer:
-            assert len(next(self.loop)) == job.batch  # the rehearsal
+        for _ in range(job.chance.randint(1, 2) if newcomer else 0):
+            self.rehearsals.add(1)
+            assert len(next(self.loop)) == job.batch
 
     def script(self) -> Iterator[list[int]]:
         """One item per mini-batch, in as many passes as the job wants."""
@@ -76,9 +78,6 @@ class Worker:
         return False
 
     def loaded(self, nanoseconds: int) -> None: ...
-
-    def rehearsing(self) -> bool:
-        return self.newcomer
 
     def step(self) -> int:
         return self.committed + 1
@@ -151,7 +150,8 @@ class Job:
         self.ledger.enter([worker.name for worker in self.workers], self.ledger.step)
         self.ledger.grant(self.ledger.step + LEAD_TIMES)
         for worker in self.workers:
-            worker.newcomer, worker.committed = False, self.ledger.step
+            worker.rehearsals.end_all()
+            worker.committed = self.ledger.step
 
 
 @settings(max_examples=examples(150), deadline=None)

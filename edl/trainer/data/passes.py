@@ -60,7 +60,7 @@ class Pass:
         self._audit = audit
         self._one_epoch = one_epoch
         self._lock = threading.Lock()  # not held while waiting for samples
-        self._rehearsed = False
+        self._rehearsed = 0  # mini-batches that do not count, up to the newest that was handed out
         self._lease: Lease | None = None  # of the step handed out
         self._first: int | None = None  # what it handed out first
         self._left_out: list[range] = []  # of what came after that, the steps that the others did without this worker
@@ -89,10 +89,12 @@ class Pass:
             awaited = self._leases.wanted_at(self._coming_step)
 
     def _rehearsal(self) -> Batch | None:
-        """Once, where what this worker computes next does not count."""
-        if self._rehearsed or not self._port.rehearsing():
+        """Where what this worker computes next does not count; a pipeline that reads ahead is given no more of them."""
+        rehearsals = self._port.rehearsals
+        over = max(self._rehearsed, rehearsals.ended)
+        if over >= rehearsals.due:
             return None
-        self._rehearsed = True
+        self._rehearsed = over + 1
         return Batch(first_ids(self._spec, 0, self._spec.batch))
 
     def next_usual(self) -> Ids | None:
@@ -134,7 +136,7 @@ class Pass:
             self._audit.ended(epochs, self.step)
 
     def make_rest_of(self, epoch: int) -> None:
-        """It has handed out a rehearsal at most: it is what is left of that epoch, which may be nothing."""
+        """It has handed out rehearsals at most: it is what is left of that epoch, which may be nothing."""
         with self._lock:
             if self.step is None and self.epoch is None:
                 self.epoch = epoch

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.protocol.data import DataSpec
+from edl.trainer.data.rehearsals import Rehearsals
 
 
 class DataPort(Protocol):
@@ -34,8 +35,9 @@ class DataPort(Protocol):
     def begin_batch(self) -> None:
         """On the training thread: what is trained next, or what a script does after its loop, is on the job's state."""
 
-    def rehearsing(self) -> bool:
-        """This worker's first mini-batch does not count: it is a newcomer, or its ring is gone before data came."""
+    @property
+    def rehearsals(self) -> Rehearsals:
+        """A newcomer's first mini-batches, and those whose ring is gone before data came."""
 
     def loaded(self, nanoseconds: int) -> None:
         """So long the script has just waited for samples."""

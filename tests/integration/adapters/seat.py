@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from edl.protocol.ring import Place, solo
+from edl.trainer.data.rehearsals import Rehearsals
 from edl.trainer.data.shards import Held
 from edl.trainer.evaluation import Work
 from edl.trainer.extras import Extras
@@ -111,7 +112,7 @@ class FakeTrainer:
         self.shards: Any = None
         self.standing = ScriptStanding(Extras())
         self.standing.register()
-        self.rehearses = False
+        self.rehearsals = Rehearsals()
         self.given_up = self.ends_pass = False
         self.without_samples: set[int] = set()  # steps in which no worker has any
 
@@ -149,7 +150,8 @@ class FakeTrainer:
 
     def notify_batch_end(self, samples: int | None = None) -> bool:
         self.ended += 1
-        self.rehearses = False
+        if self.rehearsals.left:
+            self.rehearsals.end_one()
         return not self.voided
 
     def hold(self) -> Held:
@@ -170,7 +172,7 @@ class FakeTrainer:
         return (work.found(),)
 
     def rehearsing(self) -> bool:
-        return self.rehearses
+        return self.rehearsals.left > 0
 
     def take_error(self) -> str:
         error, self.error = self.error, None

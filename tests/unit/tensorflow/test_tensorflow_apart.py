@@ -165,7 +165,10 @@ def test_a_traced_step_of_a_newcomer_waits_for_the_state_and_updates_that(root):
     root.step_in_graph()  # traced, before it counts
     newcomer.seat.take = newcomer.take_early(root)
 
-    nothing, slope = tf.Variable(0.0), tf.Variable(1.0)  # constants would be folded, and the forward pass not waited for
+    nothing, slope = (
+        tf.Variable(0.0),
+        tf.Variable(1.0),
+    )  # constants would be folded, and the forward pass not waited for
 
     def as_root(gradients: list[Any]) -> list[Any]:
         return OWN.together([one * nothing + slope for one in gradients], "beside")

@@ -23,6 +23,7 @@ class FakeTrainer:
         self.extras = Extras()
         self.callbacks: list[Any] = []
         self.updates: int | None = 0
+        self.rehearsals = 0
 
     @property
     def voided(self) -> bool:
@@ -33,6 +34,9 @@ class FakeTrainer:
 
     def generation(self) -> int:
         return self.number
+
+    def rehearsing(self) -> bool:
+        return self.rehearsals > 0
 
     def step(self) -> int:
         return self.count + 1
@@ -46,6 +50,10 @@ class FakeTrainer:
 
     def notify_batch_end(self, samples: int | None = None) -> bool:
         void, self.error = self.voided, None
+        if self.rehearsals > 1:
+            self.rehearsals -= 1
+            return False
+        self.rehearsals = 0
         self.count += not void
         if void or self.count in self.changes_after:
             self.changes_after.discard(self.count)
@@ -168,6 +176,20 @@ def test_the_last_mini_batch_ends_with_the_function(run: Run, trainer: FakeTrain
     state = State(run, {}, {})
     run(lambda state: update(trainer))(state)
     assert trainer.count == 1
+
+
+def test_a_function_that_returns_in_a_rehearsal_is_called_anew(run: Run, trainer: FakeTrainer) -> None:
+    """It had one mini-batch to make from where it began, and the job may have more from where it stands."""
+    trainer.rehearsals, trainer.changes_after = 2, {1}
+    calls: list[int] = []
+
+    def train(state: Any) -> str:
+        calls.append(trainer.rehearsals)
+        update(trainer)
+        return "trained"
+
+    assert run(train)(State(run, {}, {})) == "trained"
+    assert calls == [2, 1, 0]
 
 
 def test_where_updates_are_not_seen_every_commit_is_an_end(run: Run, trainer: FakeTrainer) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from edl.errors import RingBroken
 from edl.trainer.arrays import Arrays
+from edl.trainer.data.rehearsals import Rehearsals
 from edl.trainer.extras import STANDING
 from edl.trainer.trainer import Trainer
 
@@ -20,7 +21,7 @@ class Shell:
     """Of a worker that is after `STEP`. A ring's end brings it the state of the newest step that a peer has."""
 
     def __init__(self, newest: int = STEP) -> None:
-        self.rehearses = False
+        self.rehearsals = Rehearsals()
         self.newest = newest
         self.machine = SimpleNamespace(
             step=STEP, begins_after=STEP, generation=1, size=2, rank=0, void=None, weightless=False,
@@ -90,7 +91,7 @@ def newcomer(told: Any) -> tuple[list[int], Any]:
     """Of which epochs it makes the end, and itself."""
     trainer, rest = seat(), []  # type: Any, list[int]
     trainer._shards = SimpleNamespace(rest_of=rest.append)
-    trainer._shell.rehearses = True
+    trainer._shell.rehearsals.add(1)
     trainer._extras._put(STANDING, told._extras._get(STANDING))
     trainer._take_standing()
     return rest, trainer

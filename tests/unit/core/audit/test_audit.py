@@ -28,6 +28,7 @@ from edl.protocol.data import DataSpec, Lease, Range
 from edl.protocol.ring import Place
 from edl.trainer.data.audit import AuditedCount, AuditFile, read
 from edl.trainer.data.passes import Pass
+from edl.trainer.data.rehearsals import Rehearsals
 from edl.trainer.data.sample_ids import SampleIds
 from edl.trainer.data.shards import ShardGenerator
 from edl.transport.page import Page
@@ -280,7 +281,8 @@ class OneLease:
     """Three steps of two samples, one sample, none."""
 
     def __init__(self, rehearses: bool) -> None:
-        self._rehearses = rehearses
+        self.rehearsals = Rehearsals()
+        self.rehearsals.add(int(rehearses))
         self.leases = LeaseBuffer()
         lease = Lease(1, 0, 3, 2, (Range(0, 0, 3),), 0, final=True)
         self.leases.adopt(Share(1, 0, (lease,), (), 3, 1, last=True), (1, 1))
@@ -292,9 +294,6 @@ class OneLease:
 
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         return self.leases.offers(step or self.step())
-
-    def rehearsing(self) -> bool:
-        return self._rehearses
 
     def step(self) -> int:
         return 1

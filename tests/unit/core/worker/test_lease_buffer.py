@@ -15,6 +15,7 @@ from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec
 from edl.testing.solo import share_of
+from edl.trainer.data.rehearsals import Rehearsals
 from edl.trainer.data.shards import ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
 
@@ -170,8 +171,7 @@ class Worker:
 
     def loaded(self, nanoseconds: int) -> None: ...
 
-    def rehearsing(self) -> bool:
-        return False
+    rehearsals = Rehearsals()
 
     def step(self) -> int:
         return self.committed + 1

@@ -130,7 +130,7 @@ def test_the_script_can_tell_what_is_its_own() -> None:
 
 def test_a_rehearsal_has_no_samples_of_its_own() -> None:
     script = Script()
-    script.seat.rehearses = True
+    script.seat.rehearsals.add(1)
     assert script.trainer.own_samples() == 0
 
 

@@ -191,7 +191,7 @@ def test_runs_end_where_the_next_batch_is_not_here_yet():
 
 def test_runs_begin_with_the_rehearsal_alone():
     shards, feed = shards_of(40, epochs=1)
-    feed.newcomer = True
+    feed.rehearsals.add(1)
     runs = shards.runs(4)
     assert len(list(next(runs))) == 1
     feed.enter()
@@ -435,7 +435,8 @@ def test_what_a_pipeline_has_read_of_steps_that_the_others_did_is_not_trained(de
 def test_a_newcomer_to_a_long_job_counts_no_step_that_it_never_had():
     """Else all of a large job would wait at the switch while one newcomer goes through its past."""
     feed = ListFeed(Lease(1, 10**15, 2, 2, (Range(0, 0, 4),), final=True))
-    feed.committed, feed.newcomer = 0, True
+    feed.committed = 0
+    feed.rehearsals.add(1)
     shards = ShardGenerator(20, feed, epochs=1)
     batches = shards.batches(2)
     next(batches)  # the rehearsal
@@ -531,16 +532,52 @@ def test_batches_thrown_away_are_noticed():
 
 def test_a_newcomer_rehearses_with_one_real_looking_batch():
     shards, feed = shards_of(3, epochs=1)
-    feed.newcomer = True
+    feed.rehearsals.add(1)
     batches = shards.batches(4)
     assert next(batches).tolist() == [0, 1, 2, 0]
     feed.enter()
     assert train(batches, feed) == [[0, 1, 2]]
 
 
+def test_a_rehearsal_may_be_several_mini_batches_of_which_a_pipeline_reads_no_more_ahead():
+    shards, feed = shards_of(10, epochs=1, default_batch=4)
+    feed.rehearsals.add(2)
+    pipeline = iter(Prefetched(by_hand(shards, 4), depth=5))
+    feed.wait_asked(1)
+    assert [next(pipeline), next(pipeline)] == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    feed.enter()
+    assert train(pipeline, feed) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_what_is_left_of_a_rehearsal_is_handed_out_by_the_iteration_that_follows():
+    shards, feed = shards_of(4, epochs=1)
+    feed.rehearsals.add(2)
+    next(shards.batches(4))
+    feed.rehearsals.end_one()
+    batches = shards.batches(4)
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    assert feed.rehearsals.left == 1
+    feed.enter()
+    assert train(batches, feed) == [[0, 1, 2, 3]]
+
+
+def test_one_that_has_rehearsed_is_given_stand_ins_each_time_that_its_ring_is_gone():
+    shards, feed = shards_of(8, epochs=1)
+    feed.rehearsals.add(2)
+    batches = shards.batches(4)
+    taken = [next(batches).tolist(), next(batches).tolist()]
+    for _ in range(3):
+        feed.enter()
+        feed.rehearsals.add(1)
+        taken.append(next(batches).tolist())
+    assert taken == [[0, 1, 2, 3]] * 5
+    feed.enter()
+    assert train(batches, feed) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 def test_a_newcomer_rehearses_by_sample():
     shards, feed = shards_of(10, epochs=1, default_batch=4)
-    feed.newcomer = True
+    feed.rehearsals.add(1)
     pipeline = iter(Prefetched(by_hand(shards, 4), depth=3))
     assert next(pipeline) == [0, 1, 2, 3]
     feed.wait_asked(1)  # warm: it waits for its first lease
@@ -550,7 +587,7 @@ def test_a_newcomer_rehearses_by_sample():
 
 def test_looking_at_the_first_batch_does_not_spend_the_rehearsal():
     shards, feed = shards_of(8, epochs=1)
-    feed.newcomer = True
+    feed.rehearsals.add(1)
     next(shards.batches(4))
     batches = shards.batches(4)
     assert next(batches).tolist() == [0, 1, 2, 3]

@@ -85,7 +85,7 @@ def test_a_void_batch_comes_again_and_each_time_its_records_are_new(path):
 
 def test_a_newcomer_rehearses_with_the_first_records(path):
     shards, feed = shards_of(path)
-    feed.newcomer = True
+    feed.rehearsals.add(1)
     batches = shards.batches(4)
     assert [record["n"] for record in next(batches)] == [0, 1, 2, 3]
     feed.enter()

@@ -1,0 +1,29 @@
+"""Mini-batches that do not count: how many there are to be, and how many are over.
+
+They are a newcomer's first ones, and one in the place of data that never come. Owns: the two numbers. Does not own:
+when there must be one (`edl.core.worker.machine`), nor what is handed out for it (`edl.trainer.data.passes`).
+"""
+
+from __future__ import annotations
+
+
+class Rehearsals:
+    """Of one worker, from its beginning on. Set where the machine's commands are carried out; any thread may look."""
+
+    def __init__(self) -> None:
+        self.due = 0
+        self.ended = 0
+
+    @property
+    def left(self) -> int:
+        """That which is worked on included."""
+        return self.due - self.ended
+
+    def add(self, number: int) -> None:
+        self.due += number
+
+    def end_one(self) -> None:
+        self.ended += 1
+
+    def end_all(self) -> None:
+        self.ended = self.due

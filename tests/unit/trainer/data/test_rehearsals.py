@@ -1,0 +1,93 @@
+"""A newcomer's mini-batches that do not count, where the framework asks for two."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from edl.core.worker.moves import NEVER
+from edl.protocol import link as say
+from edl.protocol.assignment import Assignment, Orders, Share, Verdict
+from edl.protocol.data import Lease, Range, Totals
+from edl.protocol.ring import Place
+from edl.trainer.arrays import Arrays
+from edl.trainer.trainer import Trainer
+
+ALONE = Orders(1, 1, Verdict.STAY, "", 0, 1, 1, True, None, ())
+THEN = Assignment(Place(2, 0, 1, "w"), 0, 0)
+LEASED = Share(2, 0, (Lease(1, 0, 4, 4, (Range(0, 0, 16),)),), (Totals(4, 16),), 4, 1, last=True)
+
+
+class Ring:
+    prepares = False
+
+    def __init__(self) -> None:
+        self.entered: list[int] = []
+
+    def enter(self, place: Place, timeout_s: float) -> None:
+        self.entered.append(place.generation)
+
+    def leave(self) -> None: ...
+    def abort(self, given_up: range | None = None) -> None: ...
+    def agree(self, value: int) -> int:
+        return value
+
+
+class Framework:
+    apart = None
+
+    def __init__(self) -> None:
+        self.ring, self.sort = Ring(), Arrays()
+
+    def discard(self) -> None: ...
+    def put_back(self) -> None: ...
+    def set_weight(self, weight: float, *, weightless: bool = False) -> None: ...
+    def applied(self) -> None: ...
+    def synchronize(self, root: int) -> int:
+        return 0
+
+    def synchronize_rest(self, root: int, *, only_statistics: bool) -> None: ...
+
+
+class Link:
+    """First it is to boot alone, and once it has told that it has rehearsed, it is to enter a ring."""
+
+    worker, had_orders = "w", True
+
+    def __init__(self) -> None:
+        self.orders, self.page, self.sent = ALONE, SimpleNamespace(attention_step=NEVER), list[object]()
+
+    def send(self, word: object) -> bool:
+        self.sent.append(word)
+        return True
+
+    def wait_news(self, older: Orders | None) -> Orders:
+        self.orders = Orders(1, 2, Verdict.STAY, "", 0, 1, 1, False, THEN, (LEASED,)) if older is ALONE else ALONE
+        return self.orders
+
+    @property
+    def rehearsed(self) -> int:
+        return self.sent.count(say.Rehearsed())
+
+
+def newcomer(rehearsals: int) -> tuple[Trainer, Link, Ring]:
+    framework: Any = Framework()
+    link: Any = Link()
+    trainer = Trainer(framework, rehearsals=rehearsals)
+    trainer._settings = SimpleNamespace(step_timeout_s=1.0, batch_size=4, home=None)  # type: ignore[assignment]
+    trainer._shell._link = link
+    trainer._shell.take_first()
+    return trainer, link, framework.ring
+
+
+def test_the_others_are_told_after_the_last_of_them() -> None:
+    for rehearsals in (1, 2, 3):
+        trainer, link, ring = newcomer(rehearsals)
+        batches = trainer.elastic_shard_generator(16, epochs=1).batches(4)
+        for left in range(rehearsals, 0, -1):
+            assert (next(batches).tolist(), trainer.rehearsals.left) == ([0, 1, 2, 3], left)
+            assert trainer.rehearsing() and trainer.own_samples() == 0
+            assert (link.rehearsed, ring.entered) == (0, [0])
+            assert trainer.notify_batch_end() is False
+        assert (link.rehearsed, ring.entered, trainer.rehearsing()) == (1, [0, 2], False)
+        assert [int(one) for batch in batches if trainer.notify_batch_end() for one in batch] == list(range(16))
