@@ -108,7 +108,8 @@ class TensorFlowTask:
         layers = [keras.layers.Dense(256, "relu"), keras.layers.Dense(1)]
         self.model = keras.Sequential([keras.Input((FEATURES,)), Ballast(), *layers])
         self.optimizer: Any = keras.optimizers.SGD(0.001, momentum=0.9)
-        self.optimizer.build(self.model.trainable_variables)
+        if ballast_bytes:  # else with the first update, as in most scripts
+            self.optimizer.build(self.model.trainable_variables)
         self._inputs = tf.ones((BATCH, FEATURES))
         self._reduced: Callable[[Any], Any] = lambda tape: tape
         self._step = tf.function(self._forward_and_back)
@@ -120,6 +121,7 @@ class TensorFlowTask:
         import horovod.tensorflow as hvd
 
         self._reduced = hvd.DistributedGradientTape
+        self.optimizer.build(self.model.trainable_variables)  # its state is asked for before
         model, optimizer = AsKeras2(self.model.variables), AsKeras2(self.optimizer.variables)
         return hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
 

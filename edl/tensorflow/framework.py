@@ -7,13 +7,15 @@ state (`edl.tensorflow.state`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from edl.collectives.environment import prepare_environment
 from edl.collectives.horovod import HorovodRing
@@ -85,6 +87,7 @@ class TensorFlowFramework:
         reducer = self._reducer(trainer, len(self._optimizers))
         if keras_optimizer.is_keras(optimizer):
             keras_optimizer.attach(optimizer, reducer, self._rate)
+            self.expect_traces()
         elif v1_optimizer.is_v1(optimizer):
             v1_optimizer.attach(optimizer, reducer, self._rate)
         else:
@@ -110,7 +113,7 @@ class TensorFlowFramework:
         if not any(optimizer is known for known in self._optimizers):
             self._optimizers.append(optimizer)
             if keras_optimizer.is_keras(optimizer):
-                keras_optimizer.order(optimizer)
+                keras_optimizer.order(optimizer, functools.partial(self._build, optimizer))
 
     def track_variables(self, variables: Iterable[Any]) -> None:
         """Let these travel too, however they are updated."""
@@ -128,7 +131,9 @@ class TensorFlowFramework:
         return reducer
 
     def expect_traces(self) -> None:
-        """Functions will be traced that reduce, though their first traces did not."""
+        """Functions will be traced that reduce: one that makes variables is traced twice, and it may make none at all
+        if it was traced before without a reduction.
+        """
         if tf.executing_eagerly():
             self._share.create()
             self._measures.waiting.create()
@@ -416,11 +421,27 @@ class TensorFlowFramework:
             else:
                 yield from map(_named, (*optimizer._edl_variables.values(), *optimizer.variables()))
 
-    def _build(self, optimizer: Any) -> None:
-        """Slots come into being with the first update; a newcomer's rehearsal had it, and the root may not yet."""
+    def _build(self, optimizer: Any, updated: Sequence[Any] = ()) -> None:
+        """Slots come into being with the first update; a newcomer's rehearsal had it, and the root may not yet. So they
+        are those of all that can be trained, and of what is `updated` besides.
+        """
         variables = [variable for model in self._models for variable in model.trainable_variables]
+        known = set(map(id, variables))
         if not optimizer.built and variables and len(self._optimizers) == 1:
-            optimizer.build(variables)
+            with _outside_functions():
+                optimizer.build([*variables, *(one for one in updated if id(one) not in known)])
+
+
+@contextlib.contextmanager
+def _outside_functions() -> Iterator[None]:
+    """Variables made here are not those of a function that is being traced: it would be traced twice. A graph that is
+    the default one for nothing else hides what watches for them.
+    """
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        yield
+        return
+    with tf.Graph().as_default(), context.eager_mode():
+        yield
 
 
 def _named(variable: Any) -> tuple[str, Any]:

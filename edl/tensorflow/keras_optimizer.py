@@ -10,7 +10,7 @@ inherits from its own, under the same name, so that saved models know it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -27,10 +27,17 @@ class GradientsFirst:
     Keras counts its iterations without regard to the gradients. So where these fail with the ring, or at the end of the
     data, where `fit` asks for one batch more and gets none, it may count a step that is none, on one worker and not on
     another. Here nothing happens before the gradients are there.
+
+    Keras keeps something for those variables only that the first update is for. Which these are is known to a newcomer
+    after its rehearsal, and not to the worker whose state it gets, if that has made no update yet. All keep the same.
     """
+
+    _edl_build: Callable[[Sequence[Any]], None] | None = None
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         gradients = list(grads)
+        if self._edl_build is not None and not self.built:  # type: ignore[attr-defined]
+            self._edl_build([] if trainable_variables is None else list(trainable_variables))
         # One operation that waits for all: each of an update's waits for it alone, instead of for each gradient.
         with tf.control_dependencies([tf.group(*(gradient for gradient in gradients if gradient is not None))]):
             super().apply(gradients, trainable_variables)  # type: ignore[misc]
@@ -56,10 +63,13 @@ class Elastic(GradientsFirst):
             super().apply(gradients, trainable_variables)
 
 
-def order(optimizer: Any) -> None:
-    """Makes the updates of an optimizer that is not wrapped count only if they are made."""
+def order(optimizer: Any, build: Callable[[Sequence[Any]], None]) -> None:
+    """Makes the updates of an optimizer, wrapped or not, count only if they are made. `build`: before the first one, with
+    the variables that it is for.
+    """
     if not isinstance(optimizer, GradientsFirst):
         _mix(optimizer, GradientsFirst)
+    object.__setattr__(optimizer, "_edl_build", build)
 
 
 def attach(optimizer: Any, reducer: Reducer, rate: TensorRate) -> None:

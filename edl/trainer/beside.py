@@ -17,13 +17,15 @@ from concurrent.futures import Future
 
 import msgspec
 
-from edl.errors import RingBroken
+from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import Place
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework, Late
 from edl.transport.stream import PART_BYTES, Contents, Giver, StreamBroken, Taker
 
 logger = logging.getLogger("edl")
+
+REHEARSED_BYTES = 1 << 26  # what a larger state costs is its bytes, and it would be in memory twice
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
@@ -72,6 +74,25 @@ class Beside:
         self._unpacked = Future[None]()
         self._timeout_s = 0.0
         self._turn = threading.Lock()
+
+    def rehearse(self) -> None:
+        """A newcomer takes over a state once while no worker waits for it: its own. The first time takes long."""
+        apart = self._framework.apart
+        if apart is None or not apart.given():
+            return
+        try:
+            parted = apart.parted()
+        except UsageError:
+            return  # what is wrong with the model is said where a state must be taken over
+        if parted.late.size > REHEARSED_BYTES:
+            return
+        copy = bytearray()
+        while len(copy) < parted.late.size:
+            copy += parted.late.part(len(copy))
+        late, whole = apart.take_early(parted.description, memoryview(bytearray(parted.early))), memoryview(copy)
+        if late.unpack is not None:
+            late.unpack(lambda size: whole[:size])
+        late.take(whole)
 
     def offer(self, place: Place, timeout_s: float) -> int:
         """Where our state can be had in the ring of `place`; 0: nowhere."""

@@ -60,6 +60,10 @@ class Comparison:
         self._begun: _Begun | None = None
         self._told = False  # that they differ, and nothing was made of it yet
 
+    def rehearse(self) -> None:
+        """A newcomer, in its ring of one: the first time takes long."""
+        self._waiting(self._framework.ring.same(of_all(self._fingerprints())))
+
     def begin(self) -> bool:
         """All members of the ring call it after the same step: `finish` looks at the answer after the next one. False:
         it is one to wait for: the one before has found a difference. Raises RingBroken.

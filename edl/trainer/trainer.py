@@ -815,7 +815,7 @@ class Trainer:
         shell, machine = self._shell, self._machine
         old, before, void, rank = machine.size, machine.step, machine.void, machine.rank
         if void is None:
-            self._rates.rehearse()
+            self._rehearse()
         else:
             self._at_end = False  # of step `before`: what the script does after that one is done
         self._standing.tell(before, self._evaluations.results, at_end=self._at_end)
@@ -840,6 +840,12 @@ class Trainer:
                 "again in order: put shards.in_step(...) around the outermost iterable of the training loop"
             )
         return False
+
+    def _rehearse(self) -> None:
+        """A newcomer does alone what it does first in a ring, as all others wait for it there (I4)."""
+        self._rates.rehearse()
+        self._comparison.rehearse()
+        self._shell.beside.rehearse()
 
     def _settle_evaluations(self) -> None:
         """In the ring that follows a broken one: another worker may have missed what an evaluation has come to."""

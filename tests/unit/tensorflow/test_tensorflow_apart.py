@@ -64,7 +64,7 @@ class Model(keras.Model):  # type: ignore[misc]
 class Worker:
     """A script's model, after some steps of its own."""
 
-    def __init__(self, seed: int, steps: int, width: int = 300, **kinds: Any) -> None:
+    def __init__(self, seed: int, steps: int, width: int = 300, *, build: bool = True, **kinds: Any) -> None:
         keras.utils.set_random_seed(seed)
         self.model = Model(width)
         adam = keras.optimizers.Adam(0.1 * (1 + seed), amsgrad=True, **kinds)
@@ -73,7 +73,8 @@ class Worker:
         self.framework.ring.size = 1
         adam.__dict__["_edl"] = None  # nothing is averaged here
         self.optimizer = adam
-        self.optimizer.build(self.weights)
+        if build:
+            self.optimizer.build(self.weights)
         self.ema = tf.Variable(float(seed))
         self.extras = Extras(self.framework.sort)._add({"ema": self.ema, "losses": [0.5] * seed, "seen": np.ones(5)})
         self.step(steps)
@@ -146,6 +147,32 @@ def test_a_newcomer_is_equal_bit_for_bit_and_stays_so(root, rehearsed):
     root.step()
     newcomer.step()
     assert newcomer.state() == root.state()
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_one_that_has_rehearsed_takes_over_a_state_in_which_no_update_was_made(traced):
+    """Its first update was for a part of what can be trained, as where only a head is tuned."""
+    root, newcomer = Worker(1, 0, build=False), Worker(4, 0, build=False)
+    newcomer.step_in_graph() if traced else newcomer.step()
+    newcomer.take_early(root)()
+    assert newcomer.state() == root.state()
+    root.step()
+    newcomer.step()
+    assert newcomer.state() == root.state()
+
+
+def test_a_function_whose_first_update_makes_an_optimizers_variables_is_traced_once():
+    """Else a newcomer would trace it again in its second step, while all others wait for it."""
+    worker, traces = Worker(1, 0, build=False), []
+
+    def step() -> None:
+        traces.append(1)
+        worker._step()
+
+    traced = tf.function(step)
+    for _ in range(3):
+        traced()
+    assert traces == [1]
 
 
 def test_what_is_sent_stays_what_it_was_though_the_sender_goes_on(root):
