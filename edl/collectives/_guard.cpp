@@ -32,6 +32,10 @@
 //    fuses for itself what it finds in its cache. So those whose library forms its first ring reduce together what the
 //    others reduce apart, and the ring breaks in its second step, if a gradient is larger than 1 MB. With both set there
 //    is no parameter left to write to: SIGSEGV in the second ring of a library.
+// 9. gloo's loop does not wait for a connection that another thread has locked: it asks for the same events again, at
+//    once and as often as it takes (handleEvents in gloo/transport/tcp/pair.cc). Where workers share cores, it keeps one
+//    from the very thread that it needs: two such loops had both cores for 8 ms of a switch, and in training 8 % of
+//    what three workers had of them.
 //
 // What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
 // libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:
@@ -48,6 +52,7 @@
 //    socket, accept, close          what Horovod's library opens is the ring's, until it closes it: `edl_cut` ends that.
 //    getenv                         the library has an environment of its own, before that of the process.
 //    sched_yield                    who waits for a collective naps between two looks, once that takes long.
+//    pthread_mutex_trylock          gloo's loop gives way to who has locked a connection.
 //    pthread_mutex_lock, _unlock    a queue of tensors is locked by Horovod's thread to answer all that is in it: it is
 //                                   closed from then on. It is unlocked by one that has enqueued: if it is closed, all
 //                                   that is in it is answered once more.
@@ -65,6 +70,7 @@
 #include <errno.h>
 #include <link.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -102,6 +108,8 @@ constexpr int64_t kSettlingSpinNs = 1'000'000;
 constexpr int64_t kLongestNapNs = 500'000;
 constexpr int64_t kNapShare = 32;                   // a nap is so small a part of the wait so far: it ends little later
 constexpr int64_t kBetweenLooksNs = 200'000;        // at most, in one wait
+constexpr int kRefusalsInPlace = 4;                 // who has a lock and a core lets go of it soon
+constexpr long kRefusedNapNs = 50'000;
 
 std::atomic<bool> hurry{false};
 std::atomic<bool> standing{false};   // a ring stands: none of its connections may end
@@ -400,6 +408,21 @@ int unlock(pthread_mutex_t* mutex) {
   return result;
 }
 
+int (*real_try)(pthread_mutex_t*) = nullptr;
+int try_to_lock(pthread_mutex_t* mutex) {
+  thread_local int refused = 0;  // times in a row
+  const int result = real_try(mutex);
+  if (role != Role::kGloos) return result;
+  refused = result == EBUSY ? refused + 1 : 0;
+  if (refused > kRefusalsInPlace) {
+    const timespec nap{0, kRefusedNapNs};
+    nanosleep(&nap, nullptr);
+  } else if (refused > 0) {
+    sched_yield();
+  }
+  return result;
+}
+
 struct Replacement {
   const char* name;
   void* ours;
@@ -418,6 +441,7 @@ const Replacement replacements[] = {
     {"sched_yield", reinterpret_cast<void*>(&give_way), reinterpret_cast<void**>(&real_yield)},
     {"gethostname", reinterpret_cast<void*>(&name_of_host), reinterpret_cast<void**>(&real_name)},
     {"getenv", reinterpret_cast<void*>(&variable), reinterpret_cast<void**>(&real_getenv)},
+    {"pthread_mutex_trylock", reinterpret_cast<void*>(&try_to_lock), reinterpret_cast<void**>(&real_try)},
     {"pthread_mutex_lock", reinterpret_cast<void*>(&lock), reinterpret_cast<void**>(&real_lock)},
     {"pthread_mutex_unlock", reinterpret_cast<void*>(&unlock), reinterpret_cast<void**>(&real_unlock)},
 };

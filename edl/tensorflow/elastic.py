@@ -27,8 +27,8 @@ def run(func: Callable[Concatenate[AnyState, P], R]) -> Callable[Concatenate[Any
     """Decorate the function that trains; its first argument is the state.
 
     It is called once the workers are there, and called anew, from the present state, on all of them whenever workers
-    have come, left or died: at the end of a mini-batch, or where a collective in it has failed. A newcomer's first
-    mini-batch is its rehearsal, after which its function is called anew, too.
+    have come, left or died: at the end of a mini-batch, or where a collective in it has failed. A newcomer's first two
+    mini-batches are its rehearsal, after which its function is called anew, too.
     """
     return _run(func)
 

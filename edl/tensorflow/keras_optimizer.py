@@ -64,8 +64,8 @@ class Elastic(GradientsFirst):
 
 
 def order(optimizer: Any, build: Callable[[Sequence[Any]], None]) -> None:
-    """Makes the updates of an optimizer, wrapped or not, count only if they are made. `build`: before the first one, with
-    the variables that it is for.
+    """Makes updates of an optimizer, wrapped or not, count only if they are made. `build` is called before the first one,
+    with the variables that it is for.
     """
     if not isinstance(optimizer, GradientsFirst):
         _mix(optimizer, GradientsFirst)

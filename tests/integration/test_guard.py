@@ -79,6 +79,23 @@ extern "C" int turns() {
   return loop.turns;
 }
 
+// How often a loop like gloo's is refused a lock that another thread has for so long.
+extern "C" int refusals(int milliseconds) {
+  std::mutex mutex;
+  std::atomic<int> count{0};
+  mutex.lock();
+  std::thread horovods([&] {
+    std::thread([&] {
+      while (!mutex.try_lock()) ++count;
+      mutex.unlock();
+    }).join();
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+  mutex.unlock();
+  horovods.join();
+  return count;
+}
+
 // A connection that this library opens, and one that it takes.
 extern "C" int connect_to(int port) {
   sockaddr_in address{};
@@ -365,6 +382,11 @@ def test_a_thread_that_waits_for_long_leaves_the_core_to_others(native):
     assert naps(45) > 50, "a ring settles from its first wait on"
     time.sleep(0.3)
     assert naps(45) < 10
+
+
+def test_a_loop_that_is_refused_a_lock_leaves_the_core_to_others(native):
+    """Else it asks millions of times a second, and keeps the one that has the lock from letting go of it."""
+    assert 4 < native.refusals(200) < 200 / 0.05 + 100
 
 
 def test_two_copies_of_a_library_share_nothing(native):
