@@ -64,7 +64,7 @@ class Elastic(GradientsFirst):
 
 
 def order(optimizer: Any, build: Callable[[Sequence[Any]], None]) -> None:
-    """Makes updates of an optimizer, wrapped or not, count only if they are made. `build` is called before the first one,
+    """Makes updates of an optimizer, wrapped or not, count only if they are made. `build` is called before the first,
     with the variables that it is for.
     """
     if not isinstance(optimizer, GradientsFirst):

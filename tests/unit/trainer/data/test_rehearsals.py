@@ -1,4 +1,4 @@
-"""A newcomer's mini-batches that do not count, where the framework asks for two."""
+"""A newcomer's mini-batches that do not count (`edl.trainer.data.rehearsals`), where the framework asks for several."""
 
 from __future__ import annotations
 
