@@ -62,7 +62,7 @@ class Comparison:
 
     def rehearse(self) -> None:
         """A newcomer, in its ring of one: the first time takes long."""
-        self._waiting(self._framework.ring.same(of_all(self._fingerprints())))
+        self._framework.ring.same(of_all(self._fingerprints()))()
 
     def begin(self) -> bool:
         """All members of the ring call it after the same step: `finish` looks at the answer after the next one. False:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from edl.errors import RingBroken, UsageError
 from edl.tensorflow.framework import TensorFlowFramework, _failed
 from edl.tensorflow.kernels import Answer, kernels_for
+from edl.trainer.beside import Beside
 from edl.trainer.extras import Extras
 
 OWN = kernels_for([])
@@ -173,6 +174,27 @@ def test_a_function_whose_first_update_makes_an_optimizers_variables_is_traced_o
     for _ in range(3):
         traced()
     assert traces == [1]
+
+
+def test_one_that_rehearses_its_entry_takes_over_its_own_state(root):
+    """Once, and then its updates wait for nothing."""
+    other = Worker(1, 2)
+    assert root.framework.apart.given()
+    Beside(root.framework, root.extras).rehearse()
+    assert root.state() == other.state()
+    for one in (root, other):
+        one.step()
+        one.step_in_graph()
+    assert root.state() == other.state()
+    assert root.seat.threads == []
+
+
+def test_a_model_without_variables_is_none_to_rehearse_with():
+    worker, lazy = Worker(1, 2), keras.Sequential([keras.layers.Dense(3)])
+    worker.framework.add_model(lazy)
+    with pytest.raises(UsageError, match="no variables yet"):
+        worker.framework.apart.parted()
+    Beside(worker.framework, worker.extras).rehearse()
 
 
 def test_what_is_sent_stays_what_it_was_though_the_sender_goes_on(root):

@@ -9,6 +9,8 @@ import torch
 
 from edl.errors import UsageError
 from edl.torch.framework import TorchFramework
+from edl.trainer import beside
+from edl.trainer.beside import Beside
 from edl.trainer.extras import Extras
 
 
@@ -89,6 +91,36 @@ def test_a_newcomer_is_equal_bit_for_bit_and_stays_so(kind: str, rehearsed: int)
     root.step()
     newcomer.step()
     check_equal(newcomer.state(), root.state())
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_one_that_rehearses_its_entry_takes_over_its_own_state(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, other = Worker(4, 2, kind), Worker(4, 2, kind)
+    apart = worker.framework.apart
+    taken = monkeypatch_given(monkeypatch, apart)
+    Beside(worker.framework, worker.extras).rehearse()
+    assert taken == [apart]
+    check_equal(worker.state(), other.state())
+    worker.step()
+    other.step()
+    check_equal(worker.state(), other.state())
+
+
+def test_a_large_state_is_not_copied_for_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(4, 2)
+    taken = monkeypatch_given(monkeypatch, worker.framework.apart)
+    monkeypatch.setattr(beside, "REHEARSED_BYTES", 100)
+    Beside(worker.framework, worker.extras).rehearse()
+    assert taken == []
+
+
+def monkeypatch_given(monkeypatch: pytest.MonkeyPatch, apart: Any) -> list[Any]:
+    """As where each update waits; what is returned notes each state that is taken over."""
+    taken, take_early = list[Any](), apart.take_early
+    monkeypatch.setattr(apart, "given", lambda: True)
+    monkeypatch.setattr(apart, "take_early", lambda *parts: (taken.append(apart), take_early(*parts))[1])
+    monkeypatch.setattr(TorchFramework, "apart", property(lambda framework: apart))
+    return taken
 
 
 def test_an_update_in_the_middle_is_noticed() -> None:

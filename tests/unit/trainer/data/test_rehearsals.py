@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from edl.core.worker.moves import NEVER
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
 from edl.protocol.data import Lease, Range, Totals
+from edl.protocol.divergence import Fingerprint
 from edl.protocol.ring import Place
 from edl.trainer.arrays import Arrays
 from edl.trainer.trainer import Trainer
@@ -32,12 +34,21 @@ class Ring:
     def agree(self, value: int) -> int:
         return value
 
+    def same(self, value: int) -> Callable[[], bool]:
+        return lambda: True
+
 
 class Framework:
     apart = None
 
     def __init__(self) -> None:
         self.ring, self.sort = Ring(), Arrays()
+
+        self.compared_in: list[int] = []  # rings
+
+    def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
+        self.compared_in.append(self.ring.entered[-1])
+        return []
 
     def discard(self) -> None: ...
     def put_back(self) -> None: ...
@@ -70,24 +81,25 @@ class Link:
         return self.sent.count(say.Rehearsed())
 
 
-def newcomer(rehearsals: int) -> tuple[Trainer, Link, Ring]:
+def newcomer(rehearsals: int) -> tuple[Trainer, Link, Framework]:
     framework: Any = Framework()
     link: Any = Link()
     trainer = Trainer(framework, rehearsals=rehearsals)
     trainer._settings = SimpleNamespace(step_timeout_s=1.0, batch_size=4, home=None)  # type: ignore[assignment]
     trainer._shell._link = link
     trainer._shell.take_first()
-    return trainer, link, framework.ring
+    return trainer, link, framework
 
 
 def test_the_others_are_told_after_the_last_of_them() -> None:
     for rehearsals in (1, 2, 3):
-        trainer, link, ring = newcomer(rehearsals)
+        trainer, link, framework = newcomer(rehearsals)
         batches = trainer.elastic_shard_generator(16, epochs=1).batches(4)
         for left in range(rehearsals, 0, -1):
             assert (next(batches).tolist(), trainer.rehearsals.left) == ([0, 1, 2, 3], left)
             assert trainer.rehearsing() and trainer.own_samples() == 0
-            assert (link.rehearsed, ring.entered) == (0, [0])
+            assert (link.rehearsed, framework.ring.entered, framework.compared_in) == (0, [0], [])
             assert trainer.notify_batch_end() is False
-        assert (link.rehearsed, ring.entered, trainer.rehearsing()) == (1, [0, 2], False)
+        assert (link.rehearsed, framework.ring.entered, trainer.rehearsing()) == (1, [0, 2], False)
+        assert framework.compared_in[0] == 0, "once in its ring of one, as all others wait for the first time"
         assert [int(one) for batch in batches if trainer.notify_batch_end() for one in batch] == list(range(16))
