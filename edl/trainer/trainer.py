@@ -154,8 +154,10 @@ class Trainer:
             self._count = AuditedCount(
                 self._shell.count, self._shell.audit, lambda: self._machine.generation, self._framework.applied
             )
-        # Python ends by looking through all that lives, twice: 0.8 s with a framework, of a worker that is to go.
+        # Python ends by looking through all that lives, twice: 0.8 s with a framework, of a worker that is to go. What a
+        # script makes from here on is left out as it ends: others have use for the core then.
         gc.freeze()
+        atexit.register(gc.freeze)
         atexit.register(self.shutdown)
         note_failures(self._note_failure)
         leave_on_sigterm(self._ask_to_leave, self._shell.interruption)
