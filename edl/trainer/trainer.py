@@ -154,8 +154,8 @@ class Trainer:
             self._count = AuditedCount(
                 self._shell.count, self._shell.audit, lambda: self._machine.generation, self._framework.applied
             )
-        # Python ends by looking through all that lives, twice: 0.8 s with a framework, of a worker that is to go. What a
-        # script makes from here on is left out as it ends: others have use for the core then.
+        # Python ends by looking through all that lives, twice: 0.8 s with a framework, of a worker that is to go. So what
+        # lives now is left out, and at the end what the script has made: survivors have use for the core then.
         gc.freeze()
         atexit.register(gc.freeze)
         atexit.register(self.shutdown)
