@@ -154,7 +154,7 @@ class Trainer:
             self._count = AuditedCount(
                 self._shell.count, self._shell.audit, lambda: self._machine.generation, self._framework.applied
             )
-        # Python ends by looking through all that lives, twice: 0.8 s with a framework, of a worker that is to go. So what
+        # Python ends by looking through all that lives, twice: 0.8 s with a framework, of a worker that is to go. What
         # lives now is left out, and at the end what the script has made: survivors have use for the core then.
         gc.freeze()
         atexit.register(gc.freeze)
