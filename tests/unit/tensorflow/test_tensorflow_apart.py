@@ -162,6 +162,14 @@ def test_one_that_has_rehearsed_takes_over_a_state_in_which_no_update_was_made(t
     assert newcomer.state() == root.state()
 
 
+def test_an_optimizer_keeps_slots_for_all_that_can_be_trained_and_for_what_is_updated_besides():
+    worker, scale = Worker(1, 0, build=False), keras.Variable(2.0)
+    worker.optimizer.apply([tf.ones(())], [scale])
+    kept = [id(one) for one in worker.optimizer._trainable_variables]
+    assert kept == [*map(id, worker.model.trainable_variables), id(scale)]
+    assert float(scale) != 2.0
+
+
 def test_a_function_whose_first_update_makes_an_optimizers_variables_is_traced_once():
     """Else a newcomer would trace it again in its second step, while all others wait for it."""
     worker, traces = Worker(1, 0, build=False), []
