@@ -425,9 +425,11 @@ class TensorFlowFramework:
         """Slots come into being with the first update; a newcomer's rehearsal had it, and the root may not yet. So they
         are those of all that can be trained, and of what is `updated` besides.
         """
+        if optimizer.built or len(self._optimizers) != 1:
+            return
         variables = [variable for model in self._models for variable in model.trainable_variables]
         known = set(map(id, variables))
-        if not optimizer.built and variables and len(self._optimizers) == 1:
+        if variables:
             with _outside_functions():
                 optimizer.build([*variables, *(one for one in updated if id(one) not in known)])
 
