@@ -21,6 +21,7 @@ from edl.clock import SystemClock
 from edl.coordination import zookeeper
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.settings import Coordinator
+from edl.coordination.store import Write
 from edl.core.job.inputs import Command, Input, Reported
 from edl.core.job.machine import JobMachine
 from edl.core.job.orders import OrderBook
@@ -30,7 +31,8 @@ from edl.daemon.leader import Leader, Reigning
 from edl.daemon.metrics.families import Family, of_job
 from edl.daemon.metrics.server import MetricsServer
 from edl.host.credentials import with_secret
-from edl.protocol import keeping, messages, tree
+from edl.protocol import messages, tree
+from edl.protocol.job import Record
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
 from edl.transport.rpc import Server
@@ -76,7 +78,8 @@ class TimedLeader(Leader):
         super().__init__(*parts)
         self.grants: list[Grant] = []
         self.writes = 0
-        self.record_bytes = self.plain_bytes = 0  # of the largest record: as it is kept, and as JSON
+        self.record_bytes = 0  # of the largest record, as it is kept
+        self.largest: Record | None = None
         self.answers_s: list[float] = []  # reports, from their arrival to their answer
         self.turns: list[tuple[str, int, float]] = []  # worker, version of its orders, when it was its turn to hear
         self._woken = 0.0  # when something pressing was published
@@ -119,8 +122,10 @@ class TimedLeader(Leader):
         kept, record = self._chronicle.record, decided.record
         self.writes += bool(decided.told) or record.version != kept.version
         await self._keep_untimed(decided)
-        self.record_bytes = max(self.record_bytes, len(keeping.encode(record)))
-        self.plain_bytes = max(self.plain_bytes, len(msgspec.json.encode(record)))
+        composed = self._chronicle._composed  # the newest write: it is not made once more to be weighed
+        written = 0 if composed is None else max(len(op.value) for op in composed[1] if isinstance(op, Write))
+        if written > self.record_bytes:
+            self.record_bytes, self.largest = written, record
 
     def _publish(self, book: OrderBook, *, pressing: bool) -> None:
         for grant in self._waiting():  # it has just become durable
@@ -249,7 +254,7 @@ async def main() -> int:
                 scrape_text_s=[] if shown is None else shown.text_s,
                 answers_s=seat.leader.answers_s,
                 record_bytes=seat.leader.record_bytes,
-                plain_bytes=seat.leader.plain_bytes,
+                plain_bytes=len(msgspec.json.encode(seat.leader.largest)),
                 refused=seat.refused(),
                 grants=[json.loads(msgspec.json.encode(grant)) for grant in seat.leader.grants],
             )

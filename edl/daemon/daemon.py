@@ -432,7 +432,7 @@ class Daemon:
 
     async def _answer(self, call: Call) -> messages.Reply:
         if isinstance(call.body, messages.AskAddresses) and self._introductions is not None:
-            return await self._introductions.answer(call.body)
+            return await self._introductions.answer(call.body, call.sender)
         if isinstance(call.body, messages.AskPresence) and self._mustering is not None:
             return await self._mustering.answer(call.body)
         if self._office is None:

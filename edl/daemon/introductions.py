@@ -1,8 +1,8 @@
-"""How a ring's members learn where each of them listens: from daemon to daemon, each asking a few of the others.
+"""How a ring's members learn where each of them listens: from daemon to daemon, each in touch with a few of the others.
 
 A trainer tells its own daemon the addresses that it listens at, and asks it for those of the others
-(`edl.collectives.rendezvous`). The daemons trade them as `edl.core.switch.exchange` says, in sealed calls. No
-daemon writes unasked: each asks, and the other answers once it can. A question names its generation: a daemon that is
+(`edl.collectives.rendezvous`). The daemons trade them as `edl.core.switch.exchange` says, in sealed calls: one asks,
+and brings what it has for the other, which answers once it can. A question names its generation: a daemon that is
 through with that one refuses it (I10), one that has not heard of it yet lets the question wait, for a time (I12).
 
 Owns: one daemon's part in that, from the word of a ring until it stands or is given up. Does not own: who asks whom,
@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import itertools
 import logging
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,14 +110,14 @@ class Introductions:
     def _is_open(self, generation: int) -> bool:
         return self._open is not None and self._open.generation == generation
 
-    async def answer(self, asked: AskAddresses) -> Addresses:
-        """A question of another daemon. Raises Refused."""
+    async def answer(self, asked: AskAddresses, sender: str) -> Addresses:
+        """A question of another worker's daemon. Raises Refused."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(asked.hold_s, self.hold_s)
         while True:
             if asked.generation <= self._over:
                 raise Refused(Reason.GENERATION)
-            news, parcels = self._news, self._bundle(asked)
+            news, parcels = self._news, self._traded(asked, sender)
             if parcels is not None:
                 return Addresses(parcels)
             try:
@@ -148,10 +147,14 @@ class Introductions:
         self._closing.add(task := asyncio.ensure_future(closing))
         task.add_done_callback(self._closing.discard)
 
-    def _bundle(self, asked: AskAddresses) -> tuple[bytes, ...] | None:
+    def _traded(self, asked: AskAddresses, sender: str) -> tuple[bytes, ...] | None:
         if self._open is None or self._open.generation != asked.generation:
             return None
-        return self._open.bundle(asked)
+        return self._open.trade(asked, sender)
+
+    async def news(self) -> None:
+        """Until there is something to look at again."""
+        await self._news.wait()
 
     def _tell(self) -> None:
         """All that wait for an answer are to look again."""
@@ -252,19 +255,21 @@ class Introduction:
         """Our trainer has asked for an address, and waits for it."""
         return self._server.is_waited_for
 
-    def bundle(self, asked: AskAddresses) -> tuple[bytes, ...] | None:
-        """What a peer asks for; None: not here yet. Raises Refused."""
+    def trade(self, asked: AskAddresses, sender: str) -> tuple[bytes, ...] | None:
+        """Take what a question brings, and return what is given for that; None: not here yet. Raises Refused."""
         mesh = self._meshes.get(asked.mesh)
         if mesh is None and self._meshes and (TORCH in self._meshes) != (asked.mesh == TORCH):
-            raise Refused(Reason.RING, detail=self._other_sort())
+            self._fail(_other_sort(sender, asked.mesh))
+            raise Refused(Reason.RING, detail=_other_sort(self._place.worker, next(iter(self._meshes))))
+        if mesh is None:
+            return None
+        before = mesh.stage
         try:
-            return None if mesh is None else mesh.bundle(asked.round, asked.part)
+            arrived = mesh.receive(asked.kind, asked.part, asked.parcels)
         except ValueError as error:
             raise Refused(Reason.MALFORMED, detail=str(error)) from error
-
-    def _other_sort(self) -> str:
-        sort = "torch's groups" if TORCH in self._meshes else "Horovod"
-        return f"{self._place.worker} came to the rendezvous for a ring of {sort}: say the same --ring on all workers"
+        self._deliver(asked.mesh, mesh, arrived, before)
+        return mesh.gives(asked.kind, asked.part)
 
     # What the rendezvous calls:
 
@@ -280,31 +285,35 @@ class Introduction:
         self._ours._tell()
 
     async def _run_all(self, mesh: str, exchange: Exchange) -> None:
-        """Round by round: a daemon asked too early would be asked again and again."""
-        for _, errands in itertools.groupby(exchange.errands, lambda errand: errand.round):
-            if not all(await asyncio.gather(*(self._run(mesh, exchange, errand) for errand in errands))):
-                return
+        """A daemon asks once it has what it brings."""
+        while not exchange.stage:
+            await self._ours.news()
+        await asyncio.gather(*(self._run(mesh, exchange, errand) for errand in exchange.errands))
 
-    async def _run(self, mesh: str, exchange: Exchange, errand: Errand) -> bool:
-        """Until the peer has answered. False: it is through with this generation, whose ring cannot form then."""
-        asked = AskAddresses(self.generation, mesh, errand.round, errand.part, self._ours.hold_s)
+    async def _run(self, mesh: str, exchange: Exchange, errand: Errand) -> None:
+        """Until the peer has answered, or is through with this generation, whose ring cannot form then."""
+        brought = exchange.brings(errand)
+        asked = AskAddresses(self.generation, mesh, errand.kind, errand.part, brought, self._ours.hold_s)
         while True:
             try:
                 parcels = await self._ask(errand.rank, asked)
                 if parcels is not None:
                     self._take(mesh, exchange, errand, parcels)
-                    return True
+                    return
             except Refused as refusal:
                 if refusal.reason is Reason.GENERATION:
-                    return False
+                    return
                 if refusal.reason is Reason.RING:
-                    logger.warning("ring %d cannot form: %s", self.generation, refusal.detail)
-                    self.failure = refusal.detail
-                    self._server.fail(refusal.detail)
-                    return False
+                    self._fail(refusal.detail)
+                    return
                 await asyncio.sleep(RETRY_S)
             except PeerError:  # its daemon is gone: another may come, and orders say where
                 await asyncio.sleep(RETRY_S)
+
+    def _fail(self, reason: str) -> None:
+        logger.warning("ring %d cannot form: %s", self.generation, reason)
+        self.failure = reason
+        self._server.fail(reason)
 
     async def _ask(self, rank: int, asked: AskAddresses) -> tuple[bytes, ...] | None:
         address = self._peers.get(rank)
@@ -315,11 +324,20 @@ class Introduction:
         return reply.parcels
 
     def _take(self, mesh: str, exchange: Exchange, errand: Errand, parcels: tuple[bytes, ...]) -> None:
-        before = exchange.here
+        before = exchange.stage
         try:
             arrived = exchange.take(errand, parcels)
         except ValueError as error:
             raise PeerError(f"rank {errand.rank}: {error}") from error
-        self._server.deliver(mesh, arrived)
-        if exchange.here > before:  # else no waiter would find more: those of a large group are many
+        self._deliver(mesh, exchange, arrived, before)
+
+    def _deliver(self, mesh: str, exchange: Exchange, arrived: Mapping[int, bytes], before: int) -> None:
+        if arrived:
+            self._server.deliver(mesh, arrived)
+        if exchange.stage > before:  # else no waiter would find more: those of a large group are many
             self._ours._tell()
+
+
+def _other_sort(worker: str, mesh: str) -> str:
+    sort = "torch's groups" if mesh == TORCH else "Horovod"
+    return f"{worker} came to the rendezvous for a ring of {sort}: say the same --ring on all workers"

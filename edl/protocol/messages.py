@@ -113,15 +113,16 @@ class Await(msgspec.Struct, frozen=True, tag="await"):
 
 
 class AskAddresses(msgspec.Struct, frozen=True, tag="ask_addresses"):
-    """From one daemon to another: what the other has for it on the way to a ring (`edl.core.switch.exchange`).
+    """From one daemon to another, on the way to a ring: parcels, for those of the other (`edl.core.switch.exchange`).
 
-    Answered when it is there, or after `hold_s` without.
+    Answered when they are there, or after `hold_s` without.
     """
 
     generation: int
     mesh: str  # one of those that the ring is made of, by Horovod's name
-    round: int
+    kind: int
     part: int
+    parcels: tuple[bytes, ...]
     hold_s: float
 
 

@@ -33,7 +33,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """Another member of a ring, whose daemon one's own asks for addresses."""
+    """Another member of a ring, with whose daemon one's own trades addresses."""
 
     rank: int
     address: str  # of its daemon

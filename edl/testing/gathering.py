@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from edl.core.switch.exchange import errands
+from edl.core.switch.exchange import partners
 from edl.daemon.introductions import Introductions
 from edl.protocol import messages
 from edl.protocol.assignment import Assignment, Orders, Verdict
@@ -52,7 +52,7 @@ class Gathering:
         """A daemon hears the orders of a ring of all."""
         size = len(self._names)
         place = Place(generation or self._generation, rank, size, self._names[rank])
-        peers = tuple(Peer(errand.rank, self._addresses[errand.rank]) for errand in errands(rank, size))
+        peers = tuple(Peer(peer, self._addresses[peer]) for peer in partners(rank, size))
         return msgspec.structs.replace(
             place, rendezvous=self.daemons[rank].follow(orders(Assignment(place, None, 0, peers)))
         )
@@ -75,7 +75,7 @@ class Gathering:
         async def answer(call: Call) -> messages.Reply:
             if not isinstance(call.body, messages.AskAddresses):
                 raise Refused(Reason.TERM)
-            return await daemon.answer(call.body)
+            return await daemon.answer(call.body, call.sender)
 
         asking = (messages.AskAddresses,)
         server = self.network.server(

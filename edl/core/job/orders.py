@@ -9,7 +9,7 @@ import msgspec
 from edl.core.data.ledger import Ledger
 from edl.core.driver import counting
 from edl.core.job.hosts import Ranks, ranks_of
-from edl.core.switch.exchange import errands
+from edl.core.switch.exchange import partners
 from edl.core.switch.planning import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
 from edl.protocol.job import OVER, JobState, Plan, Record, WorkerState
@@ -120,12 +120,12 @@ class OrderBook:
 
     def _peers(self, rank: int, roster: tuple[str, ...]) -> tuple[Peer, ...]:
         """Few, however many members there are: not all need hear of all."""
-        asked = {errand.rank: roster[errand.rank] for errand in errands(rank, len(roster))}
-        known = {peer: self._members[worker].identity for peer, worker in asked.items() if worker in self._members}
+        met = {peer: roster[peer] for peer in partners(rank, len(roster))}
+        known = {peer: self._members[worker].identity for peer, worker in met.items() if worker in self._members}
         return tuple(Peer(peer, f"{identity.address}:{identity.port}") for peer, identity in known.items())
 
     def _summons(self, worker: str) -> Summons | None:
-        """By those that it is to ask in the switch: so it is known that it can, and their daemons are connected."""
+        """By those with whom it trades in the switch: so it is known that it can, and their daemons are connected."""
         muster, ranks = self.record.muster, self._called.get(worker)
         if muster is None or ranks is None:
             return None

@@ -1,20 +1,20 @@
 """How the members of a ring hand each other what they have for just one other, in few calls.
 
 Each member has one parcel for each other: gloo opens a socket for each pair, so an address is of use to one member
-alone. Neighbours in rank make groups, about as many as each has members, and the last of a group is its head. In the
-first round each head asks those of its group for all that they have. In the second it asks each other head for what
-that one's group has for its own. In the third each member asks its head for what has come for it. The member that
-needs a bundle asks for it.
+alone. Neighbours in rank make groups, about as many as each has members, and the last of a group is its head. Each
+member brings its head what it has for all. Once a head has that of its whole group, it trades with each other head:
+what its group has for the other's, for what that one has for its own. Then it answers its members, each with what all
+have for it. A question carries what its sender brings, and its answer what is given for that, so two members need one
+call. In a small ring each is a group of its own: each two members trade.
 
-So among n members each but the heads asks once and is asked once, and these, the square root of n, make about twice
-that root of calls, and answer as many. None carries more than n parcels for each of its group. In a small ring each
-is a group of its own: all ask all others, and there is one round.
+So among n members each but the heads makes one call, and these, the square root of n, answer about as many as that root
+from their groups, and make or answer one for each other head. None carries more than n parcels for each of a group.
 
 Calls are what counts: each costs two daemons as much as the thousands of parcels in it. Heads are not the first of
 their groups, as that of rank 0 often leads the job, and has other things to do.
 
-Owns: which member asks which for which parcels, and where they are. Does not own: asking (`edl.daemon.introductions`),
-nor what is in a parcel. Pure.
+Owns: which member asks which, what goes with the question, and what with the answer. Does not own: asking
+(`edl.daemon.introductions`), nor what is in a parcel. Pure.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from itertools import chain
 from math import isqrt
 from typing import Final, NamedTuple
 
-DIRECT: Final = 8  # members, of a ring in which each asks each
+DIRECT: Final = 8  # members, of a ring in which each trades with each
 
-GATHER: Final = 0  # the rounds
-TRADE: Final = 1
-HAND_OUT: Final = 2
+BRING: Final = 0  # of a member to its head: parcels for all, for those of all
+TRADE: Final = 1  # of a head to another: parcels for its group, for those of that one's
 
 
 class Errand(NamedTuple):
-    """One bundle, and the rank of the member that has it for us."""
+    """One question of ours."""
 
-    round: int
-    part: int  # of what is there: that for the group, in the last round for the rank, which asks
-    rank: int
+    kind: int
+    part: int  # what is brought, and is given for it: that of our rank to its head, that of our group to another
+    rank: int  # of the member that is asked
 
 
 class Groups:
@@ -60,16 +59,29 @@ class Groups:
         return self.members(group)[-1]
 
 
-def errands(rank: int, size: int) -> tuple[Errand, ...]:
-    """All that a member has to ask for, first round first."""
+def partners(rank: int, size: int) -> tuple[int, ...]:
+    """The ranks of those with whom a member trades, whichever of two it is that asks."""
     groups = Groups(size)
     ours = groups.of(rank)
     head = groups.head(ours)
     if rank != head:
-        return (Errand(HAND_OUT, rank, head),)
-    gather = (Errand(GATHER, ours, member) for member in groups.members(ours) if member != rank)
-    others = ((ours + way) % groups.count for way in range(1, groups.count))  # not all ask the same one first
-    return (*gather, *(Errand(TRADE, ours, groups.head(other)) for other in others))
+        return (head,)
+    others = (groups.head((ours + way) % groups.count) for way in range(1, groups.count))  # not all the same one first
+    return (*(member for member in groups.members(ours) if member != rank), *others)
+
+
+def errands(rank: int, size: int) -> tuple[Errand, ...]:
+    """All that a member has to ask. Of two heads it is one that asks, and each asks about as many as ask it."""
+    groups = Groups(size)
+    ours = groups.of(rank)
+    head = groups.head(ours)
+    if rank != head:
+        return (Errand(BRING, rank, head),)
+    half = groups.count // 2
+    ahead = [(ours + way) % groups.count for way in range(1, (groups.count + 1) // 2)]
+    if groups.count % 2 == 0 and ours < half:  # it lies half way around from us, as we do from it
+        ahead.append(ours + half)
+    return tuple(Errand(TRADE, ours, groups.head(other)) for other in ahead)
 
 
 class Exchange:
@@ -87,53 +99,68 @@ class Exchange:
         self._blocks: dict[int, Sequence[bytes]] = {}  # at a head, by group: what each there has for each of ours
 
     @property
-    def here(self) -> int:
-        """The rounds up to this one can be answered."""
-        if self._rank not in self._rows:
+    def stage(self) -> int:
+        """0: we have yet to hear what to bring. 1: our errands are due. 2: a head can answer its group, too."""
+        if len(self._rows) < (len(self._ours) if self._is_head else 1):
             return 0
-        if not self._is_head or len(self._rows) < len(self._ours):
-            return TRADE
-        return HAND_OUT if len(self._blocks) < self._groups.count - 1 else HAND_OUT + 1
+        return 2 if self._is_head and len(self._blocks) == self._groups.count - 1 else 1
 
     def begin(self, parcels: Sequence[bytes]) -> None:
         """One for each rank; that for ourselves stays unused. Harmless twice."""
         self._rows.setdefault(self._rank, tuple(parcels))
 
-    def bundle(self, number: int, part: int) -> tuple[bytes, ...] | None:
-        """What is asked of this member in round `number`; None: not here yet. Raises ValueError for what never is."""
-        if not self._gives(number, part):
-            raise ValueError(f"rank {self._rank} of {self._size} has no bundle {part} in round {number}")
-        if number >= self.here:
-            return None
-        if number == GATHER:
+    def brings(self, errand: Errand) -> tuple[bytes, ...]:
+        """What goes with a question of ours, once that is due."""
+        if errand.kind == BRING:
             return tuple(self._rows[self._rank])
-        if number == TRADE:
-            theirs = self._groups.members(part)
-            rows = (self._rows[sender][theirs.start : theirs.stop] for sender in self._ours)
-            return tuple(chain.from_iterable(rows))
-        return tuple(chain.from_iterable(self._from(group, part) for group in range(self._groups.count)))
+        return self._block(self._groups.of(errand.rank))
 
     def take(self, errand: Errand, parcels: Sequence[bytes]) -> dict[int, bytes]:
-        """A bundle has come. Returns those of it that are for us, by their sender's rank. Raises ValueError."""
-        group = self._groups.of(errand.rank)
+        """An answer has come. Returns those of it that are for us, by their sender's rank. Raises ValueError."""
+        if errand.kind == TRADE:
+            return self._take_block(self._groups.of(errand.rank), parcels)
+        self._count(parcels, self._size)
+        return {sender: parcel for sender, parcel in enumerate(parcels) if sender != self._rank}
+
+    def receive(self, kind: int, part: int, parcels: Sequence[bytes]) -> dict[int, bytes]:
+        """A question has come. Returns what is news in it, and for us, by its sender's rank. Raises ValueError."""
+        if not self._is_asked(kind, part):
+            raise ValueError(f"rank {self._rank} of {self._size} is not asked for part {part} of kind {kind}")
+        if kind == TRADE:
+            return {} if part in self._blocks else self._take_block(part, parcels)
+        self._count(parcels, self._size)
+        if part in self._rows:
+            return {}
+        self._rows[part] = parcels
+        return {part: parcels[self._rank]}
+
+    def gives(self, kind: int, part: int) -> tuple[bytes, ...] | None:
+        """The answer to a question that was received; None: not here yet."""
+        if self.stage < (1 if kind == TRADE else 2):
+            return None
+        if kind == TRADE:
+            return self._block(part)
+        return tuple(chain.from_iterable(self._from(group, part) for group in range(self._groups.count)))
+
+    def _is_asked(self, kind: int, part: int) -> bool:
+        if kind == TRADE:
+            return self._is_head and part != self._group and 0 <= part < self._groups.count
+        return kind == BRING and self._is_head and part in self._ours and part != self._rank
+
+    def _block(self, group: int) -> tuple[bytes, ...]:
+        """What each of our group has for each of another."""
+        theirs = self._groups.members(group)
+        return tuple(chain.from_iterable(self._rows[sender][theirs.start : theirs.stop] for sender in self._ours))
+
+    def _take_block(self, group: int, parcels: Sequence[bytes]) -> dict[int, bytes]:
         senders = self._groups.members(group)
-        due = len(senders) * len(self._ours) if errand.round == TRADE else self._size
-        if len(parcels) != due:
-            raise ValueError(f"{len(parcels)} parcels in a bundle of {due}")
-        if errand.round == HAND_OUT:
-            return {sender: parcel for sender, parcel in enumerate(parcels) if sender != self._rank}
-        if errand.round == GATHER:
-            self._rows[errand.rank] = parcels
-            return {errand.rank: parcels[self._rank]}
+        self._count(parcels, len(senders) * len(self._ours))
         self._blocks[group] = parcels
         return dict(zip(senders, self._from(group, self._rank), strict=True))
 
-    def _gives(self, number: int, part: int) -> bool:
-        if number == GATHER:
-            return part == self._group and not self._is_head
-        if number == TRADE:
-            return self._is_head and part != self._group and 0 <= part < self._groups.count
-        return number == HAND_OUT and self._is_head and part in self._ours and part != self._rank
+    def _count(self, parcels: Sequence[bytes], due: int) -> None:
+        if len(parcels) != due:
+            raise ValueError(f"{len(parcels)} parcels where {due} are due")
 
     def _from(self, group: int, receiver: int) -> Sequence[bytes]:
         """What those of `group` have for one of ours."""

@@ -55,6 +55,13 @@ def parcel(sender: int, receiver: int) -> bytes:
     return f"{sender}>{receiver}".encode()
 
 
+def question(
+    generation: int = 1, kind: int = TRADE, parcels: tuple[bytes, ...] = (b"x",), hold_s: float = 1.0
+) -> AskAddresses:
+    """Of rank 0 in a ring of two."""
+    return AskAddresses(generation, MESH, kind, 0, parcels, hold_s)
+
+
 @asynccontextmanager
 async def gathered(size: int, hold_s: float = 5.0) -> AsyncIterator[tuple[Gathering, list[Trainer]]]:
     gathering = Gathering([f"w{number}" for number in range(size)], hold_s=hold_s)
@@ -143,7 +150,7 @@ async def test_a_question_of_a_ring_that_is_over_is_refused_and_counted() -> Non
         gathering.daemons[1].end(1)
         caller = gathering.network.client(b"a secret of tests", JOB, "w0", gathering._addresses[1])
         with pytest.raises(Refused) as caught:
-            await caller.call(AskAddresses(1, MESH, TRADE, 0, 1.0), object, term=0, deadline_s=5)
+            await caller.call(question(), object, term=0, deadline_s=5)
         assert caught.value.reason is Reason.GENERATION
         await until(lambda: not trainers[0].daemon._tasks)
         assert not trainers[0].knows_all, "none asks on: that ring cannot form"
@@ -155,7 +162,7 @@ async def test_a_stranger_is_told_nothing() -> None:
         trainers[1].write()
         caller = gathering.network.client(b"another secret!!", JOB, "w0", gathering._addresses[1])
         with pytest.raises((Unauthentic, Refused, Unreachable)):
-            await caller.call(AskAddresses(1, MESH, TRADE, 0, 1.0), object, term=0, deadline_s=5)
+            await caller.call(question(), object, term=0, deadline_s=5)
         assert set(gathering.refusals.snapshot()) == {"unauthentic"}
 
 
@@ -163,15 +170,17 @@ async def test_what_no_daemon_may_ask_is_refused() -> None:
     async with gathered(2) as (gathering, trainers):
         trainers[1].write()
         with pytest.raises(Refused) as caught:
-            await gathering.daemons[1].answer(AskAddresses(1, MESH, 7, 0, 1.0))
+            await gathering.daemons[1].answer(question(kind=7), "w0")
         assert caught.value.reason is Reason.MALFORMED
+        with pytest.raises(Refused, match="2 parcels where 1 are due"):
+            await gathering.daemons[1].answer(question(parcels=(b"x", b"y")), "w0")
 
 
 async def test_a_question_waits_no_longer_than_it_may() -> None:
     async with gathered(2, hold_s=0.02) as (gathering, _):
-        answer = await gathering.daemons[1].answer(AskAddresses(1, MESH, TRADE, 0, 3600.0))
+        answer = await gathering.daemons[1].answer(question(hold_s=3600.0), "w0")
         assert answer.parcels is None
-        answer = await gathering.daemons[1].answer(AskAddresses(99, MESH, TRADE, 0, 3600.0))
+        answer = await gathering.daemons[1].answer(question(generation=99, hold_s=3600.0), "w0")
         assert answer.parcels is None
 
 
