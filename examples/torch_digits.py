@@ -39,11 +39,10 @@ def main() -> None:
         loss = torch.nn.functional.cross_entropy(model(images[ids]), labels[ids])
         loss.backward()
         optimizer.step()
+        seen.samples += len(ids)  # before notify_batch_end(), which takes it back if this mini-batch does not count
         time.sleep(options.step_time)
-        if edl.notify_batch_end():
-            seen.samples += len(ids)
-            if edl.rank() == 0 and edl.step() % 20 == 0:
-                print(f"step {edl.step()} epoch {edl.epoch()} size {edl.size()} loss {loss.item():.3f}", flush=True)
+        if edl.notify_batch_end() and edl.rank() == 0 and edl.step() % 20 == 0:
+            print(f"step {edl.step()} epoch {edl.epoch()} size {edl.size()} loss {loss.item():.3f}", flush=True)
 
     accuracy = (model(images).argmax(dim=1) == labels).float().mean().item()
     print(f"rank {edl.rank()} of {edl.size()}: accuracy {accuracy:.3f}, {seen.samples} samples here", flush=True)

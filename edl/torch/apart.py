@@ -19,8 +19,15 @@ import msgspec
 import torch
 
 from edl.errors import UsageError
-from edl.torch.state import Adoption, Described, Holder, as_bytes, described_hyper_parameters, described_states
-from edl.torch.tensors import form
+from edl.torch.state import (
+    Adoption,
+    Described,
+    Holder,
+    as_bytes,
+    described,
+    described_hyper_parameters,
+    described_states,
+)
 from edl.trainer.framework import Late, Parted
 
 ALIGNED = 16  # each tensor's bytes begin at a multiple of this
@@ -58,25 +65,26 @@ class TorchApart:
         optimizers = tuple(
             (described_hyper_parameters(one, early), described_states(one, late)) for one in holder.optimizers()
         )
-        described = Described(tuple((name, form(tensor)) for name, tensor in named), optimizers)
-        return Parted(msgspec.msgpack.encode(described), self.raw(early), Lying(late))
+        description = msgspec.msgpack.encode(described(holder, named, optimizers))
+        return Parted(description, self.raw(early), Lying(late))
 
     def take_early(self, description: bytes, early: memoryview) -> Late:
         holder = self._holder
         holder.check_built()
         buffers, named = holder.buffers(), list(holder.tensors())
-        described = msgspec.msgpack.decode(description, type=Described)
+        theirs = msgspec.msgpack.decode(description, type=Described)
         first = [tensor for _, tensor in named if id(tensor) in buffers]
         adoption = Adoption("the model of this worker is not that of the others", first)
-        adoption.check(holder, named, described)
-        for optimizer, (hyper, _) in zip(holder.optimizers(), described.optimizers, strict=True):
+        adoption.check(holder, named, theirs)
+        adoption.adopt_groups(holder, named, theirs)
+        for optimizer, (hyper, _) in zip(holder.optimizers(), theirs.optimizers, strict=True):
             adoption.adopt_hyper_parameters(optimizer, hyper)
         self.put(first, early)
 
         def take_late(late: memoryview) -> None:
             rest = [tensor for _, tensor in named if id(tensor) not in buffers]
             adoption = Adoption("the optimizers of this worker are not those of the others", rest)
-            for optimizer, (_, states) in zip(holder.optimizers(), described.optimizers, strict=True):
+            for optimizer, (_, states) in zip(holder.optimizers(), theirs.optimizers, strict=True):
                 adoption.adopt_states(optimizer, states)
             self.put(rest, late)
 

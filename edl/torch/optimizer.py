@@ -83,11 +83,33 @@ class Elastic:
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Of parameters that the model has had from the start, or all workers get alike. A newcomer takes over groups
+        that were added before it came; where its script adds one of them, too, that one is there already.
+        """
+        param_group, parameters = _listed(param_group)
+        if self._edl is not None and self._edl.takes_again(parameters):
+            return
         super().add_param_group(param_group)  # type: ignore[misc]
         if self._edl is not None:
             last = len(self.param_groups) - 1  # type: ignore[attr-defined]
             for index, parameter in enumerate(self.param_groups[last]["params"]):  # type: ignore[attr-defined]
                 self._edl.add(parameter, f"group.{last}.{index}")
+
+    def expect_again(self, group: dict[str, Any]) -> None:
+        """`edl.torch.state.Growing`."""
+        if self._edl is not None:
+            self._edl.expect_again(group["params"])
+
+
+def _listed(group: Any) -> tuple[Any, list[torch.Tensor]]:
+    """The same group, and its parameters, which may be given once only."""
+    given = group.get("params") if isinstance(group, dict) else None
+    if isinstance(given, torch.Tensor):
+        return group, [given]
+    if given is None or isinstance(given, set):  # which torch refuses
+        return group, []
+    listed = list(given)
+    return {**group, "params": listed}, [one[1] if isinstance(one, tuple) else one for one in listed]
 
 
 def _new(kind: Any) -> Any:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -69,6 +69,7 @@ class Reducer:
         self.measures = False  # the gradient noise, in the coming step
         self._own: list[torch.Tensor] | None = None  # norms of this worker's own gradients, where it is measured
         self._noise: tuple[float, float] | None = None
+        self._expected: list[frozenset[int]] = []  # groups of parameters that the script may add, and are here
         self.rate = 1.0  # what learning rates are multiplied by in the coming step
         for parameter, name in names.items():
             self.add(parameter, name)
@@ -79,6 +80,18 @@ class Reducer:
             self._lazy[parameter] = name
         elif parameter.requires_grad:  # without a hook: reduced at the end of backward
             parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
+
+    def expect_again(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The script may add these, which are here already."""
+        self._expected.append(frozenset(map(id, parameters)))
+
+    def takes_again(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether it was that, once."""
+        added = frozenset(map(id, parameters))
+        if added not in self._expected:
+            return False
+        self._expected.remove(added)
+        return True
 
     @property
     def voided(self) -> bool:

@@ -16,7 +16,7 @@ import torch
 from edl.checkpoints.names import optimizer_tensor
 from edl.errors import UsageError
 from edl.torch.apart import Whole, version_of
-from edl.torch.state import Adoption, Described, as_bytes, hyper_parameters, states
+from edl.torch.state import Adoption, Described, as_bytes, described, hyper_parameters, states
 from edl.torch.tensors import TorchTensors, form
 from edl.trainer.framework import StatePiece
 from edl.trainer.packing import Packing
@@ -33,15 +33,15 @@ class TorchSnapshot:
         holder.check_built()
         buffers, named = holder.buffers(), list(holder.tensors())
         found = [_Tensor(name, tensor, True, id(tensor) in buffers) for name, tensor in named]
-        described: list[tuple[Node, Node]] = []
+        optimizers: list[tuple[Node, Node]] = []
         for number, optimizer in enumerate(holder.optimizers()):
             hyper, of_hyper = _described(hyper_parameters(optimizer), "param_groups")
             state, of_state = _described(states(optimizer), "state")
-            described.append((hyper, state))
+            optimizers.append((hyper, state))
             found += [_Tensor(optimizer_tensor(number, path), tensor, False, True) for path, tensor in of_hyper]
             found += [_Tensor(optimizer_tensor(number, path), tensor, False, False) for path, tensor in of_state]
         order = sorted(range(len(found)), key=lambda at: not found[at].is_early)
-        state_of_all = Described(tuple((name, form(tensor)) for name, tensor in named), tuple(described))
+        state_of_all = described(holder, named, tuple(optimizers))
         self.description = msgspec.msgpack.encode(_Ordered(state_of_all, tuple(order), _kinds(holder)))
         self.early: Sequence[StatePiece] = [one.piece() for one in found if one.is_early]
         self.late: Sequence[StatePiece] = [one.piece() for one in found if not one.is_early]
@@ -89,7 +89,8 @@ def restore(holder: Whole, description: bytes, fill: Callable[[int, memoryview],
     remedy = "Build the model and wrap the optimizers that the job trained, in the same order"
     adoption = Adoption("the checkpoint is of another model", contents, remedy)
     with torch.no_grad():
-        adoption.adopt(holder, named, msgspec.msgpack.encode(head.described))
+        # What is frozen is what the script says, which may be another one by now.
+        adoption.adopt(holder, named, msgspec.msgpack.encode(head.described), trained=False)
         for number, which in enumerate(head.order):
             tensor = contents[which]
             if tensor.numel():

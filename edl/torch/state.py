@@ -8,8 +8,8 @@ all. So the root first says what there is; the others make their own look like i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -28,6 +28,8 @@ class Described(msgspec.Struct, frozen=True):
 
     tensors: tuple[tuple[str, Form], ...]  # parameters and buffers, by name
     optimizers: tuple[tuple[Node, Node], ...]  # hyper-parameters and state of each
+    groups: tuple[tuple[tuple[int, ...], ...], ...] = ()  # of each optimizer: of which of the tensors; (): not known
+    trained: tuple[int, ...] = ()  # which of the tensors take gradients
 
 
 class Holder(Protocol):
@@ -38,6 +40,14 @@ class Holder(Protocol):
 
     def optimizers(self) -> Iterable[torch.optim.Optimizer]:
         """In the order of their wrapping."""
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """An optimizer that takes over groups of parameters which the script here has not added yet."""
+
+    def expect_again(self, group: dict[str, Any]) -> None:
+        """Where the script adds this one, too, it is there already."""
 
 
 def synchronize(holder: Holder, ring: TensorRing, root: int) -> int:
@@ -90,7 +100,23 @@ def _describe(holder: Holder, named: list[tuple[str, torch.Tensor]], contents: l
         (described_hyper_parameters(optimizer, contents), described_states(optimizer, contents))
         for optimizer in holder.optimizers()
     )
-    return msgspec.msgpack.encode(Described(tuple((name, form(tensor)) for name, tensor in named), optimizers))
+    return msgspec.msgpack.encode(described(holder, named, optimizers))
+
+
+def described(
+    holder: Holder, named: list[tuple[str, torch.Tensor]], optimizers: tuple[tuple[Node, Node], ...]
+) -> Described:
+    """With `optimizers` as they were described."""
+    places = {id(tensor): place for place, (_, tensor) in enumerate(named)}
+    return Described(
+        tuple((name, form(tensor)) for name, tensor in named),
+        optimizers,
+        tuple(
+            tuple(tuple(places[id(parameter)] for parameter in group["params"]) for group in optimizer.param_groups)
+            for optimizer in holder.optimizers()
+        ),
+        tuple(place for place, (_, tensor) in enumerate(named) if tensor.requires_grad),
+    )
 
 
 ALIKE = "All workers must build the same model and wrap the same optimizers, in the same order"
@@ -104,9 +130,13 @@ class Adoption:
         self._remedy = remedy
         self._contents = contents
 
-    def adopt(self, holder: Holder, named: list[tuple[str, torch.Tensor]], head: bytes) -> None:
+    def adopt(
+        self, holder: Holder, named: list[tuple[str, torch.Tensor]], head: bytes, *, trained: bool = True
+    ) -> None:
+        """`trained`: what is frozen there is frozen here, too."""
         described = msgspec.msgpack.decode(head, type=Described)
         self.check(holder, named, described)
+        self.adopt_groups(holder, named, described, trained=trained)
         for optimizer, (hyper, states) in zip(holder.optimizers(), described.optimizers, strict=True):
             self.adopt_hyper_parameters(optimizer, hyper)
             self.adopt_states(optimizer, states)
@@ -115,6 +145,16 @@ class Adoption:
         """What is here is of the same form. Raises UsageError."""
         self._check_tensors(described, named)
         self._check_number("optimizers", len(list(holder.optimizers())), len(described.optimizers))
+
+    def adopt_groups(
+        self, holder: Holder, named: list[tuple[str, torch.Tensor]], described: Described, *, trained: bool = True
+    ) -> None:
+        """What the root's script has thawed, frozen and added to an optimizer while it trained."""
+        if trained and described.groups:
+            _adopt_trained(named, set(described.trained))
+        for optimizer, groups in zip(holder.optimizers(), described.groups, strict=False):
+            for group in groups[len(optimizer.param_groups) :]:
+                _add_group(optimizer, [named[place] for place in group])
 
     def adopt_hyper_parameters(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
         """Tensors among them are listed, and filled later."""
@@ -154,6 +194,20 @@ class Adoption:
 
     def _different(self, mine: str, theirs: str) -> UsageError:
         return UsageError(f"{self._complaint}: {mine} here, {theirs} there. {self._remedy}")
+
+
+def _adopt_trained(named: list[tuple[str, torch.Tensor]], trained: set[int]) -> None:
+    for place, (_, tensor) in enumerate(named):
+        if isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad != (place in trained):
+            tensor.requires_grad_(place in trained)
+
+
+def _add_group(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Its hyper-parameters and its state come from the root, as those of others do."""
+    with_names = "param_names" in optimizer.param_groups[0]
+    optimizer.add_param_group({"params": list(named) if with_names else [tensor for _, tensor in named]})
+    if isinstance(optimizer, Growing):
+        optimizer.expect_again(optimizer.param_groups[-1])
 
 
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

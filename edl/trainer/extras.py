@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from edl.core.worker.divergence import REGISTERED
 from edl.errors import UsageError
 from edl.trainer.arrays import Arrays
 from edl.trainer.compared import Leaf, compared
@@ -190,4 +191,4 @@ class Extras:
 
 
 def _call(name: str) -> str:
-    return f"edl.register({name}=...)"
+    return f"{REGISTERED}{name}=...)"

@@ -363,7 +363,9 @@ def test_a_library_has_an_environment_of_its_own(native, monkeypatch):
 
 
 def test_a_thread_that_waits_for_long_leaves_the_core_to_others(native):
-    """Not in a wait as short as a step's: a nap there would slow each step."""
+    """Not in a wait as short as a step's: a nap there would slow each step. Where all cores are busy a nap takes a
+    millisecond and more, and there are few of them.
+    """
 
     def naps(wait_ms):
         time.sleep(0.01)  # the wait before is over
@@ -374,12 +376,12 @@ def test_a_thread_that_waits_for_long_leaves_the_core_to_others(native):
     assert naps(45) < 10
     assert naps(900) > 50
     native.guard.set_spin(0.001)
-    assert naps(45) > 50, "where workers share cores, they nap in a step's wait, too"
+    assert naps(45) > 15, "where workers share cores, they nap in a step's wait, too"
     native.guard.set_spin(0.05)
     assert naps(45) < 10
     native.guard.set_spin(0.05, settling_s=0.3)
     time.sleep(0.3)
-    assert naps(45) > 50, "a ring settles from its first wait on"
+    assert naps(45) > 15, "a ring settles from its first wait on"
     time.sleep(0.3)
     assert naps(45) < 10
 

@@ -282,6 +282,22 @@ def test_parameters_added_later_are_reduced_too(framework: Any) -> None:
     )  # it had no gradient here; another rank might have had one
 
 
+def test_a_group_that_came_with_the_state_is_there_when_the_script_adds_it(framework: Any) -> None:
+    """A newcomer's script does what the others' did before it came. Its gradients are averaged once."""
+    job = Job(framework)
+    more = [torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(2))]
+    job.optimizer.add_param_group({"params": more, "lr": 0.5})
+    job.optimizer.expect_again(job.optimizer.param_groups[1])
+    job.optimizer.add_param_group({"params": (one for one in more), "lr": 0.1})
+    assert [group["lr"] for group in job.optimizer.param_groups] == [0.1, 0.5]
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        job.optimizer.add_param_group({"params": more})
+    with pytest.raises(TypeError):
+        job.optimizer.add_param_group([more[0]])
+    job.step()
+    assert more[1].grad is not None
+
+
 def saved_and_loaded(optimizer: Any) -> Any:
     file = io.BytesIO()
     torch.save(optimizer, file)

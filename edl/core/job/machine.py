@@ -52,7 +52,7 @@ from edl.core.switch.arrivals import Arrivals
 from edl.core.switch.fitness import Fitness
 from edl.core.switch.switching import Switching
 from edl.core.worker.account import DIED
-from edl.core.worker.divergence import CAUSES, told
+from edl.core.worker.divergence import causes, told
 from edl.errors import InvalidTransition
 from edl.protocol.divergence import Divergence, OnDivergence
 from edl.protocol.job import OVER, FailedBy, Gone, JobState, Limits, Member, Record, WorkerState
@@ -369,7 +369,7 @@ class JobMachine:
                 like=found.root,
                 majority=found.majority,
                 action="heal" if heals else "fail",
-                likely=CAUSES,
+                likely=causes(found.first),
             )
         )
         if not heals:

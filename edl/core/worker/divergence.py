@@ -19,6 +19,8 @@ CAUSES = (
     "something was changed outside the optimizer on some workers only; an `if` went another way on some of them; an "
     "operation does not give the same twice; or hardware erred"
 )
+REGISTERED = "edl.register("  # so begin the names of what a script has registered
+LATE = "it was changed after notify_batch_end(), where a newcomer has got it already: change it before that; or "
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ def next_check(step: int, every: int, size: int) -> int:
     return (step // every + 1) * every if every and size > 1 else NEVER
 
 
+def causes(first: str) -> str:
+    """The likely ones, where that is the first that differs: models come before what is registered."""
+    return LATE + CAUSES if first.startswith(REGISTERED) else CAUSES
+
+
 def told(divergence: Divergence) -> str:
     """For people."""
     who = ", ".join(divergence.workers[:NAMED])
@@ -70,5 +77,5 @@ def told(divergence: Divergence) -> str:
     before = f" (after step {divergence.equal_step} they were equal)" if divergence.equal_step else ""
     return (
         f"the workers' states differ after step {divergence.step}{before}: {who} from {right}, first in "
-        f"{divergence.first} ({extent}). Likely causes: {CAUSES}"
+        f"{divergence.first} ({extent}). Likely causes: {causes(divergence.first)}"
     )

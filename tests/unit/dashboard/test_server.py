@@ -183,7 +183,8 @@ async def test_a_thousand_connections_are_bounded_and_those_who_look_go_on() -> 
 
 
 async def test_connections_that_ask_nothing_make_room_for_those_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "ASK_S", 0.5)
+    ask_s = 2.0  # all connections are made within that
+    monkeypatch.setattr(serving, "ASK_S", ask_s)
     async with served(feed([event(1)])) as page:
         begun = f"GET {page.access.place}/ HTTP/1.1\r\nHost: 127.0.0.1:{page.access.port}\r\n"
         whole = f"{begun}Cookie: {page.cookie['Cookie']}\r\n\r\n"
@@ -197,11 +198,11 @@ async def test_connections_that_ask_nothing_make_room_for_those_who_look(monkeyp
         reader, writer = await asyncio.open_connection("127.0.0.1", page.access.port)
         writer.write((whole + begun).encode())  # and no more of its second request
         with contextlib.suppress(ConnectionResetError):
-            await asyncio.wait_for(reader.read(), 4)
+            await asyncio.wait_for(reader.read(), 10)
         writer.close()
         stream = await page.open("/events", **page.cookie)
         await asyncio.wait_for(stream.readuntil(b"event: look"), 10)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(ask_s + 0.5)
         page.feed._add([event(2)])
         await asyncio.wait_for(stream.readuntil(b"id: 2"), 10)  # one that is being answered stays
         page.writer.close()

@@ -9,6 +9,7 @@ import torch
 
 from edl.errors import UsageError
 from edl.torch.framework import TorchFramework
+from edl.torch.snapshot import TorchSnapshot, restore
 from edl.trainer import beside
 from edl.trainer.beside import Beside
 from edl.trainer.extras import Extras
@@ -49,7 +50,8 @@ class Worker:
             self.optimizer.step()
 
     def state(self) -> dict[str, Any]:
-        groups = [{key: value for key, value in one.items() if key != "params"} for one in self.optimizer.param_groups]
+        named = {"params", "param_names"}
+        groups = [{key: value for key, value in one.items() if key not in named} for one in self.optimizer.param_groups]
         state = self.optimizer.state_dict()["state"]
         return {"model": self.model.state_dict(), "groups": groups, "state": state}
 
@@ -91,6 +93,70 @@ def test_a_newcomer_is_equal_bit_for_bit_and_stays_so(kind: str, rehearsed: int)
     root.step()
     newcomer.step()
     check_equal(newcomer.state(), root.state())
+
+
+class Thawing(Worker):
+    """A script that trains its last layer first, and adds the others to its optimizer as it goes on."""
+
+    def __init__(self, seed: int, steps: int, with_names: bool) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(7, 30), torch.nn.Linear(30, 30), torch.nn.Linear(30, 1))
+        self.named = (lambda one: one.named_parameters()) if with_names else (lambda one: one.parameters())
+        self.model[:2].requires_grad_(False)
+        self.optimizer = torch.optim.Adam(self.named(self.model[2]), lr=0.1)
+        self.framework = TorchFramework()
+        self.framework.track(self.optimizer)
+        self.framework.track(self.model)
+        self.step(steps)
+
+    def thaw(self, layer: int) -> None:
+        self.model[layer].requires_grad_(True)
+        self.optimizer.add_param_group({"params": self.named(self.model[layer]), "lr": 0.01 * layer})
+
+    def trained(self) -> list[bool]:
+        return [one.requires_grad for one in self.model.parameters()]
+
+
+@pytest.mark.parametrize("with_names", [True, False])
+def test_a_newcomer_has_the_layers_thawed_that_were_before_it_came(with_names: bool) -> None:
+    root, newcomer = Thawing(1, 2, with_names), Thawing(4, 1, with_names)
+    root.thaw(1)
+    root.step()
+    root.thaw(0)
+    root.model[2].bias.requires_grad_(False)
+    parted = root.framework.apart.parted()
+    newcomer.framework.apart.take_early(parted.description, memoryview(bytearray(parted.early))).take(
+        whole(parted.late)
+    )
+    assert newcomer.trained() == root.trained() == [True] * 5 + [False]
+    check_equal(newcomer.state(), root.state())
+    assert newcomer.optimizer.param_groups[2]["params"][0] is newcomer.model[0].weight
+    for worker in (root, newcomer):
+        worker.step()
+    check_equal(newcomer.state(), root.state())
+
+
+def test_one_that_has_more_groups_than_the_others_is_refused() -> None:
+    root, newcomer = Thawing(1, 2, False), Thawing(4, 1, False)
+    newcomer.thaw(1)
+    parted = root.framework.apart.parted()
+    with pytest.raises(UsageError, match="2 parameter groups here, 1 there"):
+        newcomer.framework.apart.take_early(parted.description, memoryview(bytearray(parted.early)))
+
+
+def test_a_script_that_goes_on_from_a_checkpoint_says_what_it_freezes() -> None:
+    before, resumed = Thawing(1, 2, False), Thawing(4, 0, False)
+    before.thaw(1)
+    before.step()
+    snapshot = TorchSnapshot(before.framework)
+    pieces = [*snapshot.early, *snapshot.late]
+
+    def fill(number: int, raw: memoryview) -> None:
+        raw[:] = bytes(pieces[number].read())
+
+    restore(resumed.framework, snapshot.description, fill)
+    check_equal(resumed.state(), before.state())
+    assert resumed.trained() == [False] * 4 + [True] * 2
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])

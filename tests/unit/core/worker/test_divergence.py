@@ -60,6 +60,9 @@ def test_people_are_told_who_what_since_when_and_why() -> None:
     for word in ("w1", "w0, the lowest rank's", "fc.weight", "2 of 9", "step 200", "step 100", "outside the optimizer"):
         assert word in told(FOUND)
     assert "w0 and most others" in told(msgspec.structs.replace(FOUND, majority=True))
+    assert "after notify_batch_end()" not in told(FOUND)
+    registered = msgspec.structs.replace(FOUND, first="edl.register(ema=...).module.0.weight")
+    assert "changed after notify_batch_end(), where a newcomer has got it already" in told(registered)
 
 
 # --------------------------------------------------------------------------------------------------- their leader
