@@ -40,4 +40,5 @@ class Divergence(msgspec.Struct, frozen=True):
     workers: tuple[str, ...]  # those that differ from `root`
     root: str  # the worker whose state counts as the right one
     majority: bool  # more than half of all are like `root`
+    newcomers: bool = False  # only such as have just come do: they are given the state again, whatever the policy
     persists: bool = False  # taking over the state of `root` has not helped

@@ -22,10 +22,10 @@ import msgspec
 
 from edl.collectives.ring import of_all_members
 from edl.core.worker.digest import of_all
-from edl.core.worker.divergence import difference, told
+from edl.core.worker.divergence import difference, heals, told
 from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
-from edl.protocol.divergence import Divergence, Fingerprint, OnDivergence
+from edl.protocol.divergence import Divergence, Fingerprint
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
 from edl.trainer.shell import WorkerShell
@@ -38,6 +38,7 @@ class _Teller(msgspec.Struct, frozen=True):
 
     worker: str
     fingerprints: list[Fingerprint]
+    is_new: bool  # it got its state in this ring, and has not been compared since
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Comparison:
             return False
         self._tell(found)
         self._told = True
-        if not self._heals:
+        if not self._heals(found):
             self._wait_for_the_end(found, timeout_s)
         return False
 
@@ -103,9 +104,9 @@ class Comparison:
         found = self._difference(persists=False)
         if found is None:
             return
-        if not known:
+        if not known or not self._heals(found):
             self._tell(found)
-        if self._heals:
+        if self._heals(found):
             logger.warning("%s; the state of %s becomes that of all", told(found), found.root)
             place = self._framework.ring.place
             wrong = place is not None and place.worker in found.workers
@@ -126,10 +127,10 @@ class Comparison:
     def _exchanged(self, mine: list[Fingerprint], step: int, *, persists: bool) -> Divergence:
         """Of members that differ after `step`."""
         ring, shell, machine = self._framework.ring, self._shell, self._shell.machine
-        received = of_all_members(ring, msgspec.msgpack.encode(_Teller(shell.link.worker, mine)))
+        received = of_all_members(ring, msgspec.msgpack.encode(_Teller(shell.link.worker, mine, machine.is_new)))
         members = [msgspec.msgpack.decode(one, type=_Teller) for one in received]
         self._names = [member.worker for member in members]
-        found = difference([member.fingerprints for member in members])
+        found = difference([one.fingerprints for one in members], [one.is_new for one in members])
         if found is None:
             raise RuntimeError("the workers' digests differ, and nothing that they are of does")
         return Divergence(
@@ -142,6 +143,7 @@ class Comparison:
             workers=tuple(self._names[rank] for rank in found.ranks),
             root=self._names[found.root],
             majority=found.majority,
+            newcomers=found.newcomers,
             persists=persists,
         )
 
@@ -150,9 +152,8 @@ class Comparison:
         begun, self._begun = self._begun, None
         return begun if self._shell.machine.void is None else None
 
-    @property
-    def _heals(self) -> bool:
-        return self._shell.machine.unusual.checking.on_divergence is OnDivergence.HEAL
+    def _heals(self, found: Divergence) -> bool:
+        return heals(found, self._shell.machine.unusual.checking.on_divergence)
 
     def _fingerprints(self) -> list[Fingerprint]:
         return self._framework.fingerprints(self._extras._compared())

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from edl.core.worker.divergence import REGISTERED
 from edl.errors import UsageError
 from edl.trainer.arrays import Arrays
 from edl.trainer.compared import Leaf, compared
@@ -191,4 +190,4 @@ class Extras:
 
 
 def _call(name: str) -> str:
-    return f"{REGISTERED}{name}=...)"
+    return f"edl.register({name}=...)"

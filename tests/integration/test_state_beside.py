@@ -39,6 +39,48 @@ def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, s
     job.expect_exactly_once()
 
 
+def test_a_newcomer_is_equal_to_those_that_have_thawed_a_layer_and_is_given_again_what_came_too_early(edl, tmp_path):
+    """Its script adds the thawed layer to its optimizer, too. An average that is updated after `notify_batch_end()` is
+    behind at the newcomer.
+    """
+    job = Job(edl, tmp_path / "out", workers=2, script=(*TORCH, "--thaws", "--late"), EDL_CHECK_WEIGHTS="5")
+    job.wait_size(2)
+    job.wait_steps(15)
+    job.grow(3)
+    job.wait_size(3)
+    job.wait_steps(10)
+    events = job.finish()
+    (diverged,) = [event for event in events if event["kind"] in ("batch_voided", "diverged", "worker_lost")]
+    assert diverged["first"].startswith("edl.register(average=...)")
+    assert (diverged["action"], len(diverged["workers"]), diverged["compared"] > diverged["differing"]) == (
+        "heal",
+        1,
+        1,
+    )
+    results = job.results()
+    assert len(results) == 3
+    assert all(result["rate"] == results[0]["rate"] for result in results)
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
+@pytest.mark.soak  # so it is in tests/unit/trainer/test_comparison.py, and with what is registered above
+@pytest.mark.parametrize("way", ["function", "eager", "fit"])
+def test_a_model_whose_forward_pass_changes_weights_is_given_again(edl, tmp_path, way):
+    script = (*TENSORFLOW, "--way", way, "--spectral")
+    job = Job(edl, tmp_path / "out", workers=2, script=script, EDL_CHECK_WEIGHTS="5")
+    job.wait_size(2)
+    job.grow(3)
+    job.wait_size(3)
+    job.wait_steps(10)
+    events = job.finish()
+    (diverged,) = [event for event in events if event["kind"] in ("batch_voided", "diverged", "worker_lost")]
+    assert (diverged["action"], len(diverged["workers"])) == ("heal", 1)
+    assert len(job.results()) == 3
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
 @pytest.mark.soak  # so it is in tests/simulation/test_wrong_sending.py, tests/unit/transport/test_stream.py
 @pytest.mark.parametrize(("script", "ring"), [(TORCH, "torch"), (TENSORFLOW, "horovod")], ids=["torch", "tensorflow"])
 def test_the_sender_is_killed_in_the_middle(edl, tmp_path, script, ring):

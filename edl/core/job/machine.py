@@ -52,9 +52,9 @@ from edl.core.switch.arrivals import Arrivals
 from edl.core.switch.fitness import Fitness
 from edl.core.switch.switching import Switching
 from edl.core.worker.account import DIED
-from edl.core.worker.divergence import causes, told
+from edl.core.worker.divergence import causes, heals, told
 from edl.errors import InvalidTransition
-from edl.protocol.divergence import Divergence, OnDivergence
+from edl.protocol.divergence import Divergence
 from edl.protocol.job import OVER, FailedBy, Gone, JobState, Limits, Member, Record, WorkerState
 from edl.protocol.messages import (
     AskBatch,
@@ -356,8 +356,8 @@ class JobMachine:
         working, number = self._working, (found.generation, found.step, found.persists)
         if number <= self.record.diverged:
             return
-        heals = self.record.job_policy.checking.on_divergence is OnDivergence.HEAL and not found.persists
-        working.change(diverged=number, pressing=not heals)
+        goes_on = heals(found, self.record.job_policy.checking.on_divergence)
+        working.change(diverged=number, pressing=not goes_on)
         working.tell(
             facts.WorkersDiverged(
                 workers=found.workers,
@@ -368,11 +368,11 @@ class JobMachine:
                 equal_step=found.equal_step,
                 like=found.root,
                 majority=found.majority,
-                action="heal" if heals else "fail",
-                likely=causes(found.first),
+                action="heal" if goes_on else "fail",
+                likely=causes(found),
             )
         )
-        if not heals:
+        if not goes_on:
             working.end(JobState.FAILED, told(found), FailedBy.DIVERGENCE)
 
     # ----------------------------------------------------------------------------------------- what follows from it

@@ -132,6 +132,7 @@ class WorkerMachine:
         self._failed_generation = 0  # a newer one that could not be entered
         self._tainted = False  # a copy broke off: this state must not become another's
         self.awaits_state = False  # it sits in its ring, and gets its state beside the first step
+        self.is_new = False  # it got its state so, and has not been found to be equal to the others yet
         self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came
         self.restarts = False  # a broken ring makes the script leave its iteration over the data
         self._broke: say.Broke | None = None  # the ring failed, and no other one stands yet
@@ -492,7 +493,7 @@ class WorkerMachine:
         assert beginning is not None
         if beginning.whole:
             self._tainted = False
-        self.awaits_state = self._tainted and beginning.offer > 0
+        self.awaits_state = self.is_new = self._tainted and beginning.offer > 0
         self._entering = None
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self.generation, self._failed_generation, self._broke = place.generation, 0, None
@@ -579,6 +580,7 @@ class WorkerMachine:
     def _on_comparison(self, happened: FromComparison) -> list[Command]:
         match happened:
             case StatesEqual():
+                self.is_new = False
                 self.unusual.note_equal(self.count.step, self.size)
                 return []
             case StatesDiffer(found):

@@ -24,6 +24,7 @@ parser.add_argument("--epochs", type=int, help="known from the beginning")
 parser.add_argument("--until", type=Path, required=True, help="a file that will hold the number of epochs")
 parser.add_argument("--kill", type=Path, help="a file: while it is there, a worker that sends its state is killed")
 parser.add_argument("--way", choices=["function", "eager", "fit"], default="function")
+parser.add_argument("--spectral", action="store_true", help="a layer whose forward pass changes its own weights")
 options = parser.parse_args()
 tf.config.threading.set_intra_op_parallelism_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
@@ -51,8 +52,9 @@ class Averaging(keras.Model):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         dense = keras.layers.Dense
+        last = keras.layers.SpectralNormalization(dense(1)) if options.spectral else dense(1)
         self.trained = keras.Sequential(
-            [keras.Input((8,)), dense(700), keras.layers.BatchNormalization(), dense(700, "tanh"), dense(1)]
+            [keras.Input((8,)), dense(700), keras.layers.BatchNormalization(), dense(700, "tanh"), last]
         )
         self.average = keras.models.clone_model(self.trained)
         self.build((None, 8))

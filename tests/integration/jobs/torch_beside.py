@@ -21,6 +21,8 @@ parser.add_argument("--step-time", type=float, default=0.04)
 parser.add_argument("--epochs", type=int, help="known from the beginning")
 parser.add_argument("--until", type=Path, required=True, help="a file that will hold the number of epochs")
 parser.add_argument("--kill", type=Path, help="a file: while it is there, a worker that sends its state is killed")
+parser.add_argument("--late", action="store_true", help="change what is registered after notify_batch_end()")
+parser.add_argument("--thaws", action="store_true", help="train a layer from the tenth step on only")
 options = parser.parse_args()
 torch.set_num_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
@@ -47,7 +49,11 @@ model = torch.nn.Sequential(
     torch.nn.Linear(700, 700),
     torch.nn.Linear(700, 1),
 )
-optimizer = edl.Optimizer(torch.optim.Adam(model.parameters(), lr=0.001), model=model)
+frozen = list(model[3].parameters()) if options.thaws else []
+for parameter in frozen:
+    parameter.requires_grad_(False)
+first = [parameter for parameter in model.parameters() if parameter.requires_grad]
+optimizer = edl.Optimizer(torch.optim.Adam(first, lr=0.001), model=model)
 schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
 average = torch.optim.swa_utils.AveragedModel(model, avg_fn=torch.optim.swa_utils.get_ema_avg_fn(0.9))
 extra = edl.register(average=average, schedule=schedule, batches=0)
@@ -57,15 +63,23 @@ shards = edl.elastic_shard_generator(task.SAMPLES, epochs=options.epochs, shuffl
 while shards.epochs_done < path.epochs_wanted(options):
     for ids in shards.batches(4):
         rehearses, mine = edl.rehearsing(), edl.own_samples()
+        if frozen and edl.step() >= 10:
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+            optimizer.add_param_group({"params": frozen, "lr": 0.0005, "initial_lr": 0.0005})
+            frozen = []
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs[ids]), targets[ids]).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         path.pause(options)
         optimizer.step()
         schedule.step()
-        average.update_parameters(model)
+        if not options.late:
+            average.update_parameters(model)
         extra.batches += 1
         if edl.notify_batch_end():
+            if options.late:
+                average.update_parameters(model)
             checks.append(zlib.crc32(np.asarray(ids, np.int64).data))
         if not rehearses:
             own.append(mine)

@@ -21,9 +21,10 @@ from edl.trainer.extras import Extras
 class FakeRing:
     """One member's end of a ring, the states of whose others are given."""
 
-    def __init__(self, rank: int, others: list[str]) -> None:
+    def __init__(self, rank: int, others: list[str], new: tuple[int, ...]) -> None:
         self.place = Place(1, rank, len(others), f"w{rank}")
         self.states = others
+        self.new = new  # ranks
         self.broadcasts = 0
         self.broken = False
 
@@ -40,7 +41,7 @@ class FakeRing:
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
         self.broadcasts += 1
         assert (payload is not None) == (root == self.place.rank)
-        return payload or msgspec.msgpack.encode(_Teller(f"w{root}", fingerprints(self.states[root])))
+        return payload or msgspec.msgpack.encode(_Teller(f"w{root}", fingerprints(self.states[root]), root in self.new))
 
 
 class FakePage:
@@ -63,7 +64,8 @@ class FakeSeat:
         self.link, self.ring = link, ring
         link.worker = ring.place.worker
         unusual = SimpleNamespace(equal_step=20, checking=Checking(20, on_divergence))
-        self.machine = SimpleNamespace(generation=1, step=40, unusual=unusual, void=None)
+        is_new = ring.place.rank in ring.new
+        self.machine = SimpleNamespace(generation=1, step=40, unusual=unusual, void=None, is_new=is_new)
         self.while_waiting = end
         self.heals = True
         self.synchronized: list[tuple[int, bool]] = []
@@ -107,8 +109,14 @@ def end() -> None:
     raise Ended
 
 
-def member(rank: int, states: list[str], on_divergence: OnDivergence = OnDivergence.FAIL, ended=end):
-    ring, link = FakeRing(rank, states), FakeLink()
+def member(
+    rank: int,
+    states: list[str],
+    on_divergence: OnDivergence = OnDivergence.FAIL,
+    ended: Callable[[], None] = end,
+    new: tuple[int, ...] = (),
+) -> tuple[FakeSeat, Comparison]:
+    ring, link = FakeRing(rank, states, new), FakeLink()
     shell, extras = FakeSeat(ring, link, on_divergence, ended), Extras()
     extras._add({"own": rank, "state": Stateful()})  # a plain value may be each worker's own
     return shell, Comparison(FakeFramework(ring), shell, extras)  # type: ignore[arg-type]
@@ -183,6 +191,31 @@ def test_it_heals_as_the_states_are_by_then_and_is_told_once() -> None:
     assert shell.synchronized == [(0, False)]
     assert len(shell.told) == 1
     assert comparison.begin()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_newcomers_that_differ_are_given_the_state_again(rank: int) -> None:
+    """Two of them are no majority against the one that was there before."""
+    shell, comparison = member(rank, ["abc", "xbc", "xbc"], new=(1, 2))
+    assert comparison.begin()
+    shell.machine.step = 41
+    assert not comparison.finish(1.0)
+    assert not comparison.begin()
+    comparison.make(1.0)
+    assert shell.synchronized == [(0, rank == 0)]
+    (told,) = shell.told
+    assert (told.found.workers, told.found.root, told.found.newcomers) == (("w1", "w2"), "w0", True)
+
+
+def test_where_others_differ_by_then_too_the_job_ends() -> None:
+    shell, comparison = member(1, ["abc", "abc", "xbc"], new=(2,))
+    assert comparison.begin()
+    assert not comparison.finish(1.0)
+    shell.ring.states = ["abc", "abx", "xbc"]
+    with pytest.raises(Ended):
+        comparison.make(60.0)
+    assert [told.found.newcomers for told in shell.told] == [True, False]
+    assert not shell.synchronized
 
 
 @pytest.mark.parametrize("how", ["the ring is broken", "the mini-batch is void"])

@@ -24,6 +24,7 @@ from edl.core.worker.inputs import (
     SendState,
     StateComes,
     StateCopied,
+    StatesEqual,
     TellDaemon,
 )
 from edl.core.worker.lease_buffer import LeaseBuffer
@@ -134,6 +135,7 @@ def test_the_root_sends_and_another_survivor_only_sits() -> None:
     assert not any(isinstance(one, SendState | FetchState | CopyState) for one in commands)
     for machine in (root.machine, other.machine):
         assert machine.has_state
+        assert not machine.is_new
         assert machine.unusual.check_at == 10, "they are compared once the newcomer has its state"
 
 
@@ -150,6 +152,9 @@ def test_a_newcomer_counts_once_its_state_has_come() -> None:
     assert entered(awaits_state=False) in machine.story()
     machine.handle(BatchEnded())
     assert machine.step == 10
+    assert machine.is_new, "it may have got another state than the others had after that step"
+    machine.handle(StatesEqual())
+    assert not machine.is_new
 
 
 def test_a_newcomer_without_a_state_makes_no_step() -> None:

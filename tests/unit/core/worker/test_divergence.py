@@ -9,7 +9,7 @@ from machine_job import Job
 from edl.core.job.inputs import TookOver
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine
-from edl.core.worker.divergence import Difference, difference, next_check, told
+from edl.core.worker.divergence import Difference, difference, heals, next_check, told
 from edl.core.worker.moves import NEVER
 from edl.protocol.divergence import Checking, Divergence, Fingerprint, OnDivergence
 from edl.protocol.job import Identity, JobState
@@ -61,8 +61,43 @@ def test_people_are_told_who_what_since_when_and_why() -> None:
         assert word in told(FOUND)
     assert "w0 and most others" in told(msgspec.structs.replace(FOUND, majority=True))
     assert "after notify_batch_end()" not in told(FOUND)
-    registered = msgspec.structs.replace(FOUND, first="edl.register(ema=...).module.0.weight")
-    assert "changed after notify_batch_end(), where a newcomer has got it already" in told(registered)
+    come = told(msgspec.structs.replace(FOUND, newcomers=True))
+    assert "w1, just come, from w0, first in fc.weight" in come
+    assert "changed after notify_batch_end(), where a newcomer has got it already" in come
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "new", "expected"),
+    [
+        (("abc", "abx"), (False, True), Difference("t2", 1, 3, (1,), 0, False, newcomers=True)),
+        (("abx", "abc"), (True, False), Difference("t2", 1, 3, (0,), 1, False, newcomers=True)),
+        (("abc", "abx", "abx", "abx"), (False, True, True, True), Difference("t2", 1, 3, (1, 2, 3), 0, False, True)),
+        (("abc", "abc", "abx"), (False, True, True), Difference("t2", 1, 3, (2,), 0, True, newcomers=True)),
+        (("abc", "xbc", "abx"), (False, False, True), Difference("t0", 2, 3, (1, 2), 0, False)),
+        (("abc", "abx"), (True, True), Difference("t2", 1, 3, (1,), 0, False)),  # as where all are old
+    ],
+)
+def test_what_those_have_that_were_there_before_is_right(
+    by_rank: tuple[str, ...], new: tuple[bool, ...], expected: Difference
+) -> None:
+    assert difference(states(*by_rank), new) == expected
+
+
+@pytest.mark.parametrize(
+    ("newcomers", "persists", "policy", "goes_on"),
+    [
+        (True, False, OnDivergence.FAIL, True),
+        (True, True, OnDivergence.FAIL, False),
+        (False, False, OnDivergence.FAIL, False),
+        (False, False, OnDivergence.HEAL, True),
+        (True, True, OnDivergence.HEAL, False),
+    ],
+)
+def test_newcomers_are_given_the_state_again_whatever_the_policy(
+    newcomers: bool, persists: bool, policy: OnDivergence, goes_on: bool
+) -> None:
+    found = msgspec.structs.replace(FOUND, newcomers=newcomers, persists=persists)
+    assert heals(found, policy) == goes_on
 
 
 # --------------------------------------------------------------------------------------------------- their leader
