@@ -30,7 +30,13 @@ def processes(home: Path) -> list[int]:
 
 
 def listening(pid: int) -> list[tuple[str, int]]:
-    """Host and port of its listening TCP sockets."""
+    """Host and port of its listening TCP sockets; none of a process that has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return _listening(pid)
+    return []
+
+
+def _listening(pid: int) -> list[tuple[str, int]]:
     links, found = set(), []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
