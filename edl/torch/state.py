@@ -111,12 +111,15 @@ def described(
     return Described(
         tuple((name, form(tensor)) for name, tensor in named),
         optimizers,
-        tuple(
-            tuple(tuple(places[id(parameter)] for parameter in group["params"]) for group in optimizer.param_groups)
-            for optimizer in holder.optimizers()
-        ),
+        tuple(_groups(optimizer, places) for optimizer in holder.optimizers()),
         tuple(place for place, (_, tensor) in enumerate(named) if tensor.requires_grad),
     )
+
+
+def _groups(optimizer: torch.optim.Optimizer, places: dict[int, int]) -> tuple[tuple[int, ...], ...]:
+    """Of which of the tensors; (): its parameters are not among them, as where an optimizer goes alone."""
+    groups = [[places.get(id(parameter), -1) for parameter in group["params"]] for group in optimizer.param_groups]
+    return () if any(-1 in group for group in groups) else tuple(map(tuple, groups))
 
 
 ALIKE = "All workers must build the same model and wrap the same optimizers, in the same order"
