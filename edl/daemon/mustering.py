@@ -1,8 +1,9 @@
 """How the daemons of a next ring see that they reach each other, beside a ring that trains
 (`edl.core.switch.mustering`).
 
-Each asks the few others that it will ask for addresses in the switch, and tells the leader which have not answered yet.
-A daemon answers once it has been called itself, while its trainer is there: so one that answers could come to the ring.
+Each asks the few others with whom it will trade addresses in the switch, and tells the leader which have not answered
+yet. A daemon answers once it has been called itself, while its trainer is there: so one that answers could come to the
+ring.
 
 Owns: one daemon's part. Does not own: who is called, nor what follows from it.
 """

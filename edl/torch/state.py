@@ -153,7 +153,7 @@ class Adoption:
         self, holder: Holder, named: list[tuple[str, torch.Tensor]], described: Described, *, trained: bool = True
     ) -> None:
         """What the root's script has thawed, frozen and added to an optimizer while it trained."""
-        if trained and described.groups:
+        if trained:
             _adopt_trained(named, set(described.trained))
         for optimizer, groups in zip(holder.optimizers(), described.groups, strict=False):
             for group in groups[len(optimizer.param_groups) :]:

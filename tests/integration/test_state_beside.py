@@ -10,6 +10,16 @@ TORCH, TENSORFLOW = ("torch_beside.py",), ("tf_beside.py",)
 FIT, EAGER = (*TENSORFLOW, "--way", "fit"), (*TENSORFLOW, "--way", "eager")
 
 
+def one_difference_after_growth(job: Job) -> dict:
+    """From two workers to three, and to the end: the event, where nothing else went wrong."""
+    job.grow(3)
+    job.wait_size(3)
+    job.wait_steps(10)
+    (diverged,) = [event for event in job.finish() if event["kind"] in ("batch_voided", "diverged", "worker_lost")]
+    assert len(job.results()) == 3
+    return diverged
+
+
 @pytest.mark.parametrize(
     ("script", "ring"),
     [
@@ -46,11 +56,7 @@ def test_a_newcomer_is_equal_to_those_that_have_thawed_a_layer_and_is_given_agai
     job = Job(edl, tmp_path / "out", workers=2, script=(*TORCH, "--thaws", "--late"), EDL_CHECK_WEIGHTS="5")
     job.wait_size(2)
     job.wait_steps(15)
-    job.grow(3)
-    job.wait_size(3)
-    job.wait_steps(10)
-    events = job.finish()
-    (diverged,) = [event for event in events if event["kind"] in ("batch_voided", "diverged", "worker_lost")]
+    diverged = one_difference_after_growth(job)
     assert diverged["first"].startswith("edl.register(average=...)")
     assert (diverged["action"], len(diverged["workers"]), diverged["compared"] > diverged["differing"]) == (
         "heal",
@@ -58,7 +64,6 @@ def test_a_newcomer_is_equal_to_those_that_have_thawed_a_layer_and_is_given_agai
         1,
     )
     results = job.results()
-    assert len(results) == 3
     assert all(result["rate"] == results[0]["rate"] for result in results)
     job.expect_equal_models()
     job.expect_exactly_once()
@@ -70,13 +75,8 @@ def test_a_model_whose_forward_pass_changes_weights_is_given_again(edl, tmp_path
     script = (*TENSORFLOW, "--way", way, "--spectral")
     job = Job(edl, tmp_path / "out", workers=2, script=script, EDL_CHECK_WEIGHTS="5")
     job.wait_size(2)
-    job.grow(3)
-    job.wait_size(3)
-    job.wait_steps(10)
-    events = job.finish()
-    (diverged,) = [event for event in events if event["kind"] in ("batch_voided", "diverged", "worker_lost")]
+    diverged = one_difference_after_growth(job)
     assert (diverged["action"], len(diverged["workers"])) == ("heal", 1)
-    assert len(job.results()) == 3
     job.expect_equal_models()
     job.expect_exactly_once()
 

@@ -1,7 +1,7 @@
 """Whether the members of a next ring can find each other, before any leaves the present one for it (I14).
 
 A planned switch has four phases: called, met, prepared, announced. First its members are *called*: the daemon of each
-asks those of the others that it will ask for their addresses in the switch, and says which have answered. Training goes
+asks those of the others with whom it will trade addresses in the switch, and says which have answered. Training goes
 on beside that. Once all have answered all, their ring is *prepared* (`edl.core.switch.preparing`), the plan is made,
 and its step announced (`edl.core.switch.switching`). Newcomers that stay away, or that others do not reach, are left
 out for a while; for a member that trains, a switch waits.
