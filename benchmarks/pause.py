@@ -13,7 +13,8 @@ the rounds and the longest of them, of edl's jobs with its parts:
     connect     from then on until all sit in the ring
     prepare     how long that one took to form beside the old one, where it did; no part of the pause
     state       agree on the newest step, and move the state to newcomers
-    first step  what the first mini-batch in the new ring takes beyond the median
+    first step  what the first mini-batch in the new ring takes beyond the median; longest step: of the first 60 the one
+                that takes most; together: all of these, as a state comes over several
 
 `boot` is the survivors' median step while newcomers start, import, build and rehearse on the same cores, as a ratio to
 the median before. With --state-mb the model carries so much more state, and `broadcast` is what a broadcast of just
@@ -221,11 +222,14 @@ def figures(survivors: list[Worker], asked: float) -> dict[str, float]:
         before = statistics.median(gap for end, gap in worker.gaps if end < asked)
         (changed_at, pause), *later = worker.gaps[worker.changed - 1 :]
         booting = [gap for end, gap in worker.gaps if asked < end < changed_at]
-        after = [gap for _, gap in later]
+        after = [gap for _, gap in later[:AFTER_STEPS]]
+        beyond = [gap - statistics.median(after) for gap in after]
         found.append(
             {
                 "pause": 1000 * (pause - before),
-                "first step": 1000 * (after[0] - statistics.median(after)),
+                "first step": 1000 * beyond[0],
+                "longest step": 1000 * max(beyond),
+                "together": 1000 * sum(beyond),
                 "boot": statistics.median(booting) / before if booting else 1.0,
                 "step": 1000 * before,
             }
@@ -238,7 +242,17 @@ def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
     return {**found, "longest": max(one["pause"] for one in rounds)}
 
 
-PARTS = ("leave", "rendezvous", "connect", "state", "first step", "prepare", "broadcast")
+PARTS = (
+    "leave",
+    "rendezvous",
+    "connect",
+    "state",
+    "first step",
+    "longest step",
+    "together",
+    "prepare",
+    "broadcast",
+)
 
 
 def shown(framework: str, change: tuple[int, int], found: dict[str, dict[str, float]]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 STEP_S = 0.02  # what a step takes at least: the rest of a step of a real model
 SAMPLES, FEATURES, BATCH = 100_000, 64, 8
+LAYER_BYTES = 1 << 22
 COMMIT_EVERY = 10  # steps, as in Horovod's own elastic examples
 BROADCASTS = 5
 
@@ -39,7 +40,7 @@ class Notes:
 
 
 class TorchTask:
-    """Two layers, and ballast: state that is moved to newcomers and costs a step nothing."""
+    """Two layers, and ballast: state that is moved to newcomers and costs a step nothing, as so many large layers."""
 
     def __init__(self, ballast_bytes: int) -> None:
         import torch
@@ -47,7 +48,8 @@ class TorchTask:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
-        self.model.ballast = torch.nn.Parameter(torch.zeros(ballast_bytes // 4), requires_grad=False)
+        layers = [torch.zeros(min(LAYER_BYTES, ballast_bytes - at) // 4) for at in range(0, ballast_bytes, LAYER_BYTES)]
+        self.model[0].ballast = torch.nn.ParameterList(torch.nn.Parameter(one, requires_grad=False) for one in layers)
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
         self._inputs = torch.ones(BATCH, FEATURES)
 

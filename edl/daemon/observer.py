@@ -106,6 +106,7 @@ class Observer:
             booted=account.booted,
             prepares=account.prepares,
             sends_state=account.sends_state,
+            state_bytes=account.state_bytes,
             prepared=account.prepared,
             met=self.met,
             saved_part=account.saved_part,

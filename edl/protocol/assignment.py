@@ -22,7 +22,7 @@ class Assignment(msgspec.Struct, frozen=True):
     checking: Checking = Checking()  # the same for all of them, or they would wait for each other
     follows: int = 0  # the generation in force: rings that were planned between that one and this come to nothing
     prepared: bool = False  # its ring stands already, at all members, beside the one that trains
-    beside: bool = False  # newcomers get their state while the first step is computed, in which they have no samples
+    beside: int = 0  # over so many steps newcomers get their state while all compute, and have no samples; 0: before
 
 
 class Summons(msgspec.Struct, frozen=True):

@@ -64,7 +64,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     The worker takes `batch` samples a step in the order of `ranges`, as long as there are any. So a step may find
     fewer, or none at all: then the worker takes part in the all-reduce with weight zero. All members of a roster hold
     leases of the same steps, of the same `epoch` and equally `final`; `ranges` and `number` are a worker's own. Of a
-    newcomer there may be two where others have one: it has no samples in its first step, where it has no state yet.
+    newcomer there may be two where others have one: it has no samples in its first steps, where it has no state yet.
     """
 
     number: int  # 1, 2, 3, ... per worker without gaps

@@ -90,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True):
     after_step: int | None
     ledger: LedgerSnapshot | None  # data as of `after_step`; None when that step is not known beforehand
     prepared: bool = False  # its ring stands at all members, beside the present one
-    beside: bool = False  # newcomers get their state while the first step is computed, in which they have no samples
+    beside: int = 0  # over so many steps newcomers get their state while all compute, and have no samples; 0: before
 
 
 class Muster(msgspec.Struct, frozen=True):

@@ -18,6 +18,12 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     sends_state: bool = False  # it can give its state to a newcomer, or be given it, beside a step
 
 
+class StateSized(msgspec.Struct, frozen=True, tag="state_sized"):
+    """So large is the state that it can give to a newcomer over several steps."""
+
+    bytes: int
+
+
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
     """The script asked for data."""
 
@@ -35,7 +41,7 @@ class Rehearsed(msgspec.Struct, frozen=True, tag="rehearsed"):
 class Entered(msgspec.Struct, frozen=True, tag="entered"):
     """The ring of `generation` stands, and all in it agreed on the committed step.
 
-    `awaits_state`: the trainer takes part in the first step without samples, and has no state yet. It says this again
+    `awaits_state`: the trainer takes part in the first steps without samples, and has no state yet. It says this again
     once it has. Until then it counts as a newcomer; but its pipeline reads by the leases of that ring.
     """
 
@@ -129,7 +135,19 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     foreign: bool = False  # what was saved does not go with it
 
 
-Notes = Hello | Opened | Prepared | Missed | Marked | Copied | CopyMissed | CheckpointWanted | Diverged | Figures
+Notes = (
+    Hello
+    | StateSized
+    | Opened
+    | Prepared
+    | Missed
+    | Marked
+    | Copied
+    | CopyMissed
+    | CheckpointWanted
+    | Diverged
+    | Figures
+)
 FromTrainer = RehearsalBegan | Rehearsed | Entered | Broke | LeaveAsked | GoingHeard | Ended | Notes
 
 

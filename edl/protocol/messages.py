@@ -71,6 +71,7 @@ class Observation(msgspec.Struct, frozen=True):
     booted: bool = False  # it has sat in a ring of the job, or been through its rehearsal
     prepares: bool = False  # it can form a ring beside the one that it sits in
     sends_state: bool = False  # it can give its state to a newcomer, or be given it, beside a step
+    state_bytes: int = 0  # of that state, where it can go over several steps; 0: it goes at once, or is not known
     prepared: tuple[int, Reason] = (0, "")  # the newest that it has formed so, or why that one does not stand
     saved_part: tuple[int, PartInfo | None] = (0, None)  # of the newest saving of which its part is durable
     save_failed: tuple[int, Reason] = (0, "")  # the newest to which it has no part to give, and why

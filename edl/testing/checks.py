@@ -181,7 +181,7 @@ class Checks:
         newcomers = set(plan.roster) - set(record.roster)
         cut = plan.ledger is not None or self.job.spec is None  # else it takes another's place, after the same step
         if record.generation and plan.after_step is not None and newcomers and in_time and cut:
-            self._newcomers[plan.generation, plan.after_step + (2 if plan.beside else 1)] = newcomers
+            self._newcomers[plan.generation, plan.after_step + plan.beside + 1] = newcomers
 
     def _gives_up_only_who_hangs(self, before: Record, record: Record) -> None:
         for gone in record.gone:
@@ -309,7 +309,7 @@ class Checks:
             self.violated("I4", f"generation {generation} has members that were not ready")
 
     def sat(self, worker: SimWorker) -> None:
-        """It begins in a new ring, with the newest model of its members; unless it gets that beside the first step."""
+        """It begins in a new ring, with the newest model of its members; unless it gets that beside the first steps."""
         if worker.machine.awaits_state:
             return
         if worker.step and worker.model.learned != self._learned[worker.step]:

@@ -422,7 +422,7 @@ class Rings:
         ends = {worker.id: worker.end_batch() for worker in applied}
         for worker in applied:
             worker.model = worker.model.after(step, reduced)
-        self.job.checks.applied([worker for worker in applied if not _is_over(worker)])
+        self.job.checks.applied([one for one in applied if not _is_over(one) and not one.machine.awaits_state])
         for worker in applied:
             self.job.shells.stepped(worker, ends[worker.id])
         for worker in lacking:
@@ -438,10 +438,22 @@ class Rings:
         gone = not sender.alive or sender.stalled
         if gone and self.job.senders.random() < 0.5:
             return False
-        worker.model = sender.model
+        self._take(worker, sender)
+        return True
+
+    def _take(self, worker: SimWorker, sender: SimWorker) -> None:
+        """The portion of this step; with the last one, its model is that of the sender."""
+        if not worker.machine.portions.follow:
+            worker.model = sender.model
         self.job.shells.carry_out(worker, worker.machine.handle(StateCopied()))
         self.job.checks.sat(worker)
-        return True
+
+    def complete(self, members: list[SimWorker]) -> None:
+        """Between two steps of their ring the scripts need all of the model, and the rest of it has followed."""
+        for worker in members:
+            ring = self.rings.get(worker.generation)
+            if worker.machine.awaits_state and ring is not None and ring.members[0] in members:
+                self._take(worker, ring.members[0])
 
     @staticmethod
     def _begin_equal(members: list[SimWorker]) -> None:

@@ -29,6 +29,8 @@ from edl.core.worker.inputs import (
     ScriptEnded,
     ScriptFailed,
     SetWeight,
+    StateNeeded,
+    StateSized,
     StillWaiting,
     TakeCopy,
     TellDaemon,
@@ -145,6 +147,8 @@ class SimShells:
         self.job.stir(worker)
         if worker.alive and not worker.stalled:
             self.carry_out(worker, commands)
+        if worker.sends_state and not worker.machine.state_bytes:
+            self.tell(worker, StateSized(self.job.state_bytes))
 
     def broken(self, worker: SimWorker, reason: str) -> None:
         """Its ring failed; the mini-batch in flight, if there was one, is void (I8)."""
@@ -182,6 +186,10 @@ class SimShells:
     def evaluate(self, for_s: float, *, alone: bool = False) -> None:
         """The scripts of all members of the ring do something of their own between two mini-batches, or that of one."""
         here = [worker for worker in self.job.workers.values() if worker.doing is TrainerState.TRAINING]
+        if not alone:
+            for worker in here:
+                worker.machine.handle(StateNeeded())
+            self.job.rings.complete(here)
         for worker in here[:1] if alone else here:
             worker.busy_until = self.job.now + for_s
         self.job.note(f"scripts are at something of their own for {for_s:.3f} s: {'one' if alone else 'all'}")

@@ -58,6 +58,7 @@ BOOT_S = 0.8  # after which a newcomer is taken for hanging
 DEADLINES = Deadlines(
     BOOT_S, seat_s=2 * STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S, moments_s=STEP_TIMEOUT_S / 4, away_s=2 * TICK_S
 )
+STATE_BYTES = (0, 0, 10**7, 10**8, 10**9)
 LATE_S = 0.06  # a late message: several steps
 LATE = 0.05  # so many are
 GRACE_S = 0.05  # until a script that does not hear of its job's end is interrupted
@@ -108,6 +109,7 @@ class SimJob:
         self._depths = random.Random(f"pipelines {seed}")  # noqa: S311
         self._kinds = random.Random(f"rings {seed}")  # noqa: S311
         self.senders = random.Random(f"senders {seed}")  # noqa: S311
+        self.state_bytes = self.senders.choice(STATE_BYTES)  # of what goes to newcomers over several steps
         self._prepares, self._sends = prepares, sends
         self.now = 0.0
         self.checkpointing = checkpointing or Checkpointing()

@@ -249,6 +249,7 @@ class SimWorker:
             met=self.met,
             prepares=account.prepares,
             sends_state=account.sends_state,
+            state_bytes=account.state_bytes,
             prepared=account.prepared,
             saved_part=account.saved_part,
             save_failed=account.save_failed,

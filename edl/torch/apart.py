@@ -6,6 +6,10 @@ travel (`edl.transport.stream`), nor when (`edl.trainer.beside`).
 Early: buffers and hyper-parameters, which forward passes and schedules change. Late: parameters and the optimizers'
 tensors, which only an update changes; they are read where they lie, and if one was changed meanwhile all the same, that
 shows in torch's count of its versions.
+
+The late part may go in portions. One is of some parameters and all that the optimizers keep of these: so from the
+update before which it has come on, each of them is changed as the sender's. What an optimizer keeps of none of its
+parameters goes first.
 """
 
 from __future__ import annotations
@@ -18,17 +22,20 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
+from edl.core.worker.inputs import WHOLE, Portion
 from edl.errors import UsageError
 from edl.torch.state import (
     Adoption,
     Described,
     Holder,
+    Some,
     as_bytes,
     described,
     described_hyper_parameters,
     described_states,
 )
 from edl.trainer.framework import Late, Parted
+from edl.trainer.tree import Elements
 
 ALIGNED = 16  # each tensor's bytes begin at a multiple of this
 TOGETHER_BYTES = 1 << 18  # smaller tensors are sent together
@@ -45,6 +52,14 @@ class Whole(Holder, Protocol):
         """Which of the tensors are buffers, by `id`."""
 
 
+class Portioned(msgspec.Struct, frozen=True):
+    """A portion, without contents: of parameters from one number to before another."""
+
+    begin: int
+    end: int
+    described: Described  # in the first portion and in the last; else of states alone
+
+
 class TorchApart:
     """`edl.trainer.framework.Apart`."""
 
@@ -52,28 +67,50 @@ class TorchApart:
         """`tensor` is the memory of what travels."""
         self._holder = holder
         self._tensor = tensor
+        self._cuts = [0]  # the parameters with which portions begin, as long as one is sent in some
 
     def given(self) -> bool:
         return True
 
-    def parted(self) -> Parted:
-        holder, early, late = self._holder, list[torch.Tensor](), list[torch.Tensor]()
-        holder.check_built()
-        buffers, named = holder.buffers(), list(holder.tensors())
-        for _, tensor in named:
-            (early if id(tensor) in buffers else late).append(tensor)
-        optimizers = tuple(
-            (described_hyper_parameters(one, early), described_states(one, late)) for one in holder.optimizers()
-        )
-        description = msgspec.msgpack.encode(described(holder, named, optimizers))
-        return Parted(description, self.raw(early), Lying(late))
+    def size(self) -> int:
+        return sum(self._sizes(self._both()[1]))
+
+    def parted(self, portion: Portion = WHOLE) -> Parted:
+        self._holder.check_built()
+        early, learned = self._both()
+        if portion.is_first:
+            self._cuts = _cut(self._sizes(learned), portion.of)
+        begin = self._cuts[portion.first]
+        end = len(learned) if portion.is_last else self._cuts[portion.until]  # what was added since is of the last
+        late, optimizers = learned[begin:end], list(self._holder.optimizers())
+        some = Some(set(map(id, late)), with_own=begin == 0)
+        states = [described_states(one, late, some) for one in optimizers]
+        if portion.is_first or portion.is_last:
+            hyper = [described_hyper_parameters(one, early) for one in optimizers]
+            whole = described(self._holder, list(self._holder.tensors()), tuple(zip(hyper, states, strict=True)))
+        else:
+            early, whole = [], Described((), tuple((Elements((), "list"), one) for one in states))
+        return Parted(msgspec.msgpack.encode(Portioned(begin, end, whole)), self.raw(early), Lying(late))
 
     def take_early(self, description: bytes, early: memoryview) -> Late:
-        holder = self._holder
-        holder.check_built()
-        buffers, named = holder.buffers(), list(holder.tensors())
-        theirs = msgspec.msgpack.decode(description, type=Described)
-        first = [tensor for _, tensor in named if id(tensor) in buffers]
+        self._holder.check_built()
+        theirs = msgspec.msgpack.decode(description, type=Portioned)
+        if theirs.described.tensors:
+            self._take_early(theirs.described, early)
+
+        def take_late(late: memoryview) -> None:
+            rest = self._both()[1][theirs.begin : theirs.end]
+            some = Some(set(map(id, rest)), with_own=theirs.begin == 0)
+            adoption = Adoption("the optimizers of this worker are not those of the others", rest)
+            for optimizer, (_, states) in zip(self._holder.optimizers(), theirs.described.optimizers, strict=True):
+                adoption.adopt_states(optimizer, states, some)
+            self.put(rest, late)
+
+        return Late(take_late)
+
+    def _take_early(self, theirs: Described, early: memoryview) -> None:
+        holder, first = self._holder, self._both()[0]
+        named = list(holder.tensors())
         adoption = Adoption("the model of this worker is not that of the others", first)
         adoption.check(holder, named, theirs)
         adoption.adopt_groups(holder, named, theirs)
@@ -81,14 +118,16 @@ class TorchApart:
             adoption.adopt_hyper_parameters(optimizer, hyper)
         self.put(first, early)
 
-        def take_late(late: memoryview) -> None:
-            rest = [tensor for _, tensor in named if id(tensor) not in buffers]
-            adoption = Adoption("the optimizers of this worker are not those of the others", rest)
-            for optimizer, (_, states) in zip(holder.optimizers(), theirs.optimizers, strict=True):
-                adoption.adopt_states(optimizer, states)
-            self.put(rest, late)
+    def _both(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Buffers, and parameters."""
+        buffers, found = self._holder.buffers(), [tensor for _, tensor in self._holder.tensors()]
+        early = [tensor for tensor in found if id(tensor) in buffers]
+        return early, [tensor for tensor in found if id(tensor) not in buffers]
 
-        return Late(take_late)
+    def _sizes(self, learned: Sequence[torch.Tensor]) -> list[int]:
+        """Of each parameter, and of what is kept of it."""
+        kept = [one.state for one in self._holder.optimizers()]
+        return [_room(one) + sum(_room_of(state[one]) for state in kept if one in state) for one in learned]
 
     def raw(self, contents: Sequence[Any]) -> bytes:
         return b"".join(itertools.chain.from_iterable(_padded(self._tensor(one)) for one in contents))
@@ -174,6 +213,22 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def _room(tensor: torch.Tensor) -> int:
     size = tensor.numel() * tensor.element_size()
     return -(-size // ALIGNED) * ALIGNED
+
+
+def _room_of(state: Any) -> int:
+    """About: of the tensors that nearly all optimizers keep."""
+    kept = state.values() if isinstance(state, dict) else ()
+    return sum(_room(one) for one in kept if isinstance(one, torch.Tensor))
+
+
+def _cut(sizes: Sequence[int], portions: int) -> list[int]:
+    """Where each portion begins, so that they are about as large: of what cannot be divided."""
+    begins, before, total = [0], 0, sum(sizes)
+    for number, size in enumerate(sizes):
+        if len(begins) < portions and before >= total * len(begins) / portions:
+            begins.append(number)
+        before += size
+    return begins + [len(sizes)] * (portions - len(begins))
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -8,8 +8,8 @@ all. So the root first says what there is; the others make their own look like i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -122,6 +122,17 @@ def _groups(optimizer: torch.optim.Optimizer, places: dict[int, int]) -> tuple[t
     return () if any(-1 in group for group in groups) else tuple(map(tuple, groups))
 
 
+class Some(NamedTuple):
+    """A part of what optimizers keep: of these parameters, by `id`, and what is of none."""
+
+    parameters: Collection[int]
+    with_own: bool
+
+    def has(self, key: Any) -> bool:
+        """What is kept under it is of this part."""
+        return self.with_own if isinstance(key, str) else id(key) in self.parameters
+
+
 ALIKE = "All workers must build the same model and wrap the same optimizers, in the same order"
 
 
@@ -166,12 +177,14 @@ class Adoption:
         for group, hyper in zip(optimizer.param_groups, theirs, strict=True):
             group.update(self._adopted(hyper, _hyper_parameters(group), _device(group["params"]), "param_groups"))
 
-    def adopt_states(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
-        """The same of what it keeps of its updates."""
+    def adopt_states(self, optimizer: torch.optim.Optimizer, node: Node, some: Some | None = None) -> None:
+        """The same of what it keeps of its updates, of `some` parameters or all."""
         parameters = list(parameters_of(optimizer))
         states: dict[Any, Any] = optimizer.state
         before = dict(states)
-        states.clear()  # slots that the root does not have would be ahead of their time
+        for key in before:
+            if some is None or some.has(key):
+                del states[key]  # slots that the root does not have would be ahead of their time
         for position, inner in node.items if isinstance(node, Dictionary) else ():
             at = position.value if isinstance(position, Scalar) else None
             key = parameters[at] if isinstance(at, int) else at
@@ -223,9 +236,9 @@ def described_hyper_parameters(optimizer: torch.optim.Optimizer, contents: list[
     return _described(hyper_parameters(optimizer), "param_groups", contents)
 
 
-def described_states(optimizer: torch.optim.Optimizer, contents: list[torch.Tensor]) -> Node:
-    """The same of what it keeps of its updates."""
-    return _described(states(optimizer), "optimizer.state", contents)
+def described_states(optimizer: torch.optim.Optimizer, contents: list[torch.Tensor], some: Some | None = None) -> Node:
+    """The same of what it keeps of its updates, of `some` parameters or all."""
+    return _described(states(optimizer, some), "optimizer.state", contents)
 
 
 def _described(value: Any, path: str, contents: list[torch.Tensor]) -> Node:
@@ -239,15 +252,13 @@ def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in {"params", "param_names"}}
 
 
-def states(optimizer: torch.optim.Optimizer) -> dict[int | str, Any]:
+def states(optimizer: torch.optim.Optimizer, some: Some | None = None) -> dict[int | str, Any]:
     """The state by position of its parameter; some optimizers also keep state of their own under a name."""
-    all_states: dict[Any, Any] = optimizer.state
+    kept: dict[Any, Any] = {key: value for key, value in optimizer.state.items() if some is None or some.has(key)}
     of_parameters = {
-        position: all_states[parameter]
-        for position, parameter in enumerate(parameters_of(optimizer))
-        if parameter in all_states
+        position: kept[parameter] for position, parameter in enumerate(parameters_of(optimizer)) if parameter in kept
     }
-    return of_parameters | {key: value for key, value in all_states.items() if isinstance(key, str)}
+    return of_parameters | {key: value for key, value in kept.items() if isinstance(key, str)}
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -1,35 +1,47 @@
-"""One worker's state goes to newcomers, or comes to this one, while the first step of their ring is computed.
+"""One worker's state goes to newcomers, or comes to this one, while the first steps of their ring are computed.
 
-Owns: what is under way for this trainer, and waiting for it before the update of that step. Does not own: whether a
-state goes so, and whose (`edl.core.worker.agreement`), what it is made of (`edl.trainer.framework`, `extras`), nor
-its connections (`edl.transport.stream`).
+Owns: what is under way for this trainer, and waiting for it before the update of a step. Does not own: whether a state
+goes so, and whose (`edl.core.worker.agreement`), over how many steps (`edl.core.worker.portions`), what it is made of
+(`edl.trainer.framework`, `extras`), nor its connections (`edl.transport.stream`).
 
 What a script may see or change before an update (hyper-parameters, buffers, what is registered) is copied as the ring
 begins, and is here before a newcomer's script goes on. The rest lies still until the update, and is sent from there.
+
+Over several steps that is a portion for each: before the update it is here, and that update makes of it what it makes
+of the sender's. What the script has made of the portions that had not come, an average of the weights say, is wrong:
+so with the last portion all that was copied at first is copied again, as it is by then.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
+from edl.core.worker.inputs import WHOLE, Portion
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import Place
 from edl.trainer.extras import Extras
-from edl.trainer.framework import Framework, Late
+from edl.trainer.framework import Apart, Framework, Late
 from edl.transport.stream import PART_BYTES, Contents, Giver, StreamBroken, Taker
 
 logger = logging.getLogger("edl")
+
+T = TypeVar("T")
+
+NOTHING: Final = memoryview(b"")
 
 REHEARSED_BYTES = 1 << 26  # what a larger state costs is its bytes, and it would be in memory twice
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """What follows, in this order: before a newcomer's script goes on its early part and what is registered."""
+    """What follows, in this order: before a newcomer's script goes on its early part and what is registered; neither in
+    a portion between the first and the last.
+    """
 
     description: bytes
     early_bytes: int
@@ -56,12 +68,20 @@ class CopiedState:
         return self._late.whole()
 
 
+class Source(NamedTuple):
+    """Of the portions that follow the first one."""
+
+    place: Place
+    root: int
+    offer: int
+
+
 class Beside:
     """Of one trainer. All but `abort` belongs to the training thread."""
 
     def __init__(self, framework: Framework, extras: Extras) -> None:
         self.idle = True  # an attribute, because each step asks
-        self.awaits = False  # our own state is on its way to us
+        self.awaits = False  # our own state is on its way to us, or a portion of it
         self.withheld = False  # the script looks at all of its state at each switch
         self._framework = framework
         self._extras = extras
@@ -72,6 +92,9 @@ class Beside:
         self._early_bytes = 0  # of what comes: here already
         self._late: Late | None = None
         self._unpacked = Future[None]()
+        self._portion = WHOLE
+        self._source: Source | None = None
+        self._head = Future[Head]()  # of a portion between the first and the last
         self._timeout_s = 0.0
         self._turn = threading.Lock()
 
@@ -103,64 +126,101 @@ class Beside:
         self.idle = False
         return self._listen(place, timeout_s)
 
-    def send(self, newcomers: int) -> None:
-        """To those who come for what was offered. All that a script may change is copied now."""
+    def send(self, newcomers: int, portion: Portion) -> None:
+        """To those who come for what was offered. All that a script may change is copied now, in the first portion and
+        in the last.
+        """
         giver, apart = self._giver, self._framework.apart
-        if giver is None or apart is None:
+        if apart is None or (giver is None and portion.is_first):
             raise RuntimeError("this worker has not offered its state")
-        parted = apart.parted()
-        tree, registered = self._extras._parted(apart)
+        if giver is None:
+            return  # the newcomers have not got the portion before, and this ring comes to nothing
+        parted, tree, registered = apart.parted(portion), b"", b""
+        if portion.is_first or portion.is_last:
+            tree, registered = self._extras._parted(apart)
         head = Head(parted.description, len(parted.early), tree, len(registered))
-        giver.give(msgspec.msgpack.encode(head), CopiedState((parted.early, registered), parted.late))
-        self._newcomers = newcomers
+        contents = CopiedState((parted.early, registered), parted.late)
+        giver.give(msgspec.msgpack.encode(head), contents, portion.first)
+        self._portion, self._newcomers = portion, newcomers
 
-    def fetch(self, place: Place, root: int, offer: int, timeout_s: float) -> None:
-        """From rank `root`; comes back once the script may go on. Raises RingBroken, UsageError."""
+    def fetch(self, source: Source, timeout_s: float, portion: Portion) -> None:
+        """The first portion; comes back once the script may go on. Raises RingBroken, UsageError."""
         self.drop()
-        apart = self._framework.apart
-        if apart is None:
+        self._listen(source.place, timeout_s)
+        self._source = source
+        self.fetch_portion(portion)
+
+    def fetch_portion(self, portion: Portion) -> None:
+        """Of the same source. Comes back once the script may go on. Raises RingBroken, UsageError."""
+        apart, source = self._framework.apart, self._source
+        if apart is None or source is None:
             raise self._lost("it cannot be taken over in parts")
-        here = self._listen(place, timeout_s)
-        taker = Taker(offer, place.key, place.generation, here, timeout_s)
+        place, giver = source.place, self._giver
+        here = 0 if giver is None else giver.number
+        taker = Taker(source.offer, place.key, place.generation, here, self._timeout_s, portion.first)
         with self._turn:
             self._taker = taker
-        try:
-            received = taker.begin()
-            if self._giver is not None:
-                self._giver.give(received, taker)
-            head = msgspec.msgpack.decode(received, type=Head)
-            self._early_bytes = head.early_bytes + head.registered_bytes
-            copies = taker.wait_first(self._early_bytes, timeout_s)
-        except StreamBroken as error:
-            raise self._lost(error) from error
-        self._late = apart.take_early(head.description, copies[: head.early_bytes])
-        self._unpacked = self._begin_unpacking(taker, self._late)
-        self._extras._take(apart, root, head.tree, copies[head.early_bytes :])
+        self._portion, self._late = portion, None
         self.idle, self.awaits = False, True
+        if portion.is_first or portion.is_last:
+            self._begin(taker, apart, source.root)
+        else:
+            self._head = _begun(lambda: self._hear_head(taker))
 
     def take(self) -> None:
-        """What has not come yet, before the first update. Raises RingBroken."""
-        taker, late = self._taker, self._late
-        if taker is None or late is None:
+        """What has not come yet, before the update. Raises RingBroken, UsageError."""
+        taker, apart = self._taker, self._framework.apart
+        between = not (self._portion.is_first or self._portion.is_last)
+        if taker is None or apart is None or (self._late is None and not between):
             raise self._lost("it was given up")
         try:
+            if between:
+                self._take_head(taker, apart, self._head.result(self._timeout_s))
             whole = taker.wait_whole(self._timeout_s)
             self._unpacked.result(self._timeout_s)
         except (StreamBroken, TimeoutError) as error:
             raise self._lost(error) from error
-        late.take(whole[self._early_bytes :])
+        assert self._late is not None
+        self._late.take(whole[self._early_bytes :])
         self.awaits, self._late = False, None
 
+    def _begin(self, taker: Taker, apart: Apart, root: int) -> None:
+        """What the script may see before the update is here."""
+        try:
+            head = self._hear_head(taker)
+            copies = taker.wait_first(head.early_bytes + head.registered_bytes, self._timeout_s)
+        except StreamBroken as error:
+            raise self._lost(error) from error
+        self._take_head(taker, apart, head, copies[: head.early_bytes])
+        self._extras._take(apart, root, head.tree, copies[head.early_bytes :])
+
+    def _hear_head(self, taker: Taker) -> Head:
+        """Of what this trainer hands on as it comes. Raises StreamBroken."""
+        received = taker.begin()
+        if self._giver is not None:
+            self._giver.give(received, taker, self._portion.first)
+        return msgspec.msgpack.decode(received, type=Head)
+
+    def _take_head(self, taker: Taker, apart: Apart, head: Head, early: memoryview = NOTHING) -> None:
+        self._early_bytes = head.early_bytes + head.registered_bytes
+        self._late = apart.take_early(head.description, early)
+        self._unpacked = self._begin_unpacking(taker, self._late)
+
     def wait_sent(self) -> None:
-        """Before our own first update: who could not take it by then gets a state with the next ring."""
-        giver, newcomers = self._giver, self._newcomers
-        if giver is not None and newcomers and not giver.wait_given(newcomers, self._timeout_s):
+        """Before our own update: who could not take it by then gets a state with the next ring."""
+        giver, newcomers, self._newcomers = self._giver, self._newcomers, 0
+        if giver is None or not newcomers:
+            return
+        sent = giver.wait_given(newcomers, self._timeout_s)
+        if not sent:
             logger.warning("the state of this worker did not reach a newcomer beside the step")
-        if newcomers:
+        if not sent or self._portion.is_last:
             self.drop()
 
     def end(self) -> None:
         """The step is over: the newcomer that we hand on to has all of it."""
+        if not self._portion.is_last:
+            return
         if self._giver is not None and self._taker is not None and self._giver.asked:
             self._giver.wait_given(1, self._timeout_s)
         self.drop()
@@ -169,7 +229,7 @@ class Beside:
         """Whatever is under way: no thread waits for it any more. Harmless if there is nothing."""
         with self._turn:
             giver, taker, self._giver, self._taker = self._giver, self._taker, None, None
-        self.idle, self.awaits, self._newcomers, self._late = True, False, 0, None
+        self.idle, self.awaits, self._newcomers, self._late, self._source = True, False, 0, None, None
         _give_up(giver, taker)
 
     def abort(self, generations: range) -> None:
@@ -180,20 +240,14 @@ class Beside:
             _give_up(giver, taker)
 
     def _begin_unpacking(self, taker: Taker, late: Late) -> Future[None]:
-        unpacked, unpack, begin = Future[None](), late.unpack, self._early_bytes
+        unpack, begin = late.unpack, self._early_bytes
         if unpack is None:
+            unpacked = Future[None]()
             unpacked.set_result(None)
             return unpacked
-
-        def run() -> None:
-            try:
-                unpack(lambda size: taker.wait_first(min(begin + size, taker.size), self._timeout_s)[begin:])
-                unpacked.set_result(None)
-            except Exception as error:  # noqa: BLE001 - `take` raises it
-                unpacked.set_exception(error)
-
-        threading.Thread(target=run, name="edl-unpacking", daemon=True).start()
-        return unpacked
+        return _begun(
+            lambda: unpack(lambda size: taker.wait_first(min(begin + size, taker.size), self._timeout_s)[begin:])
+        )
 
     def _listen(self, place: Place, timeout_s: float) -> int:
         try:
@@ -207,6 +261,20 @@ class Beside:
 
     def _lost(self, why: object) -> RingBroken:
         return RingBroken(f"the state of this worker did not come beside the step: {why}")
+
+
+def _begun(work: Callable[[], T]) -> Future[T]:
+    """On a thread of its own; what it raises is raised where its result is asked for."""
+    result = Future[T]()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except Exception as error:  # noqa: BLE001 - see above
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="edl-taking-over", daemon=True).start()
+    return result
 
 
 def _give_up(giver: Giver | None, taker: Taker | None) -> None:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from edl.collectives.ring import Ring
+from edl.core.worker.inputs import WHOLE, Portion
 from edl.protocol.divergence import Fingerprint
 from edl.trainer.tree import Tensors
 from edl.transport.stream import Contents
@@ -67,11 +68,14 @@ class Apart(Protocol):
     def given(self) -> bool:
         """Whether a peer's may be sent so: each update that this script makes waits for what comes beside it."""
 
-    def parted(self) -> Parted:
-        """That of this worker now."""
+    def size(self) -> int:
+        """Bytes of what may go over several steps; 0: it goes beside one."""
+
+    def parted(self, portion: Portion = WHOLE) -> Parted:
+        """That of this worker now, or a portion of it: those between the first and the last have no early part."""
 
     def take_early(self, description: bytes, early: memoryview) -> Late:
-        """Take over what a peer has described; what is returned takes the rest.
+        """Take over what a peer has described, or a portion of it; what is returned takes the rest.
 
         Raises UsageError where the model of this process is not the peer's, or not built yet.
         """

@@ -32,6 +32,7 @@ from edl.core.worker.inputs import (
     EndScript,
     EnterRing,
     Fail,
+    FetchPortion,
     FetchState,
     HealingBegins,
     Input,
@@ -39,6 +40,7 @@ from edl.core.worker.inputs import (
     NumberHeard,
     OrdersHeard,
     OrdersRead,
+    Portion,
     PrepareRing,
     ReadOrders,
     RecordRing,
@@ -50,6 +52,8 @@ from edl.core.worker.inputs import (
     SetWeight,
     StateComes,
     StateCopied,
+    StateNeeded,
+    StateSized,
     StepCovered,
     StillWaiting,
     TakeCopy,
@@ -65,7 +69,7 @@ from edl.protocol.assignment import Orders
 from edl.protocol.messages import Pause
 from edl.protocol.ring import solo
 from edl.protocol.saving import Save
-from edl.trainer.beside import Beside
+from edl.trainer.beside import Beside, Source
 from edl.trainer.copier import Copier
 from edl.trainer.data.audit import Audit
 from edl.trainer.data.rehearsals import Rehearsals
@@ -81,7 +85,16 @@ from edl.transport.page import Page
 logger = logging.getLogger("edl")
 
 Aside = (
-    TellDaemon | BootAlone | LeaveRing | AbortRings | PrepareRing | ReleaseRing | SendState | TakeCopy | TrainStandIns
+    TellDaemon
+    | BootAlone
+    | LeaveRing
+    | AbortRings
+    | PrepareRing
+    | ReleaseRing
+    | SendState
+    | FetchPortion
+    | TakeCopy
+    | TrainStandIns
 )  # of no answer
 
 PATIENCE_S = 10.0  # before a script is told that it waits for other workers
@@ -113,6 +126,7 @@ class WorkerShell:
         self._turn = threading.Lock()  # whose input the machine takes
         self._weighing = threading.Lock()  # between a pipeline's thread and the one that trains
         self._weighed = 0  # number of the weight that holds
+        self._measured = 0  # the generation in which the size of its state was
         self._applied: float | None = None  # the weight of this worker in the newest update
         self._moments: list[float] = []  # of the change of rings under way
         self._settled: int | None = None  # the step after which the newest came that counts, whatever fails beside it
@@ -181,7 +195,8 @@ class WorkerShell:
 
     def end_batch(self, *, attention: bool) -> None:
         """A mini-batch that counts. Comes back where the script may train on."""
-        self._moments = []
+        if not self.machine.awaits_state:  # else its change of rings is told once the last portion has come
+            self._moments = []
         self._applied = self._framework.applied()  # once the step is counted, a pipeline's thread may weigh the next
         self.hear(BatchEnded(attention))
 
@@ -289,8 +304,10 @@ class WorkerShell:
                 self._preparer.begin(place, self.step_timeout_s)
             case ReleaseRing(generation):
                 self._preparer.release(generation)
-            case SendState(newcomers):
-                self.beside.send(newcomers)
+            case SendState(newcomers, portion):
+                self.beside.send(newcomers, portion)
+            case FetchPortion(portion):
+                self._fetch_portion(portion)
             case TakeCopy(save, beside):
                 if beside:
                     self.copier.take_beside(save, self.link.folder, lambda: self._stands(save))
@@ -365,11 +382,32 @@ class WorkerShell:
         place = self._framework.ring.place
         assert place is not None  # it has just adopted that ring
         try:
-            self.beside.fetch(place, command.root, command.offer, self.step_timeout_s)
+            self.beside.fetch(Source(place, command.root, command.offer), self.step_timeout_s, command.portion)
         except RingBroken as error:
             return RingFailed(str(error))
         self.state_came()
         return StateComes()
+
+    def _fetch_portion(self, portion: Portion) -> None:
+        """Beside the coming step."""
+        try:
+            self.beside.fetch_portion(portion)
+        except RingBroken as error:
+            self.void(error, keep=False)
+
+    def complete_state(self) -> None:
+        """Between two steps all of the model is needed: what is under way beside the coming one comes first."""
+        self.before_update()
+        if not self.beside.idle and self.machine.void is None:
+            self.hear(StateNeeded())
+            self.await_state()
+
+    def measure_state(self) -> None:
+        """Once in each ring, after its first update: how large is what a newcomer gets?"""
+        apart = self._framework.apart
+        if apart is not None and self._measured != self.machine.generation:
+            self._measured = self.machine.generation
+            self.hear(StateSized(apart.size()))
 
     def prepare_copies(self) -> None:
         """Between two mini-batches: what a checkpoint will need is known."""

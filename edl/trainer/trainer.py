@@ -675,7 +675,7 @@ class Trainer:
     def begin_evaluation(self) -> None:
         """All members have the weights of the newest step, and rank 0's batch statistics. Raises RingBroken."""
         self.begin_batch()  # before the first one, too
-        self._shell.before_update()  # a newcomer's state may be on its way beside the coming step
+        self._shell.complete_state()  # a newcomer's may be on its way beside the coming step
         if self._machine.void is not None:
             raise RingBroken(self._machine.void)
         if self._machine.size > 1:
@@ -778,6 +778,8 @@ class Trainer:
         self._at_end = True
         self._standing.tell(done, [], at_end=True)
         shell.end_batch(attention=done >= shell.link.page.attention_step)
+        if not weightless:
+            shell.measure_state()
         self._pass_over(done)
         self._tell_resized(old)
         self._prepare_step()

@@ -1,6 +1,6 @@
 """Bytes from one trainer to others over connections of their own: a state on its way to newcomers.
 
-    newcomer  MAGIC | generation | nonce
+    newcomer  MAGIC | generation | number of what it wants | nonce
     sender    nonce | MAC                       the sender is of this ring, and no other is spoken to
     newcomer  where it listens itself | MAC     so is the newcomer
     sender    ELSEWHERE | address | MAC         or: ask the newcomer there, who came before
@@ -11,6 +11,7 @@ this connection before. What follows the head is no better sealed than what goes
 
 Each sends to one other only: the first newcomer that comes is given what it wants, each further one is told to ask the
 one before, which hands on what it has so far. So the bytes go through a chain, and the first sender sends them once.
+What is too large for one step goes as several that follow each other, each with a number and connections of its own.
 
 Owns: connections, who may be at their ends, and that every wait has an end (I12). Does not own: what the bytes are, nor
 when they are sent (`edl.trainer.beside`).
@@ -30,7 +31,7 @@ from typing import Protocol
 
 from edl.errors import PeerError
 
-MAGIC = b"edl state 1\n"
+MAGIC = b"edl state 2\n"
 NONCE_BYTES = 16
 MAC_BYTES = 32
 HEAD_BYTES = 1 << 28  # a longer one is not of this program
@@ -116,6 +117,17 @@ class _Talk:
         self.connection.settimeout(left)
 
 
+class _Gift:
+    """What has one number, and who has come for it."""
+
+    def __init__(self) -> None:
+        self.head = b""
+        self.contents: Contents | None = None
+        self.last: bytes = b""  # where the newest that came listens
+        self.came = 0  # of this ring
+        self.given: bool | None = None  # the one that came first has all of it; False: it never will
+
+
 class Giver:
     """Listens for those who come for what this trainer has, or will have. All methods belong to any thread.
 
@@ -128,34 +140,36 @@ class Giver:
         self._generation = generation
         self._timeout_s = timeout_s
         self._news = threading.Condition()
-        self._head = b""
-        self._contents: Contents | None = None
-        self._last: bytes = b""  # where the newest that came listens
+        self._gifts: dict[int, _Gift] = {}  # the newest, and what some have asked for ahead of its time
+        self._newest = 0
         self._callers: set[socket.socket] = set()
-        self._came = 0  # of this ring
-        self._given: bool | None = None  # the one that came first has all of it; False: it never will
         self._closed = False
         self._listening = socket.create_server((host, 0), backlog=MOST_CALLERS)
         self.number = number_of(self._listening.getsockname())
         threading.Thread(target=self._listen, name="edl-giving", daemon=True).start()
 
-    def give(self, head: bytes, contents: Contents) -> None:
-        """This is what they come for. The head is here; the contents may yet come."""
+    def give(self, head: bytes, contents: Contents, number: int = 0) -> None:
+        """This is what they come for, under a number that grows. The head is here; the contents may yet come."""
         with self._news:
-            self._head, self._contents = head, contents
+            gift = self._gifts.setdefault(number, _Gift())
+            gift.head, gift.contents = head, contents
+            self._gifts = {one: kept for one, kept in self._gifts.items() if one >= number}
+            self._newest = number
             self._news.notify_all()
 
     @property
     def asked(self) -> bool:
-        """A member of this ring has come."""
-        return self._came > 0
+        """A member of this ring has come for the newest."""
+        with self._news:
+            return self._newest in self._gifts and self._gifts[self._newest].came > 0
 
     def wait_given(self, callers: int, timeout_s: float) -> bool:
-        """Until so many have come, and the first has all of it. False: it does not come to that."""
+        """Until so many have come for the newest, and the first has all of it. False: it does not come to that."""
         until = time.monotonic() + timeout_s
         with self._news:
-            while not self._closed and self._given is not False:
-                if self._given and self._came >= callers:
+            gift = self._gifts.setdefault(self._newest, _Gift())
+            while not self._closed and gift.given is not False:
+                if gift.given and gift.came >= callers:
                     return True
                 left = until - time.monotonic()
                 if left <= 0:
@@ -199,29 +213,34 @@ class Giver:
             _end(caller)
 
     def _greet(self, talk: _Talk) -> None:
-        opening = talk.hear(len(MAGIC) + _NUMBER.size + NONCE_BYTES, sealed=False)
-        if not opening.startswith(MAGIC + _NUMBER.pack(self._generation)):
+        opening = talk.hear(len(MAGIC) + 2 * _NUMBER.size + NONCE_BYTES, sealed=False)
+        known = MAGIC + _NUMBER.pack(self._generation)
+        if not opening.startswith(known):
             return
+        (number,) = _NUMBER.unpack_from(opening, len(known))
         talk.say(secrets.token_bytes(NONCE_BYTES), sealed=True)
         theirs = talk.hear(_NUMBER.size, sealed=True)
         with self._news:
-            before, self._last = self._last, theirs
-            self._came += 1
+            if number < self._newest:
+                return
+            gift = self._gifts.setdefault(number, _Gift())
+            before, gift.last = gift.last, theirs
+            gift.came += 1
             self._news.notify_all()
         if before:
             talk.say(_ELSEWHERE + before, sealed=True)
             return
         given = False
         try:
-            self._send(talk)
+            self._send(talk, gift)
             given = True
         finally:
             with self._news:
-                self._given = given
+                gift.given = given
                 self._news.notify_all()
 
-    def _send(self, talk: _Talk) -> None:
-        head, contents = self._await_contents()
+    def _send(self, talk: _Talk, gift: _Gift) -> None:
+        head, contents = self._await_contents(gift)
         connection = talk.connection
         talk.say(_HERE + _LENGTHS.pack(len(head), contents.size), sealed=True)
         connection.settimeout(self._timeout_s)
@@ -234,23 +253,24 @@ class Giver:
             begin += len(part)
         connection.sendall(_WHOLE if contents.whole() else _TORN)
 
-    def _await_contents(self) -> tuple[bytes, Contents]:
+    def _await_contents(self, gift: _Gift) -> tuple[bytes, Contents]:
         until = time.monotonic() + self._timeout_s
         with self._news:
-            while self._contents is None:
+            while gift.contents is None:
                 left = until - time.monotonic()
                 if self._closed or left <= 0:
                     raise StreamBroken("there is nothing to give")
                 self._news.wait(left)
-            return self._head, self._contents
+            return gift.head, gift.contents
 
 
 class Taker:
     """`Contents` that come from another trainer; they can be handed on while they come."""
 
-    def __init__(self, number: int, key: bytes, generation: int, here: int, timeout_s: float) -> None:
-        """`number`: whom to ask; `here`: where others are told to ask us."""
-        self._numbers = number
+    def __init__(self, source: int, key: bytes, generation: int, here: int, timeout_s: float, number: int = 0) -> None:
+        """`source`: whom to ask; `here`: where others are told to ask us; `number`: of what is wanted."""
+        self._source = source
+        self._number = number
         self._key = key
         self._generation = generation
         self._here = here
@@ -273,17 +293,17 @@ class Taker:
         raise StreamBroken(self._failure)
 
     def _begin(self) -> bytes:
-        asked, number = set[int](), self._numbers
+        asked, source = set[int](), self._source
         until = time.monotonic() + self._timeout_s
         while True:
-            if number in asked or time.monotonic() > until:
+            if source in asked or time.monotonic() > until:
                 raise StreamBroken("each says that another has it")
-            asked.add(number)
-            answer = self._ask(address_of(number))
+            asked.add(source)
+            answer = self._ask(address_of(source))
             if isinstance(answer, bytes):
                 threading.Thread(target=self._take, name="edl-taking", daemon=True).start()
                 return answer
-            number = answer
+            source = answer
 
     def _ask(self, address: tuple[str, int]) -> bytes | int:
         """The head, or whom to ask instead."""
@@ -295,7 +315,8 @@ class Taker:
             _abort(connection)
             raise StreamBroken(failure)
         talk = _Talk(connection, self._key, self._timeout_s)
-        talk.say(MAGIC + _NUMBER.pack(self._generation) + secrets.token_bytes(NONCE_BYTES), sealed=False)
+        wanted = _NUMBER.pack(self._generation) + _NUMBER.pack(self._number)
+        talk.say(MAGIC + wanted + secrets.token_bytes(NONCE_BYTES), sealed=False)
         talk.hear(NONCE_BYTES, sealed=True)
         talk.say(_NUMBER.pack(self._here), sealed=True)
         kind = talk._take(1)

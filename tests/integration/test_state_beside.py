@@ -49,6 +49,26 @@ def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, s
     job.expect_exactly_once()
 
 
+@pytest.mark.parametrize("ring", ["horovod", pytest.param("torch", marks=pytest.mark.soak)])
+def test_a_large_state_comes_over_several_steps_and_is_equal_after_the_last(edl, tmp_path, ring):
+    """180 MB, in two portions and more, for two newcomers, one after the other; an average of the weights beside."""
+    script = (*TORCH, "--layers", "30")
+    job = Job(edl, tmp_path / "out", workers=2, script=script, EDL_RING=ring, EDL_CHECK_WEIGHTS="5")
+    job.wait_size(2)
+    job.wait_steps(10)
+    job.grow(4)
+    job.wait_size(4)
+    job.wait_steps(10)
+    assert [event for event in job.finish() if event["kind"] in ("batch_voided", "diverged", "worker_lost")] == []
+    results = job.results()
+    stood_by = sorted(next(step for step, own in enumerate(result["own"]) if own) for result in results)
+    assert len(stood_by) == 4
+    assert stood_by[1] == 0
+    assert stood_by[2] >= 2, "newcomers have no samples as their state comes"
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
 def test_a_newcomer_is_equal_to_those_that_have_thawed_a_layer_and_is_given_again_what_came_too_early(edl, tmp_path):
     """Its script adds the thawed layer to its optimizer, too. An average that is updated after `notify_batch_end()` is
     behind at the newcomer.

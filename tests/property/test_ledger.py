@@ -227,11 +227,11 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         batches = None
         if roster and not self.ledger.spec.by_sample and data.draw(st.booleans(), label="other batches"):
             batches = data.draw(st.lists(st.integers(0, 5), min_size=len(roster), max_size=len(roster)).filter(any))
-        spare = not self.ledger.spec.by_sample and data.draw(st.booleans(), label="spare newcomers")
+        spare = 0 if self.ledger.spec.by_sample else data.draw(st.integers(0, 6), label="steps without newcomers")
         self.enter(roster, step, batches, spare=spare)
         self.grant_until(step + lead_times)
-        if spare and any(self.batches[worker] for worker in stay) and self.ledger.covered_step > step:
-            assert self.ledger.spares(new)
+        if spare and new and any(self.batches[worker] for worker in stay):
+            assert self.ledger.spares(new) >= min(spare, self.ledger.covered_step - step)
         self.no_worker_joins_steps_of_outdated_batches(set(new), {worker: before[worker] for worker in stay})
 
     @precondition(lambda self: self.ledger.roster)
@@ -298,7 +298,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
     def leases_of_a_step_agree(self):
         spec = self.ledger.spec
         rounds = {worker: self.ledger.leases(worker) for worker in self.ledger.roster}
-        # Newcomers that were spared have one lease more for the same steps: of none in the first.
+        # Newcomers that were spared have one lease more for the same steps: of none in the first ones.
         assert len({tuple(_steps_of(leases, self.ledger.step)) for leases in rounds.values()}) <= 1
         for leases in rounds.values():
             assert [x.epoch for x in leases] == sorted(x.epoch for x in leases)
@@ -411,7 +411,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         self.epochs_told += self.ledger.commit(step)
         self.twin.commit(step)
 
-    def enter(self, roster, step: int, batches: list[int] | None = None, *, spare: bool = False) -> None:
+    def enter(self, roster, step: int, batches: list[int] | None = None, *, spare: int = 0) -> None:
         self.epochs_told += self.ledger.enter(roster, step, batches, spare=spare)
         self.batches = dict(zip(roster, batches or [self.ledger.spec.batch] * len(roster), strict=True))
         self.twin.enter(list(roster), step)

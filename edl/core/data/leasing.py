@@ -36,7 +36,7 @@ class Crossing:
     after_step: int | None  # None: at once, as the ring is broken; then the data is not known beforehand
     ledger: LedgerSnapshot | None
     rebatch: Rebatch | None
-    spares: bool = False  # newcomers have no samples in the first step
+    spares: int = 0  # in so many steps newcomers have no samples
 
 
 class Leasing:
@@ -125,10 +125,10 @@ class Leasing:
         epoch_s = math.ceil(ledger.spec.total / max(1, ledger.batch)) * self.step_time_s()
         return ledger.spec.open_ended and 0.0 < epoch_s < self._lead_times.notice_s + WORD_S
 
-    def crossing(self, roster: tuple[str, ...], *, spare: bool = False) -> Crossing | None:
+    def crossing(self, roster: tuple[str, ...], *, spare: int = 0) -> Crossing | None:
         """How a ring of `roster` can follow that which trains. None: not now.
 
-        `spare`: where it can be, its newcomers have no samples in the first step.
+        `spare`: where it can be, its newcomers have no samples in so many steps.
         """
         working, under_way = self._working, self._working.record.rebatch
         if under_way is not None:
@@ -148,7 +148,7 @@ class Leasing:
             return None
         if ledger is None:
             return Crossing(step, None, None)
-        return Crossing(step, ledger.snapshot(), None, spare and self._spares(ledger))
+        return Crossing(step, ledger.snapshot(), None, min(spare, self._spares(ledger)))
 
     def in_place_of_broken(self, roster: tuple[str, ...]) -> Crossing:
         """To a ring at once. What it begins after, and with, is known once it stands (`enter`).
@@ -182,10 +182,10 @@ class Leasing:
         ledger = self._working.ledgers.planned(roster, 0, self._lease_steps())
         return Crossing(0, None if ledger is None else ledger.snapshot(), None)
 
-    def _spares(self, ledger: Ledger) -> bool:
+    def _spares(self, ledger: Ledger) -> int:
         return ledger.spares(set(ledger.roster) - set(self._working.record.roster))
 
-    def _crossing_at(self, roster: tuple[str, ...], mark: Rebatch, told: list[int], *, spare: bool) -> Crossing | None:
+    def _crossing_at(self, roster: tuple[str, ...], mark: Rebatch, told: list[int], *, spare: int) -> Crossing | None:
         """After the first of the steps that were told, as no member can be beyond; None: no sample is left there."""
         ledger, after_step = self._working.ledgers.ledger, min(told)
         if ledger is None or after_step >= ledger.wanted_step:
@@ -195,7 +195,7 @@ class Leasing:
         assert planned is not None
         self._working.tell(facts.LeasesCut(after_step=read, batch=planned.batch, workers=len(roster)))
         mark = msgspec.structs.replace(mark, planned=True)
-        return Crossing(after_step, planned.snapshot(), mark, spare and self._spares(planned))
+        return Crossing(after_step, planned.snapshot(), mark, min(spare, self._spares(planned)))
 
     def _marked_since(self, mark: Rebatch) -> float:
         """This leader's own time: another one waits anew."""

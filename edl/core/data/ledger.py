@@ -21,7 +21,7 @@ lease beside each of theirs that is not yet trained, as far as there are samples
 Where these did not suffice, so that it would stand by while the others train what is left, `rebatch` takes back what is
 beyond a step that no pipeline has read past, and the next `grant` shares it out.
 
-Where newcomers have no state yet in the first step of their ring (`spare`), they have no samples in it either.
+Where newcomers have no state yet in the first steps of their ring (`spare`), they have no samples in them either.
 
 How many samples a worker takes in a step may change with the roster. What is leased by then stays as it is until the
 same `rebatch`; a newcomer's share beside such leases is empty, so that the batch of all does not grow in between.
@@ -92,7 +92,8 @@ class Ledger:
         self._totals: tuple[Totals, ...] | None = None  # as last worked out, while that holds
         self._trained_at: dict[int, int] | None = {}  # see `_last_steps`; None: to be worked out
         self._outdated_until = 0
-        self._spared: frozenset[str] = frozenset()  # from `enter` to the next `grant`: no samples in the next step
+        self._spared: frozenset[str] = frozenset()  # from `enter` to the next `grant`: they have no samples
+        self._spared_until = step  # up to this step
         self._history: deque[object] = deque(maxlen=HISTORY)
 
     # ------------------------------------------------------------------------------------------------ what is so
@@ -178,11 +179,14 @@ class Ledger:
         unseen = all(lease.after_step >= self._step for lease in self._all_leases())
         return self._spec.by_sample and unseen and (self.fully_leased or self._late >= self._ended)
 
-    def spares(self, workers: Iterable[str]) -> bool:
-        """In the next step each of `workers` has a lease, and no samples."""
-        step = self._step + 1
-        held = [[lease for lease in self.leases(worker) if lease.after_step < step] for worker in workers]
-        return all(leases and not leases[0].share(step) for leases in held)
+    def spares(self, workers: Iterable[str]) -> int:
+        """In so many of the next steps each of `workers` has a lease, and no samples."""
+        return min((self._empty_until(worker) - self._step for worker in workers), default=0)
+
+    def _empty_until(self, worker: str) -> int:
+        leases = self.leases(worker)
+        first = next((lease.after_step for lease in leases if len(lease)), self._covered)
+        return max(first, self._step) if leases else self._step
 
     def leases(self, worker: str, after: int = 0) -> tuple[Lease, ...]:
         """What `worker` holds and has not fully trained, with numbers above `after`; nothing for a stranger."""
@@ -212,13 +216,13 @@ class Ledger:
     # ---------------------------------------------------------------------------------------------- what happens
 
     def enter(
-        self, roster: Sequence[str], step: int, batches: Sequence[int] | None = None, *, spare: bool = False
+        self, roster: Sequence[str], step: int, batches: Sequence[int] | None = None, *, spare: int = 0
     ) -> tuple[int, ...]:
         """A new generation takes over after the committed step `step`. Returns the epochs that ended with it.
 
         What those who are gone hold of later steps is unassigned again. Newcomers have nothing until the next `grant`,
         which must follow before any step of theirs is committed. `batches`: of each in `roster`, from now on. `spare`:
-        what that grant gives newcomers begins one step later.
+        what that grant gives newcomers begins so many steps later.
         """
         self._history.append(("enter", len(roster), step))
         sizes = _by_worker(roster, batches, self._spec)
@@ -237,6 +241,7 @@ class Ledger:
         elif self._closed and gone:
             self._late = self._epoch
         self._spared = frozenset(members.keys() - self._members.keys()) if spare else frozenset()
+        self._spared_until = step + spare
         self._members = members
         self._count_anew()
         return self._end_epochs()
@@ -458,7 +463,7 @@ class Ledger:
             if beside.until_step in outdated:
                 self._give(newcomers, [0] * len(newcomers), form, batch=0)
                 continue
-            if self._spared and after_step == self._step:
+            if self._spared and after_step < self._spared_until:
                 form = self._give_none(newcomers, form)
             if form.steps:
                 counts = whole_batches(self._pool.count(self._limit(form.epoch)), form.steps, _batches(newcomers))
@@ -466,10 +471,12 @@ class Ledger:
         self._outdated_until = self._last_outdated()
 
     def _give_none(self, members: Sequence[_Holder], form: Lease) -> Lease:
-        """Of its first step, to any of `members`; returns what is left of it."""
-        first, left = form.after_step + 1, form.steps - 1
-        self._give(members, [0] * len(members), msgspec.structs.replace(form, steps=1, final=form.final and not left))
-        return msgspec.structs.replace(form, after_step=first, steps=left)
+        """Of its steps in which newcomers are spared, to any of `members`; returns what is left of it."""
+        none = min(form.steps, self._spared_until - form.after_step)
+        left = form.steps - none
+        empty = msgspec.structs.replace(form, steps=none, final=form.final and not left)
+        self._give(members, [0] * len(members), empty)
+        return msgspec.structs.replace(form, after_step=form.after_step + none, steps=left)
 
     def _grant_round(self, steps: int) -> bool:
         members, epoch = tuple(self._members.values()), self._next_epoch()
@@ -480,9 +487,9 @@ class Ledger:
         if not deal.left:
             return False
         batches = _batches(members)
-        if self._spared and self._covered == self._step:
+        if self._spared and self._covered < self._spared_until:
             others = [0 if worker in self._spared else one.batch for worker, one in self._members.items()]
-            deal, batches = (Deal(1), others) if any(others) else (deal, batches)
+            deal, batches = (Deal(self._spared_until - self._covered), others) if any(others) else (deal, batches)
         until, dealt = evenly(available, deal.left, batches)
         steps = min(steps, until)
         counts = [min(count, steps * batch) for count, batch in zip(dealt, batches, strict=True)]

@@ -80,7 +80,7 @@ class LedgerVersions:
             self._enter(ledger, roster, step)
         return ledger
 
-    def _enter(self, ledger: Ledger, roster: Sequence[str], step: int, *, spare: bool = False) -> None:
+    def _enter(self, ledger: Ledger, roster: Sequence[str], step: int, *, spare: int = 0) -> None:
         if is_inherited(ledger):
             ledger.hand_over(roster)
         ledger.enter(roster, step, self._batches(ledger.spec, roster), spare=spare)
@@ -96,7 +96,7 @@ class LedgerVersions:
         return None if before is None else rebased(before, step)
 
     def can_spare(self) -> bool:
-        """Newcomers may have no samples in their first step: batches are as many samples of each worker, not of all
+        """Newcomers may have no samples in their first steps: batches are as many samples of each worker, not of all
         together, and edl cuts them.
         """
         return self.ledger is not None and not self.ledger.spec.by_sample and self.batching.rule is BatchRule.LOCAL
@@ -108,12 +108,12 @@ class LedgerVersions:
         ahead: int,
         read: int | None = None,
         *,
-        spare: bool = False,
+        spare: int = 0,
     ) -> Ledger | None:
         """The data as it will be after `after_step`, so that no worker asks for it inside the pause.
 
-        `read`: no worker has read beyond this step, nor will; what is leased of later ones is leased anew. `spare`:
-        newcomers have no samples in the first step.
+        `read`: no worker has read beyond this step, nor will; what is leased of later ones is leased anew. `spare`: in
+        so many steps newcomers have no samples.
         """
         if self.ledger is None or after_step is None:
             return None

@@ -67,6 +67,7 @@ def says_more(heard: Observation, last: Observation) -> bool:
         or heard.met != last.met
         or heard.prepares != last.prepares
         or heard.sends_state != last.sends_state
+        or heard.state_bytes != last.state_bytes
         or heard.prepared != last.prepared
         or heard.saved_part != last.saved_part
         or heard.save_failed != last.save_failed
@@ -216,6 +217,11 @@ class Observations:
         """`worker` can give its state to a newcomer, or be given it, beside a step, as far as is known."""
         observed = self._newest.get(worker)
         return observed is not None and observed.observation.sends_state
+
+    def state_bytes(self, worker: str) -> int:
+        """Of the state that `worker` can give to a newcomer over several steps; 0: it goes at once, or is not known."""
+        observed = self._newest.get(worker)
+        return 0 if observed is None else observed.observation.state_bytes
 
     def prepared(self, worker: str, generation: int) -> str | None:
         """Why the ring of `generation` does not stand at `worker`, beside its own; empty where it does.

@@ -23,6 +23,7 @@ from edl.core.job.orders import newcomers
 from edl.core.job.working_state import WorkingState
 from edl.core.resize import migration
 from edl.core.resize.sizing import Sizing
+from edl.core.switch import sending
 from edl.core.switch.fitness import Fitness
 from edl.core.switch.mustering import Mustering
 from edl.core.switch.planning import (
@@ -57,7 +58,7 @@ class Switching:
         self._leasing = leasing
         self._fitness = fitness
         self._lead_times = lead_times
-        self._boot_s = deadlines.boot_s
+        self._boot_s, self._step_s = deadlines.boot_s, deadlines.step_s
         self._mustering = Mustering(working, lead_times, Preparing(working, fitness, lead_times, deadlines))
         self.shortage = ""  # why the next generation waits for workers to come
         self._short_at = 0.0  # since when
@@ -189,12 +190,18 @@ class Switching:
 
     def _cross(self, wanted: Follow, prepared: int) -> None:
         """`prepared`: the number of their ring, which stands beside the one that trains; 0: it is formed in line."""
-        crossing = self._leasing.crossing(wanted.roster, spare=prepared > 0 and self._can_send(wanted.roster))
+        spare = self._sending_steps(wanted.roster) if prepared and self._can_send(wanted.roster) else 0
+        crossing = self._leasing.crossing(wanted.roster, spare=spare)
         if crossing is not None:
             self._plan(wanted, crossing, prepared)
 
+    def _sending_steps(self, roster: tuple[str, ...]) -> int:
+        """So many it takes to give that state to the newcomers."""
+        size = max(map(self._working.seen.state_bytes, roster))
+        return sending.steps(size, self._leasing.step_time_s(), self._lead_times, self._step_s)
+
     def _can_send(self, roster: tuple[str, ...]) -> bool:
-        """One of the ring that trains can give its state to the newcomers while the first step is computed."""
+        """One of the ring that trains can give its state to the newcomers while the first steps are computed."""
         working = self._working
         comes = not set(roster).issubset(working.record.roster)
         return comes and working.ledgers.can_spare() and all(map(working.seen.sends_state, roster))

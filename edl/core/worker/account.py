@@ -33,6 +33,7 @@ class TrainerAccount:
         self.missed = 0
         self.prepares = False
         self.sends_state = False
+        self.state_bytes = 0
         self.prepared = (0, "")
         self.marked = (0, 0)
         self.diverged: Divergence | None = None
@@ -72,6 +73,7 @@ class TrainerAccount:
                 pass  # its daemon alone has to know
             case (
                 say.Hello()
+                | say.StateSized()
                 | say.Opened()
                 | say.Prepared()
                 | say.Missed()
@@ -89,6 +91,8 @@ class TrainerAccount:
         match message:
             case say.Hello(_, prepares, sends_state):
                 self.prepares, self.sends_state = prepares, sends_state
+            case say.StateSized(size):
+                self.state_bytes = size
             case say.Prepared(generation, failure, able):
                 self.prepared = (generation, clipped(failure))
                 self.prepares = self.prepares and able

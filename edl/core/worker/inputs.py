@@ -7,6 +7,7 @@ fetches samples ahead. Each says below whose it is, if it is not the training th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.data import DataSpec
@@ -89,7 +90,21 @@ class StateComes:
 
 @dataclass(frozen=True, slots=True)
 class StateCopied:
-    """What was to be copied has come whole, on this member. Beside a step: before its update."""
+    """What was to be copied has come whole, on this member. Beside a step: the portion of that, before its update."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateNeeded:
+    """The script of each member uses the whole model before the next update: an evaluation begins. Beside a step that
+    has begun a portion of the state is through; the rest is to follow now.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class StateSized:
+    """So large is the state that this worker can give to a newcomer over several steps."""
+
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +217,11 @@ FromOrders = OrdersHeard | OrdersRead | StillWaiting
 FromRing = RingFormed | RingFailed | NumberHeard | StateComes | StateCopied
 FromNextRing = RingPrepared | RingNotPrepared
 FromTraining = BatchBegins | BatchVoid | BatchEnded | StepCovered | RatesHold
+FromPortions = StateNeeded | StateSized
 FromComparison = StatesEqual | StatesDiffer | HealingBegins
 FromCopying = CopyTaken | CopyFailed
 FromScript = DataWanted | RestartsExpected | LeaveWanted | CheckpointWished | ScriptFailed | ScriptEnded
-Input = FromOrders | FromRing | FromNextRing | FromTraining | FromComparison | FromCopying | FromScript
+Input = FromOrders | FromRing | FromNextRing | FromPortions | FromTraining | FromComparison | FromCopying | FromScript
 
 # ----------------------------------------------------------------------------------------------------------- commands
 
@@ -284,14 +300,37 @@ class CopyState:
 
 
 @dataclass(frozen=True, slots=True)
+class Portion:
+    """Of a state that goes beside several steps: from the one with the number `first` to before `until`, of so many."""
+
+    first: int = 0
+    until: int = 1
+    of: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """The step is the first one of the ring."""
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        """With it, all of the state has come."""
+        return self.until == self.of
+
+
+WHOLE: Final = Portion()  # all of it, beside one step
+
+
+@dataclass(frozen=True, slots=True)
 class SendState:
-    """To so many newcomers, who fetch it while all compute the first step in this ring; before its update it is sent.
+    """To so many newcomers, who fetch it while all compute the step that begins; before its update it is sent.
 
     Only this member waits for that, and a newcomer, before its own update. What a script may change before that is
-    copied now.
+    copied now, if this is the first portion or the last.
     """
 
     newcomers: int
+    portion: Portion = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +341,14 @@ class FetchState:
 
     root: int
     offer: int
+    portion: Portion = WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPortion:
+    """From the same member, for the step that begins; `StateCopied` or `BatchVoid` follows before its update."""
+
+    portion: Portion
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +461,7 @@ Command = (
     | CopyState
     | SendState
     | FetchState
+    | FetchPortion
     | CopyRest
     | TakeCopy
     | RecordRing

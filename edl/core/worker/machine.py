@@ -44,6 +44,7 @@ from edl.core.worker.inputs import (
     FromCopying,
     FromNextRing,
     FromOrders,
+    FromPortions,
     FromRing,
     FromScript,
     FromTraining,
@@ -54,6 +55,7 @@ from edl.core.worker.inputs import (
     NumberHeard,
     OrdersHeard,
     OrdersRead,
+    Portion,
     RatesHold,
     ReadOrders,
     RecordRing,
@@ -68,8 +70,10 @@ from edl.core.worker.inputs import (
     SendState,
     StateComes,
     StateCopied,
+    StateNeeded,
     StatesDiffer,
     StatesEqual,
+    StateSized,
     StepCovered,
     StillWaiting,
     TellDaemon,
@@ -89,6 +93,7 @@ from edl.core.worker.moves import (
     replaced,
 )
 from edl.core.worker.next_ring import NextRing
+from edl.core.worker.portions import Portions
 from edl.core.worker.states import ALONE, ENDING, READY, SITTING, StateChange, TrainerState, following
 from edl.core.worker.supply import Supply
 from edl.core.worker.unusual import Unusual
@@ -131,7 +136,9 @@ class WorkerMachine:
         self._entering: Entering | None = None
         self._failed_generation = 0  # a newer one that could not be entered
         self._tainted = False  # a copy broke off: this state must not become another's
-        self.awaits_state = False  # it sits in its ring, and gets its state beside the first step
+        self.awaits_state = False  # it sits in its ring, and gets its state beside the first steps
+        self.portions = Portions()
+        self.state_bytes = 0  # of the state that it can give to a newcomer over several steps
         self.is_new = False  # it got its state so, and has not been found to be equal to the others yet
         self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came
         self.restarts = False  # a broken ring makes the script leave its iteration over the data
@@ -151,7 +158,7 @@ class WorkerMachine:
             story = "".join(f"\n  {state.value}: {kind.__name__}" for state, kind in self._history)
             error.add_note(f"the worker's newest inputs:{story}")
             raise
-        usual = self.generation and self.void is None and not self.models_may_differ
+        usual = self.generation and self.void is None and not self.models_may_differ and not self.portions.follow
         self.count.usual_until = self.unusual.step if usual else 0
         return commands
 
@@ -163,7 +170,7 @@ class WorkerMachine:
                 return self._on_orders(happened)
             case RingFormed() | RingFailed() | NumberHeard() | StateComes() | StateCopied():
                 return self._on_ring(happened)
-            case RingPrepared() | RingNotPrepared() | CopyTaken() | CopyFailed():
+            case RingPrepared() | RingNotPrepared() | CopyTaken() | CopyFailed() | StateNeeded() | StateSized():
                 return self._on_beside(happened)
             case StatesEqual() | StatesDiffer() | HealingBegins():
                 return self._on_comparison(happened)
@@ -172,11 +179,18 @@ class WorkerMachine:
             ):
                 return self._on_script(happened)
 
-    def _on_beside(self, happened: FromNextRing | FromCopying) -> list[Command]:
+    def _on_beside(self, happened: FromNextRing | FromCopying | FromPortions) -> list[Command]:
         """What has gone on beside its mini-batches."""
-        if isinstance(happened, CopyTaken | CopyFailed):
-            return self.copying.take(happened)
-        return self.next_ring.take(happened)
+        match happened:
+            case CopyTaken() | CopyFailed():
+                return self.copying.take(happened)
+            case RingPrepared() | RingNotPrepared():
+                return self.next_ring.take(happened)
+            case StateNeeded():
+                return [*self.portions.next(rest=True)]
+            case StateSized(size):
+                before, self.state_bytes = self.state_bytes, size
+                return [TellDaemon(say.StateSized(size))] if size != before else []
 
     def _move(self, cause: StateChange) -> None:
         self.state = following(self.state, cause)
@@ -242,6 +256,8 @@ class WorkerMachine:
     def story(self) -> list[say.FromTrainer]:
         """What a daemon must know of this trainer, whenever it comes."""
         story: list[say.FromTrainer] = []
+        if self.state_bytes:
+            story.append(say.StateSized(self.state_bytes))
         if self.opened is not None:
             story.append(say.Opened(self.opened))
         if self.rehearsed and (self.awaits_state or not self.generation):
@@ -407,6 +423,7 @@ class WorkerMachine:
     def _enter(self, assignment: Assignment) -> list[Command]:
         """Leave this ring and go to the assigned one, to take over the state of its most advanced member (I5)."""
         self._move(StateChange.ENTERS)
+        self.portions = Portions()
         entering = self._entering = Entering(assignment)
         entering.talk = begin(
             assignment,
@@ -434,8 +451,7 @@ class WorkerMachine:
     def _on_ring(self, happened: FromRing) -> list[Command]:
         entering = self._entering
         if entering is None and isinstance(happened, StateCopied):  # in a ring that trains
-            awaited, self._tainted, self.awaits_state = self.awaits_state, False, False
-            return [TellDaemon(self._entered())] if awaited else []
+            return self._take_portion()
         if entering is None:
             raise InvalidTransition(self.state, happened)
         match happened:
@@ -448,6 +464,14 @@ class WorkerMachine:
                 return self._sit(entering)
             case RingFailed(reason):
                 return self._fail(entering, reason)
+
+    def _take_portion(self) -> list[Command]:
+        """Or all of the state, where it is no newcomer's."""
+        if self.awaits_state and self.portions.follow:
+            self.portions.has_come = True
+            return []
+        awaited, self._tainted, self.awaits_state = self.awaits_state, False, False
+        return [TellDaemon(self._entered())] if awaited else []
 
     def _talk(self, entering: Entering, heard: int | None) -> list[Command]:
         try:
@@ -469,12 +493,19 @@ class WorkerMachine:
         return self._copy(entering, beginning.root, beginning)
 
     def _part(self, entering: Entering, root: int, beginning: Beginning) -> list[Command]:
-        """The root sends its state beside the first step; of the others, only newcomers have to do with that."""
+        """The root sends its state beside the first steps; of the others, only newcomers have to do with that."""
+        planned = entering.assignment
+        first = Portion(of=planned.beside)
         if not beginning.current:
             self._tainted = True
-            return [FetchState(root, beginning.offer)]
-        sends = entering.assignment.place.rank == root
-        return [*([SendState(entering.assignment.newcomers)] if sends else []), *self._sit(entering)]
+            fetches = FetchState(root, beginning.offer, first)
+            self.portions = Portions(fetches)
+            return [fetches]
+        if planned.place.rank != root:
+            return self._sit(entering)
+        sends = SendState(planned.newcomers, first)
+        self.portions = Portions(sends)
+        return [sends, *self._sit(entering)]
 
     def _copy(self, entering: Entering, root: int, beginning: Beginning) -> list[Command]:
         is_root = entering.assignment.place.rank == root
@@ -501,7 +532,8 @@ class WorkerMachine:
         self.entered_after = self.count.step = beginning.step
         self.models_may_differ = beginning.step == 0 and (place.size > 1 or self._resumes)
         self.supply.weightless = False
-        self.unusual.sit(entering.assignment.checking, beginning.step, place.size, beside=beginning.offer > 0)
+        over = entering.assignment.beside if beginning.offer else 0
+        self.unusual.sit(entering.assignment.checking, beginning.step, place.size, beside=over)
         sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
         if self.orders is not None:
             sat += self._adopt(self.orders)  # if the ring agreed on the planned step, its leases are here already
@@ -563,13 +595,13 @@ class WorkerMachine:
             self._broke = say.Broke(self.generation, self.count.step, self.void)
             self._move(StateChange.VOID)
             return [TellDaemon(self._broke), ReadOrders()]
-        if self.awaits_state:
+        if self.awaits_state and not self.portions.has_come:
             raise InvalidTransition(self.state, "a mini-batch ended well that had no state to be applied to (I5)")
         if self.orders is not None and self.orders.resumable:
             self._move(StateChange.LOOKS)  # the job is over without this step, which the next life makes
             return [ReadOrders()]
         self.count.step += 1
-        committed: list[Command] = [RecordStep(self.generation, self.count.step)]
+        committed: list[Command] = [RecordStep(self.generation, self.count.step), *self.portions.next()]
         if attention or self.leases.holds_at(self.count.step):
             self._move(StateChange.LOOKS)
             committed.append(ReadOrders())

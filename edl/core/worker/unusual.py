@@ -26,14 +26,13 @@ class Unusual:
         """The first that is to be looked at."""
         return min(self.even_until, self.rates_until, self.check_at)
 
-    def sit(self, checking: Checking, step: int, size: int, *, beside: bool = False) -> None:
+    def sit(self, checking: Checking, step: int, size: int, *, beside: int = 0) -> None:
         """A ring of `size` begins after `step`. Before the first step there is nothing to compare yet; nor, where
-        newcomers get their state `beside` it, before the next one.
+        newcomers get their state `beside` so many steps, before the one that follows.
         """
         self.even_until = NEVER
         self.checking, self.equal_step = checking, 0
-        first = step + 1 if beside else step
-        self.check_at = first if step > 0 and size > 1 else next_check(step, checking.every, size)
+        self.check_at = step + beside if step > 0 and size > 1 else next_check(step, checking.every, size)
 
     def note_equal(self, step: int, size: int) -> None:
         """The states of this ring's members are equal after `step`."""

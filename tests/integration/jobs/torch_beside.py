@@ -23,6 +23,7 @@ parser.add_argument("--until", type=Path, required=True, help="a file that will 
 parser.add_argument("--kill", type=Path, help="a file: while it is there, a worker that sends its state is killed")
 parser.add_argument("--late", action="store_true", help="change what is registered after notify_batch_end()")
 parser.add_argument("--thaws", action="store_true", help="train a layer from the tenth step on only")
+parser.add_argument("--layers", type=int, default=1, help="of 6 MB of state each; from 16 MB on it goes in portions")
 options = parser.parse_args()
 torch.set_num_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,7 @@ model = torch.nn.Sequential(
     torch.nn.Linear(8, 700),
     torch.nn.LayerNorm(700),
     torch.nn.Tanh(),
-    torch.nn.Linear(700, 700),
+    *(torch.nn.Linear(700, 700) for _ in range(options.layers)),
     torch.nn.Linear(700, 1),
 )
 frozen = list(model[3].parameters()) if options.thaws else []

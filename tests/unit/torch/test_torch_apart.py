@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from edl.core.worker.inputs import Portion
 from edl.errors import UsageError
 from edl.torch.framework import TorchFramework
 from edl.torch.snapshot import TorchSnapshot, restore
@@ -93,6 +94,91 @@ def test_a_newcomer_is_equal_bit_for_bit_and_stays_so(kind: str, rehearsed: int)
     root.step()
     newcomer.step()
     check_equal(newcomer.state(), root.state())
+
+
+class Deep(Worker):
+    """Five layers, an average of all weights, and a schedule."""
+
+    def __init__(self, seed: int, steps: int, kind: str) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(9, 9) for _ in range(4)), torch.nn.Linear(9, 1))
+        made: dict[str, Any] = {
+            "adam": lambda one: torch.optim.AdamW(one, lr=0.1, amsgrad=True),
+            "sgd": lambda one: torch.optim.SGD(one, lr=torch.tensor(0.1), momentum=0.9, nesterov=True),
+            "lbfgs": lambda one: torch.optim.LBFGS(one, lr=0.1, max_iter=1),
+        }
+        self.optimizer = made[kind](self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.framework = TorchFramework()
+        self.framework.track(self.optimizer)
+        self.framework.track(self.model)
+        self.ema = torch.optim.swa_utils.AveragedModel(
+            self.model, avg_fn=torch.optim.swa_utils.get_ema_avg_fn(0.9), use_buffers=False
+        )
+        self.extras = Extras(self.framework.sort)._add({"ema": self.ema, "schedule": self.schedule})
+        self.step(steps)
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.backward()
+            self.update()
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.arange(9.0)).square().sum().backward()
+
+    def update(self) -> None:
+        self.optimizer.step(lambda: torch.tensor(1.0))
+        self.schedule.step()
+        self.ema.update_parameters(self.model)
+
+    def averaged(self, root: Deep) -> None:
+        """Its own gradients weigh nothing."""
+        for mine, theirs in zip(self.model.parameters(), root.model.parameters(), strict=True):
+            assert theirs.grad is not None
+            mine.grad = theirs.grad.clone()
+
+    def take(self, root: Deep, portion: Portion) -> Any:
+        """What its script may see before the update; what is returned takes the rest."""
+        parted, apart = root.framework.apart.parted(portion), self.framework.apart
+        late = apart.take_early(parted.description, memoryview(bytearray(parted.early)))
+        if portion.is_first or portion.is_last:
+            tree, raw = root.extras._parted(root.framework.apart)
+            self.extras._take(apart, 0, tree, memoryview(bytearray(raw)))
+        else:
+            assert parted.early == b""
+        return lambda: (late.take(whole(parted.late)), parted.late.size)[1]
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd", "lbfgs"])
+@pytest.mark.parametrize("portions", [[1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], [2, 3]])
+def test_what_has_come_before_an_update_is_brought_forward_by_it(kind: str, portions: list[int]) -> None:
+    """All of the state in as many portions as there are, or the rest of it at once."""
+    root, newcomer, first, of = Deep(1, 2, kind), Deep(4, 1, kind), 0, sum(portions)
+    sizes = []
+    for count in portions:
+        portion = Portion(first, first + count, of)
+        first += count
+        take = newcomer.take(root, portion)
+        root.backward()
+        newcomer.backward()
+        newcomer.averaged(root)
+        sizes.append(take())
+        for worker in (root, newcomer):
+            worker.update()
+    assert len([size for size in sizes if size]) == min(len(portions), 10)
+    check_equal(newcomer.state(), root.state())
+    check_equal(newcomer.ema.state_dict(), root.ema.state_dict())
+    assert newcomer.schedule.state_dict() == root.schedule.state_dict()
+
+
+def test_portions_are_about_as_large_and_all_of_the_state() -> None:
+    root = Deep(1, 2, "adam")
+    apart, sizes = root.framework.apart, []
+    for number in range(3):
+        sizes.append(apart.parted(Portion(number, number + 1, 3)).late.size)
+    assert sum(sizes) == apart.size() == apart.parted().late.size
+    assert max(sizes) - min(sizes) <= max(sizes) / 2
 
 
 class Thawing(Worker):

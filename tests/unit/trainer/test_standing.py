@@ -42,7 +42,7 @@ class Shell:
     def put_back(self) -> None:
         """Nothing was kept."""
 
-    end_beside = weigh_if_known = put_back
+    end_beside = weigh_if_known = complete_state = measure_state = put_back
 
 
 class Evaluates:
@@ -64,7 +64,7 @@ class Evaluates:
 
 
 def seat(newest: int = STEP) -> Any:
-    trainer: Any = Trainer(SimpleNamespace(ring=None, sort=Arrays()))
+    trainer: Any = Trainer(SimpleNamespace(ring=None, apart=None, sort=Arrays()))
     trainer._settings = SimpleNamespace(step_timeout_s=1.0)
     trainer._shell = Shell(newest)
     trainer._machine = trainer._shell.machine

@@ -108,7 +108,7 @@ def test_each_deal_of_an_epoch_is_twice_as_long_as_the_one_before_and_a_round_en
         lambda ledger: ledger.enter(["b"], 100),
         lambda ledger: ledger.enter(["b", "a"], 100),
         lambda ledger: ledger.enter(["a", "b"], 100, [3, 5]),
-        lambda ledger: ledger.enter(["a", "c"], 100, spare=True),
+        lambda ledger: ledger.enter(["a", "c"], 100, spare=1),
         lambda ledger: ledger.resize([3, 5]),
         lambda ledger: ledger.rebatch(100),
     ],
@@ -242,7 +242,7 @@ def test_a_newcomer_is_leased_beside_the_survivors():
 def test_a_newcomer_that_is_spared_begins_one_step_later():
     ledger = ledger_of(400, "a", "b")
     ledger.grant(3)
-    ledger.enter(["a", "b", "c"], 1, spare=True)
+    ledger.enter(["a", "b", "c"], 1, spare=1)
     assert not ledger.spares(["c"])
     ledger.grant(5)
     assert ledger.spares(["c"])
@@ -256,14 +256,27 @@ def test_a_newcomer_that_is_spared_begins_one_step_later():
     assert sum(run_out(ledger)) == 400 - 8
 
 
+@pytest.mark.parametrize(("spare", "spared"), [(1, 1), (2, 2), (4, 4), (9, 4)])
+def test_a_newcomer_is_spared_in_as_many_steps_as_are_asked_for_and_leased(spare, spared):
+    ledger = ledger_of(400, "a", "b")
+    ledger.grant(3)
+    ledger.enter(["a", "b", "c"], 1, spare=spare)
+    ledger.grant(5)
+    assert ledger.spares(["c"]) == spared
+    assert [ledger.leases("a")[-1].until_step, ledger.leases("c")[-1].until_step] == [5, 5]
+    assert [run.samples for run in ledger.totals()] == ([8, 12] if spared < 4 else [8])
+    ledger.validate()
+    assert sum(run_out(ledger)) == 400 - 8
+
+
 def test_a_newcomer_is_spared_too_where_nothing_is_leased_ahead():
     ledger = ledger_of(400, "a", "b")
-    ledger.enter(["a", "b", "c"], 0, spare=True)
+    ledger.enter(["a", "b", "c"], 0, spare=1)
     ledger.grant(3)
     assert ledger.spares(["c"])
     assert ledger.totals() == (Totals(1, 8), Totals(3, 12))
     ledger = ledger_of(5, "a", "b")
-    ledger.enter(["a", "c"], 0, spare=True)
+    ledger.enter(["a", "c"], 0, spare=1)
     ledger.grant(3)
     assert ledger.totals() == (Totals(1, 4), Totals(2, 1)), (
         "what is left goes on, though the newcomer could have it now"
@@ -273,7 +286,7 @@ def test_a_newcomer_is_spared_too_where_nothing_is_leased_ahead():
 def test_of_a_lease_of_one_step_a_spared_newcomer_has_nothing():
     ledger = ledger_of(8, "a", "b")
     ledger.grant(1)
-    ledger.enter(["a", "b", "c"], 0, spare=True)
+    ledger.enter(["a", "b", "c"], 0, spare=1)
     ledger.grant(1)
     [lease] = ledger.leases("c")
     assert (lease.steps, len(lease), lease.final) == (1, 0, True)
@@ -282,7 +295,7 @@ def test_of_a_lease_of_one_step_a_spared_newcomer_has_nothing():
 
 def test_where_no_other_is_left_no_newcomer_is_spared():
     ledger = ledger_of(400, "a")
-    ledger.enter(["b"], 0, spare=True)
+    ledger.enter(["b"], 0, spare=1)
     ledger.grant(1)
     assert not ledger.spares(["b"])
 

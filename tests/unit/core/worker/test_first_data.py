@@ -38,7 +38,7 @@ class FakeRing:
 
 class FakeFramework:
     def __init__(self) -> None:
-        self.ring, self.sort = FakeRing(), Arrays()
+        self.ring, self.sort, self.apart = FakeRing(), Arrays(), None
 
     def discard(self) -> None: ...
     def put_back(self) -> None: ...

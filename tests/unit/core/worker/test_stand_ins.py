@@ -45,7 +45,7 @@ class Framework:
     """A model with statistics, an optimizer with a learning rate."""
 
     def __init__(self) -> None:
-        self.ring = SimpleNamespace(place=None)
+        self.ring, self.apart = SimpleNamespace(place=None), None
         self.sort = Arrays()
         self.weights: list[tuple[float, bool]] = []
         self.statistics, self.rate = 0, 0.1

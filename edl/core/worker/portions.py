@@ -1,0 +1,35 @@
+"""The state that goes to newcomers beside the first steps of a ring, in portions: one of them beside each.
+
+Owns: which portion goes beside the step that is being worked on, and whether more are to follow. Does not own: over how
+many steps (`edl.core.switch.sending`), what is of which portion, nor sending it (`edl.trainer.beside`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edl.core.worker.inputs import FetchPortion, FetchState, Portion, SendState
+
+
+class Portions:
+    """Of one worker, in the ring that it sits in. Nothing where it neither sends its state nor gets one."""
+
+    def __init__(self, begins: SendState | FetchState | None = None) -> None:
+        """`begins`: what it was told to do beside the first step."""
+        self._sends = begins if isinstance(begins, SendState) else None
+        self._now = None if begins is None else begins.portion
+        self.has_come = False  # that of the step being worked on
+
+    @property
+    def follow(self) -> bool:
+        """More are to go, beside steps after this one."""
+        return self._now is not None and not self._now.is_last
+
+    def next(self, *, rest: bool = False) -> list[SendState | FetchPortion]:
+        """What goes beside the step that begins; `rest`: all that is left goes now."""
+        if self._now is None or self._now.is_last:
+            return []
+        first, of = self._now.until, self._now.of
+        now = self._now = Portion(first, of if rest else first + 1, of)
+        self.has_come = False
+        return [FetchPortion(now) if self._sends is None else replace(self._sends, portion=now)]
