@@ -20,6 +20,7 @@ import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 from edl.testing import Violation, scenario
 
@@ -47,11 +48,11 @@ class Tally:
         self.failures += other.failures
 
 
-def play(seeds: range) -> Tally:
+def play(seeds: range, sends_large: bool = False) -> Tally:
     """Simulate each of `seeds`."""
     tally = Tally(seeds=len(seeds))
     for seed in seeds:
-        job = scenario(seed)
+        job = scenario(seed, sends_large=sends_large)
         try:
             job.run()
         except Violation as violation:
@@ -71,14 +72,14 @@ def _begin() -> None:
     gc.set_threshold(100_000, 50, 100)  # a sixth of the time goes there else, as a job leaves little behind
 
 
-def play_all(seeds: range, processes: int) -> tuple[Tally, bool]:
+def play_all(seeds: range, processes: int, *, sends_large: bool = False) -> tuple[Tally, bool]:
     """All of them, some at a time; False: it was interrupted."""
     blocks = [seeds[at : at + BLOCK] for at in range(0, len(seeds), BLOCK)]
     whole, shown = Tally(), time.monotonic()
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes, _begin) as pool:
         try:
-            for tally in pool.imap_unordered(play, blocks):
+            for tally in pool.imap_unordered(partial(play, sends_large=sends_large), blocks):
                 whole.add(tally)
                 if time.monotonic() - shown > (0.5 if sys.stderr.isatty() else 15):
                     shown = time.monotonic()
@@ -127,9 +128,11 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one per core")
     parser.add_argument("--json", action="store_true", help="print figures for programs")
+    parser.add_argument("--sends-large", action="store_true", help="large states go to newcomers over several steps")
     arguments = parser.parse_args()
     began = time.monotonic()
-    tally, whole = play_all(range(arguments.first, arguments.first + arguments.seeds), arguments.processes)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    tally, whole = play_all(seeds, arguments.processes, sends_large=arguments.sends_large)
     elapsed_s = time.monotonic() - began
     if arguments.json:
         print(json.dumps({**vars(tally), "seconds": round(elapsed_s, 1)}))

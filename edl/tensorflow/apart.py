@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from edl.core.worker.inputs import WHOLE, Portion
+from edl.core.worker.inputs import WHOLE, StatePortion
 from edl.errors import RingBroken, UsageError
 from edl.tensorflow.kernels import Answer, BeforeUpdate
 from edl.tensorflow.state import Described, EagerVariables, check_same
@@ -83,7 +83,7 @@ class TensorFlowApart:
         """It is read as it is beside one step, and not brought forward by the updates of others."""
         return 0
 
-    def parted(self, portion: Portion = WHOLE) -> Parted:  # noqa: ARG002 - the port's: all of it is one
+    def parted(self, portion: StatePortion = WHOLE) -> Parted:  # noqa: ARG002 - the port's: all of it is one
         state = self._holder.state_in_parts()
         head = BothParts(state.early.describe(), state.late.describe())
         return Parted(msgspec.msgpack.encode(head), b"".join(map(_bytes_of, state.early.values())), Read(state.late))

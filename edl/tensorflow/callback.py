@@ -323,11 +323,12 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _fetch(self, iterator: Any) -> None:
         """The next item, or the same one again, and what its step needs."""
-        if not self._held.again:
+        if self._held.again:
+            self._held.again -= 1
+        else:
             self._item = next(iterator)  # before anything waits for its weight: there may be none in this pass
             while self._held.passes_over():
                 self._item = next(iterator)
-        self._held.again = False
         self._trainer.begin_batch()
         self._trainer.before_reduce()
         if self._shared and not self._trainer.rehearsing() and not self._trainer.own_samples():

@@ -414,7 +414,8 @@ class Rings:
             # In this very step: some have the result already, others never get it.
             applied = [worker for worker in members if self.job.random.random() < 0.5]
         samples = [sample for hand in hands.values() for sample in hand]
-        self.job.checks.trained(ring.generation, members, step, samples, done=bool(applied))
+        stateful = [one for one in applied if not (one.machine.awaits_state and one.machine.portions.follow)]
+        self.job.checks.trained(ring.generation, members, step, samples, done=bool(stateful))
         parts = [part for one in members if (part := self._gradient(one, step, hands[one.id])) is not None]
         reduced = mean(parts, of=1) if parts else None
         lacking = [worker for worker in awaiting if not self._comes(worker, sender)]

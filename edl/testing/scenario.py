@@ -31,11 +31,17 @@ SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
 
 
 def scenario(
-    seed: int, job_class: type[SimJob] = SimJob, *, in_line: bool = False, saves: bool | None = None
+    seed: int,
+    job_class: type[SimJob] = SimJob,
+    *,
+    in_line: bool = False,
+    saves: bool | None = None,
+    sends_large: bool = False,
 ) -> SimJob:
     """The job of `seed`, with its faults planned. Run it; it raises Violation if an invariant breaks.
 
     `in_line`: no ring is formed beside another, nor is it saved. `saves`: whether it is, where that is not drawn.
+    `sends_large`: newcomers join, and get their states beside several steps; of what is drawn else, faults remain.
     """
     source = random.Random(f"scenario {seed}")  # noqa: S311 - repeatable is the point
     (size,) = source.choices((0, 1, 2), (SMALL, MIDDLE, BIG))
@@ -48,13 +54,13 @@ def scenario(
         epochs=epochs,
         batch=batch,
         whole_epochs=source.random() < 0.5,
-        by_sample=source.random() < 0.1,
+        by_sample=source.random() < 0.1 and not sends_large,
     )
     if spec.whole_epochs and not spec.by_sample:
         spec = msgspec.structs.replace(spec, open_ended=random.Random(f"end {seed}").random() < 0.5)  # noqa: S311
     minimum = source.choice((1, 1, 1, min(2, workers)))
     maximum = source.choice((0, 0, workers + 2))
-    own_data = random.Random(f"own data {seed}").random() < OWN_DATA  # noqa: S311
+    own_data = not sends_large and random.Random(f"own data {seed}").random() < OWN_DATA  # noqa: S311
     beside = random.Random(f"beside {seed}")  # noqa: S311
     sending = random.Random(f"sending {seed}")  # noqa: S311
     saving = random.Random(f"saving {seed}")  # noqa: S311
@@ -67,12 +73,14 @@ def scenario(
         minimum=minimum,
         maximum=maximum,
         lease_s=source.choice((0.2, 0.6, 1.2)),
-        prepares=0.0 if in_line else beside.choice(PREPARES),
-        sends=sending.choice(SENDS),
+        prepares=1.0 if sends_large else 0.0 if in_line else beside.choice(PREPARES),
+        sends=1.0 if sends_large else sending.choice(SENDS),
         spread=seed % 3 == 0,
         checkpointing=_checkpointing(saving, seed) if is_saved else None,
         batching=Batching() if spec.by_sample or own_data else _batching(random.Random(f"batches {seed}")),  # noqa: S311
     )
+    if sends_large:
+        _send_large(job, random.Random(f"large {seed}"))  # noqa: S311
     within_s = 0.05 + 0.01 * steps
     job.plan(draw(source, source.choice((1, 2, 2, 3, 3, 4, 6, 9)) * (1 + size), within_s))
     if source.random() < 0.3:
@@ -152,3 +160,11 @@ def _batching(source: random.Random) -> Batching:
             Batching(BatchRule.TABLE, table=table),
         )
     )
+
+
+def _send_large(job: SimJob, source: random.Random) -> None:
+    """Newcomers come, and faults strike as they are sent portion after portion."""
+    job.state_bytes = source.choice((10**8, 10**9))
+    job.plan([Planned(SimFault.JOIN, 0.05 + 0.3 * source.random()) for _ in range(2)])
+    strikes = (SimFault.KILL, SimFault.CUT_STATE, SimFault.VANISH, SimFault.LEAVE, SimFault.CRASH_LEADER)
+    job.plan([Planned(source.choice(strikes), Moment.SENDING, source.randint(1, 20)) for _ in range(2)])

@@ -29,8 +29,8 @@ from edl.core.worker.inputs import (
     ScriptEnded,
     ScriptFailed,
     SetWeight,
+    StateMeasured,
     StateNeeded,
-    StateSized,
     StillWaiting,
     TakeCopy,
     TellDaemon,
@@ -148,7 +148,7 @@ class SimShells:
         if worker.alive and not worker.stalled:
             self.carry_out(worker, commands)
         if worker.sends_state and not worker.machine.state_bytes:
-            self.tell(worker, StateSized(self.job.state_bytes))
+            self.tell(worker, StateMeasured(self.job.state_bytes))
 
     def broken(self, worker: SimWorker, reason: str) -> None:
         """Its ring failed; the mini-batch in flight, if there was one, is void (I8)."""

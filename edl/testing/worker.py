@@ -172,6 +172,7 @@ class SimWorker:
         """Its pipeline reads ahead, in the epochs that its script has begun, as far as it may and can."""
         self.leases.forget_before(self.step)
         self.read = {step: batch for step, batch in self.read.items() if step > self.step}
+        self.read |= dict.fromkeys(range(self.step + 1, min(self.read, default=0)), ())  # stand-ins that come again
         for step in range(max(self.step, *self.read, 0) + 1, self.step + self.ahead + 1):
             lease = self.leases.wanted_at(step)
             if lease is None or lease.epoch >= self.wanted or not self.leases.hand_out(lease, step):

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from edl.core.worker.inputs import WHOLE, Portion
+from edl.core.worker.inputs import WHOLE, StatePortion
 from edl.errors import UsageError
 from edl.torch.state import (
     Adoption,
@@ -75,7 +75,7 @@ class TorchApart:
     def size(self) -> int:
         return sum(self._sizes(self._both()[1]))
 
-    def parted(self, portion: Portion = WHOLE) -> Parted:
+    def parted(self, portion: StatePortion = WHOLE) -> Parted:
         self._holder.check_built()
         early, learned = self._both()
         if portion.is_first:

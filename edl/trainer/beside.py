@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from edl.core.worker.inputs import WHOLE, Portion
+from edl.core.worker.inputs import WHOLE, StatePortion
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import Place
 from edl.trainer.extras import Extras
@@ -68,7 +68,7 @@ class CopiedState:
         return self._late.whole()
 
 
-class Source(NamedTuple):
+class StateSource(NamedTuple):
     """Of the portions that follow the first one."""
 
     place: Place
@@ -93,7 +93,7 @@ class Beside:
         self._late: Late | None = None
         self._unpacked = Future[None]()
         self._portion = WHOLE
-        self._source: Source | None = None
+        self._source: StateSource | None = None
         self._head = Future[Head]()  # of a portion between the first and the last
         self._timeout_s = 0.0
         self._turn = threading.Lock()
@@ -126,7 +126,7 @@ class Beside:
         self.idle = False
         return self._listen(place, timeout_s)
 
-    def send(self, newcomers: int, portion: Portion) -> None:
+    def send(self, newcomers: int, portion: StatePortion) -> None:
         """To those who come for what was offered. All that a script may change is copied now, in the first portion and
         in the last.
         """
@@ -143,14 +143,14 @@ class Beside:
         giver.give(msgspec.msgpack.encode(head), contents, portion.first)
         self._portion, self._newcomers = portion, newcomers
 
-    def fetch(self, source: Source, timeout_s: float, portion: Portion) -> None:
+    def fetch(self, source: StateSource, timeout_s: float, portion: StatePortion) -> None:
         """The first portion; comes back once the script may go on. Raises RingBroken, UsageError."""
         self.drop()
         self._listen(source.place, timeout_s)
         self._source = source
         self.fetch_portion(portion)
 
-    def fetch_portion(self, portion: Portion) -> None:
+    def fetch_portion(self, portion: StatePortion) -> None:
         """Of the same source. Comes back once the script may go on. Raises RingBroken, UsageError."""
         apart, source = self._framework.apart, self._source
         if apart is None or source is None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from edl.collectives.ring import Ring
-from edl.core.worker.inputs import WHOLE, Portion
+from edl.core.worker.inputs import WHOLE, StatePortion
 from edl.protocol.divergence import Fingerprint
 from edl.trainer.tree import Tensors
 from edl.transport.stream import Contents
@@ -71,7 +71,7 @@ class Apart(Protocol):
     def size(self) -> int:
         """Bytes of what may go over several steps; 0: it goes beside one."""
 
-    def parted(self, portion: Portion = WHOLE) -> Parted:
+    def parted(self, portion: StatePortion = WHOLE) -> Parted:
         """That of this worker now, or a portion of it: those between the first and the last have no early part."""
 
     def take_early(self, description: bytes, early: memoryview) -> Late:

@@ -40,7 +40,6 @@ from edl.core.worker.inputs import (
     NumberHeard,
     OrdersHeard,
     OrdersRead,
-    Portion,
     PrepareRing,
     ReadOrders,
     RecordRing,
@@ -52,8 +51,9 @@ from edl.core.worker.inputs import (
     SetWeight,
     StateComes,
     StateCopied,
+    StateMeasured,
     StateNeeded,
-    StateSized,
+    StatePortion,
     StepCovered,
     StillWaiting,
     TakeCopy,
@@ -69,7 +69,7 @@ from edl.protocol.assignment import Orders
 from edl.protocol.messages import Pause
 from edl.protocol.ring import solo
 from edl.protocol.saving import Save
-from edl.trainer.beside import Beside, Source
+from edl.trainer.beside import Beside, StateSource
 from edl.trainer.copier import Copier
 from edl.trainer.data.audit import Audit
 from edl.trainer.data.rehearsals import Rehearsals
@@ -382,13 +382,13 @@ class WorkerShell:
         place = self._framework.ring.place
         assert place is not None  # it has just adopted that ring
         try:
-            self.beside.fetch(Source(place, command.root, command.offer), self.step_timeout_s, command.portion)
+            self.beside.fetch(StateSource(place, command.root, command.offer), self.step_timeout_s, command.portion)
         except RingBroken as error:
             return RingFailed(str(error))
         self.state_came()
         return StateComes()
 
-    def _fetch_portion(self, portion: Portion) -> None:
+    def _fetch_portion(self, portion: StatePortion) -> None:
         """Beside the coming step."""
         try:
             self.beside.fetch_portion(portion)
@@ -407,7 +407,7 @@ class WorkerShell:
         apart = self._framework.apart
         if apart is not None and self._measured != self.machine.generation:
             self._measured = self.machine.generation
-            self.hear(StateSized(apart.size()))
+            self.hear(StateMeasured(apart.size()))
 
     def prepare_copies(self) -> None:
         """Between two mini-batches: what a checkpoint will need is known."""

@@ -689,6 +689,8 @@ class Trainer:
         old, before = self._machine.size, self._machine.step
         self._standing.tell(before, self._evaluations.results, at_end=self._at_end)
         self._shell.end_uncommitted_batch()
+        if self._machine.step < before:
+            raise JobFailed(f"the others go back to before step {before}, and the script of this newcomer is past it")
         self._pass_over(before)
         self._prepare_step()
         self._tell_resized(old)
@@ -838,12 +840,21 @@ class Trainer:
             return False
         if machine.step > before:
             return True  # a peer had applied it: with that peer's state it is committed here too (I5)
-        if self._shards is not None and not self._shards.redeliver():  # before the script asks for the next batch
+        if self._shards is not None and not self._redeliver(before):  # before the script asks for the next batch
             raise JobFailed(
                 f"step {before + 1} is void, and the input pipeline has read ahead of it, so its samples cannot come "
                 "again in order: put shards.in_step(...) around the outermost iterable of the training loop"
             )
         return False
+
+    def _redeliver(self, before: int) -> bool:
+        """What comes after step `before`. A newcomer without a state may be ahead of the ring that it comes to: those
+        who have one have not applied what it has, with weight zero; and that is made again by all.
+        """
+        assert self._shards is not None
+        step = self._machine.step
+        one_epoch = self._leases.epoch(step + 1) == self._leases.epoch(before + 1)
+        return (step == before or one_epoch) and self._shards.redeliver(before - step)
 
     def _rehearse(self) -> None:
         """A newcomer does alone what it does first in a ring, as all others wait for it there (I4)."""

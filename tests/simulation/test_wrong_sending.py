@@ -10,7 +10,7 @@ from edl.core.data.ledger import Ledger
 from edl.core.data.ledger_versions import LedgerVersions
 from edl.core.switch.switching import Switching
 from edl.core.worker.account import TrainerAccount
-from edl.core.worker.inputs import Command, SendState, StateCopied
+from edl.core.worker.inputs import Command, SendState, StateCopied, TellDaemon
 from edl.core.worker.machine import WorkerMachine
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
@@ -76,6 +76,23 @@ def asks_of_members_what_they_cannot(patch: Patch) -> None:
     patch.setattr(Switching, "_can_send", lambda self, _roster: self._working.ledgers.can_spare())
 
 
+def counts_after_the_first_portion(patch: Patch) -> None:
+    def take(self):
+        awaited, self._tainted, self.awaits_state = self.awaits_state, False, False
+        return [TellDaemon(self._entered())] if awaited else []
+
+    patch.setattr(WorkerMachine, "_take_portion", take)
+
+
+def gives_newcomers_samples_in_the_second_step(patch: Patch) -> None:
+    def planned(self, *of, spare=0, **more):
+        return right(self, *of, spare=min(1, spare), **more)
+
+    right = LedgerVersions.planned
+    patch.setattr(LedgerVersions, "planned", planned)
+    patch.setattr(Ledger, "spares", lambda _self, _workers: 1_000)
+
+
 def growing(seed: int) -> SimJob:
     job = SimJob(DATA, seed=seed, workers=2, prepares=1.0, sends=1.0)
     job.plan([Planned(SimFault.JOIN, 0.05), Planned(SimFault.JOIN, 0.4), Planned(SimFault.LEAVE, 0.8)])
@@ -95,6 +112,17 @@ def cut(seed: int) -> SimJob:
     job.plan([Planned(SimFault.CUT_STATE, Moment.SENDING, 1), Planned(SimFault.LEAVE, Moment.SENDING, 1)])
     job.plan([Planned((SimFault.KILL, SimFault.LEAVE, SimFault.JOIN)[seed % 3], Moment.SENDING, 2)])
     return job
+
+
+def of_large_states(play: Play) -> Play:
+    """It takes six steps and more to send one."""
+
+    def large(seed: int) -> SimJob:
+        job = play(seed)
+        job.state_bytes = 10**8 if seed % 2 else 10**9
+        return job
+
+    return large
 
 
 class LosesItsSender(Prompt):
@@ -131,6 +159,8 @@ MUTANTS: dict[Mutant, tuple[Play, set[str]]] = {
     never_says_that_the_state_has_come: (growing, {"I5", "I9", "I12", "I14"}),
     forgets_whose_leases_it_reads: (cut, {"I5", "I6", "I7", "I14"}),
     asks_of_members_what_they_cannot: (of_two_sorts, {"I14"}),
+    counts_after_the_first_portion: (of_large_states(growing), {"I5"}),
+    gives_newcomers_samples_in_the_second_step: (of_large_states(growing), {"I5"}),
 }
 
 
@@ -166,11 +196,23 @@ def test_newcomers_get_their_state_beside_a_step(seed: int) -> None:
     assert job.shells.sent >= 1, job.story("nothing was sent")
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_large_one_comes_beside_several(seed: int) -> None:
+    job = of_large_states(lambda seed: Counted(DATA, seed=seed, workers=2, prepares=1.0, sends=1.0))(seed)
+    assert isinstance(job, Counted)
+    job.plan([Planned(SimFault.JOIN, 0.05), Planned(SimFault.JOIN, 0.6)])
+    job.run()
+    assert job.durable.state is JobState.FINISHED, job.story("not finished")
+    assert job.shells.sent >= 6, job.story("it was not sent in portions")
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["one portion", "many"])
 @pytest.mark.parametrize("fault", [SimFault.CUT_STATE, SimFault.KILL, SimFault.VANISH])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_state_that_does_not_come_costs_a_broadcast(fault: SimFault, seed: int) -> None:
+def test_a_state_that_does_not_come_costs_a_broadcast(fault: SimFault, seed: int, large: bool) -> None:
     job = SimJob(DATA, seed=seed, workers=2, prepares=1.0, sends=1.0)
-    job.plan([Planned(SimFault.JOIN, 0.05), Planned(fault, Moment.SENDING, 1)])
+    job.state_bytes = 10**8 if large else 0
+    job.plan([Planned(SimFault.JOIN, 0.05), Planned(fault, Moment.SENDING, 1 + 2 * large)])
     job.run()
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
     assert job.struck[fault] == 1

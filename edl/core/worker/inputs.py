@@ -101,7 +101,7 @@ class StateNeeded:
 
 
 @dataclass(frozen=True, slots=True)
-class StateSized:
+class StateMeasured:
     """So large is the state that this worker can give to a newcomer over several steps."""
 
     bytes: int
@@ -217,7 +217,7 @@ FromOrders = OrdersHeard | OrdersRead | StillWaiting
 FromRing = RingFormed | RingFailed | NumberHeard | StateComes | StateCopied
 FromNextRing = RingPrepared | RingNotPrepared
 FromTraining = BatchBegins | BatchVoid | BatchEnded | StepCovered | RatesHold
-FromPortions = StateNeeded | StateSized
+FromPortions = StateNeeded | StateMeasured
 FromComparison = StatesEqual | StatesDiffer | HealingBegins
 FromCopying = CopyTaken | CopyFailed
 FromScript = DataWanted | RestartsExpected | LeaveWanted | CheckpointWished | ScriptFailed | ScriptEnded
@@ -300,7 +300,7 @@ class CopyState:
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class StatePortion:
     """Of a state that goes beside several steps: from the one with the number `first` to before `until`, of so many."""
 
     first: int = 0
@@ -318,7 +318,7 @@ class Portion:
         return self.until == self.of
 
 
-WHOLE: Final = Portion()  # all of it, beside one step
+WHOLE: Final = StatePortion()  # all of it, beside one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +330,7 @@ class SendState:
     """
 
     newcomers: int
-    portion: Portion = WHOLE
+    portion: StatePortion = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,14 +341,14 @@ class FetchState:
 
     root: int
     offer: int
-    portion: Portion = WHOLE
+    portion: StatePortion = WHOLE
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPortion:
     """From the same member, for the step that begins; `StateCopied` or `BatchVoid` follows before its update."""
 
-    portion: Portion
+    portion: StatePortion
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,6 @@ from edl.core.worker.inputs import (
     NumberHeard,
     OrdersHeard,
     OrdersRead,
-    Portion,
     RatesHold,
     ReadOrders,
     RecordRing,
@@ -70,10 +69,11 @@ from edl.core.worker.inputs import (
     SendState,
     StateComes,
     StateCopied,
+    StateMeasured,
     StateNeeded,
+    StatePortion,
     StatesDiffer,
     StatesEqual,
-    StateSized,
     StepCovered,
     StillWaiting,
     TellDaemon,
@@ -170,7 +170,7 @@ class WorkerMachine:
                 return self._on_orders(happened)
             case RingFormed() | RingFailed() | NumberHeard() | StateComes() | StateCopied():
                 return self._on_ring(happened)
-            case RingPrepared() | RingNotPrepared() | CopyTaken() | CopyFailed() | StateNeeded() | StateSized():
+            case RingPrepared() | RingNotPrepared() | CopyTaken() | CopyFailed() | StateNeeded() | StateMeasured():
                 return self._on_beside(happened)
             case StatesEqual() | StatesDiffer() | HealingBegins():
                 return self._on_comparison(happened)
@@ -188,7 +188,7 @@ class WorkerMachine:
                 return self.next_ring.take(happened)
             case StateNeeded():
                 return [*self.portions.next(rest=True)]
-            case StateSized(size):
+            case StateMeasured(size):
                 before, self.state_bytes = self.state_bytes, size
                 return [TellDaemon(say.StateSized(size))] if size != before else []
 
@@ -495,7 +495,7 @@ class WorkerMachine:
     def _part(self, entering: Entering, root: int, beginning: Beginning) -> list[Command]:
         """The root sends its state beside the first steps; of the others, only newcomers have to do with that."""
         planned = entering.assignment
-        first = Portion(of=planned.beside)
+        first = StatePortion(of=planned.beside)
         if not beginning.current:
             self._tainted = True
             fetches = FetchState(root, beginning.offer, first)
@@ -601,7 +601,8 @@ class WorkerMachine:
             self._move(StateChange.LOOKS)  # the job is over without this step, which the next life makes
             return [ReadOrders()]
         self.count.step += 1
-        committed: list[Command] = [RecordStep(self.generation, self.count.step), *self.portions.next()]
+        applied = [] if self.awaits_state else [RecordStep(self.generation, self.count.step)]  # to a state
+        committed: list[Command] = [*applied, *self.portions.next()]
         if attention or self.leases.holds_at(self.count.step):
             self._move(StateChange.LOOKS)
             committed.append(ReadOrders())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edl.core.worker.inputs import FetchPortion, FetchState, Portion, SendState
+from edl.core.worker.inputs import FetchPortion, FetchState, SendState, StatePortion
 
 
 class Portions:
@@ -30,6 +30,6 @@ class Portions:
         if self._now is None or self._now.is_last:
             return []
         first, of = self._now.until, self._now.of
-        now = self._now = Portion(first, of if rest else first + 1, of)
+        now = self._now = StatePortion(first, of if rest else first + 1, of)
         self.has_come = False
         return [FetchPortion(now) if self._sends is None else replace(self._sends, portion=now)]

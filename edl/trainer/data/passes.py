@@ -152,10 +152,12 @@ class Pass:
             if self.state is not PassState.ENDED:
                 self.state = PassState.GIVEN_UP
 
-    def step_back(self, void: int) -> bool:
-        """Step `void` must come again. True: it is what `next` gives next, or the pass that follows."""
+    def step_back(self, void: int, more: int = 0) -> bool:
+        """Step `void` must come again, and `more` after it. True: it is what `next` gives next, or the pass that
+        follows.
+        """
         with self._lock:
-            if self.step != void:
+            if self.step != void + more:
                 return False
             if self.state is PassState.ENDED:
                 self.state = PassState.GIVEN_UP  # the pass that follows begins with it

@@ -41,7 +41,7 @@ class Held:
     """The item of a pipeline that is being trained, in the script's hands."""
 
     def __init__(self) -> None:
-        self.again = False  # it was void: the next item is this one
+        self.again = 0  # it was void: so many of the next items are this one
         self.stale = 0  # so many items come that the pipeline had read already when the others trained them
 
     def passes_over(self) -> bool:
@@ -155,7 +155,7 @@ class ShardGenerator:
                     continue
                 yield item
                 while held.again:
-                    held.again = False
+                    held.again -= 1
                     yield item
             self._port.begin_batch()  # where a job goes on and nothing is left to train: the model is that of its end
         finally:
@@ -196,19 +196,20 @@ class ShardGenerator:
         self._held = Held()
         return self._held
 
-    def redeliver(self) -> bool:
+    def redeliver(self, more: int = 0) -> bool:
         """The mini-batch being worked on is void: hand it out again (I8). Call it before the script goes on.
 
+        `more`: so many before it come again, too. They are stand-ins as it is, of a newcomer without a state.
         False: the script's pipeline has read ahead, so stepping back would disorder it. Then the trainer must repeat
         the step itself, with the gradients it has, or end this worker, whose leases then go back as they are.
         """
         held, now = self._held, self._pass
         if held is not None:
-            held.again = True
+            held.again = 1 + more
             return True
         if now is not None and now.state is PassState.GIVEN_UP:
             return True  # the pass that follows begins with it
-        return now is not None and now.step_back(self._port.step())
+        return now is not None and now.step_back(self._port.step(), more)
 
     def pass_over(self, done: int, step: int) -> bool:
         """The script was at step `done`, and the others have gone on to the end of `step`: nothing of what lies between
@@ -230,7 +231,7 @@ class ShardGenerator:
         """The script leaves its iteration, whatever its pipeline has read ahead."""
         held, self._held = self._held, None
         if held is not None:
-            held.again, held.stale = False, 0
+            held.again, held.stale = 0, 0
         if self._pass is not None:
             self._epochs_done = self.epochs_done
             self._pass.give_up()

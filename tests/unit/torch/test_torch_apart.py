@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from edl.core.worker.inputs import Portion
+from edl.core.worker.inputs import StatePortion
 from edl.errors import UsageError
 from edl.torch.framework import TorchFramework
 from edl.torch.snapshot import TorchSnapshot, restore
@@ -96,8 +96,11 @@ def test_a_newcomer_is_equal_bit_for_bit_and_stays_so(kind: str, rehearsed: int)
     check_equal(newcomer.state(), root.state())
 
 
-class Deep(Worker):
+class Deep:
     """Five layers, an average of all weights, and a schedule."""
+
+    def state(self) -> dict[str, Any]:
+        return Worker.state(self)  # type: ignore[arg-type]
 
     def __init__(self, seed: int, steps: int, kind: str) -> None:
         torch.manual_seed(seed)
@@ -107,7 +110,7 @@ class Deep(Worker):
             "sgd": lambda one: torch.optim.SGD(one, lr=torch.tensor(0.1), momentum=0.9, nesterov=True),
             "lbfgs": lambda one: torch.optim.LBFGS(one, lr=0.1, max_iter=1),
         }
-        self.optimizer = made[kind](self.model.parameters())
+        self.optimizer: Any = made[kind](self.model.parameters())
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
         self.framework = TorchFramework()
         self.framework.track(self.optimizer)
@@ -138,7 +141,7 @@ class Deep(Worker):
             assert theirs.grad is not None
             mine.grad = theirs.grad.clone()
 
-    def take(self, root: Deep, portion: Portion) -> Any:
+    def take(self, root: Deep, portion: StatePortion) -> Any:
         """What its script may see before the update; what is returned takes the rest."""
         parted, apart = root.framework.apart.parted(portion), self.framework.apart
         late = apart.take_early(parted.description, memoryview(bytearray(parted.early)))
@@ -157,7 +160,7 @@ def test_what_has_come_before_an_update_is_brought_forward_by_it(kind: str, port
     root, newcomer, first, of = Deep(1, 2, kind), Deep(4, 1, kind), 0, sum(portions)
     sizes = []
     for count in portions:
-        portion = Portion(first, first + count, of)
+        portion = StatePortion(first, first + count, of)
         first += count
         take = newcomer.take(root, portion)
         root.backward()
@@ -174,9 +177,8 @@ def test_what_has_come_before_an_update_is_brought_forward_by_it(kind: str, port
 
 def test_portions_are_about_as_large_and_all_of_the_state() -> None:
     root = Deep(1, 2, "adam")
-    apart, sizes = root.framework.apart, []
-    for number in range(3):
-        sizes.append(apart.parted(Portion(number, number + 1, 3)).late.size)
+    apart = root.framework.apart
+    sizes = [apart.parted(StatePortion(number, number + 1, 3)).late.size for number in range(3)]
     assert sum(sizes) == apart.size() == apart.parted().late.size
     assert max(sizes) - min(sizes) <= max(sizes) / 2
 

@@ -91,6 +91,27 @@ def test_who_comes_before_there_is_anything_waits(givers: list[Giver]) -> None:
     assert taker(givers, root).wait_whole(PATIENCE_S) == BYTES
 
 
+def test_several_follow_each_other_each_by_its_number(givers: list[Giver]) -> None:
+    """A newcomer may ask for the next one before it is there; for one of before it comes too late."""
+    root, here = giver(givers), giver(givers).number
+    first, ahead, late = (Taker(root.number, KEY, 7, here, PATIENCE_S, number) for number in (0, 3, 0))
+    root.give(b"first", Parts())
+    assert first.begin() == b"first"
+    assert first.wait_whole(PATIENCE_S) == BYTES
+    assert root.wait_given(1, PATIENCE_S)
+    heads: list[bytes] = []
+    asking = threading.Thread(target=lambda: heads.append(ahead.begin()))
+    asking.start()
+    assert not root.wait_given(2, 0.2)
+    root.give(b"third", Parts(), 3)
+    asking.join(PATIENCE_S)
+    assert heads == [b"third"]
+    assert ahead.wait_whole(PATIENCE_S) == BYTES
+    assert root.wait_given(1, PATIENCE_S)
+    with pytest.raises(StreamBroken):
+        late.begin()
+
+
 def test_a_state_that_was_changed_meanwhile_is_not_taken(givers: list[Giver]) -> None:
     root = giver(givers)
     root.give(b"head", Parts(whole=False))

@@ -15,15 +15,20 @@ from edl.core.worker.inputs import (
     BatchVoid,
     Command,
     CopyState,
+    FetchPortion,
     FetchState,
     NumberHeard,
     OrdersRead,
+    RecordStep,
     RingFailed,
     RingFormed,
     RingPrepared,
     SendState,
     StateComes,
     StateCopied,
+    StateMeasured,
+    StateNeeded,
+    StatePortion,
     StatesEqual,
     TellDaemon,
 )
@@ -39,9 +44,7 @@ from edl.protocol.ring import Place
 OFFER = 0x7F0000019C40
 
 
-def planned(
-    rank: int, size: int = 3, newcomers: int = 1, *, beside: bool = True, after_step: int | None = 9
-) -> Assignment:
+def planned(rank: int, size: int = 3, newcomers: int = 1, *, beside: int = 1, after_step: int | None = 9) -> Assignment:
     return Assignment(Place(2, rank, size, f"w{rank}"), after_step, newcomers, follows=1, prepared=True, beside=beside)
 
 
@@ -78,7 +81,7 @@ def test_all_hear_where_the_state_of_the_root_is() -> None:
 @pytest.mark.parametrize(
     ("steps", "plan", "offer"),
     [
-        ([9, 9, 0], planned(0, beside=False), OFFER),
+        ([9, 9, 0], planned(0, beside=0), OFFER),
         ([9, 9, 0], planned(0), 0),
         ([9, 8, 0], planned(0), OFFER),
         ([9, 9, 0], planned(0, after_step=None), OFFER),
@@ -93,13 +96,13 @@ def test_else_it_is_broadcast(steps: list[int], plan: Assignment, offer: int) ->
 class Worker:
     """In ring 1 after step 9, or with its rehearsal behind it; ring 2 stands beside, and is adopted."""
 
-    def __init__(self, rank: int, size: int = 3) -> None:
+    def __init__(self, rank: int, size: int = 3, over: int = 1) -> None:
         new = rank == size - 1
         self.machine = WorkerMachine(LeaseBuffer(), SimpleNamespace(step=0 if new else 9, usual_until=0))
         self.machine.rehearsed, self.machine.generation = new, 0 if new else 1
         self.machine.state = here = TrainerState.WAITING if new else TrainerState.BETWEEN
         self.version = 0
-        plan = planned(rank, size)
+        plan = planned(rank, size, beside=over)
         self.hear(summons=Summons(1, (), plan.place))
         self.machine.handle(RingPrepared(2))
         self.machine.state = here
@@ -155,6 +158,67 @@ def test_a_newcomer_counts_once_its_state_has_come() -> None:
     assert machine.is_new, "it may have got another state than the others had after that step"
     machine.handle(StatesEqual())
     assert not machine.is_new
+
+
+def test_over_several_steps_a_portion_goes_beside_each() -> None:
+    root, other, newcomer = Worker(0, over=3), Worker(1, over=3), Worker(2, over=3)
+    portions = [StatePortion(number, number + 1, 3) for number in range(3)]
+    assert root.agree()[0] == SendState(1, portions[0])
+    other.agree()
+    assert newcomer.agree() == [FetchState(0, OFFER, portions[0])]
+    assert told(newcomer.machine.handle(StateComes())) == [entered(awaits_state=True)]
+    for step, portion in enumerate(portions[1:], 10):
+        for one in (root, newcomer):
+            assert one.machine.count.usual_until == 0, "the end of this mini-batch is to be heard of"
+        assert newcomer.machine.handle(StateCopied()) == []
+        assert newcomer.machine.handle(BatchEnded()) == [FetchPortion(portion)]
+        assert root.machine.handle(BatchEnded()) == [RecordStep(2, step), SendState(1, portion)]
+        assert newcomer.machine.step == step
+        assert not newcomer.machine.has_state
+        assert newcomer.machine.awaits_state
+        with pytest.raises(InvalidTransition, match="no state to be applied to"):
+            newcomer.machine.handle(BatchEnded())
+    assert newcomer.machine.handle(StateCopied()) == [TellDaemon(entered(awaits_state=False))]
+    assert newcomer.machine.has_state
+    for one in (root, newcomer):
+        assert one.machine.handle(BatchEnded()) == [RecordStep(2, 12)]
+    assert {one.machine.unusual.check_at for one in (root, other, newcomer)} == {12}
+
+
+def test_where_all_of_the_model_is_needed_the_rest_follows_at_once() -> None:
+    root, other, newcomer = Worker(0, over=5), Worker(1, over=5), Worker(2, over=5)
+    for one in (root, other, newcomer):
+        one.agree()
+    newcomer.machine.handle(StateComes())
+    newcomer.machine.handle(StateCopied())
+    rest = StatePortion(1, 5, 5)
+    assert root.machine.handle(StateNeeded()) == [SendState(1, rest)]
+    assert newcomer.machine.handle(StateNeeded()) == [FetchPortion(rest)]
+    assert other.machine.handle(StateNeeded()) == []
+    assert newcomer.machine.handle(StateCopied()) == [TellDaemon(entered(awaits_state=False))]
+    for one in (root, newcomer):
+        assert one.machine.handle(StateNeeded()) == []
+        assert one.machine.handle(BatchEnded()) == [RecordStep(2, 10)]
+
+
+def test_a_ring_that_breaks_ends_what_goes_in_portions() -> None:
+    root = Worker(0, over=3)
+    root.agree()
+    root.machine.handle(BatchVoid("a peer is gone"))
+    root.machine.handle(BatchEnded())
+    again = msgspec.structs.replace(planned(0), place=Place(3, 0, 2, "w0"), after_step=None, prepared=False)
+    root.hear(assignment=again)
+    assert not root.machine.portions.follow
+
+
+def test_the_daemon_hears_how_large_the_state_is_and_of_each_change() -> None:
+    machine = Worker(0).machine
+    assert machine.handle(StateMeasured(5)) == [TellDaemon(say.StateSized(5))]
+    assert machine.handle(StateMeasured(5)) == []
+    assert say.StateSized(5) in machine.story()
+    account = TrainerAccount()
+    account.hear(say.StateSized(5))
+    assert account.state_bytes == 5
 
 
 def test_a_newcomer_without_a_state_makes_no_step() -> None:
