@@ -120,11 +120,12 @@ class Beside:
     def offer(self, place: Place, timeout_s: float) -> int:
         """Where our state can be had in the ring of `place`; 0: nowhere."""
         self.drop()
+        self._timeout_s = timeout_s
         apart = self._framework.apart
         if self.withheld or not place.key or apart is None or not apart.given():
             return 0
         self.idle = False
-        return self._listen(place, timeout_s)
+        return self._listen(place)
 
     def send(self, newcomers: int, portion: StatePortion) -> None:
         """To those who come for what was offered. All that a script may change is copied now, in the first portion and
@@ -146,8 +147,8 @@ class Beside:
     def fetch(self, source: StateSource, timeout_s: float, portion: StatePortion) -> None:
         """The first portion; comes back once the script may go on. Raises RingBroken, UsageError."""
         self.drop()
-        self._listen(source.place, timeout_s)
-        self._source = source
+        self._timeout_s, self._source = timeout_s, source
+        self._listen(source.place)
         self.fetch_portion(portion)
 
     def fetch_portion(self, portion: StatePortion) -> None:
@@ -233,7 +234,7 @@ class Beside:
         _give_up(giver, taker)
 
     def abort(self, generations: range) -> None:
-        """Any thread: rings of these generations come to nothing, and what is under way beside their first step."""
+        """Any thread: rings of these generations come to nothing, and what is under way beside their first steps."""
         with self._turn:
             place, giver, taker = self._place, self._giver, self._taker
         if place is not None and place.generation in generations:
@@ -249,14 +250,14 @@ class Beside:
             lambda: unpack(lambda size: taker.wait_first(min(begin + size, taker.size), self._timeout_s)[begin:])
         )
 
-    def _listen(self, place: Place, timeout_s: float) -> int:
+    def _listen(self, place: Place) -> int:
         try:
-            giver = Giver(place.address, place.key, place.generation, timeout_s)
+            giver = Giver(place.address, place.key, place.generation, self._timeout_s)
         except OSError as error:
             logger.warning("no state is sent from here beside a step: %s", error)
             return 0
         with self._turn:
-            self._place, self._giver, self._timeout_s = place, giver, timeout_s
+            self._place, self._giver = place, giver
         return giver.number
 
     def _lost(self, why: object) -> RingBroken:
