@@ -180,10 +180,13 @@ class SwitchScheduled(Fact, frozen=True, kw_only=True):
     size: int
     newcomers: int
     why: str = ""
+    portions: int | UnsetType = UNSET  # in which newcomers get their state, beside as many steps
 
     def words(self) -> str:
         step = "at once" if self.after_step is None else f"after step {self.after_step}"
         new = f", {self.newcomers} of them new" if self.newcomers else ""
+        if self.portions:
+            new += f" (their state comes in {self.portions} portions)"
         why = f", as {self.why}" if self.why else ""
         return f"generation {self.next_generation} {step}: {self.size} workers{new}{why}"
 

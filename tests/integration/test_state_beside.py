@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 from elastic_job import Job
 
@@ -51,20 +53,22 @@ def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, s
 
 @pytest.mark.parametrize("ring", ["horovod", pytest.param("torch", marks=pytest.mark.soak)])
 def test_a_large_state_comes_over_several_steps_and_is_equal_after_the_last(edl, tmp_path, ring):
-    """180 MB, in two portions and more, for two newcomers, one after the other; an average of the weights beside."""
-    script = (*TORCH, "--layers", "30")
-    job = Job(edl, tmp_path / "out", workers=2, script=script, EDL_RING=ring, EDL_CHECK_WEIGHTS="5")
+    """400 MB for two newcomers; an average of the weights beside."""
+    script = (*TORCH, "--ballast-mb", "400")
+    job = Job(edl, tmp_path / "out", workers=2, script=script, EDL_RING=ring, EDL_CHECK_WEIGHTS="20")
     job.wait_size(2)
     job.wait_steps(10)
     job.grow(4)
     job.wait_size(4)
     job.wait_steps(10)
-    assert [event for event in job.finish() if event["kind"] in ("batch_voided", "diverged", "worker_lost")] == []
-    results = job.results()
-    stood_by = sorted(next(step for step, own in enumerate(result["own"]) if own) for result in results)
-    assert len(stood_by) == 4
-    assert stood_by[1] == 0
-    assert stood_by[2] >= 2, "newcomers have no samples as their state comes"
+    events = job.finish()
+    assert [event for event in events if event["kind"] in ("batch_voided", "diverged", "worker_lost")] == []
+    switches = [event for event in events if event["kind"] == "switch_scheduled" and event["next_generation"] > 1]
+    stood_by = [switch.get("portions", 1) for switch in switches for _ in range(switch["newcomers"])]
+    assert max(stood_by) > 1
+    empty = sorted(next(step for step, own in enumerate(result["own"]) if own) for result in job.results())
+    assert empty[:2] == [0, 0]
+    assert all(map(operator.ge, empty[2:], sorted(stood_by))), "newcomers have no samples as their state comes"
     job.expect_equal_models()
     job.expect_exactly_once()
 
@@ -102,7 +106,11 @@ def test_a_model_whose_forward_pass_changes_weights_is_given_again(edl, tmp_path
 
 
 @pytest.mark.soak  # so it is in tests/simulation/test_wrong_sending.py, tests/unit/transport/test_stream.py
-@pytest.mark.parametrize(("script", "ring"), [(TORCH, "torch"), (TENSORFLOW, "horovod")], ids=["torch", "tensorflow"])
+@pytest.mark.parametrize(
+    ("script", "ring"),
+    [(TORCH, "torch"), (TENSORFLOW, "horovod"), ((*TORCH, "--ballast-mb", "400", "--kill-at", "2"), "horovod")],
+    ids=["torch", "tensorflow", "in its second portion"],
+)
 def test_the_sender_is_killed_in_the_middle(edl, tmp_path, script, ring):
     """The others form another ring at once, in which the newcomer is given the state of who is left."""
     kill = tmp_path / "kill"

@@ -269,6 +269,7 @@ class Switching:
                 size=len(roster),
                 newcomers=newcomers(working.record, plan),
                 why=wanted.why,
+                portions=crossing.spares if crossing.spares > 1 else UNSET,
             )
         )
 

@@ -21,9 +21,10 @@ parser.add_argument("--step-time", type=float, default=0.04)
 parser.add_argument("--epochs", type=int, help="known from the beginning")
 parser.add_argument("--until", type=Path, required=True, help="a file that will hold the number of epochs")
 parser.add_argument("--kill", type=Path, help="a file: while it is there, a worker that sends its state is killed")
+parser.add_argument("--kill-at", type=int, default=1, help="with which of the portions that it sends")
 parser.add_argument("--late", action="store_true", help="change what is registered after notify_batch_end()")
 parser.add_argument("--thaws", action="store_true", help="train a layer from the tenth step on only")
-parser.add_argument("--layers", type=int, default=1, help="of 6 MB of state each; from 16 MB on it goes in portions")
+parser.add_argument("--ballast-mb", type=int, default=0, help="more state, of layers that are not trained")
 options = parser.parse_args()
 torch.set_num_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
@@ -31,10 +32,15 @@ inputs, targets = torch.from_numpy(task.INPUTS), torch.from_numpy(task.TARGETS)
 whole = Lying.part
 
 
+sent: set[int] = set()  # portions, or whole states
+
+
 def part(self: Lying, begin: int) -> memoryview:
     """The first half of it, and then no more."""
-    sends = not edl.rehearsing()  # else it takes over its own
-    if sends and begin > self.size // 2 and options.kill is not None and options.kill.exists():
+    if not edl.rehearsing():  # else it takes over its own
+        sent.add(id(self))
+    is_due = len(sent) >= options.kill_at and options.kill is not None and options.kill.exists()
+    if begin > self.size // 2 and is_due:
         options.kill.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     return whole(self, begin)
@@ -47,8 +53,11 @@ model = torch.nn.Sequential(
     torch.nn.Linear(8, 700),
     torch.nn.LayerNorm(700),
     torch.nn.Tanh(),
-    *(torch.nn.Linear(700, 700) for _ in range(options.layers)),
+    torch.nn.Linear(700, 700),
     torch.nn.Linear(700, 1),
+)
+model[0].ballast = torch.nn.ParameterList(
+    torch.nn.Parameter(torch.rand(250_000), requires_grad=False) for _ in range(options.ballast_mb)
 )
 frozen = list(model[3].parameters()) if options.thaws else []
 for parameter in frozen:
@@ -56,7 +65,8 @@ for parameter in frozen:
 first = [parameter for parameter in model.parameters() if parameter.requires_grad]
 optimizer = edl.Optimizer(torch.optim.Adam(first, lr=0.001), model=model)
 schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
-average = torch.optim.swa_utils.AveragedModel(model, avg_fn=torch.optim.swa_utils.get_ema_avg_fn(0.9))
+trained = model[2:] if options.ballast_mb else model
+average = torch.optim.swa_utils.AveragedModel(trained, avg_fn=torch.optim.swa_utils.get_ema_avg_fn(0.9))
 extra = edl.register(average=average, schedule=schedule, batches=0)
 checks: list[int] = []  # of the ids of committed batches
 own: list[int] = []  # samples of its own in each mini-batch
@@ -76,11 +86,11 @@ while shards.epochs_done < path.epochs_wanted(options):
         optimizer.step()
         schedule.step()
         if not options.late:
-            average.update_parameters(model)
+            average.update_parameters(trained)
         extra.batches += 1
         if edl.notify_batch_end():
             if options.late:
-                average.update_parameters(model)
+                average.update_parameters(trained)
             checks.append(zlib.crc32(np.asarray(ids, np.int64).data))
         if not rehearses:
             own.append(mine)
