@@ -8,6 +8,9 @@ an update changes. They are sent as they were read: an update that comes meanwhi
 
 A `tf.function` makes its update without coming back to Python. So at a newcomer edl's own operation, through which all
 averaged gradients go before the first variable is touched, calls for the rest of the state (`edl.tensorflow.kernels`).
+
+The late part may go in portions. One is of some variables that are trained, and of all that optimizers keep of these:
+so from the update before which it has come on, each is changed as the sender's is. What is kept of none goes first.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from edl.core.worker.inputs import WHOLE, StatePortion
+from edl.core.worker.portions import cut
 from edl.errors import RingBroken, UsageError
 from edl.tensorflow.kernels import Answer, BeforeUpdate
 from edl.tensorflow.state import Described, EagerVariables, check_same
@@ -41,6 +45,7 @@ class InParts(NamedTuple):
 
     early: EagerVariables
     late: EagerVariables
+    owners: Sequence[int]  # of each of `late`: the number of the one that is trained which it is, or is kept of
 
 
 class Tracked(Protocol):
@@ -63,10 +68,12 @@ class Tracked(Protocol):
 
 
 class BothParts(msgspec.Struct, frozen=True, array_like=True):
-    """Of both parts, without contents."""
+    """Of both parts, or of a portion of the late one, without contents."""
 
-    early: list[Described]
+    early: list[Described] | None  # None: it is between the first portion and the last
     late: list[Described]
+    begin: int  # the first that is trained which it is of
+    end: int  # and the first after it which it is not of
 
 
 class TensorFlowApart:
@@ -75,26 +82,33 @@ class TensorFlowApart:
     def __init__(self, holder: Tracked, before_update: BeforeUpdate) -> None:
         self._holder = holder
         self._before_update = before_update
+        self._cuts = [0]  # those that are trained with which portions begin, as long as a state is sent in some
 
     def given(self) -> bool:
         return self._holder.waits_for_state()
 
     def size(self) -> int:
-        """It is read as it is beside one step, and not brought forward by the updates of others."""
-        return 0
+        return sum(map(_size, self._holder.state_in_parts().late.describe()))
 
-    def parted(self, portion: StatePortion = WHOLE) -> Parted:  # noqa: ARG002 - the port's: all of it is one
+    def parted(self, portion: StatePortion = WHOLE) -> Parted:
         state = self._holder.state_in_parts()
-        head = BothParts(state.early.describe(), state.late.describe())
-        return Parted(msgspec.msgpack.encode(head), b"".join(map(_bytes_of, state.early.values())), Read(state.late))
+        if portion.is_first:
+            self._cuts = cut(_sizes(state), portion.of)
+        begin = self._cuts[portion.first]
+        end = max(state.owners, default=0) + 1 if portion.is_last else self._cuts[portion.until]
+        late, whole = _some(state, begin, end), portion.is_first or portion.is_last
+        head = BothParts(state.early.describe() if whole else None, late.describe(), begin, end)
+        early = b"".join(map(_bytes_of, state.early.values())) if whole else b""
+        return Parted(msgspec.msgpack.encode(head), early, Read(late))
 
     def take_early(self, description: bytes, early: memoryview) -> Late:
         holder = self._holder
         head, state = msgspec.msgpack.decode(description, type=BothParts), holder.state_in_parts()
-        check_same(
-            [*state.early.describe(), *state.late.describe()], [*head.early, *head.late], "this worker", "the others"
-        )
-        state.early.put(_values(head.early, early))
+        mine, theirs = _some(state, head.begin, head.end), head.early or []
+        known = [] if head.early is None else state.early.describe()
+        check_same([*known, *mine.describe()], [*theirs, *head.late], "this worker", "the others")
+        if head.early is not None:
+            state.early.put(_values(head.early, early))
         counts, tensors = holder.counts(), list[Any]()
         self._before_update.ask(lambda: _answer(holder))
 
@@ -112,7 +126,7 @@ class TensorFlowApart:
             with context.eager_mode():
                 if holder.counts() != counts:
                     raise RingBroken("an update was made before the state for it had come")
-                state.late.put(tensors)
+                mine.put(tensors)
                 holder.state_came()
             tensors.clear()  # else an update would copy what it finds shared
 
@@ -128,6 +142,22 @@ class TensorFlowApart:
                 np.copyto(one, value)
             else:
                 one.assign(value)
+
+
+def _some(state: InParts, begin: int, end: int) -> EagerVariables:
+    return state.late.some([number for number, owner in enumerate(state.owners) if begin <= owner < end])
+
+
+def _sizes(state: InParts) -> list[int]:
+    """Of each that is trained, and of what is kept of it."""
+    sizes = [0] * (max(state.owners, default=0) + 1)
+    for owner, form in zip(state.owners, state.late.describe(), strict=True):
+        sizes[owner] += _size(form)
+    return sizes
+
+
+def _size(form: Described) -> int:
+    return _kind(form).itemsize * math.prod(form.shape)
 
 
 def _answer(holder: Tracked) -> Answer:
@@ -182,8 +212,7 @@ def _values(forms: Sequence[Described], raw: memoryview) -> list[np.ndarray[Any,
 
 def _places(forms: Sequence[Described]) -> Iterator[tuple[Described, int, int]]:
     """Where in the bytes of all each begins and ends."""
-    sizes = [_kind(form).itemsize * math.prod(form.shape) for form in forms]
-    ends = list(itertools.accumulate(sizes, initial=0))
+    ends = list(itertools.accumulate(map(_size, forms), initial=0))
     return zip(forms, ends, ends[1:], strict=False)
 
 

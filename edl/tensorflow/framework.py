@@ -220,7 +220,7 @@ class TensorFlowFramework:
             dtype = tf.as_dtype(contents.dtype).as_numpy_dtype
             contents.assign(np.frombuffer(raw, dtype).reshape(tuple(contents.shape)))
 
-    @property
+    @functools.cached_property
     def apart(self) -> TensorFlowApart | None:
         own = kernels_for([])
         return None if own is None else TensorFlowApart(self, own.before_update)
@@ -232,7 +232,8 @@ class TensorFlowFramework:
         learned = {_named(one)[1].ref() for one in updated}
         for name, variable in built:
             (late if variable.ref() in learned else early).append((name, variable))
-        return InParts(EagerVariables(early), EagerVariables(late))
+        owners = keras_optimizer.owners(self._optimizers, [variable for _, variable in late])
+        return InParts(EagerVariables(early), EagerVariables(late), owners)
 
     def waits_for_state(self) -> bool:
         """What a script does with the gradients of a tape, and to variables that it has given by themselves, does not:

@@ -117,6 +117,24 @@ def updated(optimizer: Any) -> list[Any]:
     return [one for one in (*optimizer._trainable_variables, *optimizer.variables) if id(one) not in others]
 
 
+def owners(optimizers: Iterable[Any], variables: Sequence[Any]) -> list[int]:
+    """Of each: the number of the one that is trained which it is, or which it is kept of, by Keras's names. What is
+    kept of none, or of one that cannot be told, is of the first.
+    """
+    trained = [one for optimizer in optimizers for one in optimizer._trainable_variables]
+    numbers, named = dict[Any, int](), dict[str, int]()
+    for one in trained:
+        number = numbers.setdefault(one.value.ref(), len(numbers))
+        named.setdefault(one.path.replace("/", "_"), number)
+    for optimizer in optimizers:
+        for one in optimizer.variables:
+            parts = one.path.rpartition("/")[2].split("_")
+            names = ("_".join(parts[:length]) for length in range(len(parts) - 1, 0, -1))
+            number = next((named[name] for name in names if name in named), 0)
+            numbers.setdefault(one.value.ref(), number)
+    return [numbers.get(one.ref(), 0) for one in variables]
+
+
 def is_wrapped(optimizer: Any) -> bool:
     """It, or what it scales the loss for."""
     return isinstance(optimizer, Elastic) or isinstance(getattr(optimizer, "inner_optimizer", None), Elastic)

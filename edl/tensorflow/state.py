@@ -9,7 +9,7 @@ initializers, so that a finalized graph needs no new operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -60,6 +60,10 @@ class EagerVariables:
 
     def describe(self) -> list[Described]:
         return [_describe(name, variable) for name, variable in self._variables]
+
+    def some(self, numbers: Iterable[int]) -> EagerVariables:
+        """Of these, by number."""
+        return EagerVariables([self._variables[number] for number in numbers])
 
     def broadcast(self, root: int, receive: bool) -> int:
         moved = 0

@@ -23,6 +23,7 @@ import msgspec
 import torch
 
 from edl.core.worker.inputs import WHOLE, StatePortion
+from edl.core.worker.portions import cut
 from edl.errors import UsageError
 from edl.torch.state import (
     Adoption,
@@ -79,7 +80,7 @@ class TorchApart:
         self._holder.check_built()
         early, learned = self._both()
         if portion.is_first:
-            self._cuts = _cut(self._sizes(learned), portion.of)
+            self._cuts = cut(self._sizes(learned), portion.of)
         begin = self._cuts[portion.first]
         end = len(learned) if portion.is_last else self._cuts[portion.until]  # what was added since is of the last
         late, optimizers = learned[begin:end], list(self._holder.optimizers())
@@ -219,16 +220,6 @@ def _room_of(state: Any) -> int:
     """About: of the tensors that nearly all optimizers keep."""
     kept = state.values() if isinstance(state, dict) else ()
     return sum(_room(one) for one in kept if isinstance(one, torch.Tensor))
-
-
-def _cut(sizes: Sequence[int], portions: int) -> list[int]:
-    """Where each portion begins, so that they are about as large: of what cannot be divided."""
-    begins, before, total = [0], 0, sum(sizes)
-    for number, size in enumerate(sizes):
-        if len(begins) < portions and before >= total * len(begins) / portions:
-            begins.append(number)
-        before += size
-    return begins + [len(sizes)] * (portions - len(begins))
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,14 +26,10 @@ from edl.core.worker.inputs import WHOLE, StatePortion
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import Place
 from edl.trainer.extras import Extras
-from edl.trainer.framework import Apart, Framework, Late
+from edl.trainer.framework import Framework, Late
 from edl.transport.stream import PART_BYTES, Contents, Giver, StreamBroken, Taker
 
 logger = logging.getLogger("edl")
-
-T = TypeVar("T")
-
-NOTHING: Final = memoryview(b"")
 
 REHEARSED_BYTES = 1 << 26  # what a larger state costs is its bytes, and it would be in memory twice
 
@@ -94,7 +90,6 @@ class Beside:
         self._unpacked = Future[None]()
         self._portion = WHOLE
         self._source: StateSource | None = None
-        self._head = Future[Head]()  # of a portion between the first and the last
         self._timeout_s = 0.0
         self._turn = threading.Lock()
 
@@ -163,49 +158,32 @@ class Beside:
             self._taker = taker
         self._portion, self._late = portion, None
         self.idle, self.awaits = False, True
+        try:
+            received = taker.begin()
+            if giver is not None:
+                giver.give(received, taker, portion.first)
+            head = msgspec.msgpack.decode(received, type=Head)
+            self._early_bytes = head.early_bytes + head.registered_bytes
+            copies = taker.wait_first(self._early_bytes, self._timeout_s)
+        except StreamBroken as error:
+            raise self._lost(error) from error
+        self._late = apart.take_early(head.description, copies[: head.early_bytes])
+        self._unpacked = self._begin_unpacking(taker, self._late)
         if portion.is_first or portion.is_last:
-            self._begin(taker, apart, source.root)
-        else:
-            self._head = _begun(lambda: self._hear_head(taker))
+            self._extras._take(apart, source.root, head.tree, copies[head.early_bytes :])
 
     def take(self) -> None:
-        """What has not come yet, before the update. Raises RingBroken, UsageError."""
-        taker, apart = self._taker, self._framework.apart
-        between = not (self._portion.is_first or self._portion.is_last)
-        if taker is None or apart is None or (self._late is None and not between):
+        """What has not come yet, before the update. Raises RingBroken."""
+        taker, late = self._taker, self._late
+        if taker is None or late is None:
             raise self._lost("it was given up")
         try:
-            if between:
-                self._take_head(taker, apart, self._head.result(self._timeout_s))
             whole = taker.wait_whole(self._timeout_s)
             self._unpacked.result(self._timeout_s)
         except (StreamBroken, TimeoutError) as error:
             raise self._lost(error) from error
-        assert self._late is not None
-        self._late.take(whole[self._early_bytes :])
+        late.take(whole[self._early_bytes :])
         self.awaits, self._late = False, None
-
-    def _begin(self, taker: Taker, apart: Apart, root: int) -> None:
-        """What the script may see before the update is here."""
-        try:
-            head = self._hear_head(taker)
-            copies = taker.wait_first(head.early_bytes + head.registered_bytes, self._timeout_s)
-        except StreamBroken as error:
-            raise self._lost(error) from error
-        self._take_head(taker, apart, head, copies[: head.early_bytes])
-        self._extras._take(apart, root, head.tree, copies[head.early_bytes :])
-
-    def _hear_head(self, taker: Taker) -> Head:
-        """Of what this trainer hands on as it comes. Raises StreamBroken."""
-        received = taker.begin()
-        if self._giver is not None:
-            self._giver.give(received, taker, self._portion.first)
-        return msgspec.msgpack.decode(received, type=Head)
-
-    def _take_head(self, taker: Taker, apart: Apart, head: Head, early: memoryview = NOTHING) -> None:
-        self._early_bytes = head.early_bytes + head.registered_bytes
-        self._late = apart.take_early(head.description, early)
-        self._unpacked = self._begin_unpacking(taker, self._late)
 
     def wait_sent(self) -> None:
         """Before our own update: who could not take it by then gets a state with the next ring."""
@@ -241,14 +219,20 @@ class Beside:
             _give_up(giver, taker)
 
     def _begin_unpacking(self, taker: Taker, late: Late) -> Future[None]:
-        unpack, begin = late.unpack, self._early_bytes
+        unpacked, unpack, begin = Future[None](), late.unpack, self._early_bytes
         if unpack is None:
-            unpacked = Future[None]()
             unpacked.set_result(None)
             return unpacked
-        return _begun(
-            lambda: unpack(lambda size: taker.wait_first(min(begin + size, taker.size), self._timeout_s)[begin:])
-        )
+
+        def run() -> None:
+            try:
+                unpack(lambda size: taker.wait_first(min(begin + size, taker.size), self._timeout_s)[begin:])
+                unpacked.set_result(None)
+            except Exception as error:  # noqa: BLE001 - `take` raises it
+                unpacked.set_exception(error)
+
+        threading.Thread(target=run, name="edl-unpacking", daemon=True).start()
+        return unpacked
 
     def _listen(self, place: Place) -> int:
         try:
@@ -262,20 +246,6 @@ class Beside:
 
     def _lost(self, why: object) -> RingBroken:
         return RingBroken(f"the state of this worker did not come beside the step: {why}")
-
-
-def _begun(work: Callable[[], T]) -> Future[T]:
-    """On a thread of its own; what it raises is raised where its result is asked for."""
-    result = Future[T]()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except Exception as error:  # noqa: BLE001 - see above
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="edl-taking-over", daemon=True).start()
-    return result
 
 
 def _give_up(giver: Giver | None, taker: Taker | None) -> None:

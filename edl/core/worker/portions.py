@@ -1,14 +1,26 @@
 """The state that goes to newcomers beside the first steps of a ring, in portions: one of them beside each.
 
-Owns: which portion goes beside the step that is being worked on, and whether more are to follow. Does not own: over how
-many steps (`edl.core.switch.sending`), what is of which portion, nor sending it (`edl.trainer.beside`).
+Owns: which portion goes beside the step that is being worked on, whether more are to follow, and how large they are.
+Does not own: over how many steps (`edl.core.switch.sending`), what cannot be divided, nor sending it
+(`edl.trainer.beside`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from edl.core.worker.inputs import FetchPortion, FetchState, SendState, StatePortion
+
+
+def cut(sizes: Sequence[int], portions: int) -> list[int]:
+    """Where each portion begins, so that they are about as large: of what cannot be divided."""
+    begins, before, total = [0], 0, sum(sizes)
+    for number, size in enumerate(sizes):
+        if len(begins) < portions and before >= total * len(begins) / portions:
+            begins.append(number)
+        before += size
+    return begins + [len(sizes)] * (portions - len(begins))
 
 
 class Portions:

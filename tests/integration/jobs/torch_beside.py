@@ -32,13 +32,13 @@ inputs, targets = torch.from_numpy(task.INPUTS), torch.from_numpy(task.TARGETS)
 whole = Lying.part
 
 
-sent: set[int] = set()  # portions, or whole states
+sent: set[Lying] = set()  # portions, or whole states
 
 
 def part(self: Lying, begin: int) -> memoryview:
     """The first half of it, and then no more."""
     if not edl.rehearsing():  # else it takes over its own
-        sent.add(id(self))
+        sent.add(self)
     is_due = len(sent) >= options.kill_at and options.kill is not None and options.kill.exists()
     if begin > self.size // 2 and is_due:
         options.kill.unlink()

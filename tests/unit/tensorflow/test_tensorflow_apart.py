@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from edl.core.worker.inputs import WHOLE, StatePortion
 from edl.errors import RingBroken, UsageError
 from edl.tensorflow.framework import TensorFlowFramework, _failed
+from edl.tensorflow.keras_optimizer import owners
 from edl.tensorflow.kernels import Answer, kernels_for
 from edl.trainer.beside import Beside
 from edl.trainer.extras import Extras
@@ -87,10 +90,16 @@ class Worker:
         return [one for layer in layers for one in layer.trainable_variables]
 
     def _step(self, together: Any = list) -> None:
+        self.update(together(self.gradients()))
+
+    def gradients(self) -> list[Any]:
         inputs = tf.ones((4, 7)) + tf.range(4.0)[:, None]
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(self.model(inputs, training=True) ** 2)
-        gradients = together(tape.gradient(loss, [one.value for one in self.weights]))
+        found: list[Any] = tape.gradient(loss, [one.value for one in self.weights])
+        return found
+
+    def update(self, gradients: list[Any]) -> None:
         self.optimizer.apply(gradients, self.weights)
         average = self.model.average.kernel
         average.assign(0.5 * average + 0.5 * self.model.last.kernel)
@@ -109,13 +118,14 @@ class Worker:
     def state(self) -> list[bytes]:
         return [one.numpy().tobytes() for one in self.known]
 
-    def take_early(self, root: Worker) -> Any:
+    def take_early(self, root: Worker, portion: StatePortion = WHOLE) -> Any:
         mine, theirs = self.framework.apart, root.framework.apart
         assert mine is not None and theirs is not None
-        parted = theirs.parted()
+        parted = theirs.parted(portion)
         late = mine.take_early(parted.description, memoryview(bytearray(parted.early)))
-        tree, raw = root.extras._parted(theirs)
-        self.extras._take(mine, 0, tree, memoryview(bytearray(raw)))
+        if portion.is_first or portion.is_last:
+            tree, raw = root.extras._parted(theirs)
+            self.extras._take(mine, 0, tree, memoryview(bytearray(raw)))
         came = whole(parted.late)
         assert late.unpack is not None
         late.unpack(lambda size: came[:size])
@@ -125,6 +135,52 @@ class Worker:
 @pytest.fixture
 def root():
     return Worker(1, 2)
+
+
+@pytest.mark.parametrize("kinds", [{}, {"use_ema": True}, {"weight_decay": 0.1}], ids=["adam", "ema", "decay"])
+@pytest.mark.parametrize("portions", [[1, 1, 1], [1] * 9, [1, 4]], ids=["three", "more than there are", "the rest"])
+def test_what_has_come_before_an_update_is_brought_forward_by_it(portions, kinds):
+    """All of the state in as many portions as there are, or the rest of it at once."""
+    root, newcomer, first, of = Worker(1, 2, **kinds), Worker(4, 1, **kinds), 0, sum(portions)
+    for count in portions:
+        portion = StatePortion(first, first + count, of)
+        take = newcomer.take_early(root, portion)
+        first += count
+        averaged = root.gradients()
+        newcomer.gradients()
+        assert portion.first or newcomer.state() != root.state()
+        take()
+        for worker in (root, newcomer):
+            worker.update(averaged)
+    statistics = {id(one) for one in newcomer.model.norm.non_trainable_variables}
+    for mine, theirs in zip(newcomer.known, root.known, strict=True):
+        assert id(mine) in statistics or mine.numpy().tobytes() == theirs.numpy().tobytes(), mine.path
+
+
+def test_portions_are_all_of_the_state(root):
+    apart = root.framework.apart
+    sizes = [apart.parted(StatePortion(number, number + 1, 3)).late.size for number in range(3)]
+    assert sum(sizes) == apart.size() == apart.parted().late.size
+    assert all(sizes)
+
+
+def test_what_an_optimizer_keeps_goes_with_what_it_is_kept_of():
+    """Also where one name is the beginning of another one's."""
+    layers = [keras.layers.Dense(2, name=name) for name in ("a", "a_kernel", "b")]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    adam, other = keras.optimizers.Adam(), keras.optimizers.Adafactor()
+    for optimizer in (adam, other):
+        optimizer.build(model.trainable_variables)
+    trained = list(model.trainable_variables)
+    variables = [*trained, *adam.variables, *other.variables]
+    found = owners([adam, other], [one.value for one in variables])
+    assert found[: len(trained)] == list(range(len(trained)))
+    by_path = {one.path: owner for one, owner in zip(variables, found, strict=True)}
+    for number, layer in enumerate(("a", "a_kernel", "b")):
+        for kind, slot in itertools.product(("kernel", "bias"), ("momentum", "velocity")):
+            kept = next(one.path for one in adam.variables if one.path.endswith(f"_{layer}_{kind}_{slot}"))
+            assert by_path[kept] == 2 * number + (kind == "bias"), kept
+    assert by_path[adam.iterations.path] == by_path[other.iterations.path] == 0
 
 
 @pytest.fixture(autouse=True)

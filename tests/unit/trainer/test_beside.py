@@ -138,18 +138,18 @@ def test_a_newcomer_that_loses_its_source_between_two_portions_is_told_so(ring: 
     root, newcomer, _ = ring
     in_step(ring[:2], StatePortion(0, 1, 3), root.beside.offer(root.place, WAIT_S))
     root.beside.drop()
-    newcomer.beside.fetch_portion(StatePortion(1, 2, 3))
     with pytest.raises(RingBroken, match="did not come beside the step"):
+        newcomer.beside.fetch_portion(StatePortion(1, 2, 3))
+    with pytest.raises(RingBroken, match="it was given up"):
         newcomer.beside.take()
 
 
 def test_one_that_is_freed_waits_no_longer(ring: list[Trainer]) -> None:
     root, newcomer, _ = ring
     in_step(ring[:2], StatePortion(0, 1, 3), root.beside.offer(root.place, WAIT_S))
-    newcomer.beside.fetch_portion(StatePortion(1, 2, 3))  # which the root has not begun to send
     threading.Timer(0.2, newcomer.beside.abort, [range(1, 3)]).start()
     with pytest.raises(RingBroken, match="its ring is left"):
-        newcomer.beside.take()
+        newcomer.beside.fetch_portion(StatePortion(1, 2, 3))  # which the root has not begun to send
 
 
 def test_a_root_whose_newcomers_are_gone_goes_on(ring: list[Trainer], caplog: pytest.LogCaptureFixture) -> None:
