@@ -51,11 +51,20 @@ def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, s
     job.expect_exactly_once()
 
 
-@pytest.mark.parametrize("ring", ["horovod", pytest.param("torch", marks=pytest.mark.soak)])
-def test_a_large_state_comes_over_several_steps_and_is_equal_after_the_last(edl, tmp_path, ring):
+@pytest.mark.parametrize(
+    ("script", "ring"),
+    [
+        pytest.param(TORCH, "horovod", id="torch"),
+        # soak: as above
+        pytest.param(TORCH, "torch", id="torch-own", marks=pytest.mark.soak),
+        pytest.param(TENSORFLOW, "horovod", id="function"),
+        pytest.param(FIT, "horovod", id="fit", marks=pytest.mark.soak),
+    ],
+)
+def test_a_large_state_comes_over_several_steps_and_is_equal_after_the_last(edl, tmp_path, script, ring):
     """400 MB for two newcomers; an average of the weights beside."""
-    script = (*TORCH, "--ballast-mb", "400")
-    job = Job(edl, tmp_path / "out", workers=2, script=script, EDL_RING=ring, EDL_CHECK_WEIGHTS="20")
+    large = (*script, "--ballast-mb", "400")
+    job = Job(edl, tmp_path / "out", workers=2, script=large, EDL_RING=ring, EDL_CHECK_WEIGHTS="20")
     job.wait_size(2)
     job.wait_steps(10)
     job.grow(4)

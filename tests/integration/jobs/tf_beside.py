@@ -25,6 +25,7 @@ parser.add_argument("--until", type=Path, required=True, help="a file that will 
 parser.add_argument("--kill", type=Path, help="a file: while it is there, a worker that sends its state is killed")
 parser.add_argument("--way", choices=["function", "eager", "fit"], default="function")
 parser.add_argument("--spectral", action="store_true", help="a layer whose forward pass changes its own weights")
+parser.add_argument("--ballast-mb", type=int, default=0, help="more state, of weights that have no gradient")
 options = parser.parse_args()
 tf.config.threading.set_intra_op_parallelism_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
@@ -46,6 +47,17 @@ edl.init(batch_size=4)
 keras.utils.set_random_seed(os.getpid())  # every worker begins with another model, and must be given the job's
 
 
+class Ballast(keras.layers.Layer):  # type: ignore[misc]
+    """The optimizer has twice as much for it again."""
+
+    def build(self, _: Any) -> None:
+        for number in range(options.ballast_mb // 3):
+            self.add_weight(shape=(250_000,), name=f"ballast_{number}")
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
 class Averaging(keras.Model):  # type: ignore[misc]
     """A moving average of its weights is part of it, and changed in its own step."""
 
@@ -57,6 +69,8 @@ class Averaging(keras.Model):  # type: ignore[misc]
             [keras.Input((8,)), dense(700), keras.layers.BatchNormalization(), dense(700, "tanh"), last]
         )
         self.average = keras.models.clone_model(self.trained)
+        if options.ballast_mb:
+            self.trained = keras.Sequential([keras.Input((8,)), Ballast(), self.trained])
         self.build((None, 8))
 
     def call(self, x: Any, training: bool = False) -> Any:
@@ -70,7 +84,7 @@ class Averaging(keras.Model):  # type: ignore[misc]
         weights = self.trained.trainable_variables
         gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, [one.value for one in weights]), 5.0)
         self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
-        for mine, theirs in zip(self.average.trainable_variables, weights, strict=True):
+        for mine, theirs in zip(self.average.trainable_variables, weights[options.ballast_mb // 3 :], strict=True):
             mine.assign(0.9 * mine + 0.1 * theirs)
         return {"loss": loss}
 
