@@ -66,7 +66,7 @@ def test_a_large_state_comes_over_several_steps_and_is_equal_after_the_last(edl,
     large = (*script, "--ballast-mb", "400")
     job = Job(edl, tmp_path / "out", workers=2, script=large, EDL_RING=ring, EDL_CHECK_WEIGHTS="20")
     job.wait_size(2)
-    job.wait_steps(10)
+    job.wait_steps(20)  # so that it is known how long one takes
     job.grow(4)
     job.wait_size(4)
     job.wait_steps(10)
@@ -127,6 +127,7 @@ def test_the_sender_is_killed_in_the_middle(edl, tmp_path, script, ring):
         edl, tmp_path / "out", workers=2, script=(*script, "--kill", str(kill)), EDL_RING=ring, EDL_MAX_RESTARTS="1"
     )
     job.wait_size(2)
+    job.wait_steps(20)  # so that it is known how long one takes
     kill.touch()
     job.grow(3)
     edl.wait(lambda: not kill.exists(), "a state that is sent", timeout_s=90)
