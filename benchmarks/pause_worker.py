@@ -102,7 +102,9 @@ class TensorFlowTask:
             """The optimizer has as much for it again."""
 
             def build(self, _: Any) -> None:
-                self.add_weight(shape=(ballast_bytes // 4 // 2,), name="ballast")
+                half = ballast_bytes // 2
+                for at in range(0, half, LAYER_BYTES):
+                    self.add_weight(shape=(min(LAYER_BYTES, half - at) // 4,), name=f"ballast_{at}")
 
             def call(self, inputs: Any) -> Any:
                 return inputs
