@@ -191,14 +191,17 @@ class Checks:
                 self.violated("I12", f"{worker.id} is given up as one that hangs: {gone.reason}")
 
     def _only_who_is_cut_off_is_unfit(self, record: Record) -> None:
-        """Where two sound ones of the ring before are left. Of a pair it is not known, and its newcomer is doubted."""
+        """Where two sound ones of the ring before are left. Of a pair it is not known, and its newcomer is doubted. Nor
+        is it known of one whose state did not come, whatever the reason: that is its own failure.
+        """
         here = {member.identity.id for member in record.members} | {one.worker for one in record.trials.unfit}
         ring = [self.job.workers[worker] for worker in record.roster if worker in here]
         if sum(worker.alive and not worker.stalled and not worker.cut_off for worker in ring) < 2:
             return
         for one in record.trials.unfit:
             worker = self.job.workers[one.worker]
-            if worker.alive and not worker.cut_off and not worker.is_odd:
+            sound = not (worker.cut_off or worker.lost_state)
+            if worker.alive and sound and not worker.is_odd:
                 self.violated("I14", f"{worker.id} is held to be unfit: {one.reason}")
 
     def _comes_to_steps(self, record: Record) -> None:

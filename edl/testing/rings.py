@@ -434,7 +434,7 @@ class Rings:
     def _comes(self, worker: SimWorker, sender: SimWorker) -> bool:
         """What `worker` gets beside this step is there before its update. False: it never will be."""
         if not worker.alive or worker.stalled or worker.unsent or sender.unsent:
-            worker.unsent = False
+            worker.unsent, worker.lost_state = False, True
             return False
         gone = not sender.alive or sender.stalled
         if gone and self.job.senders.random() < 0.5:

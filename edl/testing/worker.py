@@ -60,6 +60,7 @@ class SimWorker:
         "host",
         "id",
         "leases",
+        "lost_state",
         "machine",
         "met",
         "met_before",
@@ -84,6 +85,7 @@ class SimWorker:
         self.prepares = prepares  # a ring beside the one it sits in
         self.sends_state = sends_state  # or is sent one, beside a step
         self.unsent = False  # what is on its way to it, or from it, does not come
+        self.lost_state = False  # what was on its way to it once did not come
         self.alive = True  # the trainer's process
         self.stalled = False  # it hangs
         self.cut_off = False  # no ring forms with it

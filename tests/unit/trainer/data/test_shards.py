@@ -285,6 +285,29 @@ def test_a_void_batch_comes_again():
     assert train(batches, feed) == [[2, 3], [4, 5]]
 
 
+def test_with_a_void_batch_those_before_it_come_again_that_no_other_has_applied():
+    shards, feed = shards_of(8, epochs=1)
+    batches = shards.batches(2)
+    assert next(batches).tolist() == [0, 1]
+    feed.commit()
+    assert [next(batches).tolist() for _ in range(2)] == [[2, 3], [4, 5]]
+    assert not shards.redeliver(), "two were handed out since"
+    assert shards.redeliver(1)
+    assert train(batches, feed) == [[2, 3], [4, 5], [6, 7]]
+
+
+def test_of_a_pipeline_the_item_in_hand_stands_in_for_those_before_it():
+    shards, feed = shards_of(8, epochs=1)
+    items = shards.in_step(Prefetched(shards.batches(2), 5))
+    found = [next(items).tolist() for _ in range(2)]
+    assert shards.redeliver(1)
+    found += [next(items).tolist() for _ in range(4)]
+    assert found == [[0, 1], [2, 3], [2, 3], [2, 3], [4, 5], [6, 7]]
+    for _ in range(4):
+        feed.commit()
+    assert not list(items)
+
+
 def test_the_last_batch_comes_again_too():
     shards, feed = shards_of(5, epochs=1)
     batches = shards.batches(3)
