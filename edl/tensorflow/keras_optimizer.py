@@ -124,15 +124,20 @@ def owners(optimizers: Iterable[Any], variables: Sequence[Any]) -> list[int]:
     trained = [one for optimizer in optimizers for one in optimizer._trainable_variables]
     numbers, named = dict[Any, int](), dict[str, int]()
     for one in trained:
-        number = numbers.setdefault(one.value.ref(), len(numbers))
-        named.setdefault(one.path.replace("/", "_"), number)
+        number = numbers.setdefault(_behind(one).ref(), len(numbers))
+        named.setdefault(getattr(one, "path", one.name.partition(":")[0]).replace("/", "_"), number)
     for optimizer in optimizers:
         for one in optimizer.variables:
             parts = one.path.rpartition("/")[2].split("_")
             names = ("_".join(parts[:length]) for length in range(len(parts) - 1, 0, -1))
             number = next((named[name] for name in names if name in named), 0)
-            numbers.setdefault(one.value.ref(), number)
+            numbers.setdefault(_behind(one).ref(), number)
     return [numbers.get(one.ref(), 0) for one in variables]
+
+
+def _behind(variable: Any) -> Any:
+    """The variable of TensorFlow, where this is one of Keras."""
+    return variable.value if hasattr(variable, "path") else variable
 
 
 def is_wrapped(optimizer: Any) -> bool:

@@ -407,7 +407,7 @@ class WorkerShell:
         apart = self._framework.apart
         if apart is not None and self._measured != self.machine.generation:
             self._measured = self.machine.generation
-            self.hear(StateMeasured(apart.size()))
+            self.hear(StateMeasured(apart.size() if apart.given() else 0))
 
     def prepare_copies(self) -> None:
         """Between two mini-batches: what a checkpoint will need is known."""

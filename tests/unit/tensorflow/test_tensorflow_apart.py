@@ -183,6 +183,17 @@ def test_what_an_optimizer_keeps_goes_with_what_it_is_kept_of():
     assert by_path[adam.iterations.path] == by_path[other.iterations.path] == 0
 
 
+def test_so_it_does_with_variables_that_are_not_of_keras():
+    variables = [tf.Variable([1.0], name=name) for name in ("one", "two")]
+    adam = keras.optimizers.Adam()
+    adam.build(variables)
+    found = owners([adam], [*variables, *(one.value for one in adam.variables)])
+    by_path = dict(zip([one.path for one in adam.variables], found[2:], strict=True))
+    assert found[:2] == [0, 1]
+    assert [owner for path, owner in by_path.items() if "two" in path] == [1, 1]
+    assert not any(owner for path, owner in by_path.items() if "two" not in path)
+
+
 @pytest.fixture(autouse=True)
 def nothing_asked():
     yield
