@@ -96,6 +96,15 @@ def test_a_newcomer_is_equal_bit_for_bit_and_stays_so(kind: str, rehearsed: int)
     check_equal(newcomer.state(), root.state())
 
 
+class Counting(torch.optim.SGD):
+    """Keeps something of none of its parameters."""
+
+    def step(self, closure: Any = None) -> Any:
+        kept: dict[Any, Any] = self.state
+        kept["steps"] = kept.get("steps", torch.zeros(())) + 1
+        return super().step(closure)
+
+
 class Deep:
     """Five layers, an average of all weights, and a schedule."""
 
@@ -109,6 +118,7 @@ class Deep:
             "adam": lambda one: torch.optim.AdamW(one, lr=0.1, amsgrad=True),
             "sgd": lambda one: torch.optim.SGD(one, lr=torch.tensor(0.1), momentum=0.9, nesterov=True),
             "lbfgs": lambda one: torch.optim.LBFGS(one, lr=0.1, max_iter=1),
+            "counting": lambda one: Counting(one, lr=0.1, momentum=0.9),
         }
         self.optimizer: Any = made[kind](self.model.parameters())
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
@@ -153,7 +163,7 @@ class Deep:
         return lambda: (late.take(whole(parted.late)), parted.late.size)[1]
 
 
-@pytest.mark.parametrize("kind", ["adam", "sgd", "lbfgs"])
+@pytest.mark.parametrize("kind", ["adam", "sgd", "lbfgs", "counting"])
 @pytest.mark.parametrize("portions", [[1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], [2, 3]])
 def test_what_has_come_before_an_update_is_brought_forward_by_it(kind: str, portions: list[int]) -> None:
     """All of the state in as many portions as there are, or the rest of it at once."""
@@ -173,6 +183,15 @@ def test_what_has_come_before_an_update_is_brought_forward_by_it(kind: str, port
     check_equal(newcomer.state(), root.state())
     check_equal(newcomer.ema.state_dict(), root.ema.state_dict())
     assert newcomer.schedule.state_dict() == root.schedule.state_dict()
+
+
+def test_what_the_sender_does_not_keep_is_not_kept_either() -> None:
+    root, newcomer = Deep(1, 2, "adam"), Deep(4, 1, "adam")
+    for layer in (0, 4):
+        del root.optimizer.state[root.model[layer].weight]
+    for number in range(2):
+        newcomer.take(root, StatePortion(number, number + 1, 2))()
+    check_equal(newcomer.state(), root.state())
 
 
 def test_portions_are_about_as_large_and_all_of_the_state() -> None:

@@ -269,6 +269,21 @@ def test_a_newcomer_is_spared_in_as_many_steps_as_are_asked_for_and_leased(spare
     assert sum(run_out(ledger)) == 400 - 8
 
 
+def test_it_is_spared_beyond_the_first_lease_of_the_others():
+    ledger = ledger_of(400, "a", "b")
+    ledger.grant(3)
+    ledger.grant(7)
+    ledger.enter(["a", "b", "c"], 1, spare=4)
+    ledger.grant(8)
+    assert ledger.spares(["c"]) == 4
+    assert [(lease.after_step, lease.steps, len(lease)) for lease in ledger.leases("c")][:3] == [
+        (1, 2, 0),
+        (3, 2, 0),
+        (5, 2, 8),
+    ]
+    ledger.validate()
+
+
 def test_a_newcomer_is_spared_too_where_nothing_is_leased_ahead():
     ledger = ledger_of(400, "a", "b")
     ledger.enter(["a", "b", "c"], 0, spare=1)
