@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from edl.tensorflow.variables import behind
+
 MARK = "edl_averaged"  # a collection of the graph
 
 
@@ -55,4 +57,4 @@ class Averaged:
 
 def _identity(variable: Any) -> int:
     """Keras's variables stand for one of TensorFlow's."""
-    return id(variable.value if hasattr(variable, "path") else variable)
+    return id(behind(variable))

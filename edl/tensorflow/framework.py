@@ -42,6 +42,7 @@ from edl.tensorflow.state import (
     synchronize,
 )
 from edl.tensorflow.tensors import TensorFlowTensors, batch_norm_of, metrics_of, statistics_of
+from edl.tensorflow.variables import named
 from edl.tensorflow.waiting import Waiting
 from edl.trainer.framework import StepPort
 
@@ -191,7 +192,7 @@ class TensorFlowFramework:
             trained = (one for model in self._models for one in model.trainable_variables)
             smallest = min(trained, key=lambda one: math.prod(one.shape), default=None)
             counted = (one.iterations for one in self._optimizers if keras_optimizer.is_keras(one))
-            self._witnessed = [_named(one)[1] for one in (smallest, *counted) if one is not None]
+            self._witnessed = [named(one)[1] for one in (smallest, *counted) if one is not None]
         return read(self._witnessed)
 
     def is_as(self, witness: list[Any]) -> bool:
@@ -229,7 +230,7 @@ class TensorFlowFramework:
         """Early is what scripts may change by themselves, in a function of theirs too: an average of the model, say."""
         early, late, built = list[tuple[str, Any]](), list[tuple[str, Any]](), self._built_variables()
         updated = (one for optimizer in self._optimizers for one in keras_optimizer.updated(optimizer))
-        learned = {_named(one)[1].ref() for one in updated}
+        learned = {named(one)[1].ref() for one in updated}
         for name, variable in built:
             (late if variable.ref() in learned else early).append((name, variable))
         owners = keras_optimizer.owners(self._optimizers, [variable for _, variable in late])
@@ -280,7 +281,7 @@ class TensorFlowFramework:
 
     def synchronize_rest(self, root: int, *, only_statistics: bool) -> None:
         self._note_session()
-        place, rest = self.ring.place, list(map(_named, self._rest(only_statistics)))
+        place, rest = self.ring.place, list(map(named, self._rest(only_statistics)))
         if place is not None and place.size > 1 and rest:
             with self.ring.failing():
                 EagerVariables(rest).broadcast(root, receive=place.rank != root)
@@ -307,10 +308,10 @@ class TensorFlowFramework:
             batch_norm = (one for model in self._models for one in batch_norm_of(model))
             metrics = (one for model in self._models for one in metrics_of(model))
             learned = () if only_statistics else (variable for _, variable in self._eager_variables())
-            self._kept.append(EagerVariables([*map(_named, (*batch_norm, *metrics, *learned))]).remember())
+            self._kept.append(EagerVariables([*map(named, (*batch_norm, *metrics, *learned))]).remember())
 
     def keep_hyper_parameters(self) -> None:
-        hyper_parameters = [_named(one) for one in self._hyper_parameters()]
+        hyper_parameters = [named(one) for one in self._hyper_parameters()]
         if hyper_parameters and tf.executing_eagerly():
             self._kept.append(EagerVariables(hyper_parameters).remember())
 
@@ -362,7 +363,7 @@ class TensorFlowFramework:
 
     def _eager_variables(self) -> list[tuple[str, Any]]:
         known: dict[Any, tuple[str, Any]] = {}
-        for name, variable in (*self._of_models(), *self._of_optimizers(), *map(_named, self._more_variables)):
+        for name, variable in (*self._of_models(), *self._of_optimizers(), *map(named, self._more_variables)):
             known.setdefault(variable.ref(), (name, variable))
         return list(known.values())
 
@@ -371,7 +372,7 @@ class TensorFlowFramework:
 
         What a script tracks by itself may be such, too, unless it is trained.
         """
-        own = {_named(variable)[1].ref() for variable in self._rest(only_statistics=True)}
+        own = {named(variable)[1].ref() for variable in self._rest(only_statistics=True)}
         known: dict[Any, tuple[str, Any]] = {}
         for name, variable in (*self._learned(), *self._of_optimizers()):
             if variable.ref() not in own:
@@ -380,8 +381,8 @@ class TensorFlowFramework:
 
     def _learned(self) -> Iterable[tuple[str, Any]]:
         for model in self._models:
-            yield from map(_named, getattr(model, "weights", None) or model.trainable_variables)
-        yield from (pair for pair in map(_named, self._more_variables) if pair[1].trainable)
+            yield from map(named, getattr(model, "weights", None) or model.trainable_variables)
+        yield from (pair for pair in map(named, self._more_variables) if pair[1].trainable)
 
     def _learned_in_graph(self) -> list[Any]:
         """What is trained, and what the optimizers keep; the other variables may be each worker's own."""
@@ -397,7 +398,7 @@ class TensorFlowFramework:
         """Weights and statistics; not the state of random numbers and of metrics, which is each worker's own."""
         for model in self._models:
             for variable in getattr(model, "weights", None) or model.variables:
-                yield _named(variable)
+                yield named(variable)
 
     def _rest(self, only_statistics: bool) -> Iterable[Any]:
         """All but what is learned. In a graph nothing tells one from the other."""
@@ -418,9 +419,9 @@ class TensorFlowFramework:
             if keras_optimizer.is_keras(optimizer):
                 self._build(optimizer)
                 trained = optimizer._trainable_variables
-                yield from map(_named, (*trained, *optimizer.variables))
+                yield from map(named, (*trained, *optimizer.variables))
             else:
-                yield from map(_named, (*optimizer._edl_variables.values(), *optimizer.variables()))
+                yield from map(named, (*optimizer._edl_variables.values(), *optimizer.variables()))
 
     def _build(self, optimizer: Any, updated: Sequence[Any] = ()) -> None:
         """Slots come into being with the first update; a newcomer's rehearsal had it, and the root may not yet. So they
@@ -445,9 +446,3 @@ def _outside_functions() -> Iterator[None]:
         return
     with tf.Graph().as_default(), context.eager_mode():
         yield
-
-
-def _named(variable: Any) -> tuple[str, Any]:
-    """The variable of TensorFlow behind one of Keras."""
-    tensor = variable.value if hasattr(variable, "path") else variable
-    return getattr(variable, "path", variable.name), tensor

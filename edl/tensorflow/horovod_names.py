@@ -12,6 +12,7 @@ import horovod.tensorflow as hvd
 from edl.errors import RingBroken, UsageError
 from edl.tensorflow.process import framework, trainer
 from edl.tensorflow.tape import average
+from edl.tensorflow.variables import behind
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 
@@ -82,9 +83,7 @@ class DistributedGradientTape:
 
 def broadcast_variables(variables: Any, root_rank: int) -> Any:
     """Horovod's, for variables of Keras 3 too."""
-    return hvd.broadcast_variables(
-        [variable.value if hasattr(variable, "path") else variable for variable in variables], root_rank
-    )
+    return hvd.broadcast_variables([behind(variable) for variable in variables], root_rank)
 
 
 def _check(call: str, compression: Any, op: Any) -> None:

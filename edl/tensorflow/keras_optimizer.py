@@ -19,6 +19,7 @@ import tensorflow as tf
 from edl.errors import UsageError
 from edl.tensorflow.rate import PacedKeras, TensorRate
 from edl.tensorflow.reducer import Reducer
+from edl.tensorflow.variables import behind, named
 
 
 class GradientsFirst:
@@ -122,22 +123,18 @@ def owners(optimizers: Iterable[Any], variables: Sequence[Any]) -> list[int]:
     kept of none, or of one that cannot be told, is of the first.
     """
     trained = [one for optimizer in optimizers for one in optimizer._trainable_variables]
-    numbers, named = dict[Any, int](), dict[str, int]()
+    numbers, by_name = dict[Any, int](), dict[str, int]()
     for one in trained:
-        number = numbers.setdefault(_behind(one).ref(), len(numbers))
-        named.setdefault(getattr(one, "path", one.name.partition(":")[0]).replace("/", "_"), number)
+        name, variable = named(one)
+        number = numbers.setdefault(variable.ref(), len(numbers))
+        by_name.setdefault(name.partition(":")[0].replace("/", "_"), number)
     for optimizer in optimizers:
         for one in optimizer.variables:
             parts = one.path.rpartition("/")[2].split("_")
             names = ("_".join(parts[:length]) for length in range(len(parts) - 1, 0, -1))
-            number = next((named[name] for name in names if name in named), 0)
-            numbers.setdefault(_behind(one).ref(), number)
+            number = next((by_name[name] for name in names if name in by_name), 0)
+            numbers.setdefault(behind(one).ref(), number)
     return [numbers.get(one.ref(), 0) for one in variables]
-
-
-def _behind(variable: Any) -> Any:
-    """The variable of TensorFlow, where this is one of Keras."""
-    return variable.value if hasattr(variable, "path") else variable
 
 
 def is_wrapped(optimizer: Any) -> bool:

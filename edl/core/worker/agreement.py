@@ -37,7 +37,7 @@ class Beginning:
     whole: bool = False  # a member is new or behind: all of that state goes to all, else only what may differ anyway
     unsure: bool = False  # a ring broke: what a void mini-batch may have changed on some may differ
     current: bool = False  # this member has the state of `step` already
-    offer: int = 0  # where newcomers get that of the root while all compute the first step; 0: it is not sent so
+    offer: int = 0  # where newcomers get that of the root while all compute the first steps; 0: it is not sent so
 
 
 def begin(  # noqa: PLR0913 - keywords, but for the first three
