@@ -44,7 +44,7 @@ class _Bucket:
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = parameters
-        self.here: dict[torch.Tensor, torch.Tensor] = {}
+        self.here: dict[int, torch.Tensor] = {}  # by the parameter's id: a tensor's own hash is a call of Python
         self.factor = 1.0
         self._together: torch.Tensor | None = None
 
@@ -54,7 +54,7 @@ class _Bucket:
 
     def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """With their parameters, in the same order everywhere."""
-        return [(one, self.here[one]) for one in self.parameters if one in self.here]
+        return [(one, self.here[id(one)]) for one in self.parameters if id(one) in self.here]
 
     def together(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Their contents, one after the other, in memory that is the bucket's: fresh pages in each step cost more than
@@ -77,7 +77,7 @@ class Buckets:
         self._known: list[int] = []  # ids of the parameters that the buckets are for
         self._groups: ProcessGroups | None = None  # and the ring
         self._buckets: list[_Bucket] = []
-        self._of: dict[torch.Tensor, _Bucket] = {}
+        self._of: dict[int, _Bucket] = {}  # by the parameter's id
         self._sparse: dict[torch.Tensor, int] = {}  # whose gradient was so once: how many of its dimensions are
         self._next = 0  # the bucket that begins next
         self._waits: list[Callable[[], None]] = []
@@ -89,15 +89,15 @@ class Buckets:
             # What the operations of a ring that broke still write is no part of the next one's steps.
             self._known, self._groups = known, self._ring.groups
             self._buckets = [_Bucket(some) for some in cut(wanted)]
-            self._of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+            self._of = {id(parameter): bucket for bucket in self._buckets for parameter in bucket.parameters}
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
-        bucket = self._of.get(parameter)
+        bucket = self._of.get(id(parameter))
         if bucket is None:
             raise UsageError(
                 f"edl.Optimizer: {name} wants a gradient since backward() has begun; set requires_grad before it"
             )
-        bucket.here[parameter] = gradient
+        bucket.here[id(parameter)] = gradient
         bucket.factor = factor
         if bucket.is_full and self._ring.overlaps:
             while self._next < len(self._buckets) and self._buckets[self._next].is_full:
@@ -126,7 +126,7 @@ class Buckets:
         for parameter, gradient in bucket.gradients():
             if gradient.is_sparse:
                 self._sparse[parameter] = gradient.sparse_dim()
-            if parameter in self._sparse:
+            if self._sparse and parameter in self._sparse:
                 rows = _rows_of(gradient, self._sparse[parameter], share)
                 self._waits.append(_sparse_begun(groups, parameter, rows))
             else:

@@ -19,7 +19,7 @@ from edl.collectives.horovod import HorovodRing
 from edl.errors import RingBroken
 from edl.torch.tensor_ring import scale, scaled_rows
 
-DIVISOR, ALL_RANKS = 1, 0  # of Horovod's native calls; only with ROCm does the framework divide
+AVERAGE, DIVISOR, ALL_RANKS = hvd.Average, 1, 0  # of Horovod's native calls; only with ROCm does the framework divide
 IS_ROCM = hvd.rocm_built()
 
 
@@ -73,26 +73,29 @@ class ByName:
     """
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[torch.dtype, str], str] = {}  # by the kind of tensor, the native function's name
+        self._library: Any = None  # of Horovod's, whose turn it is
+        self._calls: dict[tuple[torch.dtype, bool], Callable[..., int]] = {}  # of it, by type and whether on a GPU
         self._handles: list[tuple[int, torch.Tensor]] = []  # and what Horovod writes into
         self._waits: list[Callable[[], None]] = []  # for the others
 
-    def expect(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Horovod need not know of them."""
+    def expect(self, parameters: Iterable[torch.Tensor]) -> None:  # noqa: ARG002 - Horovod need not know of them
+        if self._library is not mpi_ops.mpi_lib:
+            self._library, self._calls = mpi_ops.mpi_lib, {}
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
-        if gradient.is_sparse:
+        if gradient.layout is not torch.strided or not gradient.is_contiguous() or IS_ROCM:
             with _broken_ring():
-                self._waits.append(_sparse_begun(parameter, gradient, name, factor))
+                self._waits.append(_begun(parameter, gradient, name, factor))
             return
-        # The ring's average of (own share * size * gradient) is the sum of (own share * gradient). The factor cannot be
-        # Horovod's prescale_factor: that one has to be the same on all ranks.
-        scale(gradient, factor)
-        if gradient.is_contiguous() and not IS_ROCM:
-            self._enqueue(gradient, name)
-        else:
-            with _broken_ring():
-                self._waits.append(_copy_begun(gradient, name))
+        if factor != 1.0:
+            scale(gradient, factor)
+        kind = gradient.dtype, gradient.is_cuda
+        enqueue = self._calls.get(kind) or self._call_for(kind, gradient)
+        try:  # as `hvd.allreduce_async_(gradient, name=name)` does
+            handle = enqueue(gradient, gradient, DIVISOR, name.encode(), AVERAGE, 1.0, 1.0, ALL_RANKS)
+        except RuntimeError as error:
+            raise RingBroken(plain(str(error))) from error
+        self._handles.append((handle, gradient))
 
     def flush(self) -> None:
         """They are on their way."""
@@ -108,18 +111,11 @@ class ByName:
         self._handles.clear()
         self._waits.clear()
 
-    def _enqueue(self, gradient: torch.Tensor, name: str) -> None:
-        """As `hvd.allreduce_async_(gradient, name=name)` does."""
-        kind = gradient.dtype, gradient.device.type
-        call = self._calls.get(kind)
-        if call is None:
-            call = self._calls[kind] = mpi_ops._check_function(mpi_ops._allreduce_function_factory, gradient)
-        enqueue = getattr(mpi_ops.mpi_lib, call)  # of the library whose turn it is
-        try:
-            handle = enqueue(gradient, gradient, DIVISOR, name.encode(), hvd.Average, 1.0, 1.0, ALL_RANKS)
-        except RuntimeError as error:
-            raise RingBroken(plain(str(error))) from error
-        self._handles.append((handle, gradient))
+    def _call_for(self, kind: tuple[torch.dtype, bool], gradient: torch.Tensor) -> Callable[..., int]:
+        name = mpi_ops._check_function(mpi_ops._allreduce_function_factory, gradient)
+        call: Callable[..., int] = getattr(self._library, name)
+        self._calls[kind] = call
+        return call
 
 
 @contextlib.contextmanager
@@ -129,6 +125,13 @@ def _broken_ring() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RingBroken(plain(str(error))) from error
+
+
+def _begun(parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> Callable[[], None]:
+    if gradient.is_sparse:
+        return _sparse_begun(parameter, gradient, name, factor)
+    scale(gradient, factor)
+    return _copy_begun(gradient, name)
 
 
 def _copy_begun(gradient: torch.Tensor, name: str) -> Callable[[], None]:

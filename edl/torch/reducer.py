@@ -52,8 +52,9 @@ class Reducer:
         self._backward = backward
         self._names: dict[torch.Tensor, str] = {}
         self._lazy: dict[torch.Tensor, str] = {}  # without a hook yet
-        self._sent: set[torch.Tensor] = set()  # whose gradients are on their way
+        self._sent: set[str] = set()  # the names of those whose gradients are on their way
         self._task = -1  # the backward pass whose end is waited for
+        self._straight = -1  # the same, where each of its gradients may go to the ring as it comes, with no more ado
         self.begun = False  # a reduction
         self._reducing = False  # it needs collectives, and none has failed yet
         self._averaged = False  # nothing was added to the gradients since
@@ -186,7 +187,7 @@ class Reducer:
         """
         if len(self._sent) < len(self._names):
             for parameter, name in self._names.items():
-                if parameter.requires_grad and parameter not in self._sent:
+                if parameter.requires_grad and name not in self._sent:
                     if parameter.grad is None:
                         parameter.grad = torch.zeros_like(parameter)
                     if self._reducing:
@@ -232,26 +233,42 @@ class Reducer:
         self._sent.clear()
         self._averaging.drop()
         self._passed.clear()
-        self.begun, self._task = False, -1
+        self.begun, self._task, self._straight = False, -1, -1
 
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
+        begin, sent = self._averaging.begin, self._sent
+
         def ready(parameter: torch.Tensor) -> None:
-            if self._paused or (self._passes > 1 and not self._is_last_pass(parameter)):
-                self._averaged = False
+            # Between two layers, where caches are cold: what is called and looked up in here takes three times as long.
+            if task_id() != self._straight or name in sent:
+                self._arrived(parameter, name)
                 return
-            if (task := task_id()) != self._task:  # once a step, with cold caches: each call in here counts
-                self._task = task
-                self._reach(task)
-            if not self._reducing:
-                return
-            if parameter in self._sent:  # its gradient is on its way, and was just added to
-                raise UsageError(
-                    f"edl.Optimizer: {name} got a gradient twice in one backward(): as a parameter does that several "
-                    "checkpointed parts share; use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-                )
-            self._reduce(parameter, name)
+            sent.add(name)
+            try:
+                begin(parameter, parameter.grad, name, self._factor)  # type: ignore[arg-type] # autograd has put it there
+            except RingBroken as error:
+                self._fail(error)
 
         return ready
+
+    def _arrived(self, parameter: torch.Tensor, name: str) -> None:
+        """A gradient: the first of a backward pass, or one that may not go straight to the ring."""
+        if self._paused or (self._passes > 1 and not self._is_last_pass(parameter)):
+            self._averaged = False
+            return
+        if (task := task_id()) != self._task:
+            self._task = task
+            self._reach(task)
+            if self._reducing and self._number == 1 and self._own is None and not torch.is_grad_enabled():
+                self._straight = task if self._passes == 1 else -1
+        if not self._reducing:
+            return
+        if name in self._sent:  # its gradient is on its way, and was just added to
+            raise UsageError(
+                f"edl.Optimizer: {name} got a gradient twice in one backward(): as a parameter does that several "
+                "checkpointed parts share; use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        self._reduce(parameter, name)
 
     def _reach(self, task: int) -> None:
         """A backward pass has this optimizer's first gradient that is to be averaged.
@@ -283,15 +300,12 @@ class Reducer:
         assert gradient is not None  # autograd has just put it there, or we have
         if gradient.requires_grad:  # of backward(create_graph=True)
             gradient = gradient.detach()
+        self._sent.add(name)
         if self._number > 1:  # so that a worker which calls backward() less often than others is never mistaken
             name = f"{name}#{self._number}"
-        self._sent.add(parameter)
         if self._own is not None:
             self._own.append(_norm(gradient))
-        try:  # of each gradient: past `_try`
-            self._averaging.begin(parameter, gradient, name, self._factor)
-        except RingBroken as error:
-            self._fail(error)
+        self._try(lambda: self._averaging.begin(parameter, gradient, name, self._factor))
 
     def _try(self, act: Callable[[], None]) -> None:
         try:
@@ -308,7 +322,7 @@ class Reducer:
                 parameter.grad = torch.zeros_like(parameter)
 
     def _fail(self, error: BaseException) -> None:
-        self._reducing = False
+        self._reducing, self._straight = False, -1
         self._ring.is_failure(error)  # so that the ring is cut, not left by an agreement that its dead cannot join
         self._trainer.void(RingBroken(f"the gradients were not averaged: {error}"))
 
