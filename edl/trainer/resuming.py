@@ -1,6 +1,6 @@
-"""A trainer of a job that goes on from a checkpoint takes over what was saved, before its first mini-batch.
+"""Before the first mini-batch all workers begin from equal models: a job that goes on, from what was saved.
 
-Owns: taking it over, once for each ring that begins before the first step. Does not own: the checkpoint
+Owns: taking that over, once for each ring that begins before the first step. Does not own: the checkpoint
 (`edl.checkpoints`), its data (`edl.core.data.inheriting`), nor what the state is made of (`edl.trainer.framework`).
 """
 
@@ -14,12 +14,15 @@ import msgspec
 
 from edl.checkpoints.names import parse_name
 from edl.core.data.inheriting import BEGIN_ANEW
+from edl.core.worker.inputs import BatchBegins
 from edl.errors import CheckpointError, ForeignCheckpoint, NotResumed, UsageError
 from edl.protocol.assignment import Orders
 from edl.protocol.audit import LifeAudited
+from edl.protocol.saving import Origin
 from edl.trainer import random_states
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
+from edl.trainer.shell import WorkerShell
 
 if TYPE_CHECKING:
     from edl.checkpoints.reading import Checkpoint
@@ -28,19 +31,35 @@ logger = logging.getLogger("edl")
 
 
 class Resuming:
-    """Of one trainer; belongs to the training thread."""
+    """Of one trainer; belongs to the training thread, but `begin_batch`."""
 
-    def __init__(self, framework: Framework, extras: Extras) -> None:
+    def __init__(self, framework: Framework, extras: Extras, shell: WorkerShell) -> None:
         self._framework = framework
         self._extras = extras
+        self._shell = shell
+        self._machine = shell.machine
         self._generation = 0  # the newest that it was taken over for
 
     @property
-    def has_begun(self) -> bool:
-        """Something was taken over."""
-        return self._generation > 0
+    def origin(self) -> Origin | None:
+        """What this life of the job goes on from; None where it has begun anew."""
+        orders = self._machine.orders
+        return None if orders is None else orders.origin
 
-    def take_over(self, path: str, generation: int, rank: int, size: int) -> None:
+    @property
+    def not_taken_over(self) -> Origin | None:
+        """The same, where nothing of it was taken over here."""
+        return None if self._generation > 0 else self.origin
+
+    def begin_batch(self) -> None:
+        """Before a forward pass, where the script lets us know it: the first generation starts from equal models."""
+        machine = self._machine
+        if machine.models_may_differ and self._shell.is_training_thread:
+            if (origin := self.origin) is not None:
+                self._take_over(origin.path, machine.generation, machine.rank, machine.size)
+            self._shell.hear(BatchBegins())
+
+    def _take_over(self, path: str, generation: int, rank: int, size: int) -> None:
         """What is saved there, in a ring that begins before the first step. Raises NotResumed, ForeignCheckpoint."""
         if generation == self._generation:
             return

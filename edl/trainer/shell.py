@@ -2,7 +2,7 @@
 
 Owns: the trainer's machine and the lock around it, and carrying out its commands: rings, copies of the state, weights,
 words to the daemon, ends. Does not own: any decision (`edl.core.worker.machine`), the end of a mini-batch
-(`edl.trainer.trainer`), nor the talk with the daemon (`edl.trainer.link`).
+(`edl.trainer.batch_ends`), nor the talk with the daemon (`edl.trainer.link`).
 
 The machine takes one input at a time, under a lock that is held for as long as it thinks, never while a command is
 carried out. So the thread that hears the daemon can cut the collective in which the training thread waits.
@@ -108,7 +108,8 @@ class WorkerShell:
         self.count = Page.unshared().count()  # in the daemon's page, once there is one
         self.machine = WorkerMachine(leases, self.count)
         self.audit = Audit()
-        self.step_timeout_s = 0.0  # set by `init`
+        self.step_timeout_s = 0.0  # set by `init`, as the number of the training thread
+        self.thread = 0
         self.rehearsals = Rehearsals()
         self.stand_ins_due = False  # it is to be handed out, as the script waits for data that never comes
         self.state_came: Callable[[], object] = lambda: None  # of another worker, before its samples may be handed out
@@ -131,6 +132,11 @@ class WorkerShell:
         self._moments: list[float] = []  # of the change of rings under way
         self._settled: int | None = None  # the step after which the newest came that counts, whatever fails beside it
         self._patient_until = time.monotonic() + PATIENCE_S
+
+    @property
+    def is_training_thread(self) -> bool:
+        """The caller is."""
+        return threading.get_ident() == self.thread
 
     @property
     def link(self) -> DaemonLink:

@@ -2,7 +2,7 @@
 
 Owns: what is told of the newest step (was it an epoch's last, and is the next one begun?), of the evaluations after
 it, and of Keras's `fit`; and that it is what this worker knows whenever its state may become another's. Does not own:
-how it travels (`edl.trainer.extras`), nor what a newcomer makes of it (`edl.trainer.trainer`,
+how it travels (`edl.trainer.extras`), nor what a newcomer makes of it (`edl.trainer.batch_ends`,
 `edl.tensorflow.fitting`).
 """
 

@@ -1,7 +1,8 @@
 """The training thread's side of a job: what `import edl.torch as edl` and `import edl.tensorflow as edl` stand on.
 
-Owns: the calls a script makes, and the end of each mini-batch. Does not own: where this process sits and how it changes
-seats (`edl.trainer.shell`), the framework (`edl.trainer.framework`), the data (`edl.trainer.data.shards`).
+Owns: the calls that scripts and adapters make, and how a worker's life begins and ends. Does not own: what the end of a
+mini-batch is made of (`edl.trainer.batch_ends`), where this process sits and how it changes seats
+(`edl.trainer.shell`), the framework (`edl.trainer.framework`), the data (`edl.trainer.samples`).
 """
 
 from __future__ import annotations
@@ -14,41 +15,29 @@ import os
 import secrets
 import signal
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sized
 from functools import partial
 from typing import Any, TypeVar
 
 from edl.config import Settings
 from edl.core.data.batching import microbatches
-from edl.core.worker.inputs import (
-    BatchBegins,
-    CheckpointWished,
-    DataWanted,
-    LeaveWanted,
-    RestartsExpected,
-    ScriptEnded,
-    ScriptFailed,
-    StatesEqual,
-)
-from edl.core.worker.moves import given_up
-from edl.errors import ConfigError, JobFailed, RingBroken, UsageError
+from edl.core.worker.inputs import CheckpointWished, LeaveWanted, RestartsExpected, ScriptEnded, ScriptFailed
+from edl.errors import ConfigError, UsageError
 from edl.host.joining import joined
 from edl.policy.learning import RAMP_STEPS
 from edl.policy.noise import MeasuredNoise
 from edl.protocol import link as say
-from edl.protocol.data import DataSpec
 from edl.protocol.saving import Origin
 from edl.sources.port import Source
-from edl.trainer import fork_stand_in, measuring
-from edl.trainer.comparison import Comparison
+from edl.trainer import fork_stand_in
+from edl.trainer.batch_ends import BatchEnds
 from edl.trainer.data.audit import AuditedCount, AuditFile
 from edl.trainer.data.rehearsals import Rehearsals
 from edl.trainer.data.shards import Held, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.data.source import files_of, positive, samples_of
+from edl.trainer.data.source import files_of
 from edl.trainer.endings import Leaving, leave_on_sigterm, note_failures
-from edl.trainer.evaluation import Evaluations, Work
+from edl.trainer.evaluation import Work
 from edl.trainer.extras import Extras
 from edl.trainer.figures import FigureSender
 from edl.trainer.framework import Framework
@@ -57,8 +46,10 @@ from edl.trainer.rates.factors import RateFactors
 from edl.trainer.rates.noise_meter import EVERY
 from edl.trainer.rates.rate import AnySchedule, Rule
 from edl.trainer.resuming import Resuming, life_begun
+from edl.trainer.samples import Samples
+from edl.trainer.script_metrics import ScriptMetrics
 from edl.trainer.shell import WorkerShell
-from edl.trainer.standing import LastStep, ScriptStanding
+from edl.trainer.standing import ScriptStanding
 from edl.transport.count import Count
 
 logger = logging.getLogger("edl")
@@ -66,10 +57,6 @@ logger = logging.getLogger("edl")
 T = TypeVar("T")
 
 __all__ = ["Leaving", "Trainer"]
-
-EVALUATION_ROUNDS = 4  # in a step time-out: no worker waits for another one that long
-
-COMMIT_POLL_S = 0.0005  # the end of a mini-batch wakes no thread: that would cost every step
 
 
 class Trainer:
@@ -88,20 +75,22 @@ class Trainer:
         # The shell's own; here, as each look at a cold object costs the hot path.
         self._count: Count | AuditedCount = self._shell.count
         self._machine = self._shell.machine
-        self._shards: ShardGenerator | None = None
-        self._thread = 0
         self._stand_in = 0  # the process that horovodrun takes for this worker
-        self._callbacks: list[Callable[[int, int], object]] = []
         self._rates = RateFactors(framework, self._shell, self._leases, self._extras)
-        self._comparison = Comparison(framework, self._shell, self._extras)
-        self._resuming = Resuming(framework, self._extras)
-        self._standing = ScriptStanding(self._extras)
-        self._evaluations = Evaluations(lambda: framework.ring, self)
-        self._ring_broke = False  # in the mini-batch that ends
-        self._at_end = False  # the script has ended the newest step, and has not come to the end of another one
-        self._computes = False  # the script's function in an evaluation is called
-        self._shell.state_came = self._take_standing
+        self._resuming = Resuming(framework, self._extras, self._shell)
+        self._samples = Samples(self._shell, self._leases, self._rates, self._resuming)
         self._figures = FigureSender(lambda values: self._shell.link.send(say.Figures(values)))
+        self._ends = BatchEnds(
+            framework=framework,
+            shell=self._shell,
+            leases=self._leases,
+            extras=self._extras,
+            samples=self._samples,
+            rates=self._rates,
+            resuming=self._resuming,
+            figures=self._figures,
+        )
+        self._metrics = ScriptMetrics(framework, self._machine, self._ends, self._own_samples)
         self._epoch = 0
         self._saved = False  # the job is
         self._left = False
@@ -141,8 +130,8 @@ class Trainer:
                 f"EDL_RING={settings.ring}: here gradients are averaged by Horovod alone; leave --ring away"
             )
         self._settings = settings
-        self._saved = bool(settings.checkpoint)
-        self._thread = threading.get_ident()
+        self._saved = self._ends.saved = bool(settings.checkpoint)
+        self._shell.thread = threading.get_ident()
         self._stand_in = 0 if self._settings.stand_in is None else os.getppid()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
         if self._settings.audit is not None:
@@ -172,11 +161,11 @@ class Trainer:
             return
         self._left = True
         self._leases.close()
-        if self._shards is not None:
-            self._shards.close()
+        if self.shards is not None:
+            self.shards.close()
         link = self._shell.link
         self._end_comparing()
-        origin = self._not_taken_over()
+        origin = self._resuming.not_taken_over
         if origin is not None and self._machine.models_may_differ and not self._machine.failure:
             logger.warning(
                 "this worker had nothing left to train, and its script has ended without the state of %s: put "
@@ -191,7 +180,7 @@ class Trainer:
 
     def _end_comparing(self) -> None:
         """The script has ended a step early for the answer."""
-        if self._comparison.differed_last():
+        if self._ends.differed_last():
             at = f"step {self._machine.step}, the last one of its script"
             self._note_failure(f"the workers' states differed after {at}: --check-weights 1 tells who and where")
 
@@ -288,13 +277,7 @@ class Trainer:
         same on all workers, whenever they come.
         """
         self._started()
-        orders = self._machine.orders
-        return None if orders is None else orders.origin
-
-    def _not_taken_over(self) -> Origin | None:
-        """What the job goes on from, where nothing of it was taken over here."""
-        orders = self._machine.orders
-        return None if orders is None or self._resuming.has_begun else orders.origin
+        return self._resuming.origin
 
     @property
     def steps_before(self) -> int:
@@ -311,7 +294,7 @@ class Trainer:
         """Call `callback(old_size, new_size)` on every worker after each switch."""
         if not callable(callback):
             raise UsageError(f"edl.on_resize(callback) takes a function of (old_size, new_size), not {callback!r}")
-        self._callbacks.append(callback)
+        self._ends.resized.append(callback)
         self._shell.beside.withheld = True  # it may look at the model, or change it
 
     def register(self, **values: Any) -> Extras:
@@ -337,21 +320,22 @@ class Trainer:
         one list of records), or iterate (or call) it for one sample at a time. `epochs=None`: each iteration is one
         more epoch.
         """
-        self._standing.register()
-        self._shards = ShardGenerator(
+        settings = self._started()
+        self._ends.standing.register()
+        shards = self._samples.shards = ShardGenerator(
             source,
-            self,
+            self._samples,
             epochs=epochs,
             shuffle=shuffle,
             seed=seed,
             format=format,
-            default_batch=self._started().batch_size,
-            step_timeout_s=self._timeout_s,
-            home=self._started().home,
+            default_batch=settings.batch_size,
+            step_timeout_s=settings.step_timeout_s,
+            home=settings.home,
             audit=self._shell.audit,
             goes_on_in=self._goes_on_in,
         )
-        return self._shards
+        return shards
 
     def evaluate(self, function: Callable[[Any], Any], source: int | Sized, batch_size: int) -> dict[str, Any]:
         """Sums over all samples of a validation set, each of which one worker computes, at any number of workers.
@@ -369,28 +353,13 @@ class Trainer:
 
         Returns a dict of the same names: numbers, numpy arrays, and rows of all samples in their order.
         """
-        batch = positive("batch_size", batch_size, "the samples of one call of the function")
-        work = measuring.Measuring(self._computing(function), samples_of(source), batch)
-        return measuring.measured(self.evaluate_shared(work))
+        self._started()
+        return self._metrics.evaluate(function, source, batch_size)
 
     def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
         """What each worker has found, each unit once. In a rehearsal that of one unit."""
         self._started()
-        if not self._machine.generation:
-            work.compute(range(min(work.units, 1)), lambda: True)
-            return (work.found(),)
-        self._at_end = True
-        return self._evaluations.make(work)
-
-    def _computing(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def computing(ids: Any) -> Any:
-            self._computes = True
-            try:
-                return function(ids)
-            finally:
-                self._computes = False
-
-        return computing
+        return self._ends.evaluate(work)
 
     def gather_for_metrics(self, values: Any) -> Any:
         """The rows of all workers' mini-batches, in the order of ranks, as numpy arrays; stand-ins are left out.
@@ -402,18 +371,10 @@ class Trainer:
         in what `edl.evaluate` returns.
         """
         self._started()
-        if self._computes:
-            return measuring.GatheredRows(measuring.array_of(values, "edl.gather_for_metrics()"))
-        mine = measuring.arrays_in(values, "edl.gather_for_metrics()")
-        if self.voided or not self._machine.generation:
-            return measuring.like(values, mine)
-        counts = self._shards is None or self.own_samples() > 0
-        rows = mine if counts else [one[:0] for one in mine]
-        try:
-            return measuring.like(values, measuring.gathered(self._framework.ring, rows))
-        except RingBroken as error:
-            logger.debug("the values of this worker alone are gathered: %s", error)
-            return measuring.like(values, rows)
+        return self._metrics.gather(values)
+
+    def _own_samples(self) -> int | None:
+        return None if self.shards is None else self.own_samples()
 
     def report(self, **figures: float) -> None:
         """Tell the job figures of the script's own, such as `edl.report(loss=0.3)`, for its policy. The newest of each
@@ -494,65 +455,14 @@ class Trainer:
 
     def opening(self, source: Any, format_name: str | None) -> Callable[[], Source]:
         """How to open files as samples, in this process and in others that load for it."""
-        return partial(files_of, source, format_name, self._started().home, 5 * self._timeout_s)
-
-    # ------------------------------------------------------------------------- the port of the data (any thread)
-
-    def open(self, spec: DataSpec) -> None:
-        """A generator begins: tell the job what is trained on."""
-        self._started()
-        opened = self._machine.opened
-        if opened is not None and (differences := spec.differences(opened)):
-            raise UsageError(f"a job trains on one source: {opened} is open already; {', '.join(differences)} differ")
-        if opened is None:
-            self._rates.begin(spec)
-        if spec != opened:
-            self._shell.audit.opened(spec)
-        self._shell.hear(DataWanted(spec))
-        if opened is None:  # never again: a pipeline's thread may begin a pass while the training thread ends a step
-            self._rates.follow()
-
-    @property
-    def leases(self) -> SharedLeases:
-        """What this worker holds now."""
-        return self._leases
-
-    def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
-        """Until samples of `step`, or of the coming one, may be handed out. False: none come, or are here yet."""
-        self.begin_batch()
-        machine, leases = self._machine, self._leases
-        leases.forget_before(machine.step)  # else a job of weeks would search through all that it has trained
-        if not leases.offers(max(step or 0, machine.step + 1)) and not (
-            wait and leases.wait_offered(step, lambda: machine.step, self._goes_on_waiting)
-        ):
-            return False
-        coming = machine.step + 1
-        if (step or 0) <= coming and machine.weight_is_due:
-            # A pipeline's thread asks for the samples of the coming step, whose weight could not be known when the
-            # training thread passed by. That one cannot begin the step before it has them: set the weight first.
-            self._shell.weigh(self._while_waiting)
-        return True
-
-    def _goes_on_waiting(self) -> bool:
-        """Once not: in the place of data that never comes the script is given a mini-batch that does not count."""
-        self._while_waiting()
-        due, self._shell.stand_ins_due = self._shell.stand_ins_due, False
-        return not due
-
-    def _while_waiting(self) -> None:
-        if threading.get_ident() == self._thread:
-            self._shell.while_waiting()
-        else:
-            if self._shards is not None:
-                self._shards.check_goes_on()
-            self._shell.while_pipeline_waits()
+        return partial(files_of, source, format_name, self._started().home, 5 * self._started().step_timeout_s)
 
     # -------------------------------------------------------------------------------------- the port of the adapters
 
     @property
     def epochs_done(self) -> int | None:
         """Of the script's `elastic_shard_generator`; None without one."""
-        return None if self._shards is None else self._shards.epochs_done
+        return None if self.shards is None else self.shards.epochs_done
 
     @property
     def ends_pass(self) -> bool:
@@ -571,7 +481,7 @@ class Trainer:
 
     def void(self, error: BaseException) -> None:
         """A collective of this mini-batch failed: its update must not be applied (I8)."""
-        self._shell.void(error, keep=threading.get_ident() == self._thread)
+        self._shell.void(error, keep=self._shell.is_training_thread)
 
     def void_beside(self, error: BaseException) -> None:
         """A collective beside the mini-batches failed, in an evaluation say: the coming one, or the one that has not
@@ -586,35 +496,19 @@ class Trainer:
 
     def hold(self) -> Held:
         """The script's pipeline reads ahead; the caller keeps the item that is being trained."""
-        return Held() if self._shards is None else self._shards.hold()
+        return self._samples.hold()
 
     def keep_in_step(self) -> None:
         """The pipeline is inside a graph, where a void mini-batch can come again only if nothing was read beyond it."""
-        if self._shards is not None:
-            self._shards.keep_in_step(self._wait_committed)
-
-    def _wait_committed(self, handed_out: Callable[[], int]) -> None:
-        """On the pipeline's thread: until the step that was handed out last is committed, or void and stepped back."""
-        while self._machine.step < handed_out() and not self._leases.closed:
-            if self._shards is not None:
-                self._shards.check_goes_on()
-            time.sleep(COMMIT_POLL_S)
+        self._samples.keep_in_step()
 
     def begin_batch(self) -> None:
         """Before a forward pass, where the script lets us know it: the first generation starts from equal models."""
-        machine = self._machine
-        if machine.models_may_differ and threading.get_ident() == self._thread:
-            if (origin := self.resumed()) is not None:
-                self._resuming.take_over(origin.path, machine.generation, machine.rank, machine.size)
-            self._shell.hear(BatchBegins())
+        self._resuming.begin_batch()
 
     def waited(self, nanoseconds: int) -> None:
         """For peers. What a trainer does else is its own work."""
         self._shell.link.page.add_waited(nanoseconds)
-
-    def loaded(self, nanoseconds: int) -> None:
-        """So long the script has just waited for samples."""
-        self._shell.link.page.add_loaded(nanoseconds)
 
     def expect_restarts(self) -> None:
         """When a ring breaks, the script leaves its iteration over the data."""
@@ -624,13 +518,13 @@ class Trainer:
         """The script leaves its iteration over the data; the next one begins at the first step that is not trained."""
         if self.voided:
             self._shell.put_back()  # now, as the script may put back more by itself
-        if self._shards is not None:
-            self._shards.give_up()
+        if self.shards is not None:
+            self.shards.give_up()
 
     def before_reduce(self) -> None:
         """Before the first collective of a step: its weight must be known."""
         if self._machine.weight_is_due:
-            self._shell.weigh(self._while_waiting)
+            self._samples.weigh()
         if self._machine.weightless or self.voided:
             self._shell.keep_registered()
 
@@ -645,68 +539,24 @@ class Trainer:
         self._shell.settle_step()
 
     @property
-    def shards(self) -> ShardGenerator | None:
-        """The script's, where edl deals out its data."""
-        return self._shards
-
-    @property
-    def standing(self) -> ScriptStanding:
-        """Where the script stands, for those who go on from there."""
-        return self._standing
-
-    # ------------------------------------------------------------------------ the port of evaluations, between batches
-
-    @property
     def committed(self) -> int:
         """The newest step."""
         return self._machine.step
 
     @property
-    def round_s(self) -> float:
-        """For so long a worker computes before it says what it has."""
-        return self._timeout_s / EVALUATION_ROUNDS
-
-    @property
     def given_up(self) -> bool:
         """The ring is: the next one waits for this worker."""
-        orders = self._shell.link.orders
-        return orders is not None and self._machine.generation in given_up(orders)
+        return self._ends.given_up
 
-    def begin_evaluation(self) -> None:
-        """All members have the weights of the newest step, and rank 0's batch statistics. Raises RingBroken."""
-        self.begin_batch()  # before the first one, too
-        self._shell.complete_state()  # a newcomer's may be on its way beside the coming step
-        if self._machine.void is not None:
-            raise RingBroken(self._machine.void)
-        if self._machine.size > 1:
-            self._framework.synchronize_rest(0, only_statistics=True)
+    @property
+    def shards(self) -> ShardGenerator | None:
+        """The script's, where edl deals out its data."""
+        return self._samples.shards
 
-    def renew_ring(self, error: RingBroken) -> None:
-        """Into the next one, and nowhere else: no member has begun the coming mini-batch."""
-        if self._comparison.finish(self._timeout_s):
-            self._shell.hear(StatesEqual())
-        self._shell.void(error, keep=False)
-        old, before = self._machine.size, self._machine.step
-        self._standing.tell(before, self._evaluations.results, at_end=self._at_end)
-        self._shell.end_uncommitted_batch()
-        if self._machine.step < before:
-            raise JobFailed(f"the others go back to before step {before}, and the script of this newcomer is past it")
-        self._pass_over(before)
-        self._prepare_step()
-        self._tell_resized(old)
-        if self._machine.check_is_due:
-            self._compare()
-
-    def _take_standing(self) -> None:
-        """A newcomer has got another worker's state, and none of its samples yet."""
-        heard, step = self._standing.heard, self._machine.begins_after
-        if not self.rehearsing() or heard.get("step") != step:
-            return
-        self._evaluations.take(step, heard["results"])
-        self._at_end = heard.get("at_end", False)
-        self._standing.note_end(LastStep(step, heard["epoch"], heard["ends_pass"]))  # others may get it from here
-        if heard["ends_pass"] and self._at_end and self._shards is not None:
-            self._shards.rest_of(heard["epoch"])  # what lies between two epochs is ahead of all workers
+    @property
+    def standing(self) -> ScriptStanding:
+        """Where the script stands, for those who go on from there."""
+        return self._ends.standing
 
     # ------------------------------------------------------------------------------------------ the end of a batch
 
@@ -721,186 +571,10 @@ class Trainer:
             self._shell.copier.witness = self._framework.witness()
         if samples is None and self._count.advance():
             return True
-        return self._end_unusual_batch(samples)
-
-    def _end_unusual_batch(self, samples: int | None) -> bool:
-        """One at which there may be new orders, one before an uneven one, the first of all, a void one, a rehearsal;
-        or a call before `init()`.
-        """
         self._started()
-        if self._comparison.finish(self._timeout_s):  # before the ring may change
-            self._shell.hear(StatesEqual())
-        committed = self._end_batch(samples)
-        if self._machine.check_is_due:
-            self._compare()
-        if self._ring_broke:  # after the comparison, as in `renew_ring`: all members call the same in the same order
-            self._ring_broke = False
-            self._settle_evaluations()
-        if self._saved:
-            self._shell.copier.witness = self._framework.witness()  # another's state may have come
-            if committed:
-                self._shell.prepare_copies()
-        return committed
-
-    def _compare(self) -> None:
-        """Where all workers have done the same: after the script's callbacks, and in the ring that goes on."""
-        try:
-            if self._comparison.begin():
-                return
-            self._comparison.make(self._timeout_s)
-        except RingBroken as error:
-            self._shell.void(error, keep=False)  # the coming one, which the script has not begun
-        else:
-            self._shell.hear(StatesEqual())
-
-    def _end_batch(self, samples: int | None) -> bool:
-        shell, machine = self._shell, self._machine
-        if samples is not None:
-            self._check_samples(samples)
-        self._evaluations.begin_batch()
-        self._note_end()
-        shell.put_back()
-        shell.end_beside()
-        if not machine.generation and shell.rehearsals.left > 1:
-            self._rates.rehearse()
-            shell.rehearsals.end_one()
-            return False
-        if machine.void is not None or not machine.generation:
-            return self._end_uncommitted_batch()
-        if machine.models_may_differ and self._not_taken_over() is not None:
-            self._begin_late()
-            return False
-        old, weightless, done = machine.size, machine.weightless, machine.step + 1
-        if weightless:
-            self._rates.skip()
-        else:
-            noise = self._rates.count()
-            if noise is not None:
-                self._figures.take({"grad_sqr": noise.sqr, "grad_var": noise.var})
-        self._at_end = True
-        self._standing.tell(done, [], at_end=True)
-        shell.end_batch(attention=done >= shell.link.page.attention_step)
-        if not weightless:
-            shell.measure_state()
-        self._pass_over(done)
-        self._tell_resized(old)
-        self._prepare_step()
-        shell.weigh_if_known()
-        return not weightless
-
-    def _note_end(self) -> None:
-        """Of the mini-batch that is about to end, and may be void: a peer's state may yet make it committed."""
-        step = self._machine.step + 1
-        lease = self._leases.at(step)
-        if lease is not None:
-            self._standing.note_end(LastStep(step, lease.epoch, self._leases.ends_pass(step)))
-
-    def _begin_late(self) -> None:
-        """Nothing has told when the first mini-batch began, as its data are the script's own, or come from a pipeline's
-        thread. It was computed on what the script had begun with: what was saved replaces that, and it is made again.
-        """
-        self._framework.applied()
-        self.begin_batch()
-        if self._shards is not None and not self._shards.redeliver():
-            raise JobFailed(
-                "this job goes on from a checkpoint, and its input pipeline has read ahead of the first step, so the "
-                "samples of that cannot come again in order: put shards.in_step(...) around the outermost iterable of "
-                "the training loop"
-            )
-
-    def _prepare_step(self) -> None:
-        """What the coming one needs before the script may begin it."""
-        try:
-            self._rates.tune()
-        except RingBroken as error:
-            self._shell.void(error, keep=False)
-        self._rates.follow()
-        self.begin_batch()
-
-    def _end_uncommitted_batch(self) -> bool:
-        shell, machine = self._shell, self._machine
-        old, before, void, rank = machine.size, machine.step, machine.void, machine.rank
-        if void is None:
-            self._rehearse()
-        else:
-            self._at_end = False  # of step `before`: what the script does after that one is done
-        self._standing.tell(before, self._evaluations.results, at_end=self._at_end)
-        shell.end_uncommitted_batch()
-        self._ring_broke = True
-        if void is not None and machine.step > before:
-            self._at_end = True
-        if void is not None:  # not where the job is over, which is said in its own words
-            logger.warning("step %d is void on rank %d: %s", before + 1, rank, void.partition("\n")[0])
-        self._pass_over(before + 1)
-        self._prepare_step()
-        rehearsed = self.rehearsing()
-        shell.rehearsals.end_all()
-        self._tell_resized(old)
-        if rehearsed:
-            return False
-        if machine.step > before:
-            return True  # a peer had applied it: with that peer's state it is committed here too (I5)
-        if self._shards is not None and not self._redeliver(before):  # before the script asks for the next batch
-            raise JobFailed(
-                f"step {before + 1} is void, and the input pipeline has read ahead of it, so its samples cannot come "
-                "again in order: put shards.in_step(...) around the outermost iterable of the training loop"
-            )
-        return False
-
-    def _redeliver(self, before: int) -> bool:
-        """What comes after step `before`. A newcomer without a state may be ahead of the ring that it comes to: those
-        who have one have not applied what it has, with weight zero; and that is made again by all.
-        """
-        assert self._shards is not None
-        step = self._machine.step
-        one_epoch = self._leases.epoch(step + 1) == self._leases.epoch(before + 1)
-        return (step == before or one_epoch) and self._shards.redeliver(before - step)
-
-    def _rehearse(self) -> None:
-        """A newcomer does alone what it does first in a ring, as all others wait for it there (I4)."""
-        self._rates.rehearse()
-        self._comparison.rehearse()
-        self._shell.beside.rehearse()
-
-    def _settle_evaluations(self) -> None:
-        """In the ring that follows a broken one: another worker may have missed what an evaluation has come to."""
-        while True:
-            try:
-                return self._evaluations.settle()
-            except RingBroken as error:
-                self.renew_ring(error)
-
-    def _pass_over(self, done: int) -> None:
-        """What lies between the mini-batch that the script has `done` and the state that it was given."""
-        step = self._machine.step
-        if step <= done or self._shards is None or self._shards.pass_over(done, step) or self._machine.restarts:
-            return
-        raise JobFailed(
-            f"the other workers have gone on to step {step}, where none has samples, and the input pipeline has read "
-            f"ahead of step {done}, so what it gives next is trained already: put shards.in_step(...) around the "
-            "outermost iterable of the training loop"
-        )
-
-    def _check_samples(self, samples: int) -> None:
-        shards, step, rank = self._shards, self._machine.step + 1, self._machine.rank
-        if shards is None or self.rehearsing() or not self._leases.covers(step):
-            return
-        if samples != (share := shards.share(step)) and share:  # without a share of its own it has stand-ins
-            raise UsageError(
-                f"edl.notify_batch_end(samples={samples}): step {step} has {share} samples on rank {rank}; "
-                f"cut batches as large as edl was told (edl.init(batch_size={samples}), or EDL_BATCH_SIZE={samples})"
-            )
-
-    def _tell_resized(self, old: int) -> None:
-        if old != self._machine.size:
-            for callback in self._callbacks:
-                callback(old, self._machine.size)
+        return self._ends.end(samples)
 
     # -------------------------------------------------------------------------------------------------- small parts
-
-    @property
-    def _timeout_s(self) -> float:
-        return self._started().step_timeout_s
 
     def _started(self) -> Settings:
         if self._settings is None:

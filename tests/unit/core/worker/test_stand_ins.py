@@ -90,8 +90,8 @@ class Script:
         framework: Any = self.framework
         self.trainer = Trainer(framework)
         self.trainer._settings = SimpleNamespace(step_timeout_s=1.0)  # type: ignore[assignment]
-        self.trainer._thread = threading.get_ident()
         seat = self.seat = self.trainer._shell
+        seat.thread = threading.get_ident()
         link: Any = SimpleNamespace(orders=None, page=SimpleNamespace(attention_step=NEVER), send=lambda word: None)
         seat._link = link
         machine = self.machine = seat.machine

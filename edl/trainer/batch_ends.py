@@ -1,0 +1,289 @@
+"""The end of each mini-batch, and what the coming one needs. Here, and only here, rings change.
+
+Owns: in which order that is done, for a mini-batch that counts, a void one, a rehearsal, and where the ring of an
+evaluation breaks; and where a newcomer goes on that comes after an epoch's last step. Does not own: any decision
+(`edl.core.worker.machine`), carrying it out (`edl.trainer.shell`), nor what each part does in it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from edl.core.worker.inputs import StatesEqual
+from edl.core.worker.moves import given_up
+from edl.errors import JobFailed, RingBroken
+from edl.trainer.comparison import Comparison
+from edl.trainer.data.shared_leases import SharedLeases
+from edl.trainer.evaluation import Evaluations, Work
+from edl.trainer.extras import Extras
+from edl.trainer.figures import FigureSender
+from edl.trainer.framework import Framework
+from edl.trainer.rates.factors import RateFactors
+from edl.trainer.resuming import Resuming
+from edl.trainer.samples import Samples
+from edl.trainer.shell import WorkerShell
+from edl.trainer.standing import LastStep, ScriptStanding
+
+logger = logging.getLogger("edl")
+
+EVALUATION_ROUNDS = 4  # in a step time-out: no worker waits for another one that long
+
+
+class BatchEnds:
+    """Of one trainer, and `edl.trainer.evaluation.Between`. Belongs to the training thread."""
+
+    def __init__(  # noqa: PLR0913 - the parts of a trainer
+        self,
+        *,
+        framework: Framework,
+        shell: WorkerShell,
+        leases: SharedLeases,
+        extras: Extras,
+        samples: Samples,
+        rates: RateFactors,
+        resuming: Resuming,
+        figures: FigureSender,
+    ) -> None:
+        self._framework = framework
+        self._shell = shell
+        self._machine = shell.machine
+        self._leases = leases
+        self._samples = samples
+        self._rates = rates
+        self._resuming = resuming
+        self._figures = figures
+        self._comparison = Comparison(framework, shell, extras)
+        self._evaluations = Evaluations(lambda: framework.ring, self)
+        self._ring_broke = False  # in the mini-batch that ends
+        self._at_end = False  # the script has ended the newest step, and has not come to the end of another one
+        self.standing = ScriptStanding(extras)
+        self.resized: list[Callable[[int, int], object]] = []  # what is called with the old size and the new one
+        self.saved = False  # the job is
+        shell.state_came = self._take_standing
+
+    # ----------------------------------------------------------------------------------------------------- each end
+
+    def end(self, samples: int | None) -> bool:
+        """Of a mini-batch at which there may be new orders, one before an uneven one, the first of all, a void one, a
+        rehearsal: all that are more than a count. Whether it is committed.
+        """
+        self._hear_comparison()  # before the ring may change
+        committed = self._end(samples)
+        if self._machine.check_is_due:
+            self._compare()
+        if self._ring_broke:  # after the comparison, as in `renew_ring`: all members call the same in the same order
+            self._ring_broke = False
+            self._settle_evaluations()
+        if self.saved:
+            self._shell.copier.witness = self._framework.witness()  # another's state may have come
+            if committed:
+                self._shell.prepare_copies()
+        return committed
+
+    def _end(self, samples: int | None) -> bool:
+        shell, machine = self._shell, self._machine
+        if samples is not None:
+            self._samples.check_trained(samples)
+        self._evaluations.begin_batch()
+        self._note_end()
+        shell.put_back()
+        shell.end_beside()
+        if not machine.generation and shell.rehearsals.left > 1:
+            self._rates.rehearse()
+            shell.rehearsals.end_one()
+            return False
+        if machine.void is not None or not machine.generation:
+            return self._end_uncommitted()
+        if machine.models_may_differ and self._resuming.not_taken_over is not None:
+            self._begin_late()
+            return False
+        old, weightless, done = machine.size, machine.weightless, machine.step + 1
+        if weightless:
+            self._rates.skip()
+        else:
+            noise = self._rates.count()
+            if noise is not None:
+                self._figures.take({"grad_sqr": noise.sqr, "grad_var": noise.var})
+        self._at_end = True
+        self.standing.tell(done, [], at_end=True)
+        shell.end_batch(attention=done >= shell.link.page.attention_step)
+        if not weightless:
+            shell.measure_state()
+        self._pass_over(done)
+        self._tell_resized(old)
+        self._prepare_step()
+        shell.weigh_if_known()
+        return not weightless
+
+    def _end_uncommitted(self) -> bool:
+        shell, machine = self._shell, self._machine
+        old, before, void, rank = machine.size, machine.step, machine.void, machine.rank
+        if void is None:
+            self._rehearse()
+        else:
+            self._at_end = False  # of step `before`: what the script does after that one is done
+        self.standing.tell(before, self._evaluations.results, at_end=self._at_end)
+        shell.end_uncommitted_batch()
+        self._ring_broke = True
+        if void is not None and machine.step > before:
+            self._at_end = True
+        if void is not None:  # not where the job is over, which is said in its own words
+            logger.warning("step %d is void on rank %d: %s", before + 1, rank, void.partition("\n")[0])
+        self._pass_over(before + 1)
+        self._prepare_step()
+        rehearsed = shell.rehearsals.left > 0
+        shell.rehearsals.end_all()
+        self._tell_resized(old)
+        if rehearsed:
+            return False
+        if machine.step > before:
+            return True  # a peer had applied it: with that peer's state it is committed here too (I5)
+        if not self._samples.redeliver(before):  # before the script asks for the next batch
+            raise JobFailed(
+                f"step {before + 1} is void, and the input pipeline has read ahead of it, so its samples cannot come "
+                "again in order: put shards.in_step(...) around the outermost iterable of the training loop"
+            )
+        return False
+
+    def _begin_late(self) -> None:
+        """Nothing has told when the first mini-batch began, as its data are the script's own, or come from a pipeline's
+        thread. It was computed on what the script had begun with: what was saved replaces that, and it is made again.
+        """
+        self._framework.applied()
+        self._resuming.begin_batch()
+        if not self._samples.redeliver(self._machine.step):
+            raise JobFailed(
+                "this job goes on from a checkpoint, and its input pipeline has read ahead of the first step, so the "
+                "samples of that cannot come again in order: put shards.in_step(...) around the outermost iterable of "
+                "the training loop"
+            )
+
+    # -------------------------------------------------------------------------------------------- the parts of an end
+
+    def _prepare_step(self) -> None:
+        """What the coming one needs before the script may begin it."""
+        try:
+            self._rates.tune()
+        except RingBroken as error:
+            self._shell.void(error, keep=False)
+        self._rates.follow()
+        self._resuming.begin_batch()
+
+    def _rehearse(self) -> None:
+        """A newcomer does alone what it does first in a ring, as all others wait for it there (I4)."""
+        self._rates.rehearse()
+        self._comparison.rehearse()
+        self._shell.beside.rehearse()
+
+    def _pass_over(self, done: int) -> None:
+        if not self._samples.pass_over(done):
+            raise JobFailed(
+                f"the other workers have gone on to step {self._machine.step}, where none has samples, and the input "
+                f"pipeline has read ahead of step {done}, so what it gives next is trained already: put "
+                "shards.in_step(...) around the outermost iterable of the training loop"
+            )
+
+    def _tell_resized(self, old: int) -> None:
+        if old != self._machine.size:
+            for callback in self.resized:
+                callback(old, self._machine.size)
+
+    # ----------------------------------------------------------------------------------------------- the comparison
+
+    def _compare(self) -> None:
+        """Where all workers have done the same: after the script's callbacks, and in the ring that goes on."""
+        try:
+            if self._comparison.begin():
+                return
+            self._comparison.make(self._shell.step_timeout_s)
+        except RingBroken as error:
+            self._shell.void(error, keep=False)  # the coming one, which the script has not begun
+        else:
+            self._shell.hear(StatesEqual())
+
+    def _hear_comparison(self) -> None:
+        if self._comparison.finish(self._shell.step_timeout_s):
+            self._shell.hear(StatesEqual())
+
+    def differed_last(self) -> bool:
+        """The workers' states did, after the last step of the script, which has ended a step early for the answer."""
+        return self._comparison.differed_last()
+
+    # ------------------------------------------------------------------------------------ evaluations between batches
+
+    def evaluate(self, work: Work) -> tuple[bytes, ...]:
+        """What each worker has found, each unit once. In a rehearsal that of one unit."""
+        if not self._machine.generation:
+            work.compute(range(min(work.units, 1)), lambda: True)
+            return (work.found(),)
+        self._at_end = True
+        return self._evaluations.make(work)
+
+    @property
+    def committed(self) -> int:
+        """The newest step."""
+        return self._machine.step
+
+    @property
+    def round_s(self) -> float:
+        """For so long a worker computes before it says what it has."""
+        return self._shell.step_timeout_s / EVALUATION_ROUNDS
+
+    @property
+    def given_up(self) -> bool:
+        """The ring is: the next one waits for this worker."""
+        orders = self._shell.link.orders
+        return orders is not None and self._machine.generation in given_up(orders)
+
+    def begin_evaluation(self) -> None:
+        """All members have the weights of the newest step, and rank 0's batch statistics. Raises RingBroken."""
+        self._resuming.begin_batch()  # before the first one, too
+        self._shell.complete_state()  # a newcomer's may be on its way beside the coming step
+        if self._machine.void is not None:
+            raise RingBroken(self._machine.void)
+        if self._machine.size > 1:
+            self._framework.synchronize_rest(0, only_statistics=True)
+
+    def renew_ring(self, error: RingBroken) -> None:
+        """Into the next one, and nowhere else: no member has begun the coming mini-batch."""
+        self._hear_comparison()
+        self._shell.void(error, keep=False)
+        old, before = self._machine.size, self._machine.step
+        self.standing.tell(before, self._evaluations.results, at_end=self._at_end)
+        self._shell.end_uncommitted_batch()
+        if self._machine.step < before:
+            raise JobFailed(f"the others go back to before step {before}, and the script of this newcomer is past it")
+        self._pass_over(before)
+        self._prepare_step()
+        self._tell_resized(old)
+        if self._machine.check_is_due:
+            self._compare()
+
+    def _settle_evaluations(self) -> None:
+        """In the ring that follows a broken one: another worker may have missed what an evaluation has come to."""
+        while True:
+            try:
+                return self._evaluations.settle()
+            except RingBroken as error:
+                self.renew_ring(error)
+
+    # -------------------------------------------------------------------------------------- where the script stands
+
+    def _note_end(self) -> None:
+        """Of the mini-batch that is about to end, and may be void: a peer's state may yet make it committed."""
+        step = self._machine.step + 1
+        lease = self._leases.at(step)
+        if lease is not None:
+            self.standing.note_end(LastStep(step, lease.epoch, self._leases.ends_pass(step)))
+
+    def _take_standing(self) -> None:
+        """A newcomer has got another worker's state, and none of its samples yet."""
+        heard, step = self.standing.heard, self._machine.begins_after
+        if self._shell.rehearsals.left == 0 or heard.get("step") != step:
+            return
+        self._evaluations.take(step, heard["results"])
+        self._at_end = heard.get("at_end", False)
+        self.standing.note_end(LastStep(step, heard["epoch"], heard["ends_pass"]))  # others may get it from here
+        if heard["ends_pass"] and self._at_end and self._samples.shards is not None:
+            self._samples.shards.rest_of(heard["epoch"])  # what lies between two epochs is ahead of all workers

@@ -1,0 +1,158 @@
+"""Samples for the script's generator: the leases that this worker holds, and waiting for more.
+
+Owns: telling the job what is trained on, and how long a generator waits, on whichever thread pulls it. Does not own:
+what is handed out (`edl.trainer.data.shards`), nor which leases there are (`edl.core.worker.lease_buffer`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from edl.core.worker.inputs import DataWanted
+from edl.errors import UsageError
+from edl.protocol.data import DataSpec
+from edl.trainer.data.rehearsals import Rehearsals
+from edl.trainer.data.shards import Held, ShardGenerator
+from edl.trainer.data.shared_leases import SharedLeases
+from edl.trainer.rates.factors import RateFactors
+from edl.trainer.resuming import Resuming
+from edl.trainer.shell import WorkerShell
+
+COMMIT_POLL_S = 0.0005  # the end of a mini-batch wakes no thread: that would cost every step
+
+
+class Samples:
+    """Of one trainer, and `edl.trainer.data.port.DataPort`. What is not the training thread's is any thread's."""
+
+    def __init__(self, shell: WorkerShell, leases: SharedLeases, rates: RateFactors, resuming: Resuming) -> None:
+        self._shell = shell
+        self._machine = shell.machine
+        self._leases = leases
+        self._rates = rates
+        self._resuming = resuming
+        self.shards: ShardGenerator | None = None  # the script's, where edl deals out its data
+
+    # ---------------------------------------------------------------------------------------- the generator's port
+
+    def open(self, spec: DataSpec) -> None:
+        """A generator begins: tell the job what is trained on."""
+        opened = self._machine.opened
+        if opened is not None and (differences := spec.differences(opened)):
+            raise UsageError(f"a job trains on one source: {opened} is open already; {', '.join(differences)} differ")
+        if opened is None:
+            self._rates.begin(spec)
+        if spec != opened:
+            self._shell.audit.opened(spec)
+        self._shell.hear(DataWanted(spec))
+        if opened is None:  # never again: a pipeline's thread may begin a pass while the training thread ends a step
+            self._rates.follow()
+
+    @property
+    def leases(self) -> SharedLeases:
+        """What this worker holds now."""
+        return self._leases
+
+    @property
+    def rehearsals(self) -> Rehearsals:
+        """How many there are to be, and how many are over."""
+        return self._shell.rehearsals
+
+    def step(self) -> int:
+        """Number of the mini-batch being worked on."""
+        return self._machine.step + 1
+
+    def begin_batch(self) -> None:
+        """Before a forward pass, where the script lets us know it."""
+        self._resuming.begin_batch()
+
+    def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
+        """Until samples of `step`, or of the coming one, may be handed out. False: none come, or are here yet."""
+        self.begin_batch()
+        machine, leases = self._machine, self._leases
+        leases.forget_before(machine.step)  # else a job of weeks would search through all that it has trained
+        if not leases.offers(max(step or 0, machine.step + 1)) and not (
+            wait and leases.wait_offered(step, lambda: machine.step, self._goes_on_waiting)
+        ):
+            return False
+        coming = machine.step + 1
+        if (step or 0) <= coming and machine.weight_is_due:
+            # A pipeline's thread asks for the samples of the coming step, whose weight could not be known when the
+            # training thread passed by. That one cannot begin the step before it has them: set the weight first.
+            self.weigh()
+        return True
+
+    def loaded(self, nanoseconds: int) -> None:
+        """So long the script has just waited for samples."""
+        self._shell.link.page.add_loaded(nanoseconds)
+
+    def weigh(self) -> None:
+        """Set this worker's weight, once what all train in the coming step is known."""
+        self._shell.weigh(self._while_waiting)
+
+    # ------------------------------------------------------------------------------------------ pipelines that read
+
+    def hold(self) -> Held:
+        """The script's pipeline reads ahead; the caller keeps the item that is being trained."""
+        return Held() if self.shards is None else self.shards.hold()
+
+    def keep_in_step(self) -> None:
+        """The pipeline is inside a graph, where a void mini-batch can come again only if nothing was read beyond it."""
+        if self.shards is not None:
+            self.shards.keep_in_step(self._wait_committed)
+
+    def _wait_committed(self, handed_out: Callable[[], int]) -> None:
+        """On the pipeline's thread: until the step that was handed out last is committed, or void and stepped back."""
+        while self._machine.step < handed_out() and not self._leases.closed:
+            if self.shards is not None:
+                self.shards.check_goes_on()
+            time.sleep(COMMIT_POLL_S)
+
+    def _goes_on_waiting(self) -> bool:
+        """Once not: in the place of data that never comes the script is given a mini-batch that does not count."""
+        self._while_waiting()
+        due, self._shell.stand_ins_due = self._shell.stand_ins_due, False
+        return not due
+
+    def _while_waiting(self) -> None:
+        if self._shell.is_training_thread:
+            self._shell.while_waiting()
+        else:
+            if self.shards is not None:
+                self.shards.check_goes_on()
+            self._shell.while_pipeline_waits()
+
+    # ------------------------------------------------------------------- the end of a mini-batch (training thread)
+
+    def check_trained(self, samples: int) -> None:
+        """So many the script has trained in the mini-batch that ends. Raises UsageError."""
+        step, rank = self._machine.step + 1, self._machine.rank
+        if self.shards is None or self.rehearsals.left > 0 or not self._leases.covers(step):
+            return
+        if samples != (share := self.shards.share(step)) and share:  # without a share of its own it has stand-ins
+            raise UsageError(
+                f"edl.notify_batch_end(samples={samples}): step {step} has {share} samples on rank {rank}; "
+                f"cut batches as large as edl was told (edl.init(batch_size={samples}), or EDL_BATCH_SIZE={samples})"
+            )
+
+    def redeliver(self, before: int) -> bool:
+        """What comes after step `before`. A newcomer without a state may be ahead of the ring that it comes to: those
+        who have one have not applied what it has, with weight zero; and that is made again by all.
+
+        False: the pipeline has read ahead.
+        """
+        if self.shards is None:
+            return True
+        step = self._machine.step
+        one_epoch = self._leases.epoch(step + 1) == self._leases.epoch(before + 1)
+        return (step == before or one_epoch) and self.shards.redeliver(before - step)
+
+    def pass_over(self, done: int) -> bool:
+        """What lies between the mini-batch that the script has `done` and the state that it was given.
+
+        False: the pipeline has read ahead.
+        """
+        step = self._machine.step
+        if step <= done or self.shards is None:
+            return True
+        return self.shards.pass_over(done, step) or self._machine.restarts
