@@ -142,7 +142,7 @@ class Checks:
         self.tallies.durable(before, record)
         self.savings.durable(before, record)
         if record.trials.unfit is not before.trials.unfit:
-            self._only_who_is_cut_off_is_unfit(record)
+            self._only_who_is_cut_off_is_unfit(before, record)
         if record.plan is not None and (before.plan is None or record.plan.generation > before.plan.generation):
             self._comes_to_steps(record)
         if record.gone is not before.gone:
@@ -150,7 +150,7 @@ class Checks:
         if record.arrivals > before.arrivals:
             self._admits_no_more_than_may_train(record)
         if record.muster is not None:
-            self.job.next_rings.called(record.muster)
+            self.job.next_rings.called(record.muster, record.roster)
         if record.plan is not before.plan and record.plan is not None:
             self._note_plan(before, record, record.plan)
             self._have_met(before, record, record.plan)
@@ -190,18 +190,24 @@ class Checks:
             if hangs and not worker.is_odd and (worker.sits or "beside" in gone.reason):
                 self.violated("I12", f"{worker.id} is given up as one that hangs: {gone.reason}")
 
-    def _only_who_is_cut_off_is_unfit(self, record: Record) -> None:
+    def _only_who_is_cut_off_is_unfit(self, before: Record, record: Record) -> None:
         """Where two sound ones of the ring before are left. Of a pair it is not known, and its newcomer is doubted. Nor
-        is it known of one whose state did not come, whatever the reason: that is its own failure.
+        is it known of one whose state did not come, whatever the reason: that is its own failure. Nor, where all say
+        the same, which member is at fault of a ring that does not come to stand beside the one that trains: that one
+        trains, and its members are given credit for it.
         """
         here = {member.identity.id for member in record.members} | {one.worker for one in record.trials.unfit}
         ring = [self.job.workers[worker] for worker in record.roster if worker in here]
         if sum(worker.alive and not worker.stalled and not worker.cut_off for worker in ring) < 2:
             return
+        all_sound = all(worker.alive and not worker.cut_off and not worker.is_odd for worker in ring)
         for one in record.trials.unfit:
+            if one in before.trials.unfit:
+                continue
             worker = self.job.workers[one.worker]
             sound = not (worker.cut_off or worker.lost_state)
-            if worker.alive and sound and not worker.is_odd:
+            known = all_sound or "beside the one that trains" not in one.reason
+            if worker.alive and sound and known and not worker.is_odd:
                 self.violated("I14", f"{worker.id} is held to be unfit: {one.reason}")
 
     def _comes_to_steps(self, record: Record) -> None:

@@ -7,8 +7,11 @@ entered (`edl.testing.rings`), nor what a trainer does about either.
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from edl.core.switch.unfit import ENOUGH
 from edl.core.worker.inputs import AdoptRing, EnterRing, PrepareRing, ReleaseRing, RingNotPrepared, RingPrepared
 from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Assignment, Orders
@@ -58,6 +61,7 @@ class NextRings:
         self._begun: set[tuple[str, int]] = set()  # by whose threads, ever: a worker forms no ring twice
         self._called: set[int] = set()  # generations whose members were called to prepare their ring
         self._adopted = 0  # the newest
+        self._alone: Counter[str] = Counter()  # rings that each newcomer was called to, and no other newcomer
         self._refusals = random.Random(f"refusals {seed}")  # noqa: S311 - repeatable is the point
         self.refused: dict[str, float] = {}  # workers that can prepare no ring any more, and since when
 
@@ -239,16 +243,26 @@ class NextRings:
         if left := {one: kept for one, kept in self.held.items() if self._is_there(self.job.workers[one])}:
             self._violated(f"at the end of all, rings are left over: {left}")
 
-    def called(self, muster: Muster) -> None:
+    def called(self, muster: Muster, roster: Collection[str]) -> None:
         """On record. One that is stopped may never begin. With one that has said that it prepares no ring any more,
-        none is called.
+        none is called. One with which none comes to stand is not called again and again.
         """
-        if muster.generation:
+        if muster.generation and muster.generation not in self._called:
             self._called.add(muster.generation)
+            self._count_alone(set(muster.roster).difference(roster))
+        if muster.generation:
             for worker in map(self.job.workers.__getitem__, muster.roster):
                 told = self.job.now - self.refused.get(worker.id, self.job.now) > HEARD_S
                 if told and worker.alive and worker.daemon == 1 and not (worker.cut_off or worker.is_odd):
                     self._violated(f"ring {muster.generation} is to stand beside another, and {worker.id} cannot")
+
+    def _count_alone(self, newcomers: set[str]) -> None:
+        if len(newcomers) > 1:
+            return
+        self._alone.update(newcomers)
+        for one in newcomers:
+            if self._alone[one] > ENOUGH + sum(self.job.struck.values()):
+                self._violated(f"{one} alone is called to {self._alone[one]} rings, of which none stands")
 
     def planned(self, before: Record, record: Record, plan: Plan) -> None:
         """A switch is announced: its ring stands at all members, so that none waits for it to form. Unless it takes

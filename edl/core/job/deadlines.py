@@ -8,9 +8,10 @@ Six things are awaited, each with a bound of its own:
 - a newcomer's **boot**, in JOINING its imports up to the first batch, in WARMING that batch. The others train on
   meanwhile (I4), so this bound is generous: tracing and compiling may take minutes;
 - a **seat**: in the first ring, and in the next one when a ring is broken, all are due at once; else all are, once one
-  of them has applied the step after which to come, or has been seen there. Each may still be at the end of a step, and
-  then a ring takes time to form: one that has neither come nor failed to after twice the longest step hangs. Likewise a
-  newcomer that has said nothing of the **ring** it forms with others, beside the one that trains;
+  of them has applied the step after which to come, or one of the ring before has been seen there. (Newcomers go there
+  at once, and may wait for long: that step may lie as far ahead as a pipeline has read.) Each may still be at the end
+  of a step, and then a ring takes time to form: one that has neither come nor failed to after twice the longest step
+  hangs. Likewise a newcomer that has said nothing of the **ring** it forms with others, beside the one that trains;
 - the end of a **step**, where others have waited in vain for as long as the longest step may take, and their ring has
   failed by that. All have had that time: a member that does not find the same within moments hangs;
 - the **last** step that a member has samples for. The others have ended it, so its all-reduce is behind all members;
@@ -180,7 +181,7 @@ def _absent(plan: Plan, record: Record, members: dict[str, Member], seen: Observ
     if _is_time(plan, record, members, seen):
         due = plan.generation
     else:
-        due = max((seen.generation(worker) for worker in plan.roster), default=0)
+        due = max((seen.generation(worker) for worker in plan.roster if worker in record.roster), default=0)
     if due <= record.generation:
         return []
     ended = (None, WorkerState.DONE)

@@ -6,6 +6,7 @@ own: whose fault a failure was (`edl.core.switch.unfit`), nor the next roster (`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -77,13 +78,13 @@ class Fitness:
         for worker in left_behind(now):
             self._part_with(worker)
 
-    def hear_of(self, unprepared: unfit.Evidence) -> None:
-        """A ring did not come to stand beside the one that trains: a newcomer may say that it cannot form any.
+    def hear_of(self, unprepared: unfit.Evidence, doubted: Sequence[str]) -> None:
+        """A ring did not come to stand beside the one that trains; newcomers that are `doubted` may be why not.
 
-        Unless its daemon died meanwhile, or the leader before: then that may be why.
+        Unless a daemon died meanwhile, or the leader before: then that may be why.
         """
         if unprepared.generation > self._excused:
-            self._follow(unfit.judge_unprepared(self._working.record.trials, unprepared))
+            self._follow(unfit.judge_unprepared(self._working.record.trials, unprepared, doubted))
 
     def refusal(self, identity: Identity) -> str:
         """Why a newcomer is not let in: its host had none but unfit ones of late. Empty when it is."""

@@ -99,7 +99,8 @@ class Preparing:
             self._in_line, self._in_vain = muster.roster, 0
         self._tell(muster, {one: failed[one] for one in (*out, *failed) if one in failed}, silent)
         working.change(muster=None)
-        self._fitness.hear_of(evidence)
+        told_by_all = not silent or _accused(evidence)
+        self._fitness.hear_of(evidence, out if told_by_all else ())  # one that trains and is silent may be why
 
     def _evidence(self, muster: Muster, failed: dict[str, str]) -> Evidence:
         record, members = self._working.record, self._working.members

@@ -143,16 +143,28 @@ def judge(trials: Trials, evidence: Evidence) -> Judgement:
     return Judgement(trials) if blamed else _try_without(trials, evidence)
 
 
-def judge_unprepared(trials: Trials, evidence: Evidence) -> Judgement:
-    """`evidence` is of a ring that was to stand beside the one that trains: only what a newcomer says of itself counts.
+def judge_unprepared(trials: Trials, evidence: Evidence, doubted: Sequence[str]) -> Judgement:
+    """`evidence` is of a ring that was to stand beside the one that trains; the `doubted` newcomers may be why not.
 
-    The others have lost nothing by it, and a newcomer that they say to be at fault is called again later.
+    The others have a ring without them, and lose nothing by it. So what a newcomer says of itself counts, as ever; else
+    those that failed together are called one by one, and that counts which befalls one of them alone.
     """
     own = {one: why for one, why in evidence.said.items() if one in evidence.newcomers and is_own(why)}
-    strikes = _struck(trials.strikes, own) if own else trials.strikes
-    unfit = {strike.worker: strike.reason for strike in strikes if strike.worker in own and strike.times >= ENOUGH}
-    strikes = tuple(strike for strike in strikes if strike.worker not in unfit)
+    blamed = {one: _unprepared(one, evidence) for one in doubted} | own
+    known = own if len(evidence.newcomers) > 1 else blamed
+    strikes = _struck(trials.strikes, blamed) if blamed else trials.strikes
+    unfit = {strike.worker: strike.reason for strike in strikes if strike.worker in known and strike.times >= ENOUGH}
+    strikes = tuple(
+        msgspec.structs.replace(strike, times=min(strike.times, ENOUGH - 1)) if strike.worker in blamed else strike
+        for strike in strikes
+        if strike.worker not in unfit
+    )
     return Judgement(msgspec.structs.replace(trials, strikes=strikes), unfit)
+
+
+def _unprepared(worker: str, evidence: Evidence) -> str:
+    said = evidence.said.get(worker) or next(iter(evidence.said.values()), _NEVER_CAME)
+    return f"no ring with it comes to stand beside the one that trains: {said}"
 
 
 def _try_without(trials: Trials, evidence: Evidence) -> Judgement:

@@ -103,6 +103,26 @@ def test_a_newcomer_that_does_not_come_to_its_ring_is_dropped() -> None:
     assert plan.roster == ("w0", "w1")
 
 
+def test_members_that_have_long_to_train_before_the_switch_do_not_hang_though_the_newcomer_is_there() -> None:
+    """A pipeline has read far ahead: the switch is minutes away, and a newcomer goes there at once."""
+    job = Job()
+    job.join("w2", 1.0)
+    job.see("w2", Phase.READY, 0, 0, 2.0)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.after_step is not None
+    job.see("w2", Phase.BROKEN, plan.generation, 0, 12.0)  # it has waited there, for as long as a ring may take
+    job.wait(12, 100)
+    assert job.lost == {}
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, plan.after_step - 1, 100.0)
+    job.wait(100, 200)
+    assert job.lost == {}
+    job.see("w0", Phase.TRAINING, 1, plan.after_step, 200.0)
+    job.wait(200, 221)
+    assert "w1" in job.lost, "now it is due"
+
+
 def test_a_worker_that_fails_at_each_ring_does_not_hang() -> None:
     job = Job()
     job.feed(Vanished("w1", "gone"), 1.0)

@@ -162,6 +162,50 @@ def test_who_says_twice_that_it_cannot_is_unfit() -> None:
     assert (unfit.worker, unfit.reason) == ("c", "no room for another ring")
 
 
+def unfit(job: Job) -> list[tuple[str, str]]:
+    return [(tell.fact.worker, tell.fact.reason) for tell in job.told if isinstance(tell.fact, WorkerUnfit)]
+
+
+def test_one_with_which_alone_no_ring_stands_twice_is_unfit_though_no_member_names_it() -> None:
+    job = with_newcomers("c", prepares=True)
+    for _ in range(2):
+        assert unfit(job) == []
+        says(job, "a", "b", "c", failure="not all members came within 60 s")
+        job.pass_time(job.machine.lead_times.lease_s)
+    [(worker, reason)] = unfit(job)
+    assert worker == "c"
+    assert reason == "no ring with it comes to stand beside the one that trains: not all members came within 60 s"
+    assert (plan(job), prepared(job)) == (None, None)
+
+
+def test_of_newcomers_that_fail_together_only_the_one_that_fails_alone_is_unfit() -> None:
+    """Another leader calls them one by one, too: that they have failed is on record."""
+    job = with_newcomers("c", prepares=True)
+    job.join("d")
+    job.see("d", Phase.READY, data=LONG)
+    says(job, "a", "b", "c", "d", failure="connection reset by peer")
+    job.machine = JobMachine(job.machine.record, job.machine.lead_times)
+    for worker, last in list(job.last.items()):
+        job.feed(Reported(worker, msgspec.structs.replace(last, prepared=(0, ""))))
+    assert prepared(job) == (4, ("a", "b", "c"))
+    assert unfit(job) == []
+    says(job, "a", "b", "c", failure="connection reset by peer")
+    assert [worker for worker, _ in unfit(job)] == ["c"]
+    job.feed(TimePassed())
+    assert prepared(job) == (5, ("a", "b", "d"))
+    says(job, "a", "b", "d")
+    assert plan(job) is not None
+
+
+def test_no_newcomer_is_unfit_where_a_member_that_trains_says_nothing() -> None:
+    job = with_newcomers("c", prepares=True)
+    for _ in range(3):
+        says(job, "a", "c", failure="not all members came within 60 s")
+        for _ in range(125):  # two step time-outs, while the leader is there
+            job.pass_time(1.0)
+    assert unfit(job) == []
+
+
 def test_those_who_stay_when_one_leaves_form_their_ring_in_line_where_they_cannot_beside() -> None:
     job = with_newcomers(prepares=True)
     job.see("b", Phase.TRAINING, generation=1, step=4, data=LONG, leaving=True)
