@@ -2,7 +2,8 @@
 //
 // 1. Horovod forms a ring in a thread of its own (BackgroundThreadLoop in horovod/common/operations.cc). Up to the end
 //    of GlooContext::Initialize and ProcessSetTable::Initialize nothing catches there. So a peer that dies while a ring
-//    forms makes gloo throw, and std::terminate ends every survivor with SIGABRT.
+//    forms makes gloo throw, and std::terminate ends every survivor with SIGABRT. Once something catches, the thread
+//    that has called horovod_init() looks each millisecond for a start that never comes (InitializeHorovodOnce).
 // 2. When gloo loses a connection in the middle of a message, it forgets those who wait for that very message
 //    (Pair::signalException in gloo/transport/tcp/pair.cc looks at the queues, not at rx_.ubuf and tx_): they wait
 //    until gloo's time-out. Seen in 3 of 10 kills during a large all-reduce.
@@ -47,7 +48,7 @@
 //                                   broken: hurry.
 //    pthread_cond_clockwait,        once in a hurry, every wait and sleep of Horovod's and gloo's threads is over: the
 //    steady_clock::now,             clock that they look at leaps ahead, so gloo's own time-outs throw, and all ends in
-//    nanosleep                      order.
+//    nanosleep                      order. And who waits for the start of a ring that came to nothing waits no more.
 //    gethostname                    to Horovod's thread this host is called by the address that it is to listen at.
 //    socket, accept, close          what Horovod's library opens is the ring's, until it closes it: `edl_cut` ends that.
 //    getenv                         the library has an environment of its own, before that of the process.
@@ -120,6 +121,7 @@ enum class Role { kOther, kHorovods, kGloos };
 thread_local Role role = Role::kOther;
 char host[64] = "";                  // written before Horovod's thread starts, which reads it
 thread_local int attempt_here = 0;  // > 0: the thread that this one starts next is Horovod's, of this attempt
+thread_local int starting = 0;  // > 0: this thread is in horovod_init(), of this attempt
 
 // How far the library's clock is ahead. It never falls back: Horovod compares times of one ring with those of the next.
 std::atomic<int64_t> leaps{0};
@@ -337,8 +339,11 @@ int wait_until(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t cloc
   return result == ETIMEDOUT && !last ? 0 : result;
 }
 
+struct Abandoned {};  // thrown through InitializeHorovodOnce, which holds nothing while it sleeps
+
 int (*real_sleep)(const timespec*, timespec*) = nullptr;
 int sleep_for(const timespec* time, timespec* left) {
+  if (starting > 0 && failed_attempt.load(std::memory_order_acquire) >= starting) throw Abandoned{};
   return role != Role::kOther && hurry ? 0 : real_sleep(time, left);
 }
 
@@ -644,8 +649,19 @@ int edl_replacements() { return 2 + sizeof replacements / sizeof replacements[0]
 // What this host is called in Horovod's next thread; empty: its own name.
 void edl_set_host(const char* address) { std::strncpy(host, address, sizeof host - 1); }
 
-// The next thread that this thread starts in a watched library is Horovod's, of `attempt`, which is greater than 0.
-void edl_arm(int attempt) { attempt_here = attempt; }
+// Calls horovod_init() with these arguments. The thread that it starts is Horovod's, of `attempt`, which is greater than
+// 0. Returns what it says; -1: its thread ended first, of which `edl_failure` tells.
+int edl_start(int attempt, bool (*init)(const int*, int, const int*, const int*, int), const int* ranks, int size,
+              const int* sizes, const int* members, int sets) {
+  attempt_here = starting = attempt;
+  int said = -1;
+  try {
+    said = init(ranks, size, sizes, members, sets) ? 1 : 0;
+  } catch (const Abandoned&) {
+  }
+  starting = 0;
+  return said;
+}
 
 // Why that thread ended, or a null pointer while it has not.
 const char* edl_failure(int attempt) {

@@ -48,7 +48,7 @@ class Forming:
         elif self._given_up.is_set():
             reason = "it was aborted"
         self._guard.cut()  # so that peers which have connected to us learn of it at once
-        self._native.horovod_shutdown()  # joins what is left of the attempt, and lets the native call return later
+        self._native.horovod_shutdown()  # joins what is left of the attempt
         raise RingBroken(f"the ring did not form: {reason}")
 
     def give_up(self) -> None:
@@ -76,6 +76,7 @@ class Forming:
         return None
 
     def _form(self) -> None:
-        self._guard.arm(self._attempt)
-        self._formed = bool(self._native.horovod_init(*GENTLE_INIT))
-        self._done.set()
+        said = self._guard.start(self._attempt, self._native.horovod_init, GENTLE_INIT)
+        if said is not None:
+            self._formed = said
+            self._done.set()

@@ -11,7 +11,7 @@ import importlib.machinery
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,20 @@ class Guard:
         self._native = _load(copied=copied)
         found = 0 if self._native is None else self._native.edl_watch(library.encode())
         self.active = found > 0
-        self.whole = self.active and found == self._native.edl_replacements() and _has_environment(self._native)
+        self.whole = self.active and found == self._native.edl_replacements()
         if not self.active:
             logger.debug("no guard around %s: if a peer dies while a ring forms, this process will, too", library)
         elif not self.whole:
             logger.debug("%s is not as the guard knows it", library)
 
-    def arm(self, attempt: int) -> None:
-        """The calling thread is about to start this attempt to form a ring."""
-        if self._native is not None:
-            self._native.edl_arm(attempt)
+    def start(self, attempt: int, init: Any, arguments: Sequence[Any]) -> bool | None:
+        """Horovod's native start, by `init`, of this attempt to form a ring. Returns what it says; None: its thread
+        ended first, of which `failure` tells.
+        """
+        if self._native is None:
+            return bool(init(*arguments))
+        said = self._native.edl_start(attempt, ctypes.cast(init, ctypes.c_void_p), *arguments)
+        return None if said < 0 else bool(said)
 
     @contextlib.contextmanager
     def environment(self, values: Mapping[str, str | None]) -> Iterator[None]:
@@ -88,7 +92,7 @@ class Guard:
         """A thread that waits longer than this for a collective naps between two looks. In a ring that begins it naps
         after a millisecond: so long, from its first wait on.
         """
-        if self._native is not None and hasattr(self._native, "edl_set_spin"):
+        if self._native is not None:
             times = (ctypes.c_int64(round(1e9 * one)) for one in (seconds, settling_s))
             self._native.edl_set_spin(*times)
 
@@ -112,17 +116,12 @@ def _load(*, copied: bool) -> Any:
         path = Path(__file__).with_name(f"_guard{suffix}")
         if path.exists():
             native = ctypes.CDLL(private_copy(str(path)) if copied else str(path))
-            if not hasattr(native, "edl_cut"):
+            if not hasattr(native, "edl_start"):
                 logger.warning("%s is of another edl than this: install it again (in a checkout, scripts/setup)", path)
                 return None
             native.edl_failure.restype = ctypes.c_char_p
             return native
     return None
-
-
-def _has_environment(native: Any) -> bool:
-    """One that was built for an older edl has none."""
-    return hasattr(native, "edl_set_variable")
 
 
 def _assign(values: Mapping[str, str | None]) -> None:

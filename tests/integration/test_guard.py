@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from edl.collectives.copies import private_copy
+from edl.collectives.forming import GENTLE_INIT
 from edl.collectives.guard import Guard
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -71,6 +72,15 @@ struct Loop {
   }
 };
 }
+
+// A start like Horovod's: its thread ends by an exception, and the caller waits for what never comes. And one that
+// begins no thread: the next thread of the caller is Horovod's.
+extern "C" bool start_in_vain() {
+  std::thread([] { throw std::runtime_error("no peer"); }).join();
+  for (;;) std::this_thread::sleep_for(1ms);
+}
+
+extern "C" bool start_of_nothing() { return true; }
 
 extern "C" int turns() {
   gloo::transport::tcp::Loop loop;
@@ -269,7 +279,7 @@ def guarded(library: str) -> Any:
     loaded: Any = ctypes.CDLL(library)
     loaded.guard = Guard(library, copied=True)
     assert loaded.guard.whole
-    loaded.guard.arm(1)
+    assert loaded.guard.start(1, loaded.start_of_nothing, GENTLE_INIT)
     loaded.variable.restype = ctypes.c_char_p
     return loaded
 
@@ -277,6 +287,11 @@ def guarded(library: str) -> Any:
 def test_a_thread_that_is_woken_while_its_time_is_up_does_not_sleep_on(native):
     native.wait_ms.restype = ctypes.c_double
     assert native.wait_ms() < 5000
+
+
+def test_one_that_waits_for_a_start_that_never_comes_waits_no_more(native):
+    assert native.guard.start(2, native.start_in_vain, GENTLE_INIT) is None
+    assert native.guard.failure(2) == "no peer"
 
 
 def test_a_loop_of_gloo_goes_on_whatever_happens_to_a_connection(native):
@@ -287,7 +302,7 @@ def test_to_horovods_thread_a_host_is_called_by_the_address_it_listens_at(native
     names = []
     for address in ("10.77.0.2", ""):
         native.guard.set_host(address)
-        native.guard.arm(1)
+        assert native.guard.start(1, native.start_of_nothing, GENTLE_INIT)
         native.name_of_host.restype = ctypes.c_char_p
         names.append(native.name_of_host().decode())
     assert names == ["10.77.0.2", socket.gethostname()]

@@ -195,6 +195,20 @@ def test_a_member_that_never_comes(fleet: Fleet) -> None:
     change(fleet, [1, 0])
 
 
+def test_of_rings_that_never_form_no_thread_remains(fleet: Fleet) -> None:
+    def come_to_nothing() -> None:
+        with fleet.preparing([3, 0, 1], 1.0) as following:
+            following.come(0, 1)
+            check_not_formed(fleet, fleet.together([0, 1], "prepared"))
+
+    come_to_nothing()
+    before = quiet(fleet)
+    for _ in range(3):
+        come_to_nothing()
+    assert settled(fleet, before)["threads"] == before["threads"]
+    check_trains(fleet, [0, 1])
+
+
 def test_the_ring_that_stands_fails_while_the_next_one_forms(fleet: Fleet) -> None:
     """A forced change forms at once, in line, and what formed is given up."""
     generation = fleet[0].call("stands")
