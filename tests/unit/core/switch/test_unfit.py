@@ -15,7 +15,7 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
 from edl.core.job.report import status_of
 from edl.core.switch import unfit
-from edl.core.switch.unfit import Evidence, accused, condemned, judge
+from edl.core.switch.unfit import Evidence, accused, condemned, judge, judge_unprepared
 from edl.facts import WorkerLost, WorkerUnfit
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, JobState, Record, Trials
@@ -446,6 +446,18 @@ def unreachable(number: int) -> str:
 )
 def test_whom_the_words_point_at(said: dict[int, str], expected: set[str]) -> None:
     assert set(accused(evidence(3, said, base=2), ("w0", "w1"))) == expected
+
+
+def test_newcomers_that_fail_together_beside_training_are_never_unfit_together() -> None:
+    """As where no more of them may be left out than are needed: it is not known which one it is."""
+    trials, both = Trials(), evidence(4, dict.fromkeys(range(4), VAIN), base=2)
+    for _ in range(3):
+        judgement = judge_unprepared(trials, both, ("w2", "w3"))
+        assert judgement.unfit == {}
+        trials = judgement.trials
+    alone = judge_unprepared(trials, evidence(3, dict.fromkeys(range(3), VAIN), base=2), ("w2",))
+    assert set(alone.unfit) == {"w2"}
+    assert [(strike.worker, strike.times) for strike in alone.trials.strikes] == [("w3", 1)]
 
 
 def test_a_worker_that_alone_has_the_newest_step_is_the_last_to_be_left_out() -> None:
