@@ -90,6 +90,13 @@ def test_what_was_found_where_rings_are_prepared_stays_mended(seed: int) -> None
     scenario(seed, saves=False).run()
 
 
+# Of members that have long to train until a switch, for which a newcomer waits already; and of the simulation: of a
+# newcomer that is taken for unfit in place of a member of the ring that trains, and can form no other one.
+@pytest.mark.parametrize("seed", [2090001, 9101001, 9104198])
+def test_what_was_found_of_late_stays_mended(seed: int) -> None:
+    scenario(seed).run()
+
+
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("total", [1, 7, 640, 1001])
 def test_a_quiet_job_trains_every_sample_once(workers: int, total: int) -> None:
