@@ -88,7 +88,6 @@ class Beside:
         self._early_bytes = 0  # of what comes: here already
         self._late: Late | None = None
         self._unpacked = Future[None]()
-        self._unpacking: threading.Thread | None = None
         self._portion = WHOLE
         self._source: StateSource | None = None
         self._timeout_s = 0.0
@@ -109,7 +108,8 @@ class Beside:
         while len(copy) < parted.late.size:
             copy += parted.late.part(len(copy))
         late, whole = apart.take_early(parted.description, memoryview(bytearray(parted.early))), memoryview(copy)
-        late.unpack(lambda size: whole[:size])
+        if late.unpack is not None:
+            late.unpack(lambda size: whole[:size])
         late.take(whole)
 
     def offer(self, place: Place, timeout_s: float) -> int:
@@ -205,16 +205,11 @@ class Beside:
         self.drop()
 
     def drop(self) -> None:
-        """Whatever is under way: no thread waits for it any more, nor writes into this model. Harmless if there is
-        nothing.
-        """
+        """Whatever is under way: no thread waits for it any more. Harmless if there is nothing."""
         with self._turn:
             giver, taker, self._giver, self._taker = self._giver, self._taker, None, None
         self.idle, self.awaits, self._newcomers, self._late, self._source = True, False, 0, None, None
         _give_up(giver, taker)
-        unpacking, self._unpacking = self._unpacking, None
-        if unpacking is not None:
-            unpacking.join()  # at the next tensor it finds that this was given up
 
     def abort(self, generations: range) -> None:
         """Any thread: rings of these generations come to nothing, and what is under way beside their first steps."""
@@ -224,22 +219,19 @@ class Beside:
             _give_up(giver, taker)
 
     def _begin_unpacking(self, taker: Taker, late: Late) -> Future[None]:
-        unpacked, begin = Future[None](), self._early_bytes
-
-        def first(size: int) -> memoryview:
-            if self._taker is not taker:
-                raise StreamBroken("it was given up")
-            return taker.wait_first(min(begin + size, taker.size), self._timeout_s)[begin:]
+        unpacked, unpack, begin = Future[None](), late.unpack, self._early_bytes
+        if unpack is None:
+            unpacked.set_result(None)
+            return unpacked
 
         def run() -> None:
             try:
-                late.unpack(first)
+                unpack(lambda size: taker.wait_first(min(begin + size, taker.size), self._timeout_s)[begin:])
                 unpacked.set_result(None)
             except Exception as error:  # noqa: BLE001 - `take` raises it
                 unpacked.set_exception(error)
 
-        self._unpacking = threading.Thread(target=run, name="edl-unpacking", daemon=True)
-        self._unpacking.start()
+        threading.Thread(target=run, name="edl-unpacking", daemon=True).start()
         return unpacked
 
     def _listen(self, place: Place) -> int:

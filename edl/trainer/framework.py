@@ -29,9 +29,9 @@ class Late(NamedTuple):
     """The second part of a peer's state, as this process takes it over."""
 
     take: Callable[[memoryview], None]  # before an update
-    unpack: Callable[[Callable[[int], memoryview]], None]
-    """What is done before, on a thread of its own, while the script computes. It is given what waits for so many bytes,
-    or for all that come, and raises StreamBroken.
+    unpack: Callable[[Callable[[int], memoryview]], None] | None = None
+    """What can be done before, on a thread of its own, while the script computes. It is given what waits for so many
+    bytes, or for all that come, and raises StreamBroken.
     """
 
 
