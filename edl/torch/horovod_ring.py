@@ -87,6 +87,8 @@ class ByName:
             with _broken_ring():
                 self._waits.append(_begun(parameter, gradient, name, factor))
             return
+        # The ring's average of (own share * size * gradient) is the sum of (own share * gradient). The factor cannot be
+        # Horovod's prescale_factor: that one has to be the same on all ranks.
         if factor != 1.0:
             scale(gradient, factor)
         kind = gradient.dtype, gradient.is_cuda

@@ -259,8 +259,8 @@ class Reducer:
         if (task := task_id()) != self._task:
             self._task = task
             self._reach(task)
-            if self._reducing and self._number == 1 and self._own is None and not torch.is_grad_enabled():
-                self._straight = task if self._passes == 1 else -1
+            usual = self._reducing and self._number == 1 and self._own is None and self._passes == 1
+            self._straight = task if usual and not torch.is_grad_enabled() else -1
         if not self._reducing:
             return
         if name in self._sent:  # its gradient is on its way, and was just added to
