@@ -35,6 +35,7 @@ from edl.torch.state import (
     described_hyper_parameters,
     described_states,
 )
+from edl.torch.streams import StillTensors
 from edl.trainer.framework import Late, Parted
 from edl.trainer.tree import Elements
 
@@ -154,6 +155,7 @@ class Lying:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._tensors = list(tensors)
+        self._still = StillTensors(self._tensors)
         self._versions = list(map(version_of, self._tensors))
         self._groups = list(_grouped(self._tensors))
         self._begins = [0, *itertools.accumulate(sum(map(_room, group)) for group in self._groups)]
@@ -168,7 +170,8 @@ class Lying:
         """The same thread asks for one after the other."""
         at = bisect.bisect_right(self._begins, begin) - 1
         if at != self._at:
-            self._at, self._bytes = at, _together(self._groups[at])
+            with self._still.reading():
+                self._at, self._bytes = at, _together(self._groups[at])
         within = begin - self._begins[at]
         return self._bytes[within : within + PART_BYTES]
 

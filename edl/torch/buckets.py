@@ -80,7 +80,7 @@ class Buckets:
         self._of: dict[int, _Bucket] = {}  # by the parameter's id
         self._sparse: dict[torch.Tensor, int] = {}  # whose gradient was so once: how many of its dimensions are
         self._next = 0  # the bucket that begins next
-        self._waits: list[Callable[[], None]] = []
+        self._waits: list[Callable[[], object]] = []
 
     def expect(self, parameters: Iterable[torch.Tensor]) -> None:
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
@@ -110,6 +110,8 @@ class Buckets:
     def wait(self) -> None:
         for wait in self._waits:
             wait()
+        if self._waits:
+            self._ring.groups.settle()
 
     def drop(self) -> None:
         self._next = 0
@@ -158,29 +160,31 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
 
 
 def _dense_begun(groups: ProcessGroups, bucket: _Bucket, gradients: list[torch.Tensor]) -> Callable[[], None]:
-    """What is copied is divided by the size on its way back, which costs nothing more; so a sum must have room. How it
-    is done goes by the bucket, which is the same on all workers.
+    """In the main memory, what is copied is divided by the size on its way back, which costs nothing more; so a sum
+    must have room. On a GPU, that all of them are copied at once is worth more. How it is done goes by the bucket,
+    which is the same on all workers.
     """
-    size = groups.place.size
+    size, first = groups.place.size, bucket.parameters[0]
     copied = len(bucket.parameters) > 1
-    divided_after = copied and bucket.parameters[0].dtype in {torch.float32, torch.float64}
+    divided_after = copied and not first.is_cuda and first.dtype in {torch.float32, torch.float64}
     if not copied and gradients[0].is_contiguous():
         together = gradients[0]
     else:
         together = bucket.together(gradients)
     scale(together, bucket.factor if divided_after else bucket.factor / size)
-    work = groups.begun(groups.gradients.allreduce([together]))
+    wait_for_sum = groups.sum_begun(together)
 
     def wait() -> None:
-        groups.wait(work)
-        if together is not gradients[0]:
-            pieces = torch.split(together, [gradient.numel() for gradient in gradients])
-            for piece, gradient in zip(pieces, gradients, strict=True):
-                averaged = piece.view(gradient.shape)
-                if divided_after:
-                    torch.mul(averaged, 1 / size, out=gradient)
-                else:
-                    gradient.copy_(averaged)
+        wait_for_sum()
+        if together is gradients[0]:
+            return
+        pieces = torch.split(together, [gradient.numel() for gradient in gradients])
+        averaged = [piece.view(gradient.shape) for piece, gradient in zip(pieces, gradients, strict=True)]
+        if divided_after:
+            for one, gradient in zip(averaged, gradients, strict=True):
+                torch.mul(one, 1 / size, out=gradient)
+        else:
+            torch._foreach_copy_(gradients, averaged)
 
     return wait
 

@@ -23,6 +23,7 @@ from edl.errors import UsageError
 from edl.protocol.divergence import Fingerprint
 from edl.torch.apart import TorchApart
 from edl.torch.backward import Backward
+from edl.torch.device_sums import Gpu
 from edl.torch.fingerprints import fingerprints
 from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.optimizer import attach, check_optimizer, names_of
@@ -34,6 +35,8 @@ from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.tensors import TorchTensors
 from edl.trainer.arrays import Arrays
 from edl.trainer.framework import StepPort
+
+CPU = torch.device("cpu")
 
 
 class TorchFramework:
@@ -58,7 +61,15 @@ class TorchFramework:
     @functools.cached_property
     def ring(self) -> TensorRing:
         """Chosen when first needed: by then a script, or what has forked it, has said which. Raises ConfigError."""
-        return chosen()
+        return chosen(self.gpu)
+
+    def gpu(self) -> Gpu | None:
+        """Where all that the optimizers train lies, if that is one GPU."""
+        trained = [one for optimizer in self._optimizers for one in parameters_of(optimizer) if one.requires_grad]
+        device = trained[0].device if trained else CPU
+        if device.type != "cuda" or any(one.device != device for one in trained):
+            return None
+        return Gpu(device, frozenset(one.dtype for one in trained))
 
     def is_failure(self, error: BaseException) -> bool:
         """Whether a collective of the ring that failed has raised this."""
@@ -114,8 +125,8 @@ class TorchFramework:
     def name(self) -> str:
         return "torch"
 
-    def snapshot(self, *, beside: bool = False) -> TorchSnapshot:  # noqa: ARG002 - updates ask before they begin
-        return TorchSnapshot(self)
+    def snapshot(self, *, beside: bool = False) -> TorchSnapshot:
+        return TorchSnapshot(self, beside=beside)
 
     def witness(self) -> torch.Tensor | None:
         """The smallest of the parameters that are trained, as all of them change in an update."""

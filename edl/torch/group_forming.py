@@ -13,14 +13,15 @@ import threading
 
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
+from edl.torch.device_sums import Gpu
 from edl.torch.groups import ProcessGroups
 
 
 class GroupForming:
     """To be waited for once."""
 
-    def __init__(self, place: Place, timeout_s: float) -> None:
-        self.groups = ProcessGroups(place, timeout_s)
+    def __init__(self, place: Place, timeout_s: float, gpu: Gpu | None = None) -> None:
+        self.groups = ProcessGroups(place, timeout_s, gpu)
         self._timeout_s = timeout_s
         self._turn = threading.Lock()
         self._over = threading.Event()  # one way or the other

@@ -19,6 +19,7 @@ from edl.collectives.words import Words
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 from edl.torch.buckets import Buckets
+from edl.torch.device_sums import Gpu, prepare_environment
 from edl.torch.group_collectives import rooted
 from edl.torch.group_forming import GroupForming
 from edl.torch.groups import CLOSE_TIMEOUT_S, ProcessGroups
@@ -33,7 +34,10 @@ class GroupRing:
 
     prepares = True
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: Callable[[], Gpu | None] = lambda: None) -> None:
+        """`gpu`: where the gradients of this worker lie, if all of them do; asked when a ring forms."""
+        prepare_environment()
+        self._gpu = gpu
         self._turn = threading.Lock()
         self._standing: ProcessGroups | None = None
         self._prepared: ProcessGroups | None = None
@@ -101,7 +105,7 @@ class GroupRing:
                 ring.give_up("it was aborted")
 
     def _form(self, place: Place, timeout_s: float, keep: Callable[[ProcessGroups], None]) -> None:
-        attempt = GroupForming(place, timeout_s)
+        attempt = GroupForming(place, timeout_s, self._gpu())
         with self._turn:
             self._attempts.append(attempt)
         formed: ProcessGroups | None = None

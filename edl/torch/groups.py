@@ -7,6 +7,8 @@ collectives, one that does in `backward()` before them.
 gloo connects all pairs while a group is made, and its first operation shows that all do listen. Then no step waits for
 a connection, nor for a member that froze meanwhile.
 
+Where each member has a GPU of its own, NCCL sums up the gradients that lie there (`edl.torch.device_sums`).
+
 Owns: the groups, and which connections are theirs. Does not own: the ring that a process sits in
 (`edl.torch.group_ring`), nor what goes through it.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -30,6 +32,7 @@ from edl.collectives.guard import plain
 from edl.collectives.torch_addresses import listening
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
+from edl.torch.device_sums import NO_GPU, POLL_S, DeviceSums, Gpu, each_has_its_own
 from edl.torch.store import DaemonStore, PeerStore
 
 THREADS = 2  # of a group: so many operations are under way at once
@@ -45,7 +48,8 @@ LOOK_S = 0.25  # how often connections are looked at while one takes longer
 class ProcessGroups:
     """Of one ring. A ring of one has none. `give_up` belongs to any thread."""
 
-    def __init__(self, place: Place, timeout_s: float) -> None:
+    def __init__(self, place: Place, timeout_s: float, gpu: Gpu | None = None) -> None:
+        """`gpu`: where this member's gradients lie, if all of them do."""
         self.place = place
         self.broken = ""  # why
         self.gradients: Any = None
@@ -58,6 +62,8 @@ class ProcessGroups:
         self._stores: list[Store] = []  # torch keeps only its half of each
         self._under_way: set[Any] = set()  # operations that were not waited for yet, or in vain
         self._connections = 0  # once they all stand
+        self._gpu = gpu
+        self._sums: DeviceSums | None = None  # where each member has a GPU of its own
         self._waiting: set[threading.Event] = set()  # of those who wait for long
 
     def form(self) -> None:
@@ -67,9 +73,12 @@ class ProcessGroups:
         with self.failing():
             options = self._options()
             self.rest = self._group(DaemonStore(self._asking, self.place.rank, self._hear), options)
-            self.gradients = self._group(PeerStore(self.of_all), options)
+            peers = PeerStore(self.of_all, NO_GPU if self._gpu is None else self._gpu.name())
+            self.gradients = self._group(peers, options)
             self.wait(self.begun(self.gradients.allreduce([torch.zeros(1)])))
             self._connections = 2 * (self.place.size - 1)
+            if self._gpu is not None and each_has_its_own(peers.beside):
+                self._form_sums(self._gpu)
             for group in (self.rest, self.gradients):
                 group._set_default_timeout(timedelta(seconds=BACKSTOP * self._timeout_s))
             sockets.seal(self._ours)  # all members are there
@@ -85,6 +94,8 @@ class ProcessGroups:
         if self._asking is not None:
             self._asking.give_up(reason)
         self._cut()
+        if self._sums is not None:
+            self._sums.give_up()
 
     def close(self) -> None:
         """Raises nothing.
@@ -102,6 +113,8 @@ class ProcessGroups:
         while not self.broken and sockets.living(ours, theirs) and time.monotonic() < deadline:
             time.sleep(CLOSED_S)
         self._cut()  # a result that the script holds, or a child of ours, would keep them open
+        if self._sums is not None:  # all members are through with it: none ends its connections before
+            self._sums.close()
         while not all(work.is_completed() for work in self._under_way):
             time.sleep(LOOK_S)
         self._under_way.clear()
@@ -140,6 +153,48 @@ class ProcessGroups:
             with self.failing():
                 work.wait()
         self._under_way.discard(work)
+
+    def sum_begun(self, tensor: torch.Tensor) -> Callable[[], object]:
+        """Of gradients: all members' tensors are to be added up in place. What is returned waits for that, but of a
+        tensor on a GPU only the GPU may: then `settle` is to be called before any of it is used. All raise RingBroken.
+        """
+        if self._sums is not None and self._sums.takes(tensor):
+            with self.failing():
+                return self._sums.begin(tensor)
+        work = self.begun(self.gradients.allreduce([tensor]))
+        return lambda: self.wait(work)
+
+    def settle(self) -> None:
+        """Until what was begun on a GPU is through there, with all that was to follow it. Raises RingBroken."""
+        if self._sums is not None and self._sums.busy:
+            with self.failing():
+                self._watch(self._sums.through())
+            self._sums.settled()
+
+    def _watch(self, through: Callable[[], bool]) -> None:
+        """Until it is. A member that ends its connections was through with all of the ring, or is dead: if so, this one
+        cannot get through, and has not a while later.
+        """
+        looked, stood = time.monotonic(), True
+        while not through():
+            if self.broken:
+                raise self._broken()
+            time.sleep(POLL_S)
+            if (now := time.monotonic()) - looked > LOOK_S:
+                if not (stood or self.stands()):
+                    self.give_up("a connection was closed by a peer")
+                looked, stood = now, self.stands()
+        if self.broken:  # what was freed is no sum
+            raise self._broken()
+
+    def _form_sums(self, gpu: Gpu) -> None:
+        sums = DeviceSums(gpu)
+        with self._turn:
+            self._sums, broken = sums, self.broken
+        if broken:
+            raise self._broken()
+        self._watch(sums.form(self.place, self.of_all))
+        sums.settled()
 
     def _is_through(self, work: Any) -> bool:
         """False: the ring is broken. The operation may be left alone then, until gloo's own time-out: gloo forgets who

@@ -17,6 +17,7 @@ from edl.checkpoints.names import optimizer_tensor
 from edl.errors import UsageError
 from edl.torch.apart import Whole, version_of
 from edl.torch.state import Adoption, Described, as_bytes, described, hyper_parameters, states
+from edl.torch.streams import StillTensors
 from edl.torch.tensors import TorchTensors, form
 from edl.trainer.framework import StatePiece
 from edl.trainer.packing import Packing
@@ -28,8 +29,10 @@ CUDA = "torch.cuda."
 class TorchSnapshot:
     """`edl.trainer.framework.Snapshot`."""
 
-    def __init__(self, holder: Whole) -> None:
-        """Raises UsageError where the model has not all its parameters yet."""
+    def __init__(self, holder: Whole, *, beside: bool = False) -> None:
+        """`beside`: by another thread than the one that trains. Raises UsageError where the model has not all its
+        parameters yet.
+        """
         holder.check_built()
         buffers, named = holder.buffers(), list(holder.tensors())
         found = [_Tensor(name, tensor, True, id(tensor) in buffers) for name, tensor in named]
@@ -43,8 +46,9 @@ class TorchSnapshot:
         order = sorted(range(len(found)), key=lambda at: not found[at].is_early)
         state_of_all = described(holder, named, tuple(optimizers))
         self.description = msgspec.msgpack.encode(_Ordered(state_of_all, tuple(order), _kinds(holder)))
-        self.early: Sequence[StatePiece] = [one.piece() for one in found if one.is_early]
-        self.late: Sequence[StatePiece] = [one.piece() for one in found if not one.is_early]
+        still = StillTensors([one.tensor for one in found], wait=beside)
+        self.early: Sequence[StatePiece] = [one.piece(still) for one in found if one.is_early]
+        self.late: Sequence[StatePiece] = [one.piece(still) for one in found if not one.is_early]
         self.whole: Callable[[], bool] = _Versions([one.tensor for one in found if not one.is_early]).same
 
 
@@ -67,10 +71,10 @@ class _Tensor(NamedTuple):
     of_model: bool
     is_early: bool
 
-    def piece(self) -> StatePiece:
+    def piece(self, still: StillTensors) -> StatePiece:
         described, size = form(self.tensor), self.tensor.numel() * self.tensor.element_size()
         of = (self.name, described.dtype, described.shape, size)
-        return StatePiece(of, partial(bytes_of, self.tensor), self.of_model)
+        return StatePiece(of, partial(_read, still, self.tensor), self.of_model)
 
 
 class _Ordered(msgspec.Struct, frozen=True):
@@ -108,6 +112,11 @@ def _check_kinds(here: tuple[str, ...], there: tuple[str, ...]) -> None:
     for number, (mine, theirs) in enumerate(zip(here, there, strict=False)):
         if mine != theirs:
             raise UsageError(f"optimizer {number} is {mine} here, {theirs} in the checkpoint. Wrap the same ones")
+
+
+def _read(still: StillTensors, tensor: torch.Tensor) -> memoryview:
+    with still.reading():
+        return bytes_of(tensor)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -16,6 +16,8 @@ from torch._C._distributed_c10d import Store
 
 from edl.collectives.asking import Asking
 
+LENGTH_BYTES = 4
+
 
 class _RankStore(Store):
     """Of a group that is being formed. Called on the thread that forms it."""
@@ -65,16 +67,21 @@ class DaemonStore(_RankStore):
 
 
 class PeerStore(_RankStore):
-    """By way of a ring that the members have already."""
+    """By way of a ring that the members have already. `beside`: what each of them has said besides, by rank."""
 
-    def __init__(self, of_all: Callable[[bytes], list[bytes]]) -> None:
-        """`of_all` gives each member's bytes, by rank."""
+    def __init__(self, of_all: Callable[[bytes], list[bytes]], says: bytes) -> None:
+        """`of_all` gives each member's bytes, by rank. `says`: what goes along with ours."""
         super().__init__()
         self._of_all = of_all
+        self._says = says
         self._rows: list[bytes] = []
+        self.beside: list[bytes] = []
 
     def _write(self, rank: int, row: bytes) -> None:  # noqa: ARG002 - what it gives is by rank
-        self._rows = self._of_all(row)
+        found = self._of_all(len(row).to_bytes(LENGTH_BYTES, "little") + row + self._says)
+        ends = [LENGTH_BYTES + int.from_bytes(one[:LENGTH_BYTES], "little") for one in found]
+        self._rows = [one[LENGTH_BYTES:end] for one, end in zip(found, ends, strict=True)]
+        self.beside = [one[end:] for one, end in zip(found, ends, strict=True)]
 
     def _read(self, rank: int) -> bytes:
         return self._rows[rank]

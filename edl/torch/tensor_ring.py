@@ -15,6 +15,7 @@ import torch
 from edl.collectives.ring import Ring
 from edl.config import Settings
 from edl.errors import ConfigError
+from edl.torch.device_sums import Gpu
 
 HOROVOD, TORCH = "horovod", "torch"
 
@@ -56,12 +57,12 @@ class TensorRing(Ring, Protocol):
         """Fill `contents`, bytes, with those of `root`; what is returned waits for that. Both raise RingBroken."""
 
 
-def chosen() -> TensorRing:
-    """The ring of this process's settings. Raises ConfigError."""
+def chosen(gpu: Callable[[], Gpu | None]) -> TensorRing:
+    """The ring of this process's settings. `gpu`: where its gradients lie, if all of them do. Raises ConfigError."""
     if Settings.from_given({}, os.environ).ring == TORCH:
         from edl.torch.group_ring import GroupRing
 
-        return GroupRing()
+        return GroupRing(gpu)
     try:
         from edl.torch.horovod_ring import TorchHorovodRing
     except ModuleNotFoundError as error:
