@@ -38,7 +38,6 @@ class Job:
             "EDL_HOME": str(folder / "home"),
             "EDL_AUDIT": str(folder / "audit"),
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            "CUDA_VISIBLE_DEVICES": "",
         }
         self._edl = str(Path(sys.executable).with_name("edl"))
         worker = [sys.executable, "-m", "benchmarks.resizes_worker", framework, str(folder), "--step-time", str(step_s)]

@@ -37,6 +37,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pause_worker import APART, DEVICE
+
 PATIENCE_S = 300.0
 BEFORE_STEPS, AFTER_STEPS = 60, 60
 END_S = 30.0
@@ -62,6 +64,8 @@ class Options(argparse.Namespace):
     step_ms: float
     state_mb: int
     rounds: int
+    device: str
+    apart: bool
     json: bool
 
 
@@ -112,6 +116,7 @@ class Run:
         self.before, self.after = change
         self.state_mb, self.step_ms, self.ring = options.state_mb, options.step_ms, options.ring
         self.log = folder / "output.log"
+        self._device = {DEVICE: options.device, APART: "1" if options.apart else ""}
 
     def measure(self) -> dict[str, float]:
         with self.log.open("wb") as log:
@@ -149,7 +154,7 @@ class Run:
             script.chmod(0o755)
             limits = ["-np", str(self.before), "--min-np", "1", "--max-np", "32", "--network-interface", "lo"]
             command = [program("horovodrun"), *limits, "--host-discovery-script", str(script), *worker]
-        environ = {**os.environ, "EDL_HOME": str(self.folder / "home"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environ = {**os.environ, **self._device, "EDL_HOME": str(self.folder / "home"), "TF_CPP_MIN_LOG_LEVEL": "3"}
         environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -278,6 +283,8 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=20.0, help="what a step takes at least")
     parser.add_argument("--state-mb", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1, help="medians of so many jobs of each kind")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of PyTorch's models")
+    parser.add_argument("--apart", action="store_true", help="workers share a GPU as if each were of another host")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(namespace=Options())
     for framework, change in itertools.product(options.frameworks, options.changes):

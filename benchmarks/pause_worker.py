@@ -18,6 +18,15 @@ SAMPLES, FEATURES, BATCH = 100_000, 64, 8
 LAYER_BYTES = 1 << 22
 COMMIT_EVERY = 10  # steps, as in Horovod's own elastic examples
 BROADCASTS = 5
+DEVICE, APART = "EDL_BENCHMARK_DEVICE", "EDL_BENCHMARK_APART"  # handed down to workers
+
+
+def choose_device() -> None:
+    """NCCL takes no GPU twice. With --apart workers count as those of other hosts, so that some can share one."""
+    if os.environ.get(APART):
+        os.environ["NCCL_HOSTID"] = f"host-{os.getpid()}"
+    if os.environ.get(DEVICE) != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 class Notes:
@@ -39,19 +48,32 @@ class Notes:
         self._file.write(f"broadcast {seconds:.6f}\n")
 
 
+def torch_device(local_rank: int) -> Any:
+    """Where the model of this worker is to lie."""
+    import torch
+
+    if os.environ.get(DEVICE) != "cuda":
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 class TorchTask:
     """Two layers, and ballast: state that is moved to newcomers and costs a step nothing, as so many large layers."""
 
-    def __init__(self, ballast_bytes: int) -> None:
+    def __init__(self, ballast_bytes: int, local_rank: int = 0) -> None:
         import torch
 
+        device = torch_device(local_rank)
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
         layers = [torch.zeros(min(LAYER_BYTES, ballast_bytes - at) // 4) for at in range(0, ballast_bytes, LAYER_BYTES)]
         self.model[0].ballast = torch.nn.ParameterList(torch.nn.Parameter(one, requires_grad=False) for one in layers)
+        self.model.to(device)
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
-        self._inputs = torch.ones(BATCH, FEATURES)
+        self._inputs = torch.ones(BATCH, FEATURES, device=device)
 
     def use_edl(self, edl: Any) -> None:
         self.optimizer = edl.Optimizer(self.optimizer, model=self.model)
@@ -72,7 +94,10 @@ class TorchTask:
         import torch
 
         hvd: Any = importlib.import_module("edl.torch")  # of the ring that it has
-        hvd.broadcast_(torch.zeros(count // 4), 0, name="ballast")
+        ballast = torch.zeros(count // 4, device=self._inputs.device)
+        hvd.broadcast_(ballast, 0, name="ballast")
+        if ballast.is_cuda:
+            torch.cuda.synchronize()
 
 
 class AsKeras2:
@@ -92,7 +117,7 @@ class Called(list[Any]):
 class TensorFlowTask:
     """The same; a step is a tf.function."""
 
-    def __init__(self, ballast_bytes: int) -> None:
+    def __init__(self, ballast_bytes: int, _local_rank: int = 0) -> None:
         import keras
         import tensorflow as tf
 
@@ -155,7 +180,7 @@ def run_edl(framework: str, ballast_bytes: int, step_s: float, folder: Path, not
     edl: Any = importlib.import_module(f"edl.{framework}")
     note_entering(notes)
     edl.init()
-    task = TASKS[framework](ballast_bytes)
+    task = TASKS[framework](ballast_bytes, edl.local_rank())
     task.use_edl(edl)
     for _ in edl.elastic_shard_generator(SAMPLES, epochs=1000).batches(BATCH):
         time.sleep(step_s)
@@ -209,7 +234,7 @@ def run_stock(framework: str, ballast_bytes: int, step_s: float, folder: Path, n
     else:
         import horovod.tensorflow as hvd
     hvd.init()
-    task = TASKS[framework](ballast_bytes)
+    task = TASKS[framework](ballast_bytes, hvd.local_rank())
     state = task.use_horovod()
 
     @hvd.elastic.run
@@ -234,6 +259,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=1000 * STEP_S)
     options = parser.parse_args()
     os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+    choose_device()
     run = {"edl": run_edl, "stock": run_stock}[options.mode]
     run(
         options.framework, options.ballast_mb * 1_000_000, options.step_ms / 1000, options.folder, Notes(options.folder)

@@ -51,6 +51,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.pause import program
+from benchmarks.pause_worker import APART, DEVICE
 
 WORKERS = 3
 STEPS = 40  # that must be made before the kill, and at the end; before it half as many more as the peers commit after
@@ -116,15 +117,17 @@ class Worker:
 class Round:
     """One job of one kind, in a folder of its own."""
 
-    def __init__(self, mode: str, framework: str, ring: str, commit_every: int, folder: Path) -> None:
+    def __init__(
+        self, mode: str, framework: str, ring: str, commit_every: int, folder: Path, device: dict[str, str]
+    ) -> None:
         self.mode, self.ring, self.folder = mode, ring, folder
         self._before = STEPS + commit_every // 2
         self.log = folder / "output.log"
         self.environ = {
             **os.environ,
+            **device,
             "EDL_HOME": str(folder / "home"),
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else restarted workers find addresses of those before them
@@ -326,11 +329,14 @@ def main() -> int:
     parser.add_argument("--frameworks", nargs="+", default=["torch", "tensorflow"])
     parser.add_argument("--modes", nargs="+", default=["edl", "horovod", "torchrun"])
     parser.add_argument("--ring", choices=["horovod", "torch"], default="horovod", help="of edl's jobs in PyTorch")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of edl's jobs in PyTorch")
+    parser.add_argument("--apart", action="store_true", help="workers share a GPU as if each were of another host")
     parser.add_argument("--ranks", type=int, nargs="+", default=[0, 1, 2], help="who is killed, round by round")
     parser.add_argument("--commit-every", type=int, default=10, help="steps, of the peers")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of the ends of all that was started
+    device = {DEVICE: options.device, APART: "1" if options.apart else ""}
     results: dict[tuple[str, str], list[Found]] = {}
     pairs = [
         pair for pair in itertools.product(options.frameworks, options.modes) if pair != ("tensorflow", "torchrun")
@@ -340,7 +346,8 @@ def main() -> int:
         ring = options.ring if framework == "torch" else "horovod"
         try:
             with tempfile.TemporaryDirectory() as folder:
-                rounds.append(Round(mode, framework, ring, options.commit_every, Path(folder)).measure(rank))
+                job = Round(mode, framework, ring, options.commit_every, Path(folder), device)
+                rounds.append(job.measure(rank))
             told = ", ".join(f"{name} {value:.0f}" for name, value in rounds[-1].items())
         except NotComeTrue as error:
             rounds.append({})

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pause_worker import BATCH, SAMPLES, STEP_S, TASKS, TensorFlowTask, TorchTask, until
+from benchmarks.pause_worker import BATCH, SAMPLES, STEP_S, TASKS, TensorFlowTask, TorchTask, choose_device, until
 
 
 class Eager(TensorFlowTask):
@@ -51,8 +51,8 @@ class Notes:
         setattr(owner, method, noted)
 
 
-def task_of(framework: str) -> Any:
-    return (Eager if framework == "tensorflow" else TASKS[framework])(0)
+def task_of(framework: str, local_rank: int) -> Any:
+    return (Eager if framework == "tensorflow" else TASKS[framework])(0, local_rank)
 
 
 def run_edl(framework: str, folder: Path, notes: Notes, _: int) -> None:
@@ -64,7 +64,7 @@ def run_edl(framework: str, folder: Path, notes: Notes, _: int) -> None:
     notes.timed(WorkerShell, "_agree", "state")
     notes.timed(WorkerShell, "_copy", "state")  # the last of these calls is when all have the state
     edl.init()
-    task = task_of(framework)
+    task = task_of(framework, edl.local_rank())
     task.use_edl(edl)
     generation, began = -1, 0.0
     for _batch in edl.elastic_shard_generator(SAMPLES, epochs=1000).batches(BATCH):
@@ -88,7 +88,7 @@ def run_horovod(framework: str, _: Path, notes: Notes, commit_every: int) -> Non
     else:
         import horovod.tensorflow as hvd
     hvd.init()
-    task = task_of(framework)
+    task = task_of(framework, hvd.local_rank())
     state = task.use_horovod()
 
     @hvd.elastic.run
@@ -146,6 +146,7 @@ def main() -> None:
     parser.add_argument("--commit-every", type=int, default=10)
     options = parser.parse_args()
     os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+    choose_device()
     RUN[options.mode](options.framework, options.folder, Notes(options.folder), options.commit_every)
 
 

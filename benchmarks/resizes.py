@@ -1,7 +1,7 @@
 """Random changes of size, one after the other, while a job trains: nothing may hang, differ, get lost or be repeated.
 
     python -m benchmarks.resizes [--torch 50] [--tensorflow 20] [--most 5] [--seed 0] [--ring horovod] [--step-ms 20]
-                                 [--no-fixed] [--json]
+                                 [--no-fixed] [--device cpu|cuda] [--apart] [--json]
 
 So many times the job is asked for another size between 1 and `--most` (`edl scale --wait`), while its workers learn
 the UCI digits. After each switch all workers must have the same weights and momentum, to the bit; at the end each
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.digits import NAME, PATIENCE_S, SAMPLES, Job, compared, fixed_loss, near
+from benchmarks.pause_worker import APART, DEVICE
 from edl.core.audit.account import account
 from edl.trainer.data.audit import read
 
@@ -97,8 +99,11 @@ def main() -> int:
     parser.add_argument("--ring", choices=["horovod", "torch"], default="horovod", help="PyTorch's")
     parser.add_argument("--step-ms", type=float, default=20, help="that a step sleeps")
     parser.add_argument("--no-fixed", action="store_true", help="no jobs of fixed size to compare the loss with")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of PyTorch's models")
+    parser.add_argument("--apart", action="store_true", help="workers share a GPU as if each were of another host")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    os.environ.update({DEVICE: options.device, APART: "1" if options.apart else ""})
     sound = True
     for framework, times in (("torch", options.torch), ("tensorflow", options.tensorflow)):
         if not times:

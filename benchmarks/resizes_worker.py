@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.pause_worker import choose_device, torch_device
+
 DIGITS = Path(__file__).resolve().parents[1] / "data" / "digits" / "digits.csv.gz"
 GLOBAL_LR, BATCH = 0.05, 16
 
@@ -29,8 +31,9 @@ class TorchTask:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self._torch = torch
-        self._images, self._labels = (torch.from_numpy(array) for array in digits())
-        self._model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        device = torch_device(edl.local_rank())
+        self._images, self._labels = (torch.from_numpy(array).to(device) for array in digits())
+        self._model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)).to(device)
         optimizer = torch.optim.SGD(self._model.parameters(), lr=GLOBAL_LR, momentum=0.9)
         self._optimizer = edl.Optimizer(optimizer, model=self._model)
 
@@ -41,7 +44,7 @@ class TorchTask:
 
     def weights(self) -> list[np.ndarray]:
         slots = [slot["momentum_buffer"] for slot in self._optimizer.state.values()]
-        return [tensor.detach().numpy() for tensor in (*self._model.parameters(), *slots)]
+        return [tensor.detach().cpu().numpy() for tensor in (*self._model.parameters(), *slots)]
 
     def loss(self) -> float:
         with self._torch.no_grad():
@@ -101,6 +104,7 @@ def main() -> None:
     parser.add_argument("--note-steps", action="store_true", help="when each of them ended")
     options = parser.parse_args()
     os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+    choose_device()
     edl: Any = importlib.import_module(f"edl.{options.framework}")
     edl.init()
     task: Any = {"torch": TorchTask, "tensorflow": TensorFlowTask}[options.framework](edl)

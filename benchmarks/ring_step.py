@@ -1,12 +1,15 @@
 """Step time of PyTorch on edl's two rings, beside plain Horovod and DistributedDataParallel, in the same processes.
 
-    python -m benchmarks.ring_step [--rounds N] [--workers N] [--model mlp|large|both]
+    python -m benchmarks.ring_step [--rounds N] [--workers N] [--model mlp|large|both] [--device cpu|cuda] [--apart]
+                                   [--without-horovod]
 
 In each round the same processes train the same model in turns: in a ring of Horovod by edl and by Horovod's own
 optimizer, then without that ring, which polls while it stands, by edl in torch's process groups and by
 DistributedDataParallel, also over gloo. Two that are compared directly take turns step by step, who is first changes,
-and a barrier stands before each step. Printed: the median step of each way, CPU per step, and medians over rounds of
-the ratios of each round, with the least and the greatest.
+and a barrier stands before each step. On GPUs a step is over when the GPU is through, and both rings and
+DistributedDataParallel go by NCCL, if each worker has a GPU of its own, or all count as such (`--apart`); else
+DistributedDataParallel and edl's own ring go by gloo. Printed: the median step of each way, CPU per step, and medians
+over rounds of the ratios of each round, with the least and the greatest.
 """
 
 from __future__ import annotations
@@ -26,10 +29,9 @@ from typing import Any
 import msgspec
 
 from benchmarks.adapter_overhead import NoTrainer
+from benchmarks.pause_worker import APART, DEVICE, choose_device, torch_device
 from edl.protocol.ring import Place
 from edl.testing.gathering import Gathering
-
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 MODELS = {"mlp": (256, 6, 32, 40), "large": (2048, 6, 8, 8)}  # width, layers, samples, steps of a turn
 WARM = 3  # steps that are not counted, at the beginning of a turn
@@ -45,45 +47,62 @@ class Way:
         self._module = module
         self._optimizer = optimizer
         self._inputs = inputs
+        self._on_gpu = inputs.is_cuda
 
     def step(self) -> None:
         self._optimizer.zero_grad()
         self._module(self._inputs).pow(2).mean().backward()
         self._optimizer.step()
+        if self._on_gpu:
+            import torch
+
+            torch.cuda.synchronize()
 
 
 class Worker:
     """Of one rank: all four ways, and two rings of edl's."""
 
-    def __init__(self, name: str, rank: int, size: int, store: str) -> None:
+    def __init__(self, name: str, rank: int, size: int, store: str, *, horovod: bool) -> None:
         import torch
         import torch.distributed as dist
 
         from edl.torch.framework import TorchFramework
         from edl.torch.group_ring import GroupRing
-        from edl.torch.horovod_ring import TorchHorovodRing
 
         torch.set_num_threads(1)
         self.width, self.layers, self.samples, self.steps = MODELS[name]
-        self.frameworks = {OURS: TorchFramework(), GROUPS: TorchFramework()}
-        self.frameworks[OURS].ring, self.frameworks[GROUPS].ring = TorchHorovodRing(), GroupRing()
+        self.frameworks = {GROUPS: TorchFramework()}
+        self.frameworks[GROUPS].ring = GroupRing(self.frameworks[GROUPS].gpu)
+        if horovod:
+            from edl.torch.horovod_ring import TorchHorovodRing
+
+            self.frameworks[OURS] = TorchFramework()
+            self.frameworks[OURS].ring = TorchHorovodRing()
+        self.device = torch_device(rank)
+        has_own = os.environ.get(APART) or torch.cuda.device_count() >= size
+        backend = "nccl" if self.device.type == "cuda" and has_own else "gloo"
         dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=size)
+        self.group = dist.new_group(backend=backend)
         self.barrier = dist.barrier
-        self.inputs = torch.randn(self.samples, self.width, generator=torch.Generator().manual_seed(rank))
+        inputs = torch.randn(self.samples, self.width, generator=torch.Generator().manual_seed(rank))
+        self.inputs = inputs.to(self.device)
 
     def way(self, name: str) -> Way:
-        """Built where its ring stands."""
-        import horovod.torch as hvd
+        """Horovod's are built where its ring stands."""
         import torch
 
         torch.manual_seed(0)
         hidden = [layer for _ in range(self.layers) for layer in self._layer()]
-        model = torch.nn.Sequential(*hidden, torch.nn.Linear(self.width, 1))
-        module: Any = torch.nn.parallel.DistributedDataParallel(model) if name == DDP else model
+        model = torch.nn.Sequential(*hidden, torch.nn.Linear(self.width, 1)).to(self.device)
+        module: Any = model
+        if name == DDP:
+            module = torch.nn.parallel.DistributedDataParallel(model, process_group=self.group)
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
         if name in self.frameworks:
             self.frameworks[name].wrap(NoTrainer(), optimizer, model, None)
         elif name == THEIRS:
+            import horovod.torch as hvd
+
             optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
         return Way(model, module, optimizer, self.inputs)
 
@@ -108,22 +127,25 @@ class Worker:
         }
 
 
-def work(name: str, rank: int, store: str, rounds: int) -> None:
+def work(name: str, rank: int, store: str, rounds: int, *, horovod: bool) -> None:
     """Of one process. Places come in, one for each ring, and what was measured goes out."""
+    choose_device()
     places = iter(lambda: msgspec.json.decode(sys.stdin.readline(), type=Place), None)
     place = next(places)
-    worker = Worker(name, rank, place.size, store)
-    known, groups = worker.frameworks[OURS].ring, worker.frameworks[GROUPS].ring
-    groups.enter(place, 60.0)
-    ways = {GROUPS: worker.way(GROUPS), DDP: worker.way(DDP)}
+    worker = Worker(name, rank, place.size, store, horovod=horovod)
+    ways = {GROUPS: worker.way(GROUPS), DDP: worker.way(DDP)}  # a ring asks as it forms where the gradients lie
+    worker.frameworks[GROUPS].ring.enter(place, 60.0)
     found = []
     for number in range(rounds):
-        known.enter(next(places), 60.0)
-        if not number:
-            ways |= {OURS: worker.way(OURS), THEIRS: worker.way(THEIRS)}
-        measured = worker.turn(OURS, THEIRS, ways)
-        worker.barrier()
-        known.leave()
+        measured = {}
+        if horovod:
+            known = worker.frameworks[OURS].ring
+            known.enter(next(places), 60.0)
+            if not number:
+                ways |= {OURS: worker.way(OURS), THEIRS: worker.way(THEIRS)}
+            measured = worker.turn(OURS, THEIRS, ways)
+            worker.barrier()
+            known.leave()
         found.append(measured | worker.turn(GROUPS, DDP, ways))
     print(json.dumps([found, distances(ways), sum(one.numel() for one in ways[DDP].model.parameters())]), flush=True)
     worker.barrier()
@@ -138,12 +160,13 @@ def distances(ways: dict[str, Way]) -> float:
     return max(float((first - other).abs().max()) for other in others)
 
 
-async def measure(name: str, size: int, rounds: int) -> None:
+async def measure(name: str, size: int, rounds: int, *more: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         workers = [
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "benchmarks.ring_step", "--work", name, str(rank), str(Path(folder) / "store")),
                 *("--rounds", str(rounds)),
+                *more,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=1 << 24,
@@ -170,13 +193,15 @@ def show(name: str, size: int, told: list[Any]) -> None:
     ]
     cpu = {way: statistics.median(found[way][1] for one in told for found in one[0]) for way in rounds[0]}
     print(f"{name}: {told[0][2]} parameters, {size} workers, {len(rounds)} rounds; models apart by {told[0][1]:.1e}")
-    for way in (THEIRS, OURS, DDP, GROUPS):
+    for way in (way for way in (THEIRS, OURS, DDP, GROUPS) if way in rounds[0]):
         times = sorted(1e3 * one[way] for one in rounds)
         print(
             f"  {way:<20} {statistics.median(times):8.2f} ms a step [{times[0]:.2f}-{times[-1]:.2f}], "
             f"{1e3 * cpu[way]:8.2f} ms of CPU"
         )
     for mine, theirs in RATIOS:
+        if not {mine, theirs} <= rounds[0].keys():
+            continue
         ratios = sorted(one[mine] / one[theirs] for one in rounds)
         print(
             f"  {mine + ' / ' + theirs:<40} {statistics.median(ratios):.3f} [{ratios[0]:.3f}-{ratios[-1]:.3f}]",
@@ -190,14 +215,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", choices=[*MODELS, "both"], default="both")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--apart", action="store_true", help="workers share a GPU as if each were of another host")
+    parser.add_argument("--without-horovod", action="store_true")
     given = parser.parse_args()
     if given.work:
         name, rank, store = given.work
-        work(name, int(rank), store, given.rounds)
+        work(name, int(rank), store, given.rounds, horovod=not given.without_horovod)
         return
+    os.environ.update({DEVICE: given.device, APART: "1" if given.apart else ""})
+    more = ["--without-horovod"] if given.without_horovod else []
     wanted: Callable[[str], bool] = lambda name: given.model in {name, "both"}  # noqa: E731
     for name in filter(wanted, MODELS):
-        asyncio.run(measure(name, given.workers, given.rounds))
+        asyncio.run(measure(name, given.workers, given.rounds, *more))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from edl.torch.streams import beside
 NO_GPU = b""
 SUMMED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 WARM = (1, 1 << 20)  # elements: NCCL sums up few in another way than many, over other connections
-NEVER = timedelta(days=365)  # torch's own time-out ends the process: the leader says which member is stuck
+NO_TIMEOUT = timedelta(days=365)  # torch's own time-out ends the process: the leader says which member is stuck
 END_S = 10.0  # for what is stuck to be freed
 POLL_S = 0.00005  # how often the host looks whether a GPU is through
 
@@ -156,7 +156,7 @@ class _Nccl:
         if place.interface:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={place.interface}")  # NCCL reads it once
         options: Any = ProcessGroupNCCL.Options()
-        options._timeout = NEVER
+        options._timeout = NO_TIMEOUT
         self._device = device
         self._group: Any = ProcessGroupNCCL(store, place.rank, place.size, options)
 
