@@ -24,9 +24,6 @@ import msgspec
 from edl.protocol.ring import Place, solo
 from edl.testing.gathering import Gathering
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-
 ROUNDS, STEPS, LAYERS, WIDTH = 60, 10, 30, 64
 
 
@@ -167,6 +164,8 @@ async def two_workers() -> None:
 
 
 def main() -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     if sys.argv[1] == "torch":
         measure(*torch_steps())
     elif len(sys.argv) == 2:

@@ -78,7 +78,10 @@ def commands(parts: list[str], rings: list[str], rounds: int) -> Iterator[tuple[
 def run(python: Path, name: str, command: list[str], limit_s: float, folder: Path) -> bool:
     began = time.monotonic()
     print(f"\n{name}:", flush=True)
+    working = folder / name.replace(",", "").replace(" ", "-")  # where jobs have their folders
+    working.mkdir()
     environ = {**os.environ, "PYTHONPATH": str(folder), "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    environ["TMPDIR"] = str(working)
     whole = [str(python), "-m", *command, "--device", "cuda"]
     with subprocess.Popen(whole, cwd=folder, env=environ, start_new_session=True) as started:
         try:
@@ -86,6 +89,8 @@ def run(python: Path, name: str, command: list[str], limit_s: float, folder: Pat
         except subprocess.TimeoutExpired:
             os.killpg(started.pid, signal.SIGKILL)
             said = f", not done after {limit_s:g} s"
+            for log in working.glob("**/output.log"):
+                said += f"; the last lines of a job:\n{log.read_text(errors='replace')[-2000:]}"
     print(f"  ({time.monotonic() - began:.0f} s{said})", flush=True)
     return not said
 

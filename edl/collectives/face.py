@@ -20,7 +20,7 @@ from edl.collectives.pairs import HINDER, PAIRS
 
 logger = logging.getLogger("edl")
 
-OTHER_WAYS = ("mpi", "nccl", "ddl", "ccl", "cuda", "rocm")  # what two of those do to each other is not known
+OTHER_WAYS = ("mpi", "ddl", "ccl", "rocm")  # what two of those do to each other is not known
 
 
 class Face:

@@ -30,7 +30,7 @@ def of_torch(operations: Any, native: Native) -> Sequence[Library]:
     copy = copy_of(native.path)
     second = _module(copy.path, first.__name__)
     return [
-        Library(one, partial(setattr, operations, "mpi_lib", module), module.horovod_torch_reset)
+        Library(one, partial(setattr, operations, "mpi_lib", module), module.horovod_torch_reset, module)
         for one, module in ((native, first), (copy, second))
     ]
 

@@ -89,6 +89,7 @@ class DeviceSums:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._summing: Summing | None = None
+        self._store: Store | None = None  # torch keeps only its half of it
         self._unwanted = threading.Event()
         self._freed = threading.Event()
         self._under_way: list[Callable[[], object]] = []  # not known to be through; they hold their tensors
@@ -96,7 +97,8 @@ class DeviceSums:
     def form(self, place: Place, of_all: Callable[[bytes], list[bytes]]) -> Callable[[], bool]:
         """What is returned says whether it stands. `of_all` gives each member's bytes, by rank. Raises RuntimeError."""
         with beside(self._gpu.device):
-            summing = self._summing = self._gpu.joined(_FirstSays(of_all), place)
+            self._store = _FirstSays(of_all)
+            summing = self._summing = self._gpu.joined(self._store, place)
             threading.Thread(target=self._free, args=(summing,), name="edl-nccl", daemon=True).start()
             summing.connect()
             for dtype, size in itertools.product(self._gpu.dtypes & SUMMED or {torch.float32}, WARM):

@@ -17,6 +17,9 @@ from horovod.torch import mpi_ops
 from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
 from edl.errors import RingBroken
+from edl.protocol.ring import Place
+from edl.torch.device_sums import WARM, Gpu
+from edl.torch.streams import beside
 from edl.torch.tensor_ring import scale, scaled_rows
 
 AVERAGE, DIVISOR, ALL_RANKS = hvd.Average, 1, 0  # of Horovod's native calls; only with ROCm does the framework divide
@@ -43,8 +46,17 @@ def _failed(error: BaseException) -> bool:
 class TorchHorovodRing(HorovodRing):
     """`edl.torch.tensor_ring.TensorRing`."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: Callable[[], Gpu | None] = lambda: None) -> None:
+        """`gpu`: where the gradients of this worker lie, if all of them do; asked when a ring is prepared."""
         super().__init__("horovod.torch", TorchBytes(), _failed)
+        self._gpu = gpu
+
+    def prepare(self, place: Place, timeout_s: float) -> None:
+        super().prepare(place, timeout_s)
+        spare = self._spare
+        if place.size > 1 and spare is not None and hvd.nccl_built():
+            with _broken_ring():
+                _warm(spare.library.module, self._gpu(), f"edl.warm.{place.generation}")
 
     def averaging(self) -> ByName:
         return ByName()
@@ -118,6 +130,17 @@ class ByName:
         call: Callable[..., int] = getattr(self._library, name)
         self._calls[kind] = call
         return call
+
+
+def _warm(module: Any, gpu: Gpu | None, name: str) -> None:
+    """NCCL connects with its first operation: let that be here, and not in the first step. Raises RuntimeError."""
+    device = torch.device("cpu") if gpu is None else gpu.device
+    with beside(device):
+        for number, size in enumerate(WARM):
+            tensor = torch.zeros(size, device=device)
+            enqueue = getattr(module, mpi_ops._check_function(mpi_ops._allreduce_function_factory, tensor))
+            handle = enqueue(tensor, tensor, DIVISOR, f"{name}.{number}".encode(), AVERAGE, 1.0, 1.0, ALL_RANKS)
+            module.horovod_torch_wait_and_clear(handle)
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ def chosen(gpu: Callable[[], Gpu | None]) -> TensorRing:
             "Horovod is not installed: train with `edl run --ring torch` (EDL_RING=torch), or build Horovod by "
             "scripts/setup from a clone of edl"
         ) from None
-    return TorchHorovodRing()
+    return TorchHorovodRing(gpu)
 
 
 def scale(gradient: torch.Tensor, factor: float) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import PrefixStore
 
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
@@ -58,7 +59,7 @@ class HostSums:
     """`edl.torch.device_sums.Summing`."""
 
     def __init__(self, store: Any, place: Place) -> None:
-        self._store, self._place = store, place
+        self._store, self._place = PrefixStore("ring", store), place  # only torch's half of it, as NCCL's group has
         self._adding = Adding(place.size)
         self._begun = 0
         self._threads: list[threading.Thread] = []
@@ -67,7 +68,7 @@ class HostSums:
         name = b"ring %d" % self._place.generation
         if self._place.rank == 0:
             ADDING[name] = self._adding
-            self._store.set("0", name)
+            self._store.set("0", name.decode())
         else:
             self._adding = ADDING[self._store.get("0")]
 
