@@ -90,6 +90,7 @@ class Buckets:
             self._known, self._groups = known, self._ring.groups
             self._buckets = [_Bucket(some) for some in cut(wanted)]
             self._of = {id(parameter): bucket for bucket in self._buckets for parameter in bucket.parameters}
+        self._groups.look_at_sums()
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
         bucket = self._of.get(id(parameter))

@@ -1,40 +1,60 @@
 """Gradients of one ring that lie on GPUs, summed up there by NCCL: they do not pass through the host's memory.
 
-NCCL wants a GPU for each member. So members say which one is theirs while their ring forms, and where one has none, or
-two have the same, gloo sums up for all of them, by way of the host's memory.
+NCCL wants a GPU for each member. So members say which one is theirs while their ring forms. Where one has none, or two
+have the same, gloo sums up for all of them, by way of the host's memory.
+
+NCCL's group takes long to form, so no step waits for it: until all members have it, gloo sums up. Members tell each
+other in rounds how far they are: beside the ring before, while this one is prepared; else before the gradients of each
+step, as long as that is open. What NCCL's first member has to tell the others goes along. If one cannot have it, all
+leave it.
 
 An operation of NCCL's is waited for by the GPU and not by the host. But whether gradients were summed up must be known
 before they are used (I8), so the host waits, too, at the end of a backward pass. What is stuck is freed by `abort()`.
-It may take long, so a thread of its own does it, which waits for that.
+It may take half a second, so a thread of its own does it, which waits for that.
 
-NCCL opens its connections and loads its kernels with its first operations. These are done while the ring forms.
+NCCL opens its connections and loads its kernels with its first operations. These are part of forming it.
 
-Owns: the group, who has which GPU, and what is under way there. Does not own: the ring (`edl.torch.groups`), nor which
-gradients travel together (`edl.torch.buckets`).
+Owns: the group, who has which GPU, whether all have it, and what is under way there. Does not own: the ring
+(`edl.torch.groups`), nor which gradients travel together (`edl.torch.buckets`).
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import IntEnum
 from typing import Any, Protocol
 
 import torch
 from torch._C._distributed_c10d import Store
 
+from edl.errors import said_of
 from edl.protocol.ring import Place
 from edl.torch.streams import beside
+
+logger = logging.getLogger("edl")
 
 NO_GPU = b""
 SUMMED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 WARM = (1, 1 << 20)  # elements: NCCL sums up few in another way than many, over other connections
-NO_TIMEOUT = timedelta(days=365)  # torch's own time-out ends the process: the leader says which member is stuck
+NO_TIMEOUT = timedelta(days=365)  # torch's own ends the process: the leader says which member is stuck
 END_S = 10.0  # for what is stuck to be freed
 POLL_S = 0.00005  # how often the host looks whether a GPU is through
+FIRST_BYTES = 256  # room for what the first member of NCCL's group tells the others, with its length
+
+
+class Standing(IntEnum):
+    """How far a member is with NCCL's group. The members are as far as the one with the greatest number."""
+
+    THERE = 0
+    COMING = 1
+    NEVER = 2
 
 
 class Summing(Protocol):
@@ -86,33 +106,44 @@ def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ)
 class DeviceSums:
     """Of one ring. `give_up` belongs to any thread."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
+    def __init__(self, gpu: Gpu, place: Place, timeout_s: float) -> None:
+        """Begins to form, on a thread of its own."""
+        self.stands = False  # all members have it: an attribute, because the hot path reads it
+        self.open = True  # whether they have or will
+        self._gpu, self._place = gpu, place
+        self._standing = Standing.COMING
+        self._until = time.monotonic() + timeout_s
+        self._store = _FirstSays(timeout_s)  # torch keeps only its half of it
         self._summing: Summing | None = None
-        self._store: Store | None = None  # torch keeps only its half of it
+        self._turn = threading.Lock()
         self._unwanted = threading.Event()
         self._freed = threading.Event()
         self._under_way: list[Callable[[], object]] = []  # not known to be through; they hold their tensors
+        for act in (self._form, self._free):
+            threading.Thread(target=act, name="edl-nccl", daemon=True).start()
 
-    def form(self, place: Place, of_all: Callable[[bytes], list[bytes]]) -> Callable[[], bool]:
-        """What is returned says whether it stands. `of_all` gives each member's bytes, by rank. Raises RuntimeError."""
-        with beside(self._gpu.device):
-            self._store = _FirstSays(of_all)
-            summing = self._summing = self._gpu.joined(self._store, place)
-            threading.Thread(target=self._free, args=(summing,), name="edl-nccl", daemon=True).start()
-            summing.connect()
-            for dtype, size in itertools.product(self._gpu.dtypes & SUMMED or {torch.float32}, WARM):
-                self.begin(torch.zeros(size, dtype=dtype, device=self._gpu.device))()
-            return summing.through()
+    def says(self) -> bytes:
+        """What this member tells the others in a round; of all that is told, the greatest of each byte is heard."""
+        if self._standing is Standing.COMING and time.monotonic() > self._until:
+            self._fail("it did not form in time")
+        return bytes([self._standing]) + self._store.told
+
+    def hear(self, told: bytes) -> None:
+        """What the members have told in a round: all hear the same."""
+        self._store.told = told[1:]
+        self.open = told[0] == Standing.COMING
+        self.stands = told[0] == Standing.THERE
+        if told[0] == Standing.NEVER:
+            self._fail("another worker cannot have it")
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        return tensor.device == self._gpu.device and tensor.dtype in SUMMED
+        return self.stands and tensor.device == self._gpu.device and tensor.dtype in SUMMED
 
     def begin(self, tensor: torch.Tensor) -> Callable[[], object]:
         """All members' tensors are to be added up in place. After what is returned is called, whatever comes in the
         device's stream comes after that. Both raise RuntimeError.
         """
-        if self._summing is None:
+        if self._summing is None or self._unwanted.is_set():
             raise RuntimeError("the group is closed")
         wait = self._summing.begin(tensor)
         self._under_way.append(wait)
@@ -134,18 +165,58 @@ class DeviceSums:
     def give_up(self) -> None:
         """What is under way, if anything is. Comes back at once."""
         self._unwanted.set()
+        self._store.give_up()
 
     def close(self) -> None:
         """All members are through with it, or it was given up. Raises nothing."""
         self.give_up()
-        if self._summing is not None:
-            self._freed.wait(END_S)
-            self._under_way.clear()
-            self._summing = None
+        self._freed.wait(END_S)
+        self._under_way.clear()
+        self._summing = None
 
-    def _free(self, summing: Summing) -> None:
+    def _form(self) -> None:
+        try:
+            with beside(self._gpu.device):
+                summing = self._gpu.joined(self._store, self._place)
+                with self._turn:
+                    self._summing, wanted = summing, not self._unwanted.is_set()
+                if wanted:
+                    summing.connect()
+                    self._warm(summing)
+                else:
+                    summing.abort()
+        except Exception as error:  # noqa: BLE001 - whatever it is, gloo goes on
+            self._fail(said_of(error))
+        else:
+            self._become(Standing.THERE)
+
+    def _warm(self, summing: Summing) -> None:
+        dtypes = self._gpu.dtypes & SUMMED or {torch.float32}
+        for dtype, size in itertools.product(dtypes, WARM):
+            summing.begin(torch.zeros(size, dtype=dtype, device=self._gpu.device))()
+        through = summing.through()
+        while not (through() or self._unwanted.is_set()):
+            time.sleep(POLL_S)
+
+    def _fail(self, why: str) -> None:
+        if self._become(Standing.NEVER):
+            logger.warning("gradients of this ring go by way of the host's memory, and not by NCCL: %s", why)
+        self.give_up()
+
+    def _become(self, standing: Standing) -> bool:
+        """False: it had failed, or is not wanted any more."""
+        with self._turn:
+            if self._standing is Standing.NEVER or self._unwanted.is_set():
+                return False
+            self._standing = standing
+            return True
+
+    def _free(self) -> None:
         self._unwanted.wait()
-        summing.abort()
+        with self._turn:
+            summing = self._summing
+        if summing is not None:
+            summing.abort()
         self._freed.set()
 
 
@@ -178,16 +249,36 @@ class _Nccl:
 
 
 class _FirstSays(Store):
-    """What NCCL asks for while it forms: what its first member has written. All ask once, at the same time."""
+    """What NCCL asks for while it forms: what its first member has written. `told`: as it goes along in the rounds."""
 
-    def __init__(self, of_all: Callable[[bytes], list[bytes]]) -> None:
+    def __init__(self, timeout_s: float) -> None:
         super().__init__()
-        self._of_all = of_all
+        self._timeout_s = timeout_s
+        self._told = bytes(FIRST_BYTES)
+        self._there = threading.Event()
+
+    @property
+    def told(self) -> bytes:
+        return self._told
+
+    @told.setter
+    def told(self, told: bytes) -> None:
+        if told[0]:
+            self._told = told
+            self._there.set()
 
     def set(self, key: str, value: Any) -> None:  # noqa: ARG002
-        """Raises RingBroken."""
-        self._of_all(value.encode() if isinstance(value, str) else bytes(value))
+        contents = value.encode() if isinstance(value, str) else bytes(value)
+        if len(contents) >= FIRST_BYTES:
+            raise RuntimeError(f"NCCL tells {len(contents)} bytes, and there is room for {FIRST_BYTES - 1}")
+        self.told = (bytes([len(contents)]) + contents).ljust(FIRST_BYTES, b"\0")
+
+    def give_up(self) -> None:
+        """Nothing more is told."""
+        self._there.set()
 
     def get(self, key: str) -> bytes:  # noqa: ARG002
-        """Raises RingBroken."""
-        return self._of_all(b"")[0]
+        self._there.wait(self._timeout_s)
+        if not self._told[0]:
+            raise RuntimeError("the first worker of the ring has not told where it is")
+        return self._told[1 : 1 + self._told[0]]

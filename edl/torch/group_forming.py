@@ -20,7 +20,9 @@ from edl.torch.groups import ProcessGroups
 class GroupForming:
     """To be waited for once."""
 
-    def __init__(self, place: Place, timeout_s: float, gpu: Gpu | None = None) -> None:
+    def __init__(self, place: Place, timeout_s: float, gpu: Gpu | None = None, *, beside: bool = False) -> None:
+        """`beside`: of a ring that works, so that it takes its time to form as a whole."""
+        self._beside = beside
         self.groups = ProcessGroups(place, timeout_s, gpu)
         self._timeout_s = timeout_s
         self._turn = threading.Lock()
@@ -54,6 +56,8 @@ class GroupForming:
     def _form(self) -> None:
         try:
             self.groups.form()
+            if self._beside:
+                self.groups.await_sums()
         except RingBroken as error:
             self._end(self.groups.broken or str(error))
         except BaseException as error:

@@ -58,14 +58,14 @@ class GroupRing:
     def enter(self, place: Place, timeout_s: float) -> None:
         self.release(place.generation)
         self.leave()
-        self._form(place, timeout_s, self._sit)
+        self._form(GroupForming(place, timeout_s, self._gpu()), self._sit)
 
     def prepare(self, place: Place, timeout_s: float) -> None:
         with self._turn:
             released = self._released
         if place.generation <= released:
             raise RingBroken("the ring did not form: it was given up before")
-        self._form(place, timeout_s, self._keep)
+        self._form(GroupForming(place, timeout_s, self._gpu(), beside=True), self._keep)
 
     def adopt(self, generation: int) -> None:
         with self._turn:
@@ -104,8 +104,7 @@ class GroupRing:
             if ring is not None and _is_of(ring, given_up) and ring.place.size > 1:
                 ring.give_up("it was aborted")
 
-    def _form(self, place: Place, timeout_s: float, keep: Callable[[ProcessGroups], None]) -> None:
-        attempt = GroupForming(place, timeout_s, self._gpu())
+    def _form(self, attempt: GroupForming, keep: Callable[[ProcessGroups], None]) -> None:
         with self._turn:
             self._attempts.append(attempt)
         formed: ProcessGroups | None = None

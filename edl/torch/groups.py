@@ -23,7 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ProcessGroupGloo, Store
+from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, ReduceOp, Store
 
 from edl.collectives import sockets
 from edl.collectives.asking import Asking
@@ -43,6 +43,7 @@ CLOSE_TIMEOUT_S = 10.0  # for the others to read to the end; those who live do w
 CLOSED_S = 0.01  # how often that is looked at
 BRIEFLY = timedelta(milliseconds=20)  # most operations take less
 LOOK_S = 0.25  # how often connections are looked at while one takes longer
+ROUND_S = 0.01  # from one round to the next, until all members have NCCL's group
 
 
 class ProcessGroups:
@@ -78,7 +79,7 @@ class ProcessGroups:
             self.wait(self.begun(self.gradients.allreduce([torch.zeros(1)])))
             self._connections = 2 * (self.place.size - 1)
             if self._gpu is not None and each_has_its_own(peers.beside):
-                self._form_sums(self._gpu)
+                self._begin_sums(self._gpu)
             for group in (self.rest, self.gradients):
                 group._set_default_timeout(timedelta(seconds=BACKSTOP * self._timeout_s))
             sockets.seal(self._ours)  # all members are there
@@ -154,6 +155,33 @@ class ProcessGroups:
                 work.wait()
         self._under_way.discard(work)
 
+    def await_sums(self) -> None:
+        """Until it is known whether all members have NCCL's group, or for a while: none trains here yet. Raises
+        RingBroken.
+        """
+        for _ in range(int(self._timeout_s / 2 / ROUND_S)):  # as many on all
+            if self._sums is None or not self._sums.open:
+                break
+            self.look_at_sums()
+            time.sleep(ROUND_S)
+
+    def look_at_sums(self) -> None:
+        """Before gradients are begun: one round, if it is not known yet. Raises RingBroken."""
+        sums = self._sums
+        if sums is None or not sums.open:
+            return
+        told = torch.frombuffer(bytearray(sums.says()), dtype=torch.uint8)
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp(ReduceOp.MAX)
+        self.wait(self.begun(self.gradients.allreduce([told], options)))
+        sums.hear(told.numpy().tobytes())
+
+    def _begin_sums(self, gpu: Gpu) -> None:
+        with self._turn:
+            self._sums, broken = DeviceSums(gpu, self.place, self._timeout_s), self.broken
+        if broken:
+            self._sums.give_up()
+
     def sum_begun(self, tensor: torch.Tensor) -> Callable[[], object]:
         """Of gradients: all members' tensors are to be added up in place. What is returned waits for that, but of a
         tensor on a GPU only the GPU may: then `settle` is to be called before any of it is used. All raise RingBroken.
@@ -186,15 +214,6 @@ class ProcessGroups:
                 looked, stood = now, self.stands()
         if self.broken:  # what was freed is no sum
             raise self._broken()
-
-    def _form_sums(self, gpu: Gpu) -> None:
-        sums = DeviceSums(gpu)
-        with self._turn:
-            self._sums, broken = sums, self.broken
-        if broken:
-            raise self._broken()
-        self._watch(sums.form(self.place, self.of_all))
-        sums.settled()
 
     def _is_through(self, work: Any) -> bool:
         """False: the ring is broken. The operation may be left alone then, until gloo's own time-out: gloo forgets who

@@ -178,7 +178,7 @@ class Reducer:
         self._reducing = size > 1 and not self._trainer.voided
         self._factor = self._share.factor(size)
         if self._reducing:
-            self._averaging.expect(self._names)
+            self._try(lambda: self._averaging.expect(self._names))
         self._own, self._noise = ([] if self.measures and self._reducing and self._number == 1 else None), None
 
     def reduce_missing(self) -> None:

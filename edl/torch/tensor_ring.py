@@ -24,7 +24,9 @@ class Averaging(Protocol):
     """The gradients of one optimizer, on their way through the ring. One reduction after the other."""
 
     def expect(self, parameters: Iterable[torch.Tensor]) -> None:
-        """A reduction begins: a gradient of each of these that requires one will come to `begin`, in any order."""
+        """A reduction begins: a gradient of each of these that requires one will come to `begin`, in any order. Raises
+        RingBroken.
+        """
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
         """This one is there: average it in place, times `factor`. Raises RingBroken."""

@@ -53,6 +53,13 @@ class Adding:
 
 
 ADDING: dict[bytes, Adding] = {}
+HINDER: dict[int, Callable[[], None]] = {}  # what comes before the connection of each rank
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    ADDING.clear()
+    HINDER.clear()
 
 
 class HostSums:
@@ -65,12 +72,13 @@ class HostSums:
         self._threads: list[threading.Thread] = []
 
     def connect(self) -> None:
+        HINDER.get(self._place.rank, lambda: None)()
         name = b"ring %d" % self._place.generation
         if self._place.rank == 0:
             ADDING[name] = self._adding
             self._store.set("0", name.decode())
         else:
-            self._adding = ADDING[self._store.get("0")]
+            self._adding = ADDING[bytes(self._store.get("0"))]
 
     def begin(self, tensor: torch.Tensor) -> Callable[[], object]:
         number, self._begun = self._begun, self._begun + 1
@@ -125,6 +133,7 @@ def leave(members: Members) -> None:
 
 def sums(ring: GroupRing, rank: int) -> list[float]:
     mine = torch.full((4,), float(rank + 1))
+    ring.groups.look_at_sums()
     wait = ring.groups.sum_begun(mine)
     wait()
     ring.groups.settle()
@@ -133,6 +142,16 @@ def sums(ring: GroupRing, rank: int) -> list[float]:
 
 def of_ring(ring: GroupRing) -> Any:
     return ring.groups._sums
+
+
+def decided(members: Members) -> set[bool]:
+    """Steps are made until it is known who sums up: whether it is NCCL's stand-in, as each member has it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while any(of_ring(ring).open for ring in members.rings):
+        assert members.all(sums) == [[6.0] * 4] * SIZE
+        assert len({of_ring(ring).open for ring in members.rings}) == 1
+        assert time.monotonic() < deadline
+    return {of_ring(ring).stands for ring in members.rings}
 
 
 def test_each_wants_a_gpu_of_its_own() -> None:
@@ -145,13 +164,64 @@ def test_each_wants_a_gpu_of_its_own() -> None:
 def test_they_sum_up_where_each_has_its_own(gatherings: Gatherings) -> None:
     members = members_on(gatherings, b"a", b"b", b"c")
     members.enter(1)
-    assert all(of_ring(ring) is not None for ring in members.rings)
-    for _ in range(3):
-        assert members.all(sums) == [[6.0] * 4] * SIZE
+    assert decided(members) == {True}
+    assert members.all(sums) == [[6.0] * 4] * SIZE
     members.prepare(2)
     assert members.all(sums) == [[6.0] * 4] * SIZE  # in the old ring
     assert members.all(lambda ring, _: ring.adopt(2)) == [None] * SIZE
+    assert {of_ring(ring).stands for ring in members.rings} == {True}  # before its first step
     assert members.all(sums) == [[6.0] * 4] * SIZE
+    leave(members)
+
+
+def test_no_step_waits_for_a_group_that_takes_long_to_form(gatherings: Gatherings) -> None:
+    """As after a death. All begin to use it with the same step."""
+    may_go_on = threading.Event()
+    HINDER[1] = lambda: assert_true(may_go_on.wait(PATIENCE_S))
+    members = members_on(gatherings, b"a", b"b", b"c")
+    members.enter(1)
+    for _ in range(5):
+        assert members.all(sums) == [[6.0] * 4] * SIZE
+        assert [of_ring(ring).stands for ring in members.rings] == [False] * SIZE
+    may_go_on.set()
+    assert decided(members) == {True}
+    assert members.all(sums) == [[6.0] * 4] * SIZE
+    leave(members)
+
+
+def assert_true(true: bool) -> None:
+    assert true
+
+
+def fails() -> None:
+    raise RuntimeError("no such device")
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_where_one_cannot_have_it_all_leave_it(
+    gatherings: Gatherings, rank: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    HINDER[rank] = fails
+    members = members_on(gatherings, b"a", b"b", b"c")
+    members.enter(1)
+    assert decided(members) == {False}
+    assert members.all(sums) == [[6.0] * 4] * SIZE
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("no such device" in line for line in said) == 1
+    members.prepare(2)
+    assert members.all(lambda ring, _: ring.adopt(2)) == [None] * SIZE
+    assert members.all(sums) == [[6.0] * 4] * SIZE
+    leave(members)
+
+
+def test_one_that_does_not_form_in_time_is_left(gatherings: Gatherings) -> None:
+    over = threading.Event()
+    HINDER[1] = lambda: assert_true(over.wait(PATIENCE_S))
+    members = members_on(gatherings, b"a", b"b", b"c")
+    places = gatherings.places(1)
+    assert members.all(lambda ring, rank: ring.enter(places[rank], 1.0)) == [None] * SIZE
+    assert decided(members) == {False}
+    over.set()
     leave(members)
 
 
@@ -167,6 +237,7 @@ def test_gloo_does_where_one_has_none_or_two_have_the_same(gatherings: Gathering
 def test_what_lies_elsewhere_goes_by_gloo(gatherings: Gatherings) -> None:
     members = members_on(gatherings, b"a", b"b", b"c")
     members.enter(1)
+    assert decided(members) == {True}
 
     def whole(ring: GroupRing, rank: int) -> list[int]:
         mine = torch.full((2,), rank)
@@ -181,6 +252,7 @@ def test_what_lies_elsewhere_goes_by_gloo(gatherings: Gatherings) -> None:
 def test_one_who_waits_for_a_member_is_freed_when_the_ring_is_given_up(gatherings: Gatherings) -> None:
     members = members_on(gatherings, b"a", b"b", b"c")
     members.enter(1)
+    assert decided(members) == {True}
 
     def act(ring: GroupRing, rank: int) -> float:
         if rank == 2:
@@ -201,6 +273,7 @@ def test_what_is_freed_is_no_sum(gatherings: Gatherings) -> None:
     """The stuck operation ends, and looks like one that is through."""
     members = members_on(gatherings, b"a", b"b", b"c")
     members.enter(1)
+    assert decided(members) == {True}
     ring = members.rings[0]
     ring.groups.sum_begun(torch.ones(4))()
     ring.abort()
@@ -216,6 +289,7 @@ def test_what_is_freed_is_no_sum(gatherings: Gatherings) -> None:
 def test_a_ring_that_was_given_up_begins_nothing_there(gatherings: Gatherings) -> None:
     members = members_on(gatherings, b"a", b"b", b"c")
     members.enter(1)
+    assert decided(members) == {True}
     ring = members.rings[0]
     groups = ring.groups
     members.all(lambda ring, _: ring.abort())
