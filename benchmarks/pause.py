@@ -213,8 +213,9 @@ class Run:
             "connect": 1000 * (stands - last_came),
             "state": scaled["state_ms"],
         }
-        if prepared := [ended - began for worker in workers.values() for began, ended, _ in worker.prepared[-1:]]:
-            found["prepare"] = 1000 * max(prepared)
+        prepared = [one for worker in workers.values() for one in worker.prepared[-1:] if one[0] > asked]
+        if prepared:
+            found["prepare"] = 1000 * max(ended - began for began, ended, _ in prepared)
         if broadcasts := [seconds for worker in workers.values() for seconds in worker.broadcasts]:
             found["broadcast"] = 1000 * statistics.median(broadcasts)
         return found

@@ -47,9 +47,10 @@ NO_TIMEOUT = timedelta(days=365)  # torch's own ends the process: the leader say
 END_S = 10.0  # for what is stuck to be freed
 POLL_S = 0.00005  # how often the host looks whether a GPU is through
 FIRST_BYTES = 256  # room for what the first member of NCCL's group tells the others, with its length
+_FREEING = threading.Lock()  # a thread that calls CUDA meanwhile waits for it, perhaps with Python's lock in its hands
 
 
-class Standing(IntEnum):
+class NcclStanding(IntEnum):
     """How far a member is with NCCL's group. The members are as far as the one with the greatest number."""
 
     THERE = 0
@@ -100,6 +101,8 @@ def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ)
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")  # else each operation notes where in Python it was begun
+    environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")  # the same of newer versions
     environ.setdefault("TORCH_NCCL_RANKS_PER_ROOT", str(1 << 30))  # with more than one root it wants more of a store
 
 
@@ -111,7 +114,7 @@ class DeviceSums:
         self.stands = False  # all members have it: an attribute, because the hot path reads it
         self.open = True  # whether they have or will
         self._gpu, self._place = gpu, place
-        self._standing = Standing.COMING
+        self._standing = NcclStanding.COMING
         self._until = time.monotonic() + timeout_s
         self._store = _FirstSays(timeout_s)  # torch keeps only its half of it
         self._summing: Summing | None = None
@@ -124,16 +127,16 @@ class DeviceSums:
 
     def says(self) -> bytes:
         """What this member tells the others in a round; of all that is told, the greatest of each byte is heard."""
-        if self._standing is Standing.COMING and time.monotonic() > self._until:
+        if self._standing is NcclStanding.COMING and time.monotonic() > self._until:
             self._fail("it did not form in time")
         return bytes([self._standing]) + self._store.told
 
     def hear(self, told: bytes) -> None:
         """What the members have told in a round: all hear the same."""
         self._store.told = told[1:]
-        self.open = told[0] == Standing.COMING
-        self.stands = told[0] == Standing.THERE
-        if told[0] == Standing.NEVER:
+        self.open = told[0] == NcclStanding.COMING
+        self.stands = told[0] == NcclStanding.THERE
+        if told[0] == NcclStanding.NEVER:
             self._fail("another worker cannot have it")
 
     def takes(self, tensor: torch.Tensor) -> bool:
@@ -175,6 +178,8 @@ class DeviceSums:
         self._summing = None
 
     def _form(self) -> None:
+        with _FREEING:
+            pass  # what the ring before has left is freed
         try:
             with beside(self._gpu.device):
                 summing = self._gpu.joined(self._store, self._place)
@@ -188,7 +193,7 @@ class DeviceSums:
         except Exception as error:  # noqa: BLE001 - whatever it is, gloo goes on
             self._fail(said_of(error))
         else:
-            self._become(Standing.THERE)
+            self._become(NcclStanding.THERE)
 
     def _warm(self, summing: Summing) -> None:
         dtypes = self._gpu.dtypes & SUMMED or {torch.float32}
@@ -199,14 +204,14 @@ class DeviceSums:
             time.sleep(POLL_S)
 
     def _fail(self, why: str) -> None:
-        if self._become(Standing.NEVER):
+        if self._become(NcclStanding.NEVER):
             logger.warning("gradients of this ring go by way of the host's memory, and not by NCCL: %s", why)
         self.give_up()
 
-    def _become(self, standing: Standing) -> bool:
+    def _become(self, standing: NcclStanding) -> bool:
         """False: it had failed, or is not wanted any more."""
         with self._turn:
-            if self._standing is Standing.NEVER or self._unwanted.is_set():
+            if self._standing is NcclStanding.NEVER or self._unwanted.is_set():
                 return False
             self._standing = standing
             return True
@@ -216,7 +221,8 @@ class DeviceSums:
         with self._turn:
             summing = self._summing
         if summing is not None:
-            summing.abort()
+            with _FREEING:
+                summing.abort()
         self._freed.set()
 
 

@@ -286,6 +286,31 @@ def test_what_is_freed_is_no_sum(gatherings: Gatherings) -> None:
     leave(members)
 
 
+def test_the_next_group_forms_once_the_one_before_is_freed(
+    gatherings: Gatherings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of the next ring do not wait for that: gloo sums up."""
+    free = threading.Event()
+    abort = HostSums.abort
+
+    def slow(summing: HostSums) -> None:
+        abort(summing)
+        assert free.wait(PATIENCE_S)
+
+    members = members_on(gatherings, b"a", b"b", b"c")
+    members.enter(1)
+    assert decided(members) == {True}
+    monkeypatch.setattr(HostSums, "abort", slow)
+    members.all(lambda ring, _: ring.abort())
+    members.enter(2)
+    for _ in range(5):
+        assert members.all(sums) == [[6.0] * 4] * SIZE
+        assert b"ring 2" not in ADDING
+    free.set()
+    assert decided(members) == {True}
+    leave(members)
+
+
 def test_a_ring_that_was_given_up_begins_nothing_there(gatherings: Gatherings) -> None:
     members = members_on(gatherings, b"a", b"b", b"c")
     members.enter(1)
