@@ -70,11 +70,11 @@ def test_there_are_two_of_a_horovod_that_has_gloo_alone(monkeypatch: pytest.Monk
 
 
 def test_there_is_one_of_a_horovod_that_has_more(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
-    horovod.calls.horovod_nccl_built = lambda: True
+    horovod.calls.horovod_mpi_built = lambda: True
     with caplog.at_level(logging.DEBUG, "edl"):
         (library,) = Face(horovod.name).libraries
     assert library.native.path == "no library"
-    assert "no ring is formed beside one that stands: Horovod was built with nccl" in caplog.text
+    assert "no ring is formed beside one that stands: Horovod was built with mpi" in caplog.text
 
 
 def test_there_is_one_where_it_is_not_guarded(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
