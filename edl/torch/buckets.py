@@ -47,6 +47,7 @@ class _Bucket:
         self.here: dict[int, torch.Tensor] = {}  # by the parameter's id: a tensor's own hash is a call of Python
         self.factor = 1.0
         self._together: torch.Tensor | None = None
+        self._pieces: list[torch.Tensor] = []  # of it, as the gradients that it is of
 
     @property
     def is_full(self) -> bool:
@@ -60,13 +61,19 @@ class _Bucket:
         """Their contents, one after the other, in memory that is the bucket's: fresh pages in each step cost more than
         the copy.
         """
-        flat = [gradient.reshape(-1) for gradient in gradients]
-        wanted = sum(map(len, flat))
-        if self._together is None or len(self._together) != wanted or self._together.dtype != flat[0].dtype:
-            self._together = torch.cat(flat)
-        else:
-            torch.cat(flat, out=self._together)
+        first = gradients[0]
+        usual = len(gradients) == len(self.parameters) == len(self._pieces)
+        if self._together is None or not usual or self._together.dtype != first.dtype:
+            lengths = [gradient.numel() for gradient in gradients]
+            self._together = torch.empty(sum(lengths), dtype=first.dtype, device=first.device)
+            pieces = zip(torch.split(self._together, lengths), gradients, strict=True)
+            self._pieces = [piece.view(gradient.shape) for piece, gradient in pieces]
+        torch._foreach_copy_(self._pieces, list(gradients))
         return self._together
+
+    def apart(self, gradients: Sequence[torch.Tensor]) -> None:
+        """What has become of it goes back. One call for all of them: a call for each takes longer than the copy."""
+        torch._foreach_copy_(list(gradients), self._pieces)
 
 
 class Buckets:
@@ -161,31 +168,21 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
 
 
 def _dense_begun(groups: ProcessGroups, bucket: _Bucket, gradients: list[torch.Tensor]) -> Callable[[], None]:
-    """In the main memory, what is copied is divided by the size on its way back, which costs nothing more; so a sum
-    must have room. On a GPU, that all of them are copied at once is worth more. How it is done goes by the bucket,
-    which is the same on all workers.
+    """How it is done goes by the bucket, which is the same on all workers. A sum that is divided by the size must have
+    room.
     """
-    size, first = groups.place.size, bucket.parameters[0]
-    copied = len(bucket.parameters) > 1
-    divided_after = copied and not first.is_cuda and first.dtype in {torch.float32, torch.float64}
-    if not copied and gradients[0].is_contiguous():
-        together = gradients[0]
-    else:
-        together = bucket.together(gradients)
+    size, copied = groups.place.size, len(bucket.parameters) > 1 or not gradients[0].is_contiguous()
+    divided_after = len(bucket.parameters) > 1 and bucket.parameters[0].dtype in {torch.float32, torch.float64}
+    together = bucket.together(gradients) if copied else gradients[0]
     scale(together, bucket.factor if divided_after else bucket.factor / size)
     wait_for_sum = groups.sum_begun(together)
 
     def wait() -> None:
         wait_for_sum()
-        if together is gradients[0]:
-            return
-        pieces = torch.split(together, [gradient.numel() for gradient in gradients])
-        averaged = [piece.view(gradient.shape) for piece, gradient in zip(pieces, gradients, strict=True)]
         if divided_after:
-            for one, gradient in zip(averaged, gradients, strict=True):
-                torch.mul(one, 1 / size, out=gradient)
-        else:
-            torch._foreach_copy_(gradients, averaged)
+            together.mul_(1 / size)
+        if copied:
+            bucket.apart(gradients)
 
     return wait
 

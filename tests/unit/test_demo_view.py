@@ -88,6 +88,7 @@ def test_the_table_at_the_end_has_each_change(seen):
     assert rows == [[change, "120 ms", "1 ms", "80 ms", "-"] for change in ("2 → 3", "3 → 2")]
 
 
+@pytest.mark.integration  # imports matplotlib: not for scripts/check
 def test_the_plot_is_a_png_where_matplotlib_is(seen, tmp_path):
     pytest.importorskip("matplotlib")
     assert plot(seen, tmp_path / "out" / "demo.png")

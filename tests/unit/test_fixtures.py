@@ -7,6 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 JOB = """
     import os
     import pytest
@@ -29,6 +31,7 @@ JOB = """
 """
 
 
+@pytest.mark.integration  # runs tests in processes: not for scripts/check
 def test_a_test_fails_if_its_job_lost_a_sample_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["edl.testing.fixtures"]\n')
     (tmp_path / "test_job.py").write_text(textwrap.dedent(JOB))

@@ -49,6 +49,7 @@ def test_a_wrong_library_is_refused_with_what_there_is(tmp_path: Path) -> None:
     assert not their_tests.refused("lightning", str(tmp_path))
 
 
+@pytest.mark.integration  # runs tests in processes: not for scripts/check
 def test_tests_that_import_from_their_package_keep_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they import is with them, and is no file of tests."""
     source = tmp_path / "checkout"
@@ -65,6 +66,7 @@ def test_tests_that_import_from_their_package_keep_their_place(tmp_path: Path, m
     assert ended == {f"{name}::test_it": ["passed", ""] for name in their_tests.SELECTED["transformers"]}
 
 
+@pytest.mark.integration  # runs tests in processes: not for scripts/check
 def test_each_test_ends_by_itself(tmp_path: Path) -> None:
     """One that passes, one that fails, one whose process ends, one that hangs; and what one sets no other sees."""
     (tmp_path / "test_them.py").write_text(

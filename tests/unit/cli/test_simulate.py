@@ -84,6 +84,7 @@ def test_a_flag_has_a_twin_and_wins_over_it(
     assert json.loads(simulated(capsys, "jobs.csv --policy tiresias"))["summary"]["finished"] == 3
 
 
+@pytest.mark.integration  # processes that take seconds: not for scripts/check
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_a_picture(capsys: pytest.CaptureFixture[str], home: Path, ending: str) -> None:
     simulated(capsys, f"jobs.csv --policy fifo --nodes 1x2 --plot out.{ending}")
@@ -155,6 +156,7 @@ def test_help_tells_of_each_flag_and_its_default(capsys: pytest.CaptureFixture[s
         assert default is None or f"(default: {default})" in told
 
 
+@pytest.mark.integration  # processes that take seconds: not for scripts/check
 def test_ctrl_c_is_one_line(home: Path) -> None:
     """While thousands of jobs are simulated."""
     rows = "".join(f"{at},1,1000000\n" for at in range(30_000))

@@ -7,6 +7,8 @@ import sys
 import textwrap
 import time
 
+import pytest
+
 from edl.protocol.saving import PREEMPTED_CODE
 
 BEGIN = """
@@ -26,6 +28,7 @@ def ends(script: str) -> tuple[int, str, float]:
     return done.returncode, done.stdout, time.time() - float(done.stdout.split()[0])
 
 
+@pytest.mark.integration  # processes that take seconds: not for scripts/check
 def test_it_ends_where_it_is_and_does_what_is_in_finally() -> None:
     code, out, _ = ends(f"""
         print(time.time(), flush=True)
@@ -39,6 +42,7 @@ def test_it_ends_where_it_is_and_does_what_is_in_finally() -> None:
     assert (code, out.split()[1:]) == (PREEMPTED_CODE, ["closed"])
 
 
+@pytest.mark.integration  # processes that take seconds: not for scripts/check
 def test_one_that_is_in_native_code_for_long_is_ended_with_its_process() -> None:
     """No signal reaches it there: Python takes one between two of its instructions."""
     code, _, took = ends(f"""
@@ -51,6 +55,7 @@ def test_one_that_is_in_native_code_for_long_is_ended_with_its_process() -> None
     assert took < LONG_S / 4
 
 
+@pytest.mark.integration  # processes that take seconds: not for scripts/check
 def test_one_with_a_handler_of_its_own_ends_in_its_own_way() -> None:
     code, out, _ = ends("""
         ends = []

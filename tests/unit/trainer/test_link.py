@@ -80,6 +80,7 @@ def test_one_that_dies_while_another_is_started_is_not_started_twice(link, monke
     assert link.starts == [True, True]
 
 
+@pytest.mark.integration  # processes that take seconds: not for scripts/check
 def test_one_that_does_not_answer_is_ended_before_another_is_started(unlinked, monkeypatch):
     sleeper = subprocess.Popen(["sleep", "1000"])
     monkeypatch.setattr(module, "spawn_daemon", lambda *_: sleeper.pid)
@@ -142,6 +143,7 @@ def test_who_is_at_fault_when_one_ends_as_it_starts(unlinked, monkeypatch, writt
         unlinked.start()
 
 
+@pytest.mark.integration  # processes that take seconds: not for scripts/check
 def test_one_that_was_killed_as_it_started_is_replaced(unlinked, monkeypatch):
     monkeypatch.setattr(module, "spawn_daemon", lambda *_: 2**22 + 1)
     monkeypatch.setattr(module, "MOST", 1)

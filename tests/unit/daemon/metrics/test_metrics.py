@@ -341,6 +341,7 @@ async def test_an_address_that_is_not_ours_is_said_so() -> None:
         await serving.MetricsOffer("j", "w0", ManualClock(), None).start("192.0.2.1", 0, lambda: (SEEN, {}), status)
 
 
+@pytest.mark.integration  # processes that take seconds: not for scripts/check
 def test_a_daemon_imports_nothing_of_this_before_it_is_asked_for() -> None:
     code = "import sys, edl.daemon.daemon, edl.cli.run; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

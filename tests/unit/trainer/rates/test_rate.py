@@ -158,6 +158,7 @@ def test_where_the_end_is_open_the_schedule_must_know_it(open_end) -> None:
     assert scheduled(lambda progress: progress, None, stream).at(10) == 0.025
 
 
+@pytest.mark.integration  # imports PyTorch: not for scripts/check
 def test_torch_is_scaled_for_the_update_alone() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([{"params": [weight], "lr": 0.5}], lr=0.1)
