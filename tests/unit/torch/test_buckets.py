@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from edl.torch.buckets import FIRST_BYTES, FULL_BYTES, LARGE_BYTES, cut
+from edl.torch.buckets import FIRST_BYTES, FULL_BYTES, LARGE_BYTES, Buckets, cut
 from edl.torch.tensor_ring import scaled_rows
 
 
@@ -48,3 +51,50 @@ def test_what_weighs_nothing_is_zeros_though_it_was_nan(factor: float) -> None:
     assert scaled_rows(rows, factor).to_dense().flatten().tolist() == [4 * factor, 0.0, 2 * factor]
     assert rows.to_dense().flatten().tolist() == [4.0, 0.0, 2.0]
     assert not scaled_rows(rows * float("nan"), 0.0).to_dense().any()
+
+
+class TwoAlike:
+    """The groups of a ring of two, whose other member has the same gradients."""
+
+    def __init__(self) -> None:
+        self.place = SimpleNamespace(size=2)
+        self.sent: list[torch.Tensor] = []
+        self.settled = 0
+
+    def look_at_sums(self) -> None:
+        """Nothing is open."""
+
+    def sum_begun(self, tensor: torch.Tensor) -> Callable[[], object]:
+        self.sent.append(tensor)
+        return lambda: tensor.mul_(2)
+
+    def settle(self) -> None:
+        self.settled += 1
+
+
+def reduced(buckets: Buckets, parameters: list[torch.Tensor], gradients: dict[int, torch.Tensor]) -> None:
+    buckets.expect(parameters)
+    for place, gradient in gradients.items():
+        buckets.begin(parameters[place], gradient, str(place), 1.0)
+    buckets.flush()
+    buckets.wait()
+    buckets.drop()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whichever_gradients_are_there_each_gets_its_own_back(dtype: torch.dtype) -> None:
+    groups = TwoAlike()
+    buckets = Buckets(SimpleNamespace(groups=groups, overlaps=True))
+    shapes = [(3, 4), (), (2, 3, 2, 2), (5,)]
+    parameters = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+    for here in ([0, 1, 2, 3], [2, 3], [1, 2], [0, 1, 2, 3], [0, 1, 2, 3]):
+        before = {place: torch.randint(-8, 8, shapes[place]).to(dtype) for place in here}
+        gradients = {place: one.clone() for place, one in before.items()}
+        if 2 in gradients:
+            gradients[2] = gradients[2].to(memory_format=torch.channels_last)
+        lying = {place: one.data_ptr() for place, one in gradients.items()}
+        reduced(buckets, parameters, gradients)
+        assert all(torch.equal(gradients[place], one) for place, one in before.items())
+        assert {place: one.data_ptr() for place, one in gradients.items()} == lying
+    assert groups.sent[-1].data_ptr() == groups.sent[-2].data_ptr() != groups.sent[1].data_ptr()
+    assert groups.settled == 5
