@@ -101,8 +101,7 @@ def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ)
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-    environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")  # else each operation notes where in Python it was begun
-    environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")  # the same of newer versions
+    environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")  # else each operation notes where in Python it was begun
     environ.setdefault("TORCH_NCCL_RANKS_PER_ROOT", str(1 << 30))  # with more than one root it wants more of a store
 
 

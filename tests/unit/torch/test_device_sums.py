@@ -335,4 +335,4 @@ def test_what_users_have_set_stays() -> None:
     environ = {"TORCH_NCCL_ENABLE_MONITORING": "1"}
     prepare_environment(environ)
     assert environ["TORCH_NCCL_ENABLE_MONITORING"] == "1"
-    assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == environ["TORCH_FR_BUFFER_SIZE"] == "0"
