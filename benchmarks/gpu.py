@@ -34,7 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ASK = """
 import importlib.util, torch
 if not torch.cuda.is_available():
-    raise SystemExit(2)
+    built = f"was built for CUDA {torch.version.cuda}: does nvidia-smi show one?" if torch.version.cuda else "is for CPUs"
+    raise SystemExit(f"PyTorch {torch.__version__} finds no GPU here, and {built}")
 versions = f"PyTorch {torch.__version__}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
 horovod = "with" if importlib.util.find_spec("horovod") else "without"
 print(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {versions}, {horovod} Horovod")
@@ -110,7 +111,7 @@ def main() -> int:
             python = environment(Path(folder) / "environment", options.wheels.resolve())
         there = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=False)
         if there.returncode:
-            print(f"gpu: PyTorch finds no GPU here: {there.stderr.strip()[-300:]}", file=sys.stderr)
+            print(f"gpu: {there.stderr.strip().splitlines()[-1]}", file=sys.stderr)
             return 2
         print(there.stdout.strip(), flush=True)
         rings = [one for one in options.rings if one != "horovod" or "with Horovod" in there.stdout]

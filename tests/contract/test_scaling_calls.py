@@ -127,17 +127,22 @@ class World:
 
         return JobClient(Coordinator("memory:1"), JOB, SECRET, connect=connect, speak=self.network.client)
 
-    def lose_answers(self, number: int) -> None:
-        """Of the next calls of clients: they are carried out, and their callers do not hear of it."""
-        left = [number]
+    def lose_answers(self, number: int) -> asyncio.Event:
+        """Of the next calls of clients: they are carried out, and their callers do not hear of it. Set once so many
+        were.
+        """
+        left, lost = [number], asyncio.Event()
 
         def fate(parcel: Parcel) -> Fate:
             if parcel.sender == "client" and parcel.reply and left[0]:
                 left[0] -= 1
+                if not left[0]:
+                    lost.set()
                 return Fate.DROP
             return Fate.DELIVER
 
         self.network.fate = fate
+        return lost
 
 
 @asynccontextmanager
@@ -185,9 +190,10 @@ async def test_what_can_never_be_is_raised_with_the_remedy() -> None:
 async def test_a_request_whose_answer_was_lost_counts_once() -> None:
     """The scheduler hears RETRY, asks the same again, and the job grows by one and not by two."""
     async with running() as (world, job):
-        world.lose_answers(1)
-        answer = await job.scale_out(1, timeout_s=0.05)
+        lost = world.lose_answers(1)
+        answer = await job.scale_out(1, timeout_s=1.0)
         assert isinstance(answer, Retry)
+        assert lost.is_set()
         assert "ask the same again" in answer.reason
         assert await job.scale_out(1) == Ack(3)
         assert (await job.status()).target == 3
@@ -203,10 +209,10 @@ async def test_a_request_with_an_id_counts_once_for_any_client() -> None:
 async def test_a_request_survives_the_leader_that_took_it() -> None:
     """It dies before it can say so; the next one knows."""
     async with running() as (world, job):
-        world.lose_answers(1)
+        lost = world.lose_answers(1)
         first = await world.leader()
-        asking = asyncio.ensure_future(job.scale_out(2, timeout_s=0.1))
-        assert isinstance(await asking, Retry)
+        assert isinstance(await job.scale_out(2, timeout_s=1.0), Retry)
+        assert lost.is_set()
         await next(daemon for daemon in world.daemons if daemon.worker == first.ident.partition(" ")[0]).stop()
         assert await job.scale_out(2) == Ack(4)
         record = await job.status()
