@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ASK = """
 import importlib.util, torch
 if not torch.cuda.is_available():
-    built = f"was built for CUDA {torch.version.cuda}: does nvidia-smi show one?" if torch.version.cuda else "is for CPUs"
-    raise SystemExit(f"PyTorch {torch.__version__} finds no GPU here, and {built}")
+    built = f"built for CUDA {torch.version.cuda}: does nvidia-smi show one?" if torch.version.cuda else "built for CPUs"
+    raise SystemExit(f"PyTorch {torch.__version__} finds no GPU here; it was {built}")
 versions = f"PyTorch {torch.__version__}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
 horovod = "with" if importlib.util.find_spec("horovod") else "without"
 print(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {versions}, {horovod} Horovod")
