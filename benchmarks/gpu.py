@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ASK = """
 import importlib.util, torch
 if not torch.cuda.is_available():
-    built = f"built for CUDA {torch.version.cuda}: does nvidia-smi show one?" if torch.version.cuda else "built for CPUs"
+    built = f"built for CUDA {torch.version.cuda}: is there one?" if torch.version.cuda else "built for CPUs"
     raise SystemExit(f"PyTorch {torch.__version__} finds no GPU here; it was {built}")
 versions = f"PyTorch {torch.__version__}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
 horovod = "with" if importlib.util.find_spec("horovod") else "without"
