@@ -20,7 +20,8 @@ from edl.collectives.pairs import HINDER, PAIRS
 
 logger = logging.getLogger("edl")
 
-OTHER_WAYS = ("mpi", "ddl", "ccl", "rocm")  # what two of those do to each other is not known
+OTHER_WAYS = ("mpi", "nccl", "ddl", "ccl", "cuda", "rocm")  # what two of those do to each other is not known,
+TRIED = {"horovod.torch": ("nccl", "cuda")}  # but of these
 
 
 class Face:
@@ -52,7 +53,7 @@ def _libraries(module: str) -> Sequence[Library]:
     calls = operations._basics.MPI_LIB_CTYPES
     native = Native(calls._name, calls, Guard(calls._name))
     try:
-        _check(native)
+        _check(module, native)
         return PAIRS[module](operations, native)
     except (OSError, ImportError) as error:
         logger.debug("no ring is formed beside one that stands: %s", error)
@@ -60,9 +61,10 @@ def _libraries(module: str) -> Sequence[Library]:
     return [Library(native, nothing, forget)]
 
 
-def _check(native: Native) -> None:
+def _check(module: str, native: Native) -> None:
     """Raises ImportError where there cannot be two."""
-    found = [way for way in OTHER_WAYS if getattr(native.calls, f"horovod_{way}_built")()]
+    untried = (way for way in OTHER_WAYS if way not in TRIED.get(module, ()))
+    found = [way for way in untried if getattr(native.calls, f"horovod_{way}_built")()]
     if found:
         raise ImportError(f"Horovod was built with {', '.join(found)}")
     if not native.guard.active:
@@ -76,7 +78,7 @@ def hindrance(module: str, path: str, version: str) -> str:
     `version`; empty: it does. For who looks over a machine, and does not import the framework for it.
     """
     try:
-        _check(Native(path, calls := ctypes.CDLL(path), Guard(calls._name)))
+        _check(module, Native(path, calls := ctypes.CDLL(path), Guard(calls._name)))
         HINDER[module](path, version)
     except (OSError, ImportError) as error:
         return str(error)

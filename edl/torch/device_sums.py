@@ -47,7 +47,7 @@ NO_TIMEOUT = timedelta(days=365)  # torch's own ends the process: the leader say
 END_S = 10.0  # for what is stuck to be freed
 POLL_S = 0.00005  # how often the host looks whether a GPU is through
 FIRST_BYTES = 256  # room for what the first member of NCCL's group tells the others, with its length
-_FREEING = threading.Lock()  # a thread that calls CUDA meanwhile waits for it, perhaps with Python's lock in its hands
+_FREEING = threading.Lock()  # a thread that calls CUDA meanwhile may wait for it, with Python's lock in its hands
 
 
 class NcclStanding(IntEnum):
@@ -96,7 +96,7 @@ def each_has_its_own(names: Sequence[bytes]) -> bool:
     return NO_GPU not in names and len(set(names)) == len(names)
 
 
-def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
+def prepare_groups(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
     """What torch and NCCL read when a group is made. A broken ring is reported once, by us, and ends no process."""
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")

@@ -19,7 +19,7 @@ from edl.collectives.words import Words
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 from edl.torch.buckets import Buckets
-from edl.torch.device_sums import Gpu, prepare_environment
+from edl.torch.device_sums import Gpu, prepare_groups
 from edl.torch.group_collectives import rooted
 from edl.torch.group_forming import GroupForming
 from edl.torch.groups import CLOSE_TIMEOUT_S, ProcessGroups
@@ -36,7 +36,7 @@ class GroupRing:
 
     def __init__(self, gpu: Callable[[], Gpu | None] = lambda: None) -> None:
         """`gpu`: where the gradients of this worker lie, if all of them do; asked when a ring forms."""
-        prepare_environment()
+        prepare_groups()
         self._gpu = gpu
         self._turn = threading.Lock()
         self._standing: ProcessGroups | None = None

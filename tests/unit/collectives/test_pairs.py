@@ -70,11 +70,22 @@ def test_there_are_two_of_a_horovod_that_has_gloo_alone(monkeypatch: pytest.Monk
 
 
 def test_there_is_one_of_a_horovod_that_has_more(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
-    horovod.calls.horovod_mpi_built = lambda: True
+    horovod.calls.horovod_nccl_built = lambda: True
     with caplog.at_level(logging.DEBUG, "edl"):
         (library,) = Face(horovod.name).libraries
     assert library.native.path == "no library"
-    assert "no ring is formed beside one that stands: Horovod was built with mpi" in caplog.text
+    assert "no ring is formed beside one that stands: Horovod was built with nccl" in caplog.text
+
+
+@pytest.mark.parametrize(("way", "number"), [("nccl", 2), ("cuda", 2), ("mpi", 1)])
+def test_there_are_two_of_a_horovod_with_what_was_tried_for_its_framework(
+    monkeypatch: pytest.MonkeyPatch, horovod: Any, way: str, number: int
+) -> None:
+    monkeypatch.setattr(face, "TRIED", {horovod.name: face.TRIED["horovod.torch"]})
+    pair = [SimpleNamespace(native=SimpleNamespace(calls=calls)) for calls in ("first", "second")]
+    monkeypatch.setattr(face, "PAIRS", {horovod.name: lambda operations, native: pair})
+    setattr(horovod.calls, f"horovod_{way}_built", lambda: True)
+    assert len(Face(horovod.name).libraries) == number
 
 
 def test_there_is_one_where_it_is_not_guarded(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
-from edl.torch.device_sums import NO_GPU, Gpu, each_has_its_own, prepare_environment
+from edl.torch.device_sums import NO_GPU, Gpu, each_has_its_own, prepare_groups
 from edl.torch.group_ring import GroupRing
 from tests.unit.torch.test_group_ring import SIZE, Gatherings, Members
 
@@ -140,6 +140,12 @@ def sums(ring: GroupRing, rank: int) -> list[float]:
     return mine.tolist()
 
 
+def adopt(members: Members, generation: int) -> None:
+    members.prepare(generation)
+    assert members.all(sums) == [[6.0] * 4] * SIZE  # in the old ring
+    assert members.all(lambda ring, _: ring.adopt(generation)) == [None] * SIZE
+
+
 def of_ring(ring: GroupRing) -> Any:
     return ring.groups._sums
 
@@ -166,9 +172,7 @@ def test_they_sum_up_where_each_has_its_own(gatherings: Gatherings) -> None:
     members.enter(1)
     assert decided(members) == {True}
     assert members.all(sums) == [[6.0] * 4] * SIZE
-    members.prepare(2)
-    assert members.all(sums) == [[6.0] * 4] * SIZE  # in the old ring
-    assert members.all(lambda ring, _: ring.adopt(2)) == [None] * SIZE
+    adopt(members, 2)
     assert {of_ring(ring).stands for ring in members.rings} == {True}  # before its first step
     assert members.all(sums) == [[6.0] * 4] * SIZE
     leave(members)
@@ -208,8 +212,7 @@ def test_where_one_cannot_have_it_all_leave_it(
     assert members.all(sums) == [[6.0] * 4] * SIZE
     said = [record.getMessage() for record in caplog.records]
     assert sum("no such device" in line for line in said) == 1
-    members.prepare(2)
-    assert members.all(lambda ring, _: ring.adopt(2)) == [None] * SIZE
+    adopt(members, 2)
     assert members.all(sums) == [[6.0] * 4] * SIZE
     leave(members)
 
@@ -333,6 +336,6 @@ def of_ring_closed(groups: Any) -> bool:
 
 def test_what_users_have_set_stays() -> None:
     environ = {"TORCH_NCCL_ENABLE_MONITORING": "1"}
-    prepare_environment(environ)
+    prepare_groups(environ)
     assert environ["TORCH_NCCL_ENABLE_MONITORING"] == "1"
     assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == environ["TORCH_FR_BUFFER_SIZE"] == "0"
