@@ -219,9 +219,9 @@ def note_entering(notes: Notes) -> None:
         notes.entered(began, command.assignment.place.size)
         return answer
 
-    def prepared(self: Preparer, place: Place, timeout_s: float) -> None:
+    def prepared(self: Preparer, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         began = time.time()
-        prepare(self, place, timeout_s)
+        prepare(self, place, timeout_s, all_prepare=all_prepare)
         notes.prepared(began, place.size)
 
     WorkerShell._enter = noted  # type: ignore[method-assign]

@@ -26,10 +26,12 @@ class Ring(Protocol):
     def prepares(self) -> bool:
         """Whether it can form a ring beside one that stands. Callers look here first; where not, `enter` forms it."""
 
-    def prepare(self, place: Place, timeout_s: float) -> None:
-        """From any thread, one at a time: form the ring of `place.generation` beside the one that stands and works.
+    def prepare(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
+        """From any thread, one at a time: form the ring of `place.generation` beside the one that stands.
 
-        Comes back once it stands. Raises RingBroken within `timeout_s`; the ring that works is untouched either way.
+        Comes back once it stands. Raises RingBroken within `timeout_s`; the ring that stands is untouched either way.
+        `all_prepare`: all members form it so, beside one that works, and what takes long belongs here. Else some may
+        `enter` it, and all wait for it: it takes the place of a broken one.
         """
 
     def adopt(self, generation: int) -> None:

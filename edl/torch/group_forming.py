@@ -20,9 +20,9 @@ from edl.torch.groups import ProcessGroups
 class GroupForming:
     """To be waited for once."""
 
-    def __init__(self, place: Place, timeout_s: float, gpu: Gpu | None = None, *, beside: bool = False) -> None:
-        """`beside`: of a ring that works, so that it takes its time to form as a whole."""
-        self._beside = beside
+    def __init__(self, place: Place, timeout_s: float, gpu: Gpu | None = None, *, all_prepare: bool = False) -> None:
+        """`all_prepare`: each member forms it beside a ring that works, so it takes its time to form as a whole."""
+        self._all_prepare = all_prepare
         self.groups = ProcessGroups(place, timeout_s, gpu)
         self._timeout_s = timeout_s
         self._turn = threading.Lock()
@@ -56,7 +56,7 @@ class GroupForming:
     def _form(self) -> None:
         try:
             self.groups.form()
-            if self._beside:
+            if self._all_prepare:
                 self.groups.await_sums()
         except RingBroken as error:
             self._end(self.groups.broken or str(error))

@@ -60,12 +60,12 @@ class GroupRing:
         self.leave()
         self._form(GroupForming(place, timeout_s, self._gpu()), self._sit)
 
-    def prepare(self, place: Place, timeout_s: float) -> None:
+    def prepare(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         with self._turn:
             released = self._released
         if place.generation <= released:
             raise RingBroken("the ring did not form: it was given up before")
-        self._form(GroupForming(place, timeout_s, self._gpu(), beside=True), self._keep)
+        self._form(GroupForming(place, timeout_s, self._gpu(), all_prepare=all_prepare), self._keep)
 
     def adopt(self, generation: int) -> None:
         with self._turn:

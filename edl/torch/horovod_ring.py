@@ -14,6 +14,7 @@ import horovod.torch as hvd
 import torch
 from horovod.torch import mpi_ops
 
+from edl.collectives.engine import RingEngine
 from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
 from edl.errors import RingBroken
@@ -47,16 +48,25 @@ class TorchHorovodRing(HorovodRing):
     """`edl.torch.tensor_ring.TensorRing`."""
 
     def __init__(self, gpu: Callable[[], Gpu | None] = lambda: None) -> None:
-        """`gpu`: where the gradients of this worker lie, if all of them do; asked when a ring is prepared."""
+        """`gpu`: where the gradients of this worker lie, if all of them do; asked when a ring is formed."""
         super().__init__("horovod.torch", TorchBytes(), _failed)
         self._gpu = gpu
 
-    def prepare(self, place: Place, timeout_s: float) -> None:
-        super().prepare(place, timeout_s)
+    def enter(self, place: Place, timeout_s: float) -> None:
+        super().enter(place, timeout_s)
+        self._begin_nccl(self._engine, place)
+
+    def prepare(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         spare = self._spare
-        if place.size > 1 and spare is not None and hvd.nccl_built():
+        super().prepare(place, timeout_s, all_prepare=all_prepare)
+        assert spare is not None  # it has formed it
+        self._begin_nccl(spare, place)
+
+    def _begin_nccl(self, engine: RingEngine, place: Place) -> None:
+        """Each member does, in whichever way it forms the ring: so its first step begins nothing. Raises RingBroken."""
+        if place.size > 1 and hvd.nccl_built():
             with _broken_ring():
-                _warm(spare.library.module, self._gpu(), f"edl.warm.{place.generation}")
+                _warm(engine.library.module, self._gpu(), f"edl.warm.{place.generation}")
 
     def averaging(self) -> ByName:
         return ByName()

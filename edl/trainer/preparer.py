@@ -29,10 +29,10 @@ class Preparer:
         self._begun = 0  # of the newest thread
         self._turn = threading.Condition()
 
-    def begin(self, place: Place, timeout_s: float) -> None:
+    def begin(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         """Any thread; comes back at once."""
         with self._turn:
-            arguments = (place, timeout_s, self._thread)
+            arguments = (place, timeout_s, all_prepare, self._thread)
             thread = threading.Thread(target=self._prepare, args=arguments, name="edl-preparing", daemon=True)
             thread.start()
             self._thread, self._begun = thread, place.generation
@@ -59,16 +59,16 @@ class Preparer:
         if failed == generation:
             raise RingBroken(why)
 
-    def _prepare(self, place: Place, timeout_s: float, before: threading.Thread | None) -> None:
+    def _prepare(self, place: Place, timeout_s: float, all_prepare: bool, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()  # it was let go of, and is bounded by its own time-out (I12)
         if place.generation <= self._released:
             return
-        self._form(place, timeout_s)
+        self._form(place, timeout_s, all_prepare=all_prepare)
 
-    def _form(self, place: Place, timeout_s: float) -> None:
+    def _form(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         try:
-            self._framework.ring.prepare(place, timeout_s)
+            self._framework.ring.prepare(place, timeout_s, all_prepare=all_prepare)
         except RingBroken as error:
             self._tell_failed(place.generation, str(error))
         except Exception as error:  # the leader would wait for this member's word in vain

@@ -306,8 +306,8 @@ class WorkerShell:
             case AbortRings(generations):
                 self.beside.abort(generations)
                 self._framework.ring.abort(generations)
-            case PrepareRing(place):
-                self._preparer.begin(place, self.step_timeout_s)
+            case PrepareRing(place, all_prepare):
+                self._preparer.begin(place, self.step_timeout_s, all_prepare=all_prepare)
             case ReleaseRing(generation):
                 self._preparer.release(generation)
             case SendState(newcomers, portion):

@@ -260,10 +260,12 @@ class EnterRing:
 class PrepareRing:
     """Begin to form this ring beside the one of now, on a thread of its own; comes back at once.
 
-    `RingPrepared` or `RingNotPrepared` follows, unless it is let go of before.
+    `RingPrepared` or `RingNotPrepared` follows, unless it is let go of before. `all_prepare`: no member forms it in any
+    other way, and none goes there before all have said that it stands.
     """
 
     place: Place
+    all_prepare: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,4 +99,4 @@ class NextRing:
     def _begin(self, place: Place) -> Command:
         self._newest = self.generation = place.generation
         self.stands = False
-        return PrepareRing(place)
+        return PrepareRing(place, all_prepare=self._called)

@@ -79,7 +79,7 @@ class Next:
 
     def _prepare(self, place: Place, timeout_s: float) -> None:
         try:
-            self._ring.prepare(place, timeout_s)
+            self._ring.prepare(place, timeout_s, all_prepare=True)
             self._outcome = ""
         except Exception as error:  # noqa: BLE001 - the test is told, whatever it is
             self._outcome = f"{type(error).__name__}: {error}"

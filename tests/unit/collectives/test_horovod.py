@@ -132,7 +132,7 @@ def test_beside_an_engine_that_has_refused_rings_are_formed_in_the_other_one(rin
     two.refused = True
     assert not ring.prepares
     with pytest.raises(RingBroken, match="beside one that stands"):
-        ring.prepare(place(2), 1.0)
+        ring.prepare(place(2), 1.0, all_prepare=True)
     ring.enter(place(3), 1.0)
     assert (one.place, two.place, ring.size) == (place(3), None, 2)
 

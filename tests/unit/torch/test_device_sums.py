@@ -289,10 +289,13 @@ def test_what_is_freed_is_no_sum(gatherings: Gatherings) -> None:
     leave(members)
 
 
+@pytest.mark.parametrize("begun", [0, 2, 3])
 def test_the_next_group_forms_once_the_one_before_is_freed(
-    gatherings: Gatherings, monkeypatch: pytest.MonkeyPatch
+    gatherings: Gatherings, monkeypatch: pytest.MonkeyPatch, begun: int
 ) -> None:
-    """Steps of the next ring do not wait for that: gloo sums up."""
+    """Neither the next ring nor its steps wait for that: gloo sums up. So many members have begun to form it beside the
+    mini-batch that is void, and the others in line.
+    """
     free = threading.Event()
     abort = HostSums.abort
 
@@ -305,7 +308,18 @@ def test_the_next_group_forms_once_the_one_before_is_freed(
     assert decided(members) == {True}
     monkeypatch.setattr(HostSums, "abort", slow)
     members.all(lambda ring, _: ring.abort())
-    members.enter(2)
+    places = gatherings.places(2)
+
+    def form(ring: GroupRing, rank: int) -> None:
+        if rank >= begun:
+            return ring.enter(places[rank], PATIENCE_S)
+        ring.prepare(places[rank], PATIENCE_S, all_prepare=False)
+        ring.leave()
+        return ring.adopt(2)
+
+    began = time.monotonic()
+    assert members.all(form) == [None] * SIZE
+    assert time.monotonic() - began < PATIENCE_S / 4
     for _ in range(5):
         assert members.all(sums) == [[6.0] * 4] * SIZE
         assert b"ring 2" not in ADDING

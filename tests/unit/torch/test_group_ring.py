@@ -76,7 +76,7 @@ class Members:
 
     def prepare(self, generation: int) -> None:
         places = self.gatherings.places(generation)
-        assert self.all(lambda ring, rank: ring.prepare(places[rank], 20.0)) == [None] * SIZE
+        assert self.all(lambda ring, rank: ring.prepare(places[rank], 20.0, all_prepare=True)) == [None] * SIZE
 
     def agree(self) -> list[Any]:
         return self.all(lambda ring, rank: ring.agree(rank))
@@ -121,7 +121,7 @@ def test_the_next_ring_is_prepared_while_this_one_works(members: Members) -> Non
     places = members.gatherings.places(2)
     assert all(ring.prepares for ring in members.rings)
     preparing = [
-        threading.Thread(target=ring.prepare, args=(place, 20.0))
+        threading.Thread(target=ring.prepare, args=(place, 20.0), kwargs={"all_prepare": True})
         for ring, place in zip(members.rings, places, strict=True)
     ]
     preparing[0].start()
@@ -211,7 +211,7 @@ def test_preparing_is_given_up(members: Members) -> None:
         places = members.gatherings.places(generation)
 
         def prepare(ring: GroupRing, rank: int, places: list[Place] = places) -> None:
-            ring.prepare(places[rank], 60.0)
+            ring.prepare(places[rank], 60.0, all_prepare=True)
 
         timers = [threading.Timer(0.2, end, [ring]) for ring in members.rings[:2]]
         for timer in timers:

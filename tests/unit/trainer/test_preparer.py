@@ -18,7 +18,7 @@ class Ring:
         self.may_form = threading.Event()
         self.formed: list[int] = []
 
-    def prepare(self, place: Place, timeout_s: float) -> None:
+    def prepare(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         assert self.may_form.wait(PATIENCE_S)
         self.formed.append(place.generation)
 
@@ -44,7 +44,7 @@ def test_a_ring_is_waited_for_though_its_thread_is_only_about_to_begin() -> None
     waiting.start()
     waiting.join(0.05)
     assert waiting.is_alive(), "it has not begun"
-    preparer.begin(Place(2, 0, 2, "w"), 1.0)
+    preparer.begin(Place(2, 0, 2, "w"), 1.0, all_prepare=True)
     framework.ring.may_form.set()
     waiting.join(PATIENCE_S)
     assert found == [[2]]

@@ -60,7 +60,7 @@ class FakeRing:
         assert self.forming in {0, *self.given_up}, "two rings form at once"
         self.place = place
 
-    def prepare(self, place: Place, timeout_s: float) -> None:
+    def prepare(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         assert not self.forming, "two rings form at once"
         self.forming = place.generation
         self.began.set()
@@ -363,7 +363,7 @@ def test_if_it_does_not_form_the_leader_hears_why_and_it_is_not_formed_again() -
     shell = seated(Members(1), 0, 70, 3)
     ring = trains(shell)
 
-    def prepare(place: Place, timeout_s: float) -> None:
+    def prepare(place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         ring.may_form.wait(PATIENCE_S)
         raise RingBroken("no route to host")
 
@@ -391,7 +391,7 @@ def test_what_cannot_be_prepared_is_told_with_its_reason() -> None:
     shell = seated(Members(1), 0, 70, 3)
     ring = trains(shell)
 
-    def prepare(place: Place, timeout_s: float) -> None:
+    def prepare(place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         raise RingBroken("no route to host")
 
     ring.prepare = prepare  # type: ignore[method-assign]

@@ -64,7 +64,7 @@ def seat(generation: int, *, prepared: bool = True, after_step: int | None = 5) 
 
 def test_it_is_begun_once_and_told_of() -> None:
     worker = Worker()
-    assert worker.prepares() == [PrepareRing(Place(2, 0, 2, "w"))]
+    assert worker.prepares() == [PrepareRing(Place(2, 0, 2, "w"), all_prepare=True)]
     assert worker.prepares() == []
     assert worker.machine.handle(RingPrepared(2)) == [TellDaemon(say.Prepared(2))]
     assert say.Prepared(2) in worker.machine.story()
@@ -125,7 +125,7 @@ def test_a_ring_that_is_not_wanted_any_more_is_let_go_of(formed: bool, then: str
 def test_the_next_attempt_takes_the_place_of_the_one_before() -> None:
     worker = Worker()
     worker.prepares(2)
-    assert worker.prepares(3) == [ReleaseRing(2), PrepareRing(Place(3, 0, 2, "w"))]
+    assert worker.prepares(3) == [ReleaseRing(2), PrepareRing(Place(3, 0, 2, "w"), all_prepare=True)]
     assert worker.machine.handle(RingPrepared(2)) == [], "of the wrong one nothing is said"
     assert worker.machine.handle(RingPrepared(3)) == [TellDaemon(say.Prepared(3))]
 
@@ -174,7 +174,7 @@ def comes(worker: Worker, reason: str = "connection reset by peer") -> list[Comm
 
 def test_in_place_of_a_broken_ring_one_is_begun_at_once_and_nothing_is_told_of_it() -> None:
     worker = able()
-    assert worker.hears(assignment=forced(2)) == [PrepareRing(forced(2).place), AbortRings(range(2))]
+    assert worker.hears(assignment=forced(2)) == [PrepareRing(forced(2).place, all_prepare=False), AbortRings(range(2))]
     assert worker.hears(assignment=forced(2)) == [AbortRings(range(2))]
     assert worker.machine.handle(RingPrepared(2)) == []
     assert worker.machine.story() == [say.Entered(1, 0, 0, None)]
@@ -197,13 +197,17 @@ def test_one_that_has_failed_is_not_formed_again_and_the_next_one_is_formed_in_l
     worker.machine.state = TrainerState.TRAINING  # in a ring that it did not tell of
     assert worker.hears(assignment=forced(3)) == [AbortRings(range(3))]
     worker.machine.next_ring.sit()
-    assert PrepareRing(forced(4).place) in worker.hears(assignment=forced(4))
+    assert PrepareRing(forced(4).place, all_prepare=False) in worker.hears(assignment=forced(4))
 
 
 def test_another_death_begins_another_one() -> None:
     worker = able()
     worker.hears(assignment=forced(2))
-    assert worker.hears(assignment=forced(3)) == [ReleaseRing(2), PrepareRing(forced(3).place), AbortRings(range(3))]
+    assert worker.hears(assignment=forced(3)) == [
+        ReleaseRing(2),
+        PrepareRing(forced(3).place, all_prepare=False),
+        AbortRings(range(3)),
+    ]
 
 
 @pytest.mark.parametrize("assignment", [seat(2, prepared=False), forced(1)], ids=["planned", "its own"])
