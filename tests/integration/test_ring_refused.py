@@ -14,7 +14,7 @@ from edl.collectives.engine import REFUSED
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 SCRIPT = """
-import ctypes, json, msgspec
+import ctypes, functools, json, msgspec
 from edl.collectives import forming
 from edl.errors import RingBroken
 from edl.protocol.ring import solo
@@ -33,7 +33,8 @@ def said(act, generation, arguments=right):
     return ""
 
 first = [said(ring.enter, 1), ring.prepares]
-refused = [said(ring.prepare, 2, wrong), said(ring.prepare, 3), ring.prepares, ring.agree(7)]
+prepare = functools.partial(ring.prepare, all_prepare=True)
+refused = [said(prepare, 2, wrong), said(prepare, 3), ring.prepares, ring.agree(7)]
 horovods = bool(ring._spare._native.horovod_init(*right))
 in_line = [said(ring.enter, 4), ring.size, ring.agree(8)]
 both = [said(ring.enter, 5, wrong), said(ring.enter, 6)]
