@@ -83,6 +83,7 @@ class TensorFlowApart:
         self._holder = holder
         self._before_update = before_update
         self._cuts = [0]  # those that are trained with which portions begin, as long as a state is sent in some
+        self._counts: object = None  # what updates change, as it was when this mini-batch began
 
     def given(self) -> bool:
         return self._holder.waits_for_state()
@@ -101,6 +102,11 @@ class TensorFlowApart:
         early = b"".join(map(_bytes_of, state.early.values())) if whole else b""
         return Parted(msgspec.msgpack.encode(head), early, Read(late))
 
+    def expect(self) -> None:
+        holder = self._holder
+        self._counts = holder.counts()
+        self._before_update.ask(lambda: _answer(holder))
+
     def take_early(self, description: bytes, early: memoryview) -> Late:
         holder = self._holder
         head, state = msgspec.msgpack.decode(description, type=BothParts), holder.state_in_parts()
@@ -109,8 +115,7 @@ class TensorFlowApart:
         check_same([*known, *mine.describe()], [*theirs, *head.late], "this worker", "the others")
         if head.early is not None:
             state.early.put(_values(head.early, early))
-        counts, tensors = holder.counts(), list[Any]()
-        self._before_update.ask(lambda: _answer(holder))
+        tensors = list[Any]()
 
         def unpack(first: Callable[[int], memoryview]) -> None:
             with context.eager_mode(), tf.device("CPU:0"):
@@ -124,7 +129,7 @@ class TensorFlowApart:
             self._before_update.ask(None)
             _check_length(head.late, late)
             with context.eager_mode():
-                if holder.counts() != counts:
+                if holder.counts() != self._counts:
                     raise RingBroken("an update was made before the state for it had come")
                 mine.put(tensors)
                 holder.state_came()

@@ -94,6 +94,9 @@ class TorchApart:
             early, whole = [], Described((), tuple((Elements((), "list"), one) for one in states))
         return Parted(msgspec.msgpack.encode(Portioned(begin, end, whole)), self.raw(early), Lying(late))
 
+    def expect(self) -> None:
+        """Each update waits (`edl.torch.reducer`)."""
+
     def take_early(self, description: bytes, early: memoryview) -> Late:
         self._holder.check_built()
         theirs = msgspec.msgpack.decode(description, type=Portioned)

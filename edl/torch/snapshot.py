@@ -138,7 +138,7 @@ def put_bytes(tensor: torch.Tensor, raw: memoryview) -> None:
 def random_states() -> dict[str, bytes]:
     """Of the main memory's generator, and of each GPU's that is in use."""
     found = {"torch": bytes_of(torch.get_rng_state()).tobytes()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # `is_available` would start the driver
         found[f"{CUDA}{torch.cuda.current_device()}"] = bytes_of(torch.cuda.get_rng_state()).tobytes()
     return found
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from edl.trainer.framework import Framework, Late
 from edl.transport.stream import PART_BYTES, Contents, Giver, StreamBroken, Taker
 
 logger = logging.getLogger("edl")
+Result = TypeVar("Result")
 
 REHEARSED_BYTES = 1 << 26  # what a larger state costs is its bytes, and it would be in memory twice
 
@@ -72,6 +73,14 @@ class StateSource(NamedTuple):
     offer: int
 
 
+class Coming(NamedTuple):
+    """What is on its way, once its head is here."""
+
+    late: Late
+    early_bytes: int  # that come before it, and are here already
+    unpacked: Future[None]
+
+
 class Beside:
     """Of one trainer. All but `abort` belongs to the training thread."""
 
@@ -85,9 +94,7 @@ class Beside:
         self._giver: Giver | None = None
         self._taker: Taker | None = None
         self._newcomers = 0  # that we send to
-        self._early_bytes = 0  # of what comes: here already
-        self._late: Late | None = None
-        self._unpacked = Future[None]()
+        self._coming: Future[Coming] | None = None
         self._portion = WHOLE
         self._source: StateSource | None = None
         self._timeout_s = 0.0
@@ -107,6 +114,7 @@ class Beside:
         copy = bytearray()
         while len(copy) < parted.late.size:
             copy += parted.late.part(len(copy))
+        apart.expect()
         late, whole = apart.take_early(parted.description, memoryview(bytearray(parted.early))), memoryview(copy)
         if late.unpack is not None:
             late.unpack(lambda size: whole[:size])
@@ -147,43 +155,57 @@ class Beside:
         self.fetch_portion(portion)
 
     def fetch_portion(self, portion: StatePortion) -> None:
-        """Of the same source. Comes back once the script may go on. Raises RingBroken, UsageError."""
+        """Of the same source. Comes back once the script may go on: at once, where that sees nothing of it before its
+        update. Raises RingBroken, UsageError.
+        """
         apart, source = self._framework.apart, self._source
         if apart is None or source is None:
             raise self._lost("it cannot be taken over in parts")
-        place, giver = source.place, self._giver
+        place, giver, timeout_s = source.place, self._giver, self._timeout_s
         here = 0 if giver is None else giver.number
-        taker = Taker(source.offer, place.key, place.generation, here, self._timeout_s, portion.first)
+        taker = Taker(source.offer, place.key, place.generation, here, timeout_s, portion.first)
+        coming = Future[Coming]()
         with self._turn:
             self._taker = taker
-        self._portion, self._late = portion, None
+        self._portion, self._coming = portion, coming
         self.idle, self.awaits = False, True
-        try:
+        apart.expect()
+
+        def begin() -> Coming:
             received = taker.begin()
             if giver is not None:
                 giver.give(received, taker, portion.first)
             head = msgspec.msgpack.decode(received, type=Head)
-            self._early_bytes = head.early_bytes + head.registered_bytes
-            copies = taker.wait_first(self._early_bytes, self._timeout_s)
+            early_bytes = head.early_bytes + head.registered_bytes
+            copies = taker.wait_first(early_bytes, timeout_s)
+            late = apart.take_early(head.description, copies[: head.early_bytes])
+            unpacked = _begin_unpacking(taker, late, early_bytes, timeout_s)
+            if portion.is_first or portion.is_last:
+                self._extras._take(apart, source.root, head.tree, copies[head.early_bytes :])
+            return Coming(late, early_bytes, unpacked)
+
+        if not (portion.is_first or portion.is_last):
+            _begin_thread("edl-fetching", begin, coming)
+            return
+        _fulfil(coming, begin)
+        try:
+            coming.result()
         except StreamBroken as error:
             raise self._lost(error) from error
-        self._late = apart.take_early(head.description, copies[: head.early_bytes])
-        self._unpacked = self._begin_unpacking(taker, self._late)
-        if portion.is_first or portion.is_last:
-            self._extras._take(apart, source.root, head.tree, copies[head.early_bytes :])
 
     def take(self) -> None:
-        """What has not come yet, before the update. Raises RingBroken."""
-        taker, late = self._taker, self._late
-        if taker is None or late is None:
+        """What has not come yet, before the update. Raises RingBroken, UsageError."""
+        taker, begun = self._taker, self._coming
+        if taker is None or begun is None:
             raise self._lost("it was given up")
         try:
+            coming = begun.result(self._timeout_s)
             whole = taker.wait_whole(self._timeout_s)
-            self._unpacked.result(self._timeout_s)
+            coming.unpacked.result(self._timeout_s)
         except (StreamBroken, TimeoutError) as error:
             raise self._lost(error) from error
-        late.take(whole[self._early_bytes :])
-        self.awaits, self._late = False, None
+        coming.late.take(whole[coming.early_bytes :])
+        self.awaits, self._coming = False, None
 
     def wait_sent(self) -> None:
         """Before our own update: who could not take it by then gets a state with the next ring."""
@@ -208,7 +230,7 @@ class Beside:
         """Whatever is under way: no thread waits for it any more. Harmless if there is nothing."""
         with self._turn:
             giver, taker, self._giver, self._taker = self._giver, self._taker, None, None
-        self.idle, self.awaits, self._newcomers, self._late, self._source = True, False, 0, None, None
+        self.idle, self.awaits, self._newcomers, self._coming, self._source = True, False, 0, None, None
         _give_up(giver, taker)
 
     def abort(self, generations: range) -> None:
@@ -217,22 +239,6 @@ class Beside:
             place, giver, taker = self._place, self._giver, self._taker
         if place is not None and place.generation in generations:
             _give_up(giver, taker)
-
-    def _begin_unpacking(self, taker: Taker, late: Late) -> Future[None]:
-        unpacked, unpack, begin = Future[None](), late.unpack, self._early_bytes
-        if unpack is None:
-            unpacked.set_result(None)
-            return unpacked
-
-        def run() -> None:
-            try:
-                unpack(lambda size: taker.wait_first(min(begin + size, taker.size), self._timeout_s)[begin:])
-                unpacked.set_result(None)
-            except Exception as error:  # noqa: BLE001 - `take` raises it
-                unpacked.set_exception(error)
-
-        threading.Thread(target=run, name="edl-unpacking", daemon=True).start()
-        return unpacked
 
     def _listen(self, place: Place) -> int:
         try:
@@ -246,6 +252,30 @@ class Beside:
 
     def _lost(self, why: object) -> RingBroken:
         return RingBroken(f"the state of this worker did not come beside the step: {why}")
+
+
+def _begin_unpacking(taker: Taker, late: Late, begin: int, timeout_s: float) -> Future[None]:
+    unpacked, unpack = Future[None](), late.unpack
+    if unpack is None:
+        unpacked.set_result(None)
+    else:
+
+        def first(size: int) -> memoryview:
+            return taker.wait_first(min(begin + size, taker.size), timeout_s)[begin:]
+
+        _begin_thread("edl-unpacking", lambda: unpack(first), unpacked)
+    return unpacked
+
+
+def _begin_thread(name: str, act: Callable[[], Result], result: Future[Result]) -> None:
+    threading.Thread(target=_fulfil, args=(result, act), name=name, daemon=True).start()
+
+
+def _fulfil(result: Future[Result], act: Callable[[], Result]) -> None:
+    try:
+        result.set_result(act())
+    except Exception as error:  # noqa: BLE001 - `take` raises it
+        result.set_exception(error)
 
 
 def _give_up(giver: Giver | None, taker: Taker | None) -> None:

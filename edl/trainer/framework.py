@@ -74,8 +74,12 @@ class Apart(Protocol):
     def parted(self, portion: StatePortion = WHOLE) -> Parted:
         """That of this worker now, or a portion of it: those between the first and the last have no early part."""
 
+    def expect(self) -> None:
+        """Beside the mini-batch that begins a peer's state comes, or a portion of it: its update waits for that."""
+
     def take_early(self, description: bytes, early: memoryview) -> Late:
-        """Take over what a peer has described, or a portion of it; what is returned takes the rest.
+        """Take over what a peer has described, or a portion of it; what is returned takes the rest. A portion without
+        an early part on any thread, while the script computes.
 
         Raises UsageError where the model of this process is not the peer's, or not built yet.
         """

@@ -122,6 +122,7 @@ class Worker:
         mine, theirs = self.framework.apart, root.framework.apart
         assert mine is not None and theirs is not None
         parted = theirs.parted(portion)
+        mine.expect()
         late = mine.take_early(parted.description, memoryview(bytearray(parted.early)))
         if portion.is_first or portion.is_last:
             tree, raw = root.extras._parted(theirs)
@@ -366,6 +367,7 @@ def test_another_model_is_refused_before_anything_changes(root):
 def test_bytes_that_are_too_few_are_refused(root):
     apart, other = root.framework.apart, Worker(2, 1).framework.apart
     parted = apart.parted()
+    other.expect()
     late = other.take_early(parted.description, memoryview(bytearray(parted.early)))
     came = whole(parted.late)[:-16]
     assert late.unpack is not None

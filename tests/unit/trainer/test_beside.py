@@ -49,6 +49,8 @@ class Apart:
         early = bytes([self.rate]) if portion.is_first or portion.is_last else b""
         return Parted(bytes([begin]), early, Lying(self.state, begin, end))
 
+    def expect(self) -> None: ...
+
     def take_early(self, description: bytes, early: memoryview) -> Late:
         (begin,) = description
         if early:
@@ -138,8 +140,12 @@ def test_a_newcomer_that_loses_its_source_between_two_portions_is_told_so(ring: 
     root, newcomer, _ = ring
     in_step(ring[:2], StatePortion(0, 1, 3), root.beside.offer(root.place, WAIT_S))
     root.beside.drop()
+    newcomer.beside.fetch_portion(StatePortion(1, 2, 3))
     with pytest.raises(RingBroken, match="did not come beside the step"):
-        newcomer.beside.fetch_portion(StatePortion(1, 2, 3))
+        newcomer.beside.take()
+    with pytest.raises(RingBroken, match="did not come beside the step"):
+        newcomer.beside.fetch_portion(StatePortion(2, 3, 3))  # the last one is waited for at once
+    newcomer.beside.drop()
     with pytest.raises(RingBroken, match="it was given up"):
         newcomer.beside.take()
 
@@ -148,8 +154,17 @@ def test_one_that_is_freed_waits_no_longer(ring: list[Trainer]) -> None:
     root, newcomer, _ = ring
     in_step(ring[:2], StatePortion(0, 1, 3), root.beside.offer(root.place, WAIT_S))
     threading.Timer(0.2, newcomer.beside.abort, [range(1, 3)]).start()
+    newcomer.beside.fetch_portion(StatePortion(1, 2, 3))  # which the root has not begun to send: the script goes on
     with pytest.raises(RingBroken, match="its ring is left"):
-        newcomer.beside.fetch_portion(StatePortion(1, 2, 3))  # which the root has not begun to send
+        newcomer.beside.take()
+
+
+def test_one_that_is_freed_before_the_last_portion_waits_no_longer(ring: list[Trainer]) -> None:
+    root, newcomer, _ = ring
+    in_step(ring[:2], StatePortion(0, 1, 2), root.beside.offer(root.place, WAIT_S))
+    threading.Timer(0.2, newcomer.beside.abort, [range(1, 3)]).start()
+    with pytest.raises(RingBroken, match="its ring is left"):
+        newcomer.beside.fetch_portion(StatePortion(1, 2, 2))
 
 
 def test_a_root_whose_newcomers_are_gone_goes_on(ring: list[Trainer], caplog: pytest.LogCaptureFixture) -> None:
