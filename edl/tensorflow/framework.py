@@ -291,6 +291,9 @@ class TensorFlowFramework:
             return fingerprints_of_session(self._learned_in_graph(), more)
         return fingerprints(itertools.chain(self._compared(), more))
 
+    def fingerprints_begun(self, more: Iterable[tuple[str, Any]]) -> None:
+        """A function may be under way, whose updates would have to wait for that."""
+
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         self._share.set(weight, weightless=weightless)
 

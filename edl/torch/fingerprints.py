@@ -9,7 +9,10 @@ A tensor on a device is summed up there, a stretch at a time; 8 bytes come back 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from edl.core.worker.digest_sums import HALF
 from edl.protocol.divergence import Fingerprint
 
 STRETCH = 512 * ROW  # words: what a device holds beside a tensor meanwhile is twice that
+BESIDE_BYTES = 1 << 25  # in the host's memory: less than that is read in less time than a thread is worth
 
 
 def fingerprints(leaves: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
@@ -42,6 +46,34 @@ def fingerprints(leaves: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
                     found.append(None)
         _fetch(away, found)
     return [one for one in found if one is not None]
+
+
+def fingerprints_begun(
+    still: Iterable[tuple[str, Any]], rest: Iterable[tuple[str, Any]]
+) -> Callable[[], list[Fingerprint]] | None:
+    """What lies in the host's memory and only an update changes is read on a thread; all else before this comes back.
+    None: that is not much.
+    """
+    here: list[tuple[str, torch.Tensor]] = []
+    away: list[tuple[str, Any]] = []
+    for name, leaf in still:
+        if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+            here.append((name, leaf))
+        else:
+            away.append((name, leaf))
+    if sum(tensor.numel() * tensor.element_size() for _, tensor in here) < BESIDE_BYTES:
+        return None
+    first = fingerprints(itertools.chain(away, rest))
+    read = Future[list[Fingerprint]]()
+    threading.Thread(target=_read, args=(here, read), name="edl-comparing", daemon=True).start()
+    return lambda: [*first, *read.result()]
+
+
+def _read(leaves: Sequence[tuple[str, Any]], read: Future[list[Fingerprint]]) -> None:
+    try:
+        read.set_result(fingerprints(leaves))
+    except BaseException as error:  # noqa: BLE001 - the thread that trains raises it
+        read.set_exception(error)
 
 
 def _plain(leaf: Any) -> Any:

@@ -24,7 +24,7 @@ from edl.protocol.divergence import Fingerprint
 from edl.torch.apart import TorchApart
 from edl.torch.backward import Backward
 from edl.torch.device_sums import Gpu
-from edl.torch.fingerprints import fingerprints
+from edl.torch.fingerprints import fingerprints, fingerprints_begun
 from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.optimizer import attach, check_optimizer, names_of
 from edl.torch.reducer import Reducer
@@ -188,6 +188,9 @@ class TorchFramework:
 
     def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
         return fingerprints(itertools.chain(self._compared(), more))
+
+    def fingerprints_begun(self, more: Iterable[tuple[str, Any]]) -> Callable[[], list[Fingerprint]] | None:
+        return fingerprints_begun(self._compared(), more)
 
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         self._share.set(weight, weightless=weightless)

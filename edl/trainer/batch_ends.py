@@ -61,6 +61,7 @@ class BatchEnds:
         self.resized: list[Callable[[int, int], object]] = []  # what is called with the old size and the new one
         self.saved = False  # the job is
         shell.state_came = self._take_standing
+        shell.state_changes = self._comparison.before_update
 
     # ----------------------------------------------------------------------------------------------------- each end
 

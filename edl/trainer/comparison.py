@@ -7,7 +7,8 @@ right (`edl.core.worker.divergence`), what is compared (the adapters), nor wheth
 One number of each member goes into one small all-reduce. Only where these differ do all hear all fingerprints of all.
 
 In a ring whose members were equal before, training goes on while that number travels. They look at the answer a step
-later.
+later. A large state is read meanwhile, too, until its next update. What the script does with it by then may be read
+along, so where numbers differ that were found so, members compare once more, in line, before one counts as differing.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ class _Teller(msgspec.Struct, frozen=True):
     is_new: bool  # it got its state in this ring, and has not been compared since
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Begun:
-    """A comparison whose answer is on its way."""
+    """A comparison whose answer is on its way, or what it is of is being read."""
 
     step: int
+    reading: Callable[[], list[Fingerprint]] | None  # beside the mini-batch
     fingerprints: list[Fingerprint]
-    answer: Callable[[], bool]
+    answer: Callable[[], bool] | None = None
 
 
 class Comparison:
@@ -71,18 +73,33 @@ class Comparison:
         """
         if self._told:
             return False
-        mine = self._fingerprints()
-        self._begun = _Begun(self._shell.machine.step, mine, self._framework.ring.same(of_all(mine)))
+        reading = self._framework.fingerprints_begun(self._extras._compared())
+        self._begun = _Begun(self._shell.machine.step, reading, [] if reading else self._fingerprints())
+        if reading is None:
+            self._ask(self._begun)
         return True
+
+    def before_update(self) -> None:
+        """What is being read is about to change. If the ring is broken, its next collective meets that, too. Belongs to
+        the training thread where something is being read, else to any.
+        """
+        if self._begun is not None and self._begun.answer is None:
+            with contextlib.suppress(RingBroken):
+                self._ask(self._begun)
 
     def finish(self, timeout_s: float) -> bool:
         """Whether one was begun, and all were equal then. Raises JobFailed, and what ends a script."""
         if (begun := self._take_begun()) is None:
             return False
         try:
-            if self._waiting(begun.answer):
+            if self._waiting(begun.answer or self._ask(begun)):
                 return True
-            found = self._exchanged(begun.fingerprints, begun.step, persists=False)
+            mine = begun.fingerprints
+            if begun.reading is not None:
+                mine = self._fingerprints()
+                if self._waiting(self._framework.ring.same(of_all(mine))):
+                    return True
+            found = self._exchanged(mine, begun.step, persists=False)
         except RingBroken:  # which its next collective meets, too
             return False
         self._tell(found)
@@ -95,7 +112,14 @@ class Comparison:
         """At the end of the script: that one was begun, and they differed. Who did cannot be asked any more."""
         begun = self._take_begun()
         with contextlib.suppress(RingBroken):
-            return begun is not None and not self._waiting(begun.answer)
+            if begun is None or self._waiting(begun.answer or self._ask(begun)):
+                return False
+            if begun.reading is None:
+                return True
+            logger.warning(
+                "after the last step of this script the workers' states differed, or the script has changed its own "
+                "since: --check-weights 1 would tell which"
+            )
         return False
 
     def make(self, timeout_s: float) -> None:
@@ -151,6 +175,13 @@ class Comparison:
         """None also where the mini-batch is void: its ring is left, and the next one's members compare anew."""
         begun, self._begun = self._begun, None
         return begun if self._shell.machine.void is None else None
+
+    def _ask(self, begun: _Begun) -> Callable[[], bool]:
+        """All members call it after the same collective. Raises RingBroken."""
+        if begun.reading is not None:
+            begun.fingerprints = begun.reading()
+        answer = begun.answer = self._framework.ring.same(of_all(begun.fingerprints))
+        return answer
 
     def _heals(self, found: Divergence) -> bool:
         return heals(found, self._shell.machine.unusual.checking.on_divergence)

@@ -183,6 +183,13 @@ class Framework(Protocol):
         In the same order on all workers. Nothing is copied.
         """
 
+    def fingerprints_begun(self, more: Iterable[tuple[str, Any]]) -> Callable[[], list[Fingerprint]] | None:
+        """The same in another order, read on a thread of its own while the script computes; what is returned waits for
+        them, and is to be called before the next update. What a script changes in the meantime may show, or not.
+
+        None: that is not worth it, on all workers.
+        """
+
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         """The share of this worker in the coming steps: its own samples divided by those of all workers.
 

@@ -113,6 +113,7 @@ class WorkerShell:
         self.rehearsals = Rehearsals()
         self.stand_ins_due = False  # it is to be handed out, as the script waits for data that never comes
         self.state_came: Callable[[], object] = lambda: None  # of another worker, before its samples may be handed out
+        self.state_changes: Callable[[], object] = lambda: None  # by an update: it waits for those who read it
         self._framework = framework
         self._at_boot = rehearsals
         self._leases = leases
@@ -424,6 +425,7 @@ class WorkerShell:
         """Of a mini-batch that is not void. What goes from here, or comes here, beside it is through, or comes to
         nothing: then it is void.
         """
+        self.state_changes()
         self.copier.before_update(self.machine.step)
         self.await_state()
 

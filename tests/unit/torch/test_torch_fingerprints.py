@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from edl.core.worker.digest import ROW, rows
-from edl.torch.fingerprints import STRETCH, cut, device_rows, fingerprints
+from edl.torch import fingerprints as module
+from edl.torch.fingerprints import STRETCH, cut, device_rows, fingerprints, fingerprints_begun
 
 
 @pytest.mark.parametrize("size", [1, 8, 12, 8 * ROW, 8 * ROW + 3, 8 * STRETCH + 8 * ROW + 9])
@@ -42,3 +47,36 @@ def test_what_cannot_be_compared_is_left_out() -> None:
     found = fingerprints([("a", object()), ("b", np.float64(0.5)), ("c", torch.eye(2).to_sparse()), ("d", 0.5)])
     assert [one.name for one in found] == ["b", "d"]
     assert found[0].digest == found[1].digest  # numbers of numpy travel as plain ones
+
+
+def test_what_is_read_beside_is_the_same_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    still = [("lr", 0.1), ("weight", torch.arange(64.0)), ("x", object()), ("state of weight", torch.ones(64))]
+    rest = [("ema", torch.zeros(64)), ("number", 7)]
+    assert fingerprints_begun(still, rest) is None, "it is small"
+    monkeypatch.setattr(module, "BESIDE_BYTES", 512)
+    may_read = threading.Event()
+    read: list[list[str]] = []
+
+    def noted(leaves: Iterable[tuple[str, Any]]) -> Any:
+        leaves = list(leaves)
+        if threading.current_thread().name == "edl-comparing":
+            assert may_read.wait(20.0)
+        read.append([name for name, _ in leaves])
+        return fingerprints(leaves)
+
+    monkeypatch.setattr(module, "fingerprints", noted)
+    begun = fingerprints_begun(still, rest)
+    assert begun is not None
+    assert read == [["lr", "x", "ema", "number"]]  # by then all that a script may change
+    threading.Timer(0.1, may_read.set).start()
+    assert sorted(begun(), key=str) == sorted(fingerprints([*still, *rest]), key=str)
+    assert read[1:] == [["weight", "state of weight"]]
+
+
+def test_what_fails_beside_is_raised_where_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BESIDE_BYTES", 1)
+    monkeypatch.setattr("edl.core.worker.digest.rows", lambda contents: (_ for _ in ()).throw(MemoryError("no room")))
+    begun = fingerprints_begun([("weight", torch.ones(1))], [])
+    assert begun is not None
+    with pytest.raises(MemoryError, match="no room"):
+        begun()

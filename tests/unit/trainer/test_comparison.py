@@ -81,12 +81,18 @@ class FakeSeat:
 
 
 class FakeFramework:
-    def __init__(self, ring: FakeRing) -> None:
+    def __init__(self, ring: FakeRing, large: bool) -> None:
         self.ring = ring
+        self.large = large
+        self.misread = ""
 
     def fingerprints(self, more: Any) -> list[Fingerprint]:
         assert list(more) == [("edl.register(state=...).state_dict()['number']", 7)]
         return fingerprints(self.ring.states[self.ring.place.rank])
+
+    def fingerprints_begun(self, more: Any) -> Callable[[], list[Fingerprint]] | None:
+        """What is read beside a mini-batch is read as late as it can be."""
+        return (lambda: fingerprints(self.misread) if self.misread else self.fingerprints(more)) if self.large else None
 
 
 class Stateful:
@@ -115,11 +121,12 @@ def member(
     on_divergence: OnDivergence = OnDivergence.FAIL,
     ended: Callable[[], None] = end,
     new: tuple[int, ...] = (),
+    large: bool = False,
 ) -> tuple[FakeSeat, Comparison]:
     ring, link = FakeRing(rank, states, new), FakeLink()
     shell, extras = FakeSeat(ring, link, on_divergence, ended), Extras()
     extras._add({"own": rank, "state": Stateful()})  # a plain value may be each worker's own
-    return shell, Comparison(FakeFramework(ring), shell, extras)  # type: ignore[arg-type]
+    return shell, Comparison(FakeFramework(ring, large), shell, extras)  # type: ignore[arg-type]
 
 
 def test_equal_states_cost_one_small_message() -> None:
@@ -234,3 +241,59 @@ def test_a_script_may_end_before_the_answer_is_looked_at(others: str, differed: 
     assert not comparison.differed_last()
     assert comparison.begin()
     assert comparison.differed_last() is differed
+
+
+def test_a_large_state_is_read_until_its_next_update_and_not_beyond() -> None:
+    shell, comparison = member(1, ["abc", "abc", "abc"], large=True)
+    assert comparison.begin()
+    comparison.before_update()
+    shell.ring.states = ["abd", "abe", "abc"]
+    comparison.before_update()  # of another optimizer
+    assert comparison.finish(1.0)
+    assert not shell.told
+
+
+def test_where_no_update_comes_it_is_read_at_the_end() -> None:
+    _, comparison = member(1, ["abc", "abc", "abc"], large=True)
+    assert comparison.begin()
+    assert comparison.finish(1.0)
+
+
+def test_what_a_script_has_changed_and_put_back_meanwhile_is_no_difference() -> None:
+    shell, comparison = member(1, ["abc", "abc", "abc"], large=True)
+    comparison._framework.misread = "xyz"  # type: ignore[attr-defined]
+    assert comparison.begin()
+    comparison.before_update()
+    assert comparison.finish(1.0)
+    assert not shell.told
+
+
+def test_a_large_state_that_differs_still_does_at_the_end() -> None:
+    shell, comparison = member(1, ["abc", "axc", "abc"], large=True)
+    assert comparison.begin()
+    comparison.before_update()
+    shell.machine.step = 41
+    with pytest.raises(Ended):
+        comparison.finish(60.0)
+    (told,) = shell.told
+    assert (told.found.step, told.found.workers, told.found.first) == (40, ("w1",), "t1")
+
+
+def test_a_ring_that_breaks_before_an_update_is_met_by_its_next_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell, comparison = member(1, ["abc", "axc", "abc"], large=True)
+    assert comparison.begin()
+
+    def same(value: int) -> Callable[[], bool]:
+        raise RingBroken("reset by peer")
+
+    monkeypatch.setattr(shell.ring, "same", same)
+    comparison.before_update()
+    assert not comparison.finish(1.0)
+    assert not shell.told
+
+
+def test_after_the_last_step_a_script_may_do_as_it_likes_with_a_large_state(caplog: pytest.LogCaptureFixture) -> None:
+    _, comparison = member(1, ["abd", "abc", "abd"], large=True)
+    assert comparison.begin()
+    assert not comparison.differed_last()
+    assert "--check-weights 1" in caplog.text
