@@ -103,15 +103,22 @@ class TorchApart:
         if theirs.described.tensors:
             self._take_early(theirs.described, early)
 
-        def take_late(late: memoryview) -> None:
-            rest = self._both()[1][theirs.begin : theirs.end]
-            some = Some(set(map(id, rest)), with_own=theirs.begin == 0)
-            adoption = Adoption("the optimizers of this worker are not those of the others", rest)
-            for optimizer, (_, states) in zip(self._holder.optimizers(), theirs.described.optimizers, strict=True):
-                adoption.adopt_states(optimizer, states, some)
-            self.put(rest, late)
+        rest = self._both()[1][theirs.begin : theirs.end]
+        some = Some(set(map(id, rest)), with_own=theirs.begin == 0)
+        adoption = Adoption("the optimizers of this worker are not those of the others", rest)
+        optimizers = zip(self._holder.optimizers(), theirs.described.optimizers, strict=True)
+        adopt = [adoption.prepare_states(optimizer, states, some) for optimizer, (_, states) in optimizers]
+        tensors = [self._tensor(one) for one in rest]
+        is_here = all(tensor.device.type == "cpu" for tensor in tensors)
 
-        return Late(take_late)
+        def take_late(late: memoryview) -> None:
+            for one in adopt:
+                one()
+            _check_size(tensors, late)
+            if not is_here:
+                _fill(tensors, lambda _: late)
+
+        return Late(take_late, (lambda first: _fill(tensors, first, beside=True)) if is_here else None)
 
     def _take_early(self, theirs: Described, early: memoryview) -> None:
         holder, first = self._holder, self._both()[0]
@@ -139,18 +146,33 @@ class TorchApart:
 
     def put(self, contents: Sequence[Any], raw: memoryview) -> None:
         tensors = [self._tensor(one) for one in contents]
-        if sum(map(_room, tensors)) != len(raw):
-            raise UsageError(
-                f"{len(raw)} bytes have come for state of {sum(map(_room, tensors))}: all workers must build the same "
-                "model, wrap the same optimizers and register the same values"
-            )
-        begin = 0
-        with torch.no_grad():
-            for tensor in tensors:
-                if count := tensor.numel():
-                    came = torch.frombuffer(raw, dtype=tensor.dtype, count=count, offset=begin)
-                    tensor.detach().copy_(came.view(tensor.shape))
-                    begin += _room(tensor)
+        _check_size(tensors, raw)
+        _fill(tensors, lambda _: raw)
+
+
+def _check_size(tensors: Sequence[torch.Tensor], raw: memoryview) -> None:
+    if sum(map(_room, tensors)) != len(raw):
+        raise UsageError(
+            f"{len(raw)} bytes have come for state of {sum(map(_room, tensors))}: all workers must build the same "
+            "model, wrap the same optimizers and register the same values"
+        )
+
+
+def _fill(tensors: Sequence[torch.Tensor], first: Callable[[int], memoryview], *, beside: bool = False) -> None:
+    """`first` gives so many bytes of what comes, or more. `beside`: while the script computes, on what is of no weight;
+    so this does not count as a change for autograd, which would end its backward pass.
+    """
+    begin = 0
+    for tensor in tensors:
+        if count := tensor.numel():
+            end = begin + _room(tensor)
+            raw = first(end)
+            if len(raw) < end:
+                return  # `_check_size` says so
+            came = torch.frombuffer(raw, dtype=tensor.dtype, count=count, offset=begin)
+            with torch.no_grad():
+                (tensor.data if beside else tensor.detach()).copy_(came.view(tensor.shape))
+            begin = end
 
 
 class Lying:

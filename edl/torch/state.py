@@ -179,23 +179,38 @@ class Adoption:
 
     def adopt_states(self, optimizer: torch.optim.Optimizer, node: Node, some: Some | None = None) -> None:
         """The same of what it keeps of its updates, of `some` parameters or all."""
+        self.prepare_states(optimizer, node, some)()
+
+    def prepare_states(
+        self, optimizer: torch.optim.Optimizer, node: Node, some: Some | None = None
+    ) -> Callable[[], None]:
+        """Their tensors are listed, and may be filled from now on; what is returned gives them to the optimizer."""
         parameters = list(parameters_of(optimizer))
         states: dict[Any, Any] = optimizer.state
-        before = dict(states)
-        for key in before:
-            if some is None or some.has(key):
-                del states[key]  # slots that the root does not have would be ahead of their time
+        found: dict[Any, Callable[[], Any]] = {}
         for position, inner in node.items if isinstance(node, Dictionary) else ():
             at = position.value if isinstance(position, Scalar) else None
             key = parameters[at] if isinstance(at, int) else at
-            states[key] = self._adopted(inner, before.get(key), _device([key, *parameters]), "optimizer.state")
+            found[key] = self._prepared(inner, states.get(key), _device([key, *parameters]), "optimizer.state")
+
+        def adopt() -> None:
+            for key in list(states):
+                if some is None or some.has(key):
+                    del states[key]  # slots that the root does not have would be ahead of their time
+            for key, value in found.items():
+                states[key] = value()
+
+        return adopt
 
     def _adopted(self, node: Node, mine: Any, device: torch.device, path: str) -> Any:
         """What the root has; its tensors are there already, and are filled later."""
+        return self._prepared(node, mine, device, path)()
+
+    def _prepared(self, node: Node, mine: Any, device: torch.device, path: str) -> Callable[[], Any]:
         unpacking = Unpacking([TorchTensors(device)])
         value = unpacking.of(node, mine, path)
         self._contents.extend(unpacking.contents)
-        return value()
+        return value
 
     def _check_tensors(self, described: Described, named: list[tuple[str, torch.Tensor]]) -> None:
         for (my_name, tensor), (name, theirs) in zip(named, described.tensors, strict=False):

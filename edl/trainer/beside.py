@@ -95,6 +95,7 @@ class Beside:
         self._taker: Taker | None = None
         self._newcomers = 0  # that we send to
         self._coming: Future[Coming] | None = None
+        self._unpacking: threading.Thread | None = None  # may write into the model
         self._portion = WHOLE
         self._source: StateSource | None = None
         self._timeout_s = 0.0
@@ -179,13 +180,13 @@ class Beside:
             early_bytes = head.early_bytes + head.registered_bytes
             copies = taker.wait_first(early_bytes, timeout_s)
             late = apart.take_early(head.description, copies[: head.early_bytes])
-            unpacked = _begin_unpacking(taker, late, early_bytes, timeout_s)
+            unpacked = self._begin_unpacking(taker, late, early_bytes)
             if portion.is_first or portion.is_last:
                 self._extras._take(apart, source.root, head.tree, copies[head.early_bytes :])
             return Coming(late, early_bytes, unpacked)
 
         if not (portion.is_first or portion.is_last):
-            _begin_thread("edl-fetching", begin, coming)
+            threading.Thread(target=_fulfil, args=(coming, begin), name="edl-fetching", daemon=True).start()
             return
         _fulfil(coming, begin)
         try:
@@ -227,11 +228,17 @@ class Beside:
         self.drop()
 
     def drop(self) -> None:
-        """Whatever is under way: no thread waits for it any more. Harmless if there is nothing."""
+        """Whatever is under way: no thread waits for it any more, nor writes into this model. Harmless if there is
+        nothing.
+        """
         with self._turn:
             giver, taker, self._giver, self._taker = self._giver, self._taker, None, None
         self.idle, self.awaits, self._newcomers, self._coming, self._source = True, False, 0, None, None
         _give_up(giver, taker)
+        with self._turn:
+            unpacking, self._unpacking = self._unpacking, None
+        if unpacking is not None:
+            unpacking.join()  # with the next tensor it finds that this was given up
 
     def abort(self, generations: range) -> None:
         """Any thread: rings of these generations come to nothing, and what is under way beside their first steps."""
@@ -239,6 +246,24 @@ class Beside:
             place, giver, taker = self._place, self._giver, self._taker
         if place is not None and place.generation in generations:
             _give_up(giver, taker)
+
+    def _begin_unpacking(self, taker: Taker, late: Late, begin: int) -> Future[None]:
+        unpacked, unpack, timeout_s = Future[None](), late.unpack, self._timeout_s
+        if unpack is None:
+            unpacked.set_result(None)
+            return unpacked
+
+        def first(size: int) -> memoryview:
+            if self._taker is not taker:
+                raise StreamBroken("it was given up")
+            return taker.wait_first(min(begin + size, taker.size), timeout_s)[begin:]
+
+        arguments = (unpacked, lambda: unpack(first))
+        thread = threading.Thread(target=_fulfil, args=arguments, name="edl-unpacking", daemon=True)
+        with self._turn:
+            self._unpacking = thread
+            thread.start()
+        return unpacked
 
     def _listen(self, place: Place) -> int:
         try:
@@ -252,23 +277,6 @@ class Beside:
 
     def _lost(self, why: object) -> RingBroken:
         return RingBroken(f"the state of this worker did not come beside the step: {why}")
-
-
-def _begin_unpacking(taker: Taker, late: Late, begin: int, timeout_s: float) -> Future[None]:
-    unpacked, unpack = Future[None](), late.unpack
-    if unpack is None:
-        unpacked.set_result(None)
-    else:
-
-        def first(size: int) -> memoryview:
-            return taker.wait_first(min(begin + size, taker.size), timeout_s)[begin:]
-
-        _begin_thread("edl-unpacking", lambda: unpack(first), unpacked)
-    return unpacked
-
-
-def _begin_thread(name: str, act: Callable[[], Result], result: Future[Result]) -> None:
-    threading.Thread(target=_fulfil, args=(result, act), name=name, daemon=True).start()
 
 
 def _fulfil(result: Future[Result], act: Callable[[], Result]) -> None:

@@ -14,6 +14,7 @@ from edl.torch.snapshot import TorchSnapshot, restore
 from edl.trainer import beside
 from edl.trainer.beside import Beside
 from edl.trainer.extras import Extras
+from edl.trainer.framework import Late
 
 
 def whole(contents: Any) -> memoryview:
@@ -22,6 +23,13 @@ def whole(contents: Any) -> memoryview:
     while len(found) < contents.size:
         found += contents.part(len(found))
     return memoryview(found)
+
+
+def take(late: Late, contents: memoryview) -> None:
+    """All of it is here."""
+    assert late.unpack is not None
+    late.unpack(lambda size: contents[:size])
+    late.take(contents)
 
 
 class Worker:
@@ -85,7 +93,7 @@ def test_a_newcomer_is_equal_bit_for_bit_and_stays_so(kind: str, rehearsed: int)
     newcomer.extras._take(newcomer.framework.apart, 0, tree, memoryview(bytearray(raw)))
     check_equal(newcomer.model[1].running_mean, root.model[1].running_mean)
     assert newcomer.optimizer.param_groups[0]["lr"] == root.optimizer.param_groups[0]["lr"]
-    late.take(whole(parted.late))
+    take(late, whole(parted.late))
     assert parted.late.whole()
     check_equal(newcomer.state(), root.state())
     check_equal(newcomer.ema.state_dict(), root.ema.state_dict())
@@ -160,7 +168,7 @@ class Deep:
             self.extras._take(apart, 0, tree, memoryview(bytearray(raw)))
         else:
             assert parted.early == b""
-        return lambda: (late.take(whole(parted.late)), parted.late.size)[1]
+        return lambda: (take(late, whole(parted.late)), parted.late.size)[1]
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd", "lbfgs", "counting"])
@@ -232,9 +240,8 @@ def test_a_newcomer_has_the_layers_thawed_that_were_before_it_came(with_names: b
     root.thaw(0)
     root.model[2].bias.requires_grad_(False)
     parted = root.framework.apart.parted()
-    newcomer.framework.apart.take_early(parted.description, memoryview(bytearray(parted.early))).take(
-        whole(parted.late)
-    )
+    late = newcomer.framework.apart.take_early(parted.description, memoryview(bytearray(parted.early)))
+    take(late, whole(parted.late))
     assert newcomer.trained() == root.trained() == [True] * 5 + [False]
     check_equal(newcomer.state(), root.state())
     assert newcomer.optimizer.param_groups[2]["params"][0] is newcomer.model[0].weight

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,7 @@ class Apart:
 
     def __init__(self, state: bytes) -> None:
         self.state, self.rate = bytearray(state), 0
+        self.unpack: Callable[[Callable[[int], memoryview]], None] = lambda first: None
 
     def given(self) -> bool:
         return True
@@ -59,7 +61,7 @@ class Apart:
         def take(late: memoryview) -> None:
             self.state[begin : begin + len(late)] = late
 
-        return Late(take)
+        return Late(take, self.unpack)
 
     def raw(self, contents: Any) -> bytes:
         return b"".join(one.tobytes() for one in contents)
@@ -165,6 +167,29 @@ def test_one_that_is_freed_before_the_last_portion_waits_no_longer(ring: list[Tr
     threading.Timer(0.2, newcomer.beside.abort, [range(1, 3)]).start()
     with pytest.raises(RingBroken, match="its ring is left"):
         newcomer.beside.fetch_portion(StatePortion(1, 2, 2))
+
+
+def test_once_a_ring_is_left_nothing_is_written_into_the_model(ring: list[Trainer]) -> None:
+    """All has come, and the thread that unpacks it is in the middle of that; the next ring gives the model a state."""
+    root, newcomer, _ = ring
+    written: list[int] = []
+
+    def unpack(first: Callable[[int], memoryview]) -> None:
+        while True:
+            first(5)
+            time.sleep(0.001)
+            written.append(1)
+
+    newcomer.apart.unpack = unpack
+    offer = root.beside.offer(root.place, WAIT_S)
+    root.beside.send(1, WHOLE)
+    newcomer.beside.fetch(StateSource(newcomer.place, 0, offer), WAIT_S, WHOLE)
+    while not written:
+        time.sleep(0.001)
+    newcomer.beside.drop()
+    before = len(written)
+    time.sleep(0.05)
+    assert len(written) == before
 
 
 def test_a_root_whose_newcomers_are_gone_goes_on(ring: list[Trainer], caplog: pytest.LogCaptureFixture) -> None:
