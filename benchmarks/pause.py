@@ -14,7 +14,8 @@ the rounds and the longest of them, of edl's jobs with its parts:
     prepare     how long that one took to form beside the old one, where it did; no part of the pause
     state       agree on the newest step, and move the state to newcomers
     first step  what the first mini-batch in the new ring takes beyond the median; longest step: of the first 60 the one
-                that takes most; together: all of these, as a state comes over several
+                that takes most; together: all of these, as a state comes over several, less what as many take beyond
+                their median before the change
 
 `boot` is the survivors' median step while newcomers start, import, build and rehearse on the same cores, as a ratio to
 the median before. With --state-mb the model carries so much more state, and `broadcast` is what a broadcast of just
@@ -41,6 +42,7 @@ from benchmarks.pause_worker import APART, DEVICE
 
 PATIENCE_S = 300.0
 BEFORE_STEPS, AFTER_STEPS = 60, 60
+STEADY_STEPS = 40  # of those before: the first ones take longer
 END_S = 30.0
 
 
@@ -225,17 +227,19 @@ def figures(survivors: list[Worker], asked: float) -> dict[str, float]:
     """Of the survivor that lost most; in milliseconds, but for the ratio `boot`."""
     found = []
     for worker in survivors:
-        before = statistics.median(gap for end, gap in worker.gaps if end < asked)
+        earlier = [gap for end, gap in worker.gaps if end < asked]
+        before = statistics.median(earlier)
         (changed_at, pause), *later = worker.gaps[worker.changed - 1 :]
         booting = [gap for end, gap in worker.gaps if asked < end < changed_at]
         after = [gap for _, gap in later[:AFTER_STEPS]]
         beyond = [gap - statistics.median(after) for gap in after]
+        usual = [gap - before for gap in earlier[-STEADY_STEPS:]]
         found.append(
             {
                 "pause": 1000 * (pause - before),
                 "first step": 1000 * beyond[0],
                 "longest step": 1000 * max(beyond),
-                "together": 1000 * sum(beyond),
+                "together": 1000 * (sum(beyond) - sum(usual) * len(beyond) / len(usual)),
                 "boot": statistics.median(booting) / before if booting else 1.0,
                 "step": 1000 * before,
             }

@@ -24,7 +24,7 @@ from edl.protocol.divergence import Fingerprint
 from edl.tensorflow import keras_optimizer, random_states, v1_optimizer
 from edl.tensorflow.apart import InParts, TensorFlowApart
 from edl.tensorflow.averaged import Averaged
-from edl.tensorflow.fingerprints import fingerprints, fingerprints_of_session
+from edl.tensorflow.fingerprints import fingerprints, fingerprints_begun, fingerprints_of_session
 from edl.tensorflow.kernels import kernels_for
 from edl.tensorflow.noise import TensorNoise
 from edl.tensorflow.rate import TensorRate
@@ -291,8 +291,10 @@ class TensorFlowFramework:
             return fingerprints_of_session(self._learned_in_graph(), more)
         return fingerprints(itertools.chain(self._compared(), more))
 
-    def fingerprints_begun(self, more: Iterable[tuple[str, Any]]) -> None:
-        """A function may be under way, whose updates would have to wait for that."""
+    def fingerprints_begun(self, more: Iterable[tuple[str, Any]]) -> Callable[[], list[Fingerprint]] | None:
+        if not tf.executing_eagerly():
+            return None
+        return fingerprints_begun(itertools.chain(self._compared(), more))
 
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         self._share.set(weight, weightless=weightless)

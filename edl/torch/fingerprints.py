@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -22,9 +20,10 @@ from edl.core.worker import digest
 from edl.core.worker.digest import OF_HALVES, OF_WORDS, ROW
 from edl.core.worker.digest_sums import HALF
 from edl.protocol.divergence import Fingerprint
+from edl.trainer import aside
+from edl.trainer.framework import LONG_BYTES
 
 STRETCH = 512 * ROW  # words: what a device holds beside a tensor meanwhile is twice that
-BESIDE_BYTES = 1 << 25  # in the host's memory: less than that is read in less time than a thread is worth
 
 
 def fingerprints(leaves: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
@@ -61,19 +60,11 @@ def fingerprints_begun(
             here.append((name, leaf))
         else:
             away.append((name, leaf))
-    if sum(tensor.numel() * tensor.element_size() for _, tensor in here) < BESIDE_BYTES:
+    if sum(tensor.numel() * tensor.element_size() for _, tensor in here) < LONG_BYTES:
         return None
     first = fingerprints(itertools.chain(away, rest))
-    read = Future[list[Fingerprint]]()
-    threading.Thread(target=_read, args=(here, read), name="edl-comparing", daemon=True).start()
+    read = aside.begin("edl-comparing", lambda: fingerprints(here))
     return lambda: [*first, *read.result()]
-
-
-def _read(leaves: Sequence[tuple[str, Any]], read: Future[list[Fingerprint]]) -> None:
-    try:
-        read.set_result(fingerprints(leaves))
-    except BaseException as error:  # noqa: BLE001 - the thread that trains raises it
-        read.set_exception(error)
 
 
 def _plain(leaf: Any) -> Any:

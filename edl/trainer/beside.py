@@ -16,21 +16,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from typing import NamedTuple
 
 import msgspec
 
 from edl.core.worker.inputs import WHOLE, StatePortion
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import Place
+from edl.trainer import aside
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework, Late
 from edl.transport.stream import PART_BYTES, Contents, Giver, StreamBroken, Taker
 
 logger = logging.getLogger("edl")
-Result = TypeVar("Result")
 
 REHEARSED_BYTES = 1 << 26  # what a larger state costs is its bytes, and it would be in memory twice
 
@@ -95,7 +95,7 @@ class Beside:
         self._taker: Taker | None = None
         self._newcomers = 0  # that we send to
         self._coming: Future[Coming] | None = None
-        self._unpacking: threading.Thread | None = None  # may write into the model
+        self._unpacked: Future[None] | None = None  # what may write into the model until then
         self._portion = WHOLE
         self._source: StateSource | None = None
         self._timeout_s = 0.0
@@ -165,10 +165,9 @@ class Beside:
         place, giver, timeout_s = source.place, self._giver, self._timeout_s
         here = 0 if giver is None else giver.number
         taker = Taker(source.offer, place.key, place.generation, here, timeout_s, portion.first)
-        coming = Future[Coming]()
         with self._turn:
             self._taker = taker
-        self._portion, self._coming = portion, coming
+        self._portion, self._coming = portion, None
         self.idle, self.awaits = False, True
         apart.expect()
 
@@ -186,11 +185,10 @@ class Beside:
             return Coming(late, early_bytes, unpacked)
 
         if not (portion.is_first or portion.is_last):
-            threading.Thread(target=_fulfil, args=(coming, begin), name="edl-fetching", daemon=True).start()
+            self._coming = aside.begin("edl-fetching", begin)
             return
-        _fulfil(coming, begin)
         try:
-            coming.result()
+            self._coming = aside.done(begin())
         except StreamBroken as error:
             raise self._lost(error) from error
 
@@ -236,9 +234,9 @@ class Beside:
         self.idle, self.awaits, self._newcomers, self._coming, self._source = True, False, 0, None, None
         _give_up(giver, taker)
         with self._turn:
-            unpacking, self._unpacking = self._unpacking, None
-        if unpacking is not None:
-            unpacking.join()  # with the next tensor it finds that this was given up
+            unpacked, self._unpacked = self._unpacked, None
+        if unpacked is not None:
+            wait([unpacked])  # with the next tensor it finds that this was given up
 
     def abort(self, generations: range) -> None:
         """Any thread: rings of these generations come to nothing, and what is under way beside their first steps."""
@@ -248,21 +246,17 @@ class Beside:
             _give_up(giver, taker)
 
     def _begin_unpacking(self, taker: Taker, late: Late, begin: int) -> Future[None]:
-        unpacked, unpack, timeout_s = Future[None](), late.unpack, self._timeout_s
+        unpack, timeout_s = late.unpack, self._timeout_s
         if unpack is None:
-            unpacked.set_result(None)
-            return unpacked
+            return aside.done(None)
 
         def first(size: int) -> memoryview:
             if self._taker is not taker:
                 raise StreamBroken("it was given up")
             return taker.wait_first(min(begin + size, taker.size), timeout_s)[begin:]
 
-        arguments = (unpacked, lambda: unpack(first))
-        thread = threading.Thread(target=_fulfil, args=arguments, name="edl-unpacking", daemon=True)
         with self._turn:
-            self._unpacking = thread
-            thread.start()
+            unpacked = self._unpacked = aside.begin("edl-unpacking", lambda: unpack(first))
         return unpacked
 
     def _listen(self, place: Place) -> int:
@@ -277,13 +271,6 @@ class Beside:
 
     def _lost(self, why: object) -> RingBroken:
         return RingBroken(f"the state of this worker did not come beside the step: {why}")
-
-
-def _fulfil(result: Future[Result], act: Callable[[], Result]) -> None:
-    try:
-        result.set_result(act())
-    except Exception as error:  # noqa: BLE001 - `take` raises it
-        result.set_exception(error)
 
 
 def _give_up(giver: Giver | None, taker: Taker | None) -> None:

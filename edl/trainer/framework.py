@@ -16,6 +16,8 @@ from edl.protocol.divergence import Fingerprint
 from edl.trainer.tree import Tensors
 from edl.transport.stream import Contents
 
+LONG_BYTES = 1 << 25  # of the host's memory: to read them takes long enough for a thread of its own
+
 
 class Parted(NamedTuple):
     """What makes up a model, in two parts: what a script may see or change before an update, and the rest."""
@@ -185,9 +187,9 @@ class Framework(Protocol):
 
     def fingerprints_begun(self, more: Iterable[tuple[str, Any]]) -> Callable[[], list[Fingerprint]] | None:
         """The same in another order, read on a thread of its own while the script computes; what is returned waits for
-        them, and is to be called before the next update. What a script changes in the meantime may show, or not.
+        them, before the next update. What a script changes in the meantime may show, or not.
 
-        None: that is not worth it, on all workers.
+        None: there are fewer than `LONG_BYTES`, on all workers.
         """
 
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:

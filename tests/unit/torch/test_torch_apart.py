@@ -10,7 +10,7 @@ import torch
 from edl.core.worker.inputs import StatePortion
 from edl.errors import UsageError
 from edl.torch.framework import TorchFramework
-from edl.torch.snapshot import TorchSnapshot, restore
+from edl.torch.snapshot import TorchSnapshot, random_states, restore
 from edl.trainer import beside
 from edl.trainer.beside import Beside
 from edl.trainer.extras import Extras
@@ -326,3 +326,13 @@ def test_bytes_that_are_too_few_are_refused() -> None:
     late = newcomer.framework.apart.take_early(parted.description, memoryview(bytearray(parted.early)))
     with pytest.raises(UsageError, match="bytes have come for state of"):
         late.take(whole(parted.late)[:-16])
+
+
+def test_random_states_start_no_driver_of_a_script_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes long, and survivors wait where a newcomer comes."""
+
+    def starts() -> bool:
+        raise AssertionError("it starts the driver")
+
+    monkeypatch.setattr(torch.cuda, "is_available", starts)
+    assert list(random_states()) == ["torch"]

@@ -53,7 +53,7 @@ def test_what_is_read_beside_is_the_same_and_waited_for(monkeypatch: pytest.Monk
     still = [("lr", 0.1), ("weight", torch.arange(64.0)), ("x", object()), ("state of weight", torch.ones(64))]
     rest = [("ema", torch.zeros(64)), ("number", 7)]
     assert fingerprints_begun(still, rest) is None, "it is small"
-    monkeypatch.setattr(module, "BESIDE_BYTES", 512)
+    monkeypatch.setattr(module, "LONG_BYTES", 512)
     may_read = threading.Event()
     read: list[list[str]] = []
 
@@ -74,7 +74,7 @@ def test_what_is_read_beside_is_the_same_and_waited_for(monkeypatch: pytest.Monk
 
 
 def test_what_fails_beside_is_raised_where_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BESIDE_BYTES", 1)
+    monkeypatch.setattr(module, "LONG_BYTES", 1)
     monkeypatch.setattr("edl.core.worker.digest.rows", lambda contents: (_ for _ in ()).throw(MemoryError("no room")))
     begun = fingerprints_begun([("weight", torch.ones(1))], [])
     assert begun is not None
