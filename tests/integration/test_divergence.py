@@ -17,10 +17,8 @@ def diverged(edl, job: str) -> list[dict]:
 
 def test_a_job_of_torch_takes_the_state_of_the_majority(edl, tmp_path):
     flags = ("-np", "3", "--on-divergence", "heal", "--check-weights", "10")
-    done = edl(
-        *("run", *flags, "--job", "d", *edl.warm.command(JOBS / "torch_diverging.py"), "--out", str(tmp_path)),
-        timeout_s=200,
-    )
+    command = edl.warm.command(JOBS / "torch_diverging.py")
+    done = edl("run", *flags, "--job", "d", *command, "--out", str(tmp_path), "--large", timeout_s=200)
     assert done.returncode == 0, done.stderr
     outside, flipped = diverged(edl, "d")
     assert (outside["first"], outside["after_step"], outside["equal_step"]) == ("3.bias", 10, 0)
