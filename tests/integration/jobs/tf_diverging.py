@@ -9,7 +9,7 @@ tf.config.threading.set_intra_op_parallelism_threads(1)
 edl.init()
 
 
-class Ballast(keras.layers.Layer):
+class Ballast(keras.layers.Layer):  # type: ignore[misc]
     """A state so large that it is compared beside the next mini-batch."""
 
     def build(self, _):
