@@ -51,7 +51,7 @@ def in_step(moment: str, rank: int, step: int) -> None:
 def _forming(form: Any) -> Any:
     """In line, or beside the ring that it sits in."""
 
-    def dying(ring: HorovodRing, place: Place, timeout_s: float) -> None:
+    def dying(ring: HorovodRing, place: Place, timeout_s: float, **more: bool) -> None:
         if place.size > 1 and MOMENT == "entering":
             die()
         if place.size > 1 and MOMENT == "cut off":  # it lives, and so does its daemon
@@ -62,7 +62,7 @@ def _forming(form: Any) -> Any:
             raise RingBroken("the ring did not form: it was aborted")
         if place.size > 1 and MOMENT == "connecting":
             threading.Timer(0.02, die).start()
-        form(ring, place, timeout_s)
+        form(ring, place, timeout_s, **more)
         if place.size > 1 and MOMENT == "prepared":
             die()
 
