@@ -41,7 +41,7 @@ def fingerprints_begun(leaves: Iterable[tuple[str, Any]]) -> Callable[[], list[F
             here.append((name, variable))
         else:
             rest.append((name, leaf))
-    if sum(variable.shape.num_elements() * variable.dtype.size for _, variable in here) < LONG_BYTES:
+    if sum((variable.shape.num_elements() or 0) * variable.dtype.size for _, variable in here) < LONG_BYTES:
         return None
     first = fingerprints(rest)
     read = deque((name, _read(variable)) for name, variable in here)

@@ -47,7 +47,7 @@ NO_TIMEOUT = timedelta(days=365)  # torch's own ends the process: the leader say
 END_S = 10.0  # for what is stuck to be freed
 POLL_S = 0.00005  # how often the host looks whether a GPU is through
 FIRST_BYTES = 256  # room for what the first member of NCCL's group tells the others, with its length
-_FREEING = threading.Lock()  # a thread that calls CUDA meanwhile may wait for it, with Python's lock in its hands
+_FREEING = threading.Lock()  # one group is freed before the next begins; whether they could meet was not measured
 
 
 class NcclStanding(IntEnum):

@@ -9,7 +9,7 @@ changes undo each other as seldom as chance has it: without the upper half twice
 It takes its time from memory: no copy of the bytes is made, and no table of them kept.
 
 The sums are worked out in C (`_digest.c`) where edl was installed with a compiler, else by numpy (`digest_sums.py`),
-which takes four times as long.
+which takes five times as long.
 """
 
 from __future__ import annotations

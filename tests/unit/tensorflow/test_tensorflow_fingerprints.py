@@ -40,7 +40,20 @@ def state() -> list[tuple[str, Any]]:
 
 
 def test_small_ones_are_not_worth_a_thread() -> None:
-    assert fingerprints_begun(state()) is None
+    growing = tf.Variable(tf.zeros(3), shape=tf.TensorShape(None))
+    assert fingerprints_begun([*state(), ("growing", growing), ("words", tf.Variable(["a", "b"]))]) is None
+
+
+def test_one_without_a_shape_of_its_own_is_looked_at_too(may_look: threading.Event) -> None:
+    leaves = [
+        *state(),
+        ("growing", tf.Variable(tf.zeros(3), shape=tf.TensorShape(None))),
+        ("words", tf.Variable(["a"])),
+    ]
+    may_look.set()
+    begun = fingerprints_begun(leaves)
+    assert begun is not None
+    assert by_name(begun()) == by_name(fingerprints(leaves))
 
 
 @pytest.mark.parametrize("traced", [False, True])

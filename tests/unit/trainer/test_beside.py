@@ -152,21 +152,22 @@ def test_a_newcomer_that_loses_its_source_between_two_portions_is_told_so(ring: 
         newcomer.beside.take()
 
 
-def test_one_that_is_freed_waits_no_longer(ring: list[Trainer]) -> None:
+@pytest.mark.parametrize("portions", [2, 3])
+def test_one_that_is_freed_waits_no_longer(ring: list[Trainer], portions: int) -> None:
+    """The second of two portions is waited for before the script goes on, that of three before its update."""
     root, newcomer, _ = ring
-    in_step(ring[:2], StatePortion(0, 1, 3), root.beside.offer(root.place, WAIT_S))
+    in_step(ring[:2], StatePortion(0, 1, portions), root.beside.offer(root.place, WAIT_S))
     threading.Timer(0.2, newcomer.beside.abort, [range(1, 3)]).start()
-    newcomer.beside.fetch_portion(StatePortion(1, 2, 3))  # which the root has not begun to send: the script goes on
-    with pytest.raises(RingBroken, match="its ring is left"):
+    goes_on = []
+
+    def in_next_step() -> None:
+        newcomer.beside.fetch_portion(StatePortion(1, 2, portions))  # which the root has not begun to send
+        goes_on.append(True)
         newcomer.beside.take()
 
-
-def test_one_that_is_freed_before_the_last_portion_waits_no_longer(ring: list[Trainer]) -> None:
-    root, newcomer, _ = ring
-    in_step(ring[:2], StatePortion(0, 1, 2), root.beside.offer(root.place, WAIT_S))
-    threading.Timer(0.2, newcomer.beside.abort, [range(1, 3)]).start()
     with pytest.raises(RingBroken, match="its ring is left"):
-        newcomer.beside.fetch_portion(StatePortion(1, 2, 2))
+        in_next_step()
+    assert len(goes_on) == portions - 2
 
 
 def test_once_a_ring_is_left_nothing_is_written_into_the_model(ring: list[Trainer]) -> None:
