@@ -28,7 +28,9 @@ WAIT_S = 30.0
 # Many processes share few cores: who waits for its peers naps soon (tests/conftest.py), and Horovod's threads of all
 # workers ask one another every few milliseconds, not every single one, whether there is anything to reduce.
 SPARING = {"EDL_SPIN_MS": os.environ.get("EDL_SPIN_MS", "1"), "HOROVOD_CYCLE_TIME": "5"}
-LOOK_S = 0.03  # between two looks of a test that waits for something
+# Between two looks of a test that waits for something: at first, and once it has waited for long. Each look at a job
+# costs this process and the job's leader some milliseconds.
+LOOK_S, RARELY_S = 0.03, 0.12
 
 
 class Edl:
@@ -124,8 +126,9 @@ class Edl:
         """The first true value of a condition. On a busy machine its time is as much longer."""
         began = time.monotonic()
         while not (value := condition()):
-            assert time.monotonic() - began < patient(timeout_s), f"never: {what}; processes: {self.processes()}"
-            time.sleep(LOOK_S)
+            waited = time.monotonic() - began
+            assert waited < patient(timeout_s), f"never: {what}; processes: {self.processes()}"
+            time.sleep(min(max(LOOK_S, waited / 10), RARELY_S))
         return value
 
     def wait_process(self, word: str, count: int = 1) -> list[int]:
