@@ -62,8 +62,8 @@ def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, s
     ],
 )
 def test_a_large_state_comes_over_several_steps_and_is_equal_after_the_last(edl, tmp_path, script, ring):
-    """400 MB for two newcomers; an average of the weights beside."""
-    large = (*script, "--ballast-mb", "400")
+    """160 MB for two newcomers; an average of the weights beside."""
+    large = (*script, "--ballast-mb", "160")
     job = Job(edl, tmp_path / "out", workers=2, script=large, EDL_RING=ring, EDL_CHECK_WEIGHTS="20")
     job.wait_size(2)
     job.wait_steps(20)  # so that it is known how long one takes
