@@ -11,7 +11,7 @@ import horovod.tensorflow as hvd
 
 from edl.errors import RingBroken, UsageError
 from edl.tensorflow.process import framework, trainer
-from edl.tensorflow.tape import average
+from edl.tensorflow.tape import as_it_stands, average
 from edl.tensorflow.variables import behind
 
 AnyOptimizer = TypeVar("AnyOptimizer")
@@ -72,6 +72,7 @@ class DistributedGradientTape:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tape, name)
 
+    @as_it_stands  # type: ignore[untyped-decorator]
     def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         """As `tf.GradientTape.gradient`."""
         found = self._tape.gradient(target, sources, *args, **kwargs)
@@ -81,6 +82,7 @@ class DistributedGradientTape:
         return found if averaged is None else averaged
 
 
+@as_it_stands  # type: ignore[untyped-decorator]
 def broadcast_variables(variables: Any, root_rank: int) -> Any:
     """Horovod's, for variables of Keras 3 too."""
     return hvd.broadcast_variables([behind(variable) for variable in variables], root_rank)

@@ -12,6 +12,10 @@ import tensorflow as tf
 
 from edl.tensorflow.reducer import Reducer
 
+# Of what a traced step calls. Else AutoGraph rewrites edl's own functions in each worker, which takes seconds, though
+# none of them branches on a tensor.
+as_it_stands = tf.autograph.experimental.do_not_convert
+
 
 class AveragingTape(tf.GradientTape):  # type: ignore[misc]
     """A `tf.GradientTape` whose `gradient()` gives those of the global batch."""
@@ -20,6 +24,7 @@ class AveragingTape(tf.GradientTape):  # type: ignore[misc]
         super().__init__(persistent, watch_accessed_variables)
         self._edl = reducer
 
+    @as_it_stands  # type: ignore[untyped-decorator]
     def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         """As `tf.GradientTape.gradient`; of variables, averaged over all workers.
 
