@@ -5,8 +5,10 @@ wait for their peers leave the cores to others.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +29,9 @@ for signum, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 os.environ.setdefault("EDL_SPIN_MS", "1")  # several jobs at a time: without naps they take 1.7 times the processor time
 
 
+gc.disable()  # until all tests are collected: frameworks come with a million objects, and none of them goes
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     what = "write what follows in tests/transcripts anew, to be looked at"
     parser.addoption("--rewrite-transcripts", action="store_true", help=what)
@@ -38,3 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
         warm = contextlib.ExitStack()
         warm.enter_context(shared())
         config.add_cleanup(warm.close)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is there once all tests are collected stays, and is not looked through again and again."""
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
