@@ -20,9 +20,11 @@ ONLY_THERE = {
 MORE_ARGUMENTS = {"Optimizer"}  # a framework may need more, after those of all
 LOOK = """
 import importlib, inspect, json, sys
+def parameters(call):
+    return [p.name for p in inspect.signature(call).parameters.values()]
 face = importlib.import_module(sys.argv[1])
 functions = {name: getattr(face, name) for name in face.__all__ if inspect.isroutine(getattr(face, name))}
-print(json.dumps({
+found = {
     "names": face.__all__,
     "signatures": {
         name: [(p.name, str(p.kind), repr(p.default)) for p in inspect.signature(function).parameters.values()]
@@ -31,19 +33,13 @@ print(json.dumps({
     "documented": [name for name, function in functions.items() if inspect.getdoc(function)],
     "modules": [name for name in ("torch", "tensorflow", "keras", "horovod.torch", "horovod.tensorflow")
                 if name in sys.modules],
-}))
-"""
-TWINS = """
-import importlib, inspect, json, sys
-face, original = sys.argv[1:]
-ours, theirs = importlib.import_module(face), importlib.import_module(original)
-def parameters(call):
-    return [p.name for p in inspect.signature(call).parameters.values()]
-print(json.dumps({
-    "run": str(inspect.signature(ours.elastic.run)),
-    "ours": {name: parameters(getattr(ours.elastic, name)) for name in ours.elastic.__all__},
-    "theirs": {name: parameters(getattr(theirs.elastic, name)) for name in theirs.elastic.__all__},
-    "optimizers": [parameters(ours.DistributedOptimizer), parameters(theirs.DistributedOptimizer)],
+}
+original = importlib.import_module(sys.argv[1].replace("edl.", "horovod."))  # once it is known what the face brings
+print(json.dumps(found | {
+    "run": str(inspect.signature(face.elastic.run)),
+    "ours": {name: parameters(getattr(face.elastic, name)) for name in face.elastic.__all__},
+    "theirs": {name: parameters(getattr(original.elastic, name)) for name in original.elastic.__all__},
+    "optimizers": [parameters(face.DistributedOptimizer), parameters(original.DistributedOptimizer)],
 }))
 """
 WITHOUT_HOROVOD = """
@@ -126,17 +122,16 @@ def test_with_a_ring_of_torch_there_need_be_no_horovod() -> None:
     looked(WITHOUT_HOROVOD)
 
 
-def test_the_names_of_horovods_elastic_scripts_are_there() -> None:
+def test_the_names_of_horovods_elastic_scripts_are_there(faces: dict[str, Any]) -> None:
     """With their arguments, in both faces."""
-    frameworks = ("torch", "tensorflow")
-    found = {name: looked(TWINS, f"edl.{name}", f"horovod.{name}") for name in frameworks}
-    assert found["torch"]["run"] == found["tensorflow"]["run"]
-    for twins in found.values():
+    torch, tensorflow = faces["edl.torch"], faces["edl.tensorflow"]
+    assert torch["run"] == tensorflow["run"]
+    for twins in faces.values():
         assert set(twins["theirs"]) <= set(twins["ours"])
         assert all(twins["ours"][name] == arguments for name, arguments in twins["theirs"].items())
-    ours, theirs = found["torch"]["optimizers"]
+    ours, theirs = torch["optimizers"]
     assert ours == theirs
-    assert found["tensorflow"]["optimizers"][0][0] == found["tensorflow"]["optimizers"][1][0]
+    assert tensorflow["optimizers"][0][0] == tensorflow["optimizers"][1][0]
 
 
 def test_pytorchs_face_needs_no_library_that_stands_on_it() -> None:
