@@ -108,6 +108,7 @@ class Observer:
             sends_state=account.sends_state,
             state_bytes=account.state_bytes,
             prepared=account.prepared,
+            offer=account.offer,
             met=self.met,
             saved_part=account.saved_part,
             save_failed=account.save_failed,

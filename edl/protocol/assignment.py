@@ -23,6 +23,7 @@ class Assignment(msgspec.Struct, frozen=True):
     follows: int = 0  # the generation in force: rings that were planned between that one and this come to nothing
     prepared: bool = False  # its ring stands already, at all members, beside the one that trains
     beside: int = 0  # over so many steps newcomers get their state while all compute, and have no samples; 0: before
+    offer: int = 0  # where they get it: from rank 0
 
 
 class Summons(msgspec.Struct, frozen=True):

@@ -91,6 +91,7 @@ class Plan(msgspec.Struct, frozen=True):
     ledger: LedgerSnapshot | None  # data as of `after_step`; None when that step is not known beforehand
     prepared: bool = False  # its ring stands at all members, beside the present one
     beside: int = 0  # over so many steps newcomers get their state while all compute, and have no samples; 0: before
+    offer: int = 0  # where they get it: from the first of the roster
 
 
 class Muster(msgspec.Struct, frozen=True):

@@ -63,12 +63,14 @@ class Broke(msgspec.Struct, frozen=True, tag="broke"):
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """The ring of `generation` stands beside the one that the trainer sits in; or why it does not.
 
-    `able`: others may. If not, this worker's rings are formed in line from now on.
+    `able`: others may. If not, this worker's rings are formed in line from now on. `offer`: where newcomers get the
+    trainer's state there, beside the first steps; 0: nowhere.
     """
 
     generation: int
     failure: str = ""
     able: bool = True
+    offer: int = 0
 
 
 class Missed(msgspec.Struct, frozen=True, tag="missed"):

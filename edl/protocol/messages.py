@@ -73,6 +73,7 @@ class Observation(msgspec.Struct, frozen=True):
     sends_state: bool = False  # it can give its state to a newcomer, or be given it, beside a step
     state_bytes: int = 0  # of that state, where it can go over several steps; 0: it goes at once, or is not known
     prepared: tuple[int, Reason] = (0, "")  # the newest that it has formed so, or why that one does not stand
+    offer: int = 0  # where newcomers get its state in that ring, beside the first steps; 0: nowhere
     saved_part: tuple[int, PartInfo | None] = (0, None)  # of the newest saving of which its part is durable
     save_failed: tuple[int, Reason] = (0, "")  # the newest to which it has no part to give, and why
     save_wanted: int = 0  # its script has asked that the job be saved after this step, or a later one

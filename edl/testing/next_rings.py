@@ -36,6 +36,7 @@ class RingBeside:
         self.generation = generation
         self.size = size
         self.came: dict[str, SimWorker] = {}
+        self.ranks: dict[str, int] = {}
         self.stood: set[str] = set()  # those that it has come to stand at
         self.forms = False  # all have come
 
@@ -43,6 +44,11 @@ class RingBeside:
     def stands(self) -> bool:
         """At all members."""
         return len(self.stood) == self.size
+
+    @property
+    def members(self) -> list[SimWorker]:
+        """By rank, once all have come."""
+        return sorted(self.came.values(), key=lambda worker: self.ranks[worker.id])
 
     @property
     def is_whole(self) -> bool:
@@ -94,7 +100,7 @@ class NextRings:
             self.job.happens(Moment.PREPARING, worker)
             self.job.rings.begin(worker, place)
             return
-        self.attempts.setdefault(generation, RingBeside(generation, place.size))
+        self.attempts.setdefault(generation, RingBeside(generation, place.size)).ranks[worker.id] = place.rank
         self.job.happens(Moment.PREPARING, worker)
         if self._refusals.random() < self.refuse:
             self.refused.setdefault(worker.id, self.job.now)
@@ -144,7 +150,7 @@ class NextRings:
             return
         self._adopted = generation
         if attempt.is_whole or self.job.random.random() < 0.5:
-            self.job.rings.adopt(worker, assignment)
+            self.job.rings.adopt(worker, assignment, attempt.members)
         if not attempt.is_whole:  # some find out in their first collective there
             self.job.after(self._soon(), self.job.rings.fail, worker, generation, "connection reset by peer")
 
@@ -194,10 +200,12 @@ class NextRings:
 
     def _stand(self, worker: SimWorker, generation: int) -> None:
         if self._forms(worker, generation):
-            self.attempts[generation].stood.add(worker.id)
+            attempt = self.attempts[generation]
+            attempt.stood.add(worker.id)
             self.job.happens(Moment.PREPARED, worker)
+            offer = 1 if worker.sends_state and not attempt.ranks[worker.id] else 0
             if self._is_there(worker):
-                self.job.shells.tell(worker, RingPrepared(generation))
+                self.job.shells.tell(worker, RingPrepared(generation, offer))
 
     def _break(self, generation: int, leaver: SimWorker) -> None:
         """Each who still forms it may be through with that one, or fail."""

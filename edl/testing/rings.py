@@ -58,6 +58,10 @@ class SimRing:
         self.generation = generation
         self.members = members
         self.armed = False  # its next step is about to be taken
+        self.coming: set[str] = set()  # each comes by itself, to a beginning that it knows
+        self.had: dict[str, int] = {}  # of these: the steps of those who had a state
+        self.ready: set[str] = set()
+        self.fetching: dict[str, list[Command]] = {}  # newcomers, as long as rank 0 has not come
 
 
 class Rings:
@@ -92,14 +96,56 @@ class Rings:
         self._come(self._meeting(place), worker, place)
         self._wait(worker, place.generation)
 
-    def adopt(self, worker: SimWorker, assignment: Assignment) -> None:
+    def adopt(self, worker: SimWorker, assignment: Assignment, members: list[SimWorker]) -> None:
         """Into a ring that stands: the others come to it after the same step, and it waits for them in a collective."""
         self.job.checks.accounts.enters(worker, assignment.place.generation)
         self._left(worker)
         self.job.happens(Moment.ENTERING, worker)
         place = assignment.place
+        if assignment.beside:
+            self._begin_known(worker, place.generation, members)
+            return
         self._come(self._meeting(place), worker, place, 0.0)
         self._wait(worker, place.generation)
+
+    def _begin_known(self, worker: SimWorker, generation: int, members: list[SimWorker]) -> None:
+        """It knows how that ring begins, and begins, or does not come. A newcomer waits for what rank 0 gives."""
+        ring = self.rings.setdefault(generation, SimRing(generation, members))
+        if not ring.coming and not ring.had:
+            ring.coming = {one.id for one in members}
+        self.job.happens(Moment.FORMING, worker)
+        self.job.after(STEP_TIMEOUT_S, self.fail, worker, generation, "what it waits for does not come")
+        if not worker.alive or worker.stalled:
+            return
+        had, ready = worker.step if worker.generation and worker.has_state else None, worker.booted
+        commands = worker.machine.handle(RingFormed())
+        fetches = any(isinstance(command, FetchState) for command in commands)
+        if not (fetches or worker.machine.sits):
+            self.job.shells.carry_out(worker, commands)
+            return
+        ring.coming.discard(worker.id)
+        ring.had |= {} if had is None else {worker.id: had}
+        ring.ready |= {worker.id} if ready else set()
+        if fetches:
+            ring.fetching[worker.id] = commands
+        else:
+            self.job.shells.sit(worker, commands)
+        if members[0].machine.sits and members[0].generation == generation and members[0].alive:
+            self._give(ring)
+        self._note_whole(ring)
+
+    def _give(self, ring: SimRing) -> None:
+        """To the newcomers that have come to rank 0's ring."""
+        models = [one.model for one in ring.members]
+        for one, commands in sorted(ring.fetching.items()):
+            worker = self.job.workers[one]
+            if self._came_to(worker, ring.generation) and worker.alive and not worker.stalled:
+                self._begin(worker, commands, models)
+        ring.fetching = {}
+
+    def _note_whole(self, ring: SimRing) -> None:
+        if all(worker.sits and worker.generation == ring.generation for worker in ring.members):
+            self.job.checks.formed(ring.generation, ring.members, ring.had, ring.ready)
 
     def _meeting(self, place: Place) -> Meeting:
         return self.meetings.setdefault(place.generation, Meeting(place.generation, place.size))
@@ -215,6 +261,15 @@ class Rings:
             elif worker.id in meeting.arrived.values() and not worker.alive and meeting.connected:
                 self._part(meeting, worker)
         self._left(worker)
+        for ring in [ring for ring in self.rings.values() if worker.id in ring.coming]:
+            self._miss(ring, worker)
+
+    def _miss(self, ring: SimRing, worker: SimWorker) -> None:
+        """It will not come to this one: the others notice, and those who wait for its state."""
+        self.arm(ring)
+        if worker is ring.members[0]:
+            for one in sorted(ring.fetching):
+                self._later(self.job.workers[one], ring.generation, "connection reset by peer")
 
     def _left(self, worker: SimWorker) -> None:
         ring = self.rings.get(worker.generation)
@@ -257,7 +312,7 @@ class Rings:
 
     def _agree(self, members: list[SimWorker]) -> dict[str, list[Command]]:
         """They agree, all at once: each number of theirs is an all-reduce of the highest. What each does then."""
-        answers = {worker.id: worker.machine.handle(RingFormed(_offer(worker))) for worker in members}
+        answers = {worker.id: worker.machine.handle(RingFormed()) for worker in members}
         while said := {one: command.number for one, (command, *_) in answers.items() if isinstance(command, Agree)}:
             if gone_on := answers.keys() - said.keys():
                 self.job.checks.violated("I3", f"{sorted(said)} wait for numbers of {sorted(gone_on)}, who go on")
@@ -348,7 +403,8 @@ class Rings:
         ring.armed = False
         here = [w for w in ring.members if w.alive and w.sits and w.generation == ring.generation]
         able = [w for w in here if w.doing is TrainerState.TRAINING and not w.stalled]
-        whole = len(here) == len(ring.members)
+        late = [w for w in ring.members if w not in here and self._is_to_come(w, ring)]
+        whole = len(here) + len(late) == len(ring.members)
         supplied, busy = [], [worker for worker in able if worker.busy_until > self.job.now]
         if busy:
             self.arm_at(ring, max(worker.busy_until for worker in busy))
@@ -368,9 +424,16 @@ class Rings:
                 self.job.shells.broken(worker, "connection reset by peer")
         elif len(supplied) == len(ring.members):
             self._train(ring)
-        elif supplied and (busy or any(worker.stalled for worker in here)):
+        elif supplied and (busy or late or any(worker.stalled for worker in here)):
             for worker in supplied:
                 self.job.after(STEP_TIMEOUT_S, self._give_up, ring, worker, worker.step)
+
+    def _is_to_come(self, worker: SimWorker, ring: SimRing) -> bool:
+        """It is on its way here from the ring of before, or a newcomer that waits for its state."""
+        if worker.id in ring.coming:
+            held = self.job.next_rings.held.get(worker.id) == ring.generation
+            return worker.alive and (held or worker.stalled)
+        return worker.alive and self._came_to(worker, ring.generation)
 
     def _has_batch(self, worker: SimWorker) -> bool:
         if self.job.spec is None:
@@ -472,12 +535,6 @@ class Rings:
         worker.weigh(step)
         self.job.checks.weighs(worker, step, len(samples))
         return mean(map(of_sample, samples), of=worker.leases.samples(step))
-
-
-def _offer(worker: SimWorker) -> int:
-    """Where its state is to be had."""
-    planned = worker.assignment
-    return 1 if planned is not None and planned.beside and worker.sends_state else 0
 
 
 def samples_of(worker: SimWorker, step: int) -> list[Sample]:

@@ -254,6 +254,7 @@ class SimWorker:
             sends_state=account.sends_state,
             state_bytes=account.state_bytes,
             prepared=account.prepared,
+            offer=account.offer,
             saved_part=account.saved_part,
             save_failed=account.save_failed,
             save_wanted=account.save_wanted,

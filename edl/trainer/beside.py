@@ -1,8 +1,11 @@
 """One worker's state goes to newcomers, or comes to this one, while the first steps of their ring are computed.
 
-Owns: what is under way for this trainer, and waiting for it before the update of a step. Does not own: whether a state
-goes so, and whose (`edl.core.worker.agreement`), over how many steps (`edl.core.worker.portions`), what it is made of
-(`edl.trainer.framework`, `extras`), nor its connections (`edl.transport.stream`).
+Where it is to be had is said when the ring of the newcomers stands, beside the one of now; and it is given once this
+worker has come to that ring.
+
+Owns: what is offered and what is under way for this trainer, and waiting for it before the update of a step. Does not
+own: whether a state goes so (`edl.core.switch.switching`), over how many steps (`edl.core.worker.portions`), what it is
+made of (`edl.trainer.framework`, `extras`), nor its connections (`edl.transport.stream`).
 
 What a script may see or change before an update (hyper-parameters, buffers, what is registered) is copied as the ring
 begins, and is here before a newcomer's script goes on. The rest lies still until the update, and is sent from there.
@@ -65,6 +68,14 @@ class CopiedState:
         return self._late.whole()
 
 
+class Offer(NamedTuple):
+    """Made in a ring that stands, and that this worker has not come to."""
+
+    place: Place
+    giver: Giver
+    timeout_s: float
+
+
 class StateSource(NamedTuple):
     """Of the portions that follow the first one."""
 
@@ -82,7 +93,7 @@ class Coming(NamedTuple):
 
 
 class Beside:
-    """Of one trainer. All but `abort` belongs to the training thread."""
+    """Of one trainer. What is not said to be any thread's is the training thread's."""
 
     def __init__(self, framework: Framework, extras: Extras) -> None:
         self.idle = True  # an attribute, because each step asks
@@ -90,6 +101,7 @@ class Beside:
         self.withheld = False  # the script looks at all of its state at each switch
         self._framework = framework
         self._extras = extras
+        self._offered: Offer | None = None
         self._place: Place | None = None
         self._giver: Giver | None = None
         self._taker: Taker | None = None
@@ -122,14 +134,35 @@ class Beside:
         late.take(whole)
 
     def offer(self, place: Place, timeout_s: float) -> int:
-        """Where our state can be had in the ring of `place`; 0: nowhere."""
-        self.drop()
-        self._timeout_s = timeout_s
-        apart = self._framework.apart
-        if self.withheld or not place.key or apart is None or not apart.given():
+        """Any thread: where our state will be had in the ring of `place`, which we have prepared; 0: nowhere."""
+        giver = _giver(place, timeout_s) if place.key and self._gives() else None
+        if giver is None:
             return 0
-        self.idle = False
-        return self._listen(place)
+        with self._turn:
+            before, self._offered = self._offered, Offer(place, giver, timeout_s)
+        _give_up(None if before is None else before.giver, None)
+        return giver.number
+
+    def withdraw(self, generation: int) -> None:
+        """Any thread: nothing goes so in this ring, nor in one before."""
+        with self._turn:
+            offered = self._offered
+            if offered is None or offered.place.generation > generation:
+                return
+            self._offered = None
+        _give_up(offered.giver, None)
+
+    def keep_offer(self, generation: int) -> None:
+        """We have come to that ring, and newcomers count on what was offered there. Raises RingBroken."""
+        with self._turn:
+            offered = self._offered
+        self.withheld = self.withheld or not self._gives()  # as the training thread sees it
+        if self.withheld or offered is None or offered.place.generation != generation:
+            self.withdraw(generation)
+            raise RingBroken("this worker does not give its state beside a step any more")
+        with self._turn:
+            self._offered, self._place, self._giver = None, offered.place, offered.giver
+        self._timeout_s, self.idle = offered.timeout_s, False
 
     def send(self, newcomers: int, portion: StatePortion) -> None:
         """To those who come for what was offered. All that a script may change is copied now, in the first portion and
@@ -137,7 +170,7 @@ class Beside:
         """
         giver, apart = self._giver, self._framework.apart
         if apart is None or (giver is None and portion.is_first):
-            raise RuntimeError("this worker has not offered its state")
+            raise RuntimeError("this worker has not kept to what it has offered")
         if giver is None:
             return  # the newcomers have not got the portion before, and this ring comes to nothing
         parted, tree, registered = apart.parted(portion), b"", b""
@@ -152,7 +185,9 @@ class Beside:
         """The first portion; comes back once the script may go on. Raises RingBroken, UsageError."""
         self.drop()
         self._timeout_s, self._source = timeout_s, source
-        self._listen(source.place)
+        giver = _giver(source.place, timeout_s)  # for a newcomer that comes later
+        with self._turn:
+            self._place, self._giver = source.place, giver
         self.fetch_portion(portion)
 
     def fetch_portion(self, portion: StatePortion) -> None:
@@ -259,18 +294,20 @@ class Beside:
             unpacked = self._unpacked = aside.begin("edl-unpacking", lambda: unpack(first))
         return unpacked
 
-    def _listen(self, place: Place) -> int:
-        try:
-            giver = Giver(place.address, place.key, place.generation, self._timeout_s)
-        except OSError as error:
-            logger.warning("no state is sent from here beside a step: %s", error)
-            return 0
-        with self._turn:
-            self._place, self._giver = place, giver
-        return giver.number
+    def _gives(self) -> bool:
+        apart = self._framework.apart
+        return not self.withheld and apart is not None and apart.given()
 
     def _lost(self, why: object) -> RingBroken:
         return RingBroken(f"the state of this worker did not come beside the step: {why}")
+
+
+def _giver(place: Place, timeout_s: float) -> Giver | None:
+    try:
+        return Giver(place.address, place.key, place.generation, timeout_s)
+    except OSError as error:
+        logger.warning("no state is sent from here beside a step: %s", error)
+        return None
 
 
 def _give_up(giver: Giver | None, taker: Taker | None) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from edl.core.worker.inputs import RingNotPrepared, RingPrepared
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
+from edl.trainer.beside import Beside
 from edl.trainer.framework import Framework
 
 BEGIN_S = 10.0  # between the word that a ring begins and its thread
@@ -20,8 +21,11 @@ BEGIN_S = 10.0  # between the word that a ring begins and its thread
 class Preparer:
     """Of one trainer. `tell` hears what became of each, on its thread."""
 
-    def __init__(self, framework: Framework, tell: Callable[[RingPrepared | RingNotPrepared], object]) -> None:
+    def __init__(
+        self, framework: Framework, beside: Beside, tell: Callable[[RingPrepared | RingNotPrepared], object]
+    ) -> None:
         self._framework = framework
+        self._beside = beside
         self._tell = tell
         self._thread: threading.Thread | None = None  # the newest
         self._failure = (0, "")  # the newest that did not form, and why
@@ -42,7 +46,7 @@ class Preparer:
         """Any thread: this ring, and all before it, will never be adopted."""
         with self._turn:
             self._released = max(self._released, generation)
-        self._framework.ring.release(generation)
+        self._let_go(generation)
 
     def wait_formed(self, generation: int) -> None:
         """Until the ring that was begun last is formed, or is not: its own time-out bounds that. Raises RingBroken.
@@ -75,15 +79,20 @@ class Preparer:
             self._tell_failed(place.generation, repr(error))
             raise
         else:
-            self._tell_stands(place.generation)
+            gives = all_prepare and place.rank == 0
+            self._tell_stands(place.generation, self._beside.offer(place, timeout_s) if gives else 0)
 
     def _tell_failed(self, generation: int, why: str) -> None:
         self._failure = (generation, why)
         self._tell(RingNotPrepared(generation, why, able=self._framework.ring.prepares))
 
-    def _tell_stands(self, generation: int) -> None:
+    def _tell_stands(self, generation: int, offer: int) -> None:
         """Unless it was let go of just before it began to form: then it is again, and for good."""
         if generation <= self._released:
-            self._framework.ring.release(generation)
+            self._let_go(generation)
         else:
-            self._tell(RingPrepared(generation))
+            self._tell(RingPrepared(generation, offer))
+
+    def _let_go(self, generation: int) -> None:
+        self._framework.ring.release(generation)
+        self._beside.withdraw(generation)

@@ -65,7 +65,7 @@ from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.states import ENDING, TrainerState
 from edl.errors import JobFailed, RingBroken
 from edl.protocol import link as say
-from edl.protocol.assignment import Orders
+from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.messages import Pause
 from edl.protocol.ring import solo
 from edl.protocol.saving import Save
@@ -119,8 +119,8 @@ class WorkerShell:
         self._leases = leases
         self._extras = extras
         self._kept = Kept(framework, extras)
-        self._preparer = Preparer(framework, self.hear)
         self.beside = Beside(framework, extras)
+        self._preparer = Preparer(framework, self.beside, self.hear)
         self.copier = Copier(framework, extras, self.hear)
         self.interruption = Interruption(lambda: self.machine.state in ENDING)
         self._link: DaemonLink | None = None
@@ -345,21 +345,23 @@ class WorkerShell:
         self.beside.drop()
         try:
             if isinstance(command, AdoptRing):
-                self._adopt(command.assignment.place.generation)
+                self._adopt(command.assignment)
             else:
                 self._form(command)
         except RingBroken as error:
             return RingFailed(str(error))
-        planned = command.assignment
-        gives = planned.beside and isinstance(command, AdoptRing) and planned.place.rank == 0
-        offer = self.beside.offer(planned.place, self.step_timeout_s) if gives else 0
         self._moments.append(time.monotonic())
-        return RingFormed(offer)
+        return RingFormed()
 
-    def _adopt(self, generation: int) -> None:
+    def _adopt(self, assignment: Assignment) -> None:
+        place = assignment.place
         self._framework.discard()
         self._moments.append(time.monotonic())
-        self._framework.ring.adopt(generation)
+        self._framework.ring.adopt(place.generation)
+        if assignment.beside and place.rank == 0:
+            self.beside.keep_offer(place.generation)
+        else:
+            self.beside.withdraw(place.generation)
 
     def _form(self, command: EnterRing) -> None:
         ring, place = self._framework.ring, command.assignment.place

@@ -80,6 +80,10 @@ class _Talk:
         self.connection = connection
         self._key = key
         self._said = b""
+        self.renew(timeout_s)
+
+    def renew(self, timeout_s: float) -> None:
+        """What follows has so long."""
         self._until = time.monotonic() + timeout_s
 
     def say(self, words: bytes, *, sealed: bool) -> None:
@@ -242,6 +246,7 @@ class Giver:
     def _send(self, talk: _Talk, gift: _Gift) -> None:
         head, contents = self._await_contents(gift)
         connection = talk.connection
+        talk.renew(self._timeout_s)
         talk.say(_HERE + _LENGTHS.pack(len(head), contents.size), sealed=True)
         connection.settimeout(self._timeout_s)
         connection.sendall(talk._mac(head))

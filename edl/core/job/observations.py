@@ -232,6 +232,12 @@ class Observations:
         number, failure = (0, "") if observed is None else observed.observation.prepared
         return failure if number == generation else None
 
+    def offer(self, worker: str, generation: int) -> int:
+        """Where newcomers get the state of `worker` in the ring of `generation`, which it has prepared; 0: nowhere."""
+        observed = self._newest.get(worker)
+        prepared = observed is not None and observed.observation.prepared == (generation, "")
+        return observed.observation.offer if observed is not None and prepared else 0
+
     def saved_part(self, worker: str, number: int) -> PartInfo | None:
         """What `worker` has made durable for that saving, as far as is known."""
         observed = self._newest.get(worker)

@@ -116,6 +116,7 @@ class OrderBook:
             follows=self.record.generation,
             prepared=plan.prepared,
             beside=plan.beside,
+            offer=plan.offer,
         )
 
     def _peers(self, rank: int, roster: tuple[str, ...]) -> tuple[Peer, ...]:

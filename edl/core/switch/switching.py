@@ -190,21 +190,24 @@ class Switching:
 
     def _cross(self, wanted: Follow, prepared: int) -> None:
         """`prepared`: the number of their ring, which stands beside the one that trains; 0: it is formed in line."""
-        spare = self._sending_steps(wanted.roster) if prepared and self._can_send(wanted.roster) else 0
+        offer = self._offer(wanted.roster, prepared)
+        spare = self._sending_steps(wanted.roster) if offer else 0
         crossing = self._leasing.crossing(wanted.roster, spare=spare)
         if crossing is not None:
-            self._plan(wanted, crossing, prepared)
+            self._plan(wanted, crossing, prepared, offer)
 
     def _sending_steps(self, roster: tuple[str, ...]) -> int:
         """So many it takes to give that state to the newcomers."""
         size = max(map(self._working.seen.state_bytes, roster))
         return sending.steps(size, self._leasing.step_time_s(), self._lead_times, self._step_s)
 
-    def _can_send(self, roster: tuple[str, ...]) -> bool:
-        """One of the ring that trains can give its state to the newcomers while the first steps are computed."""
-        working = self._working
-        comes = not set(roster).issubset(working.record.roster)
-        return comes and working.ledgers.can_spare() and all(map(working.seen.sends_state, roster))
+    def _offer(self, roster: tuple[str, ...], prepared: int) -> int:
+        """Where the first of `roster` gives newcomers its state while the first steps are computed; 0: nowhere."""
+        working, now = self._working, self._working.record.roster
+        if roster[0] not in now or set(roster).issubset(now):
+            return 0
+        can = working.ledgers.can_spare() and all(map(working.seen.sends_state, roster))
+        return working.seen.offer(roster[0], prepared) if prepared and can else 0
 
     def _may_hear_why(self, situation: Situation) -> bool:
         """A member that is gone from the ring, or says why it failed, will be known in a moment: a plan with that
@@ -248,8 +251,10 @@ class Switching:
         if working.now - self._short_at >= self._boot_s:
             working.end(JobState.FAILED, f"{reason}; no others came within {self._boot_s:g} s{working.last_loss}")
 
-    def _plan(self, wanted: Follow, crossing: Crossing, prepared: int = 0) -> None:
-        """`prepared`: the number of its ring, which stands; what was prepared else is let go of."""
+    def _plan(self, wanted: Follow, crossing: Crossing, prepared: int = 0, offer: int = 0) -> None:
+        """`prepared`: the number of its ring, which stands; what was prepared else is let go of. `offer`: where its
+        newcomers get their state, if they have no samples in its first steps.
+        """
         working, roster = self._working, wanted.roster
         generation = prepared or working.record.planned + 1
         if working.record.plan is not None:
@@ -257,7 +262,8 @@ class Switching:
         self._sizing.dismiss(wanted.leavers, migration.reason(working.record))
         staying = [worker for worker in roster if working.state(worker) is not WorkerState.LEAVING]
         working.move_all(staying, Cause.PLANNED)
-        plan = Plan(generation, roster, crossing.after_step, crossing.ledger, prepared > 0, crossing.spares)
+        offer = offer if crossing.spares else 0
+        plan = Plan(generation, roster, crossing.after_step, crossing.ledger, prepared > 0, crossing.spares, offer)
         state = JobState.STARTING if working.record.generation == 0 else JobState.SCALING
         working.change(plan=plan, planned=generation, state=state, muster=None)
         self._leasing.mark_for(crossing)

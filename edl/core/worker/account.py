@@ -35,6 +35,7 @@ class TrainerAccount:
         self.sends_state = False
         self.state_bytes = 0
         self.prepared = (0, "")
+        self.offer = 0  # of what is prepared
         self.marked = (0, 0)
         self.diverged: Divergence | None = None
         self.booted = False
@@ -93,8 +94,8 @@ class TrainerAccount:
                 self.prepares, self.sends_state = prepares, sends_state
             case say.StateSized(size):
                 self.state_bytes = size
-            case say.Prepared(generation, failure, able):
-                self.prepared = (generation, clipped(failure))
+            case say.Prepared(generation, failure, able, offer):
+                self.prepared, self.offer = (generation, clipped(failure)), offer
                 self.prepares = self.prepares and able
             case say.Opened(spec):
                 self.data = spec

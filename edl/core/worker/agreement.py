@@ -1,13 +1,15 @@
 """In which state a new ring begins: the newest committed step of its members, from one that has it (I5).
 
 Each member puts a number into a small all-reduce that takes the highest, and hears what that is; once, or a few times.
+Where newcomers get their state beside the first steps, the plan says it all, and members say nothing: one of which that
+is not so does not come to the ring, which breaks for the others.
 Owns: these numbers, and what follows from what is heard. Does not own: the all-reduce, nor the copying
 (`edl.trainer.shell`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -40,7 +42,7 @@ class Beginning:
     offer: int = 0  # where newcomers get that of the root while all compute the first steps; 0: it is not sent so
 
 
-def begin(  # noqa: PLR0913 - keywords, but for the first three
+def begin(
     assignment: Assignment,
     generation: int,
     step: int,
@@ -48,18 +50,20 @@ def begin(  # noqa: PLR0913 - keywords, but for the first three
     has_state: bool,
     voided: bool = False,
     booted: bool = True,
-    offered: Callable[[], int] = lambda: 0,
 ) -> Generator[int, int, Beginning]:
     """One member's part: it yields a number for the all-reduce, and is sent the highest of all.
 
     `generation` is the one that it comes from, `step` what it has committed; `voided`: the mini-batch after that was
-    void; `booted`: its script is past `init`; `offered`: where its state can be had beside a step, as a number, once
-    the ring stands; 0: nowhere. All members yield equally often. Raises JobFailed, RingBroken.
+    void; `booted`: its script is past `init`. All members yield equally often. Raises JobFailed, RingBroken.
     """
     if assignment.place.generation == 1:  # none has trained. A collective would make TensorFlow ready for use, and a
         return Beginning(0, None)  # script that pins its GPU after init(), as with Horovod, could no more
     mine = vote(step, assignment.place.rank, has_state=has_state)
     sure = not doubts(assignment, generation, step, has_state=has_state, voided=voided)
+    if assignment.beside:
+        if not sure:
+            raise RingBroken("this worker is not in the state of the planned step, which all others take it to be in")
+        return Beginning(assignment.after_step or 0, 0, current=has_state, offer=assignment.offer)
     highest = yield mine if sure else DOUBT
     if doubted := highest == DOUBT:
         highest = yield mine
@@ -71,10 +75,6 @@ def begin(  # noqa: PLR0913 - keywords, but for the first three
     current = has_state and step == newest.step
     unsure = doubted or not assignment.after_step  # not all may be at one step
     whole = assignment.newcomers > 0
-    if assignment.beside and not unsure:  # all but the newcomers have the state of the planned step
-        offer = yield offered() if assignment.place.rank == newest.root else 0
-        if offer:
-            return Beginning(newest.step, newest.root, current=current, offer=offer)
     if unsure:
         lacking = yield _lack(current, booted)
         whole = lacking >= Lack.STATE

@@ -19,7 +19,6 @@ class Entering:
 
     def __init__(self, assignment: Assignment) -> None:
         self.assignment = assignment
-        self.offer = 0  # where this member's state can be had beside a step, once the ring stands
         self.beginning: Beginning | None = None  # once all have agreed
 
     def say(self, heard: int | None) -> int | None:

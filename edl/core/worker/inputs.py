@@ -43,11 +43,7 @@ class StillWaiting:
 
 @dataclass(frozen=True, slots=True)
 class RingFormed:
-    """All members of the ring to be entered are connected. `offer`: where this member's state can be had beside a step,
-    as a number; 0: nowhere.
-    """
-
-    offer: int = 0
+    """All members of the ring to be entered are connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +55,13 @@ class RingFailed:
 
 @dataclass(frozen=True, slots=True)
 class RingPrepared:
-    """The ring of `generation` stands, beside the one that this worker sits in. On the thread that has formed it."""
+    """The ring of `generation` stands, beside the one that this worker sits in. On the thread that has formed it.
+
+    `offer`: where newcomers get this worker's state there, beside the first steps, as a number; 0: nowhere.
+    """
 
     generation: int
+    offer: int = 0
 
 
 @dataclass(frozen=True, slots=True)

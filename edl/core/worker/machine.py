@@ -432,7 +432,6 @@ class WorkerMachine:
             has_state=self.has_state,
             voided=self.void is not None,
             booted=self.booted,
-            offered=lambda: entering.offer,
         )
         if not assignment.prepared:
             return self._enter_unprepared(self._entering, assignment)
@@ -455,8 +454,7 @@ class WorkerMachine:
         if entering is None:
             raise InvalidTransition(self.state, happened)
         match happened:
-            case RingFormed(offer):
-                entering.offer = offer
+            case RingFormed():
                 return self._talk(entering, None)
             case NumberHeard(highest):
                 return self._talk(entering, highest)

@@ -52,15 +52,17 @@ class NextRing:
         """It is formed, or will not be. Of one that is not wanted any more, nothing is told."""
         if happened.generation != self.generation:
             return []
-        failure, able = "", True
-        if isinstance(happened, RingNotPrepared):
+        failure, able, offer = "", True, 0
+        if isinstance(happened, RingPrepared):
+            offer = happened.offer
+        else:
             failure, able = happened.reason or "no reason was given", happened.able
             self.generation, self.failed, self._trusted = 0, (happened.generation, failure), False
             self.able = self.able and able
         self.stands = not failure
         if not self._called and able:  # its members find out when they come to it
             return []
-        self._said = say.Prepared(happened.generation, failure, able)
+        self._said = say.Prepared(happened.generation, failure, able, offer)
         return [TellDaemon(self._said)]
 
     def adopt(self, generation: int) -> bool:

@@ -84,6 +84,12 @@ class Trainer:
         self.beside = Beside(framework, self.extras)
         self.place = Place(2, rank, 3, f"w{rank}", address="127.0.0.1", key=KEY)
 
+    def offer(self) -> int:
+        """And come to that ring."""
+        number = self.beside.offer(self.place, WAIT_S)
+        self.beside.keep_offer(self.place.generation)
+        return number
+
     def update(self) -> None:
         """Something that the script makes of all of the model, as well."""
         self.apart.update()
@@ -124,7 +130,7 @@ def in_step(ring: list[Trainer], portion: StatePortion, offer: int) -> None:
 @pytest.mark.parametrize("portions", [[1, 1, 1, 1, 1], [1, 1, 3], [2, 3], [5]])
 def test_both_are_equal_after_the_last_portion_and_not_before(ring: list[Trainer], portions: list[int]) -> None:
     root, *newcomers = ring
-    offer, first = root.beside.offer(root.place, WAIT_S), 0
+    offer, first = root.offer(), 0
     for count in portions:
         in_step(ring, StatePortion(first, first + count, 5), offer)
         first += count
@@ -138,9 +144,51 @@ def test_both_are_equal_after_the_last_portion_and_not_before(ring: list[Trainer
     assert [one.beside.idle for one in ring] == [True] * 3
 
 
+def test_a_newcomer_that_comes_before_the_root_waits_for_it(ring: list[Trainer]) -> None:
+    """It goes to its ring as soon as that is planned, the root once it has made the step of the switch."""
+    root, newcomer, _ = ring
+    offer = root.beside.offer(root.place, WAIT_S)
+    coming = threading.Thread(target=newcomer.beside.fetch, args=(StateSource(newcomer.place, 0, offer), WAIT_S, WHOLE))
+    coming.start()
+    coming.join(0.1)
+    assert coming.is_alive()
+    assert root.beside.idle, "its steps in the ring of before are as ever"
+    root.update()
+    root.beside.keep_offer(2)
+    root.beside.send(1, WHOLE)
+    coming.join(WAIT_S)
+    newcomer.beside.take()
+    assert newcomer.apart.state == root.apart.state
+
+
+@pytest.mark.parametrize("case", ["it is let go of", "another ring", "it gives none any more", "it has made none"])
+def test_what_does_not_stand_is_not_kept(ring: list[Trainer], case: str) -> None:
+    root, newcomer, _ = ring
+    offer = 0 if case == "it has made none" else root.beside.offer(root.place, WAIT_S)
+    if case == "it is let go of":
+        root.beside.withdraw(2)
+    root.beside.withheld = case == "it gives none any more"
+    with pytest.raises(RingBroken, match="does not give its state beside a step any more"):
+        root.beside.keep_offer(3 if case == "another ring" else 2)
+    if offer:
+        with pytest.raises(RingBroken, match="did not come beside the step"):
+            newcomer.beside.fetch(StateSource(newcomer.place, 0, offer), WAIT_S, WHOLE)
+    assert (root.beside.offer(root.place, WAIT_S) == 0) is (case == "it gives none any more")
+
+
+def test_an_offer_outlives_the_ring_of_before(ring: list[Trainer]) -> None:
+    root, newcomer, _ = ring
+    offer = root.beside.offer(root.place, WAIT_S)
+    root.beside.drop()  # what went on in that one
+    root.beside.withdraw(1)
+    root.beside.keep_offer(2)
+    in_step([root, newcomer], WHOLE, offer)
+    assert newcomer.apart.state == root.apart.state
+
+
 def test_a_newcomer_that_loses_its_source_between_two_portions_is_told_so(ring: list[Trainer]) -> None:
     root, newcomer, _ = ring
-    in_step(ring[:2], StatePortion(0, 1, 3), root.beside.offer(root.place, WAIT_S))
+    in_step(ring[:2], StatePortion(0, 1, 3), root.offer())
     root.beside.drop()
     newcomer.beside.fetch_portion(StatePortion(1, 2, 3))
     with pytest.raises(RingBroken, match="did not come beside the step"):
@@ -156,7 +204,7 @@ def test_a_newcomer_that_loses_its_source_between_two_portions_is_told_so(ring: 
 def test_one_that_is_freed_waits_no_longer(ring: list[Trainer], portions: int) -> None:
     """The second of two portions is waited for before the script goes on, that of three before its update."""
     root, newcomer, _ = ring
-    in_step(ring[:2], StatePortion(0, 1, portions), root.beside.offer(root.place, WAIT_S))
+    in_step(ring[:2], StatePortion(0, 1, portions), root.offer())
     threading.Timer(0.2, newcomer.beside.abort, [range(1, 3)]).start()
     goes_on = []
 
@@ -182,7 +230,7 @@ def test_once_a_ring_is_left_nothing_is_written_into_the_model(ring: list[Traine
             written.append(1)
 
     newcomer.apart.unpack = unpack
-    offer = root.beside.offer(root.place, WAIT_S)
+    offer = root.offer()
     root.beside.send(1, WHOLE)
     newcomer.beside.fetch(StateSource(newcomer.place, 0, offer), WAIT_S, WHOLE)
     while not written:
@@ -195,7 +243,7 @@ def test_once_a_ring_is_left_nothing_is_written_into_the_model(ring: list[Traine
 
 def test_a_root_whose_newcomers_are_gone_goes_on(ring: list[Trainer], caplog: pytest.LogCaptureFixture) -> None:
     root, newcomer, _ = ring
-    in_step(ring[:2], StatePortion(0, 1, 3), root.beside.offer(root.place, WAIT_S))
+    in_step(ring[:2], StatePortion(0, 1, 3), root.offer())
     root.beside._timeout_s = 0.1
     newcomer.beside.drop()
     root.beside.send(1, StatePortion(1, 2, 3))

@@ -91,6 +91,16 @@ def test_who_comes_before_there_is_anything_waits(givers: list[Giver]) -> None:
     assert taker(givers, root).wait_whole(PATIENCE_S) == BYTES
 
 
+def test_one_that_was_waited_for_longer_than_a_greeting_takes(
+    givers: list[Giver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newcomer comes as soon as its ring is planned, and the others after a step that may be far ahead."""
+    monkeypatch.setattr("edl.transport.stream.GREETING_S", 0.1)
+    root = giver(givers)
+    threading.Timer(0.3, root.give, (b"head", Parts())).start()
+    assert taker(givers, root).wait_whole(PATIENCE_S) == BYTES
+
+
 def test_several_follow_each_other_each_by_its_number(givers: list[Giver]) -> None:
     """A newcomer may ask for the next one before it is there; for one of before it comes too late."""
     root, here = giver(givers), giver(givers).number

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from edl.core.worker.account import TrainerAccount
-from edl.core.worker.agreement import Beginning, begin
+from edl.core.worker.agreement import DOUBT, Beginning, begin
 from edl.core.worker.inputs import (
     AdoptRing,
     BatchEnded,
@@ -17,7 +17,6 @@ from edl.core.worker.inputs import (
     CopyState,
     FetchPortion,
     FetchState,
-    NumberHeard,
     OrdersRead,
     RecordStep,
     RingFailed,
@@ -35,7 +34,7 @@ from edl.core.worker.inputs import (
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.states import TrainerState
-from edl.errors import InvalidTransition
+from edl.errors import InvalidTransition, RingBroken
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
 from edl.protocol.messages import Phase
@@ -44,53 +43,34 @@ from edl.protocol.ring import Place
 OFFER = 0x7F0000019C40
 
 
-def planned(rank: int, size: int = 3, newcomers: int = 1, *, beside: int = 1, after_step: int | None = 9) -> Assignment:
-    return Assignment(Place(2, rank, size, f"w{rank}"), after_step, newcomers, follows=1, prepared=True, beside=beside)
+def planned(rank: int, size: int = 3, newcomers: int = 1, *, beside: int = 1) -> Assignment:
+    place = Place(2, rank, size, f"w{rank}")
+    return Assignment(place, 9, newcomers, follows=1, prepared=True, beside=beside, offer=OFFER if beside else 0)
 
 
-def beginnings(steps: list[int], plan: Assignment, offer: int = OFFER) -> list[Beginning]:
-    """Of members who come with these steps; 0: a newcomer."""
-    talks = [
-        begin(
-            msgspec.structs.replace(plan, place=Place(2, rank, len(steps), f"w{rank}")),
-            1 if step else 0,
-            step,
-            has_state=step > 0,
-            offered=lambda: offer,
-        )
-        for rank, step in enumerate(steps)
-    ]
-    said, found = [next(talk) for talk in talks], list[Beginning]()
-    while not found:
-        highest = max(said)
-        said = []
-        for talk in talks:
-            try:
-                said.append(talk.send(highest))
-            except StopIteration as over:
-                found.append(over.value)
-        assert len(said) in (0, len(talks)), "all say equally many numbers"
-    return found
-
-
-def test_all_hear_where_the_state_of_the_root_is() -> None:
-    found = beginnings([9, 9, 0], planned(0))
-    assert found == [Beginning(9, 0, current=current, offer=OFFER) for current in (True, True, False)]
+@pytest.mark.parametrize(("rank", "step"), [(0, 9), (1, 9), (2, 0)], ids=["rank 0", "a survivor", "the newcomer"])
+def test_the_plan_says_how_it_begins(rank: int, step: int) -> None:
+    talk = begin(planned(rank), int(step > 0), step, has_state=step > 0)
+    with pytest.raises(StopIteration) as over:
+        next(talk)
+    assert over.value.value == Beginning(9, 0, current=step > 0, offer=OFFER)
 
 
 @pytest.mark.parametrize(
-    ("steps", "plan", "offer"),
-    [
-        ([9, 9, 0], planned(0, beside=0), OFFER),
-        ([9, 9, 0], planned(0), 0),
-        ([9, 8, 0], planned(0), OFFER),
-        ([9, 9, 0], planned(0, after_step=None), OFFER),
-    ],
-    ids=["it is not planned", "the root cannot", "a survivor is behind", "the switch is forced"],
+    ("generation", "step", "has_state", "voided"),
+    [(1, 8, True, False), (1, 10, True, False), (1, 9, False, False), (1, 9, True, True)],
+    ids=["it is behind", "it is ahead", "it has half a state", "the others left it alone in a mini-batch"],
 )
-def test_else_it_is_broadcast(steps: list[int], plan: Assignment, offer: int) -> None:
-    found = beginnings(steps, plan, offer)
-    assert all(one.whole and not one.offer for one in found)
+@pytest.mark.parametrize("beside", [1, 0])
+def test_a_member_that_is_not_as_planned_does_not_begin(
+    generation: int, step: int, has_state: bool, voided: bool, beside: int
+) -> None:
+    talk = begin(planned(1, beside=beside), generation, step, has_state=has_state, voided=voided)
+    if beside:
+        with pytest.raises(RingBroken, match="not in the state of the planned step"):
+            next(talk)
+    else:
+        assert next(talk) == DOUBT, "where all ask each other it says so"
 
 
 class Worker:
@@ -113,11 +93,9 @@ class Worker:
         now = Orders(1, self.version, Verdict.STAY, "", 0, 0, 0, False, None, ())
         return self.machine.handle(OrdersRead(msgspec.structs.replace(now, **changes)))
 
-    def agree(self) -> list[Command]:
-        """They do, on the state of rank 0 after step 9."""
-        self.machine.handle(RingFormed(OFFER))
-        self.machine.handle(NumberHeard((10 << 16) + 2**16 - 1))
-        return self.machine.handle(NumberHeard(OFFER))
+    def come(self) -> list[Command]:
+        """It has come to ring 2, after step 9, and waits for no other member."""
+        return self.machine.handle(RingFormed())
 
 
 def told(commands: list[Command]) -> list[say.FromTrainer]:
@@ -130,10 +108,10 @@ def entered(*, awaits_state: bool) -> say.Entered:
 
 def test_the_root_sends_and_another_survivor_only_sits() -> None:
     root, other = Worker(0), Worker(1)
-    first, *rest = root.agree()
+    first, *rest = root.come()
     assert first == SendState(1)
     assert told(rest) == [entered(awaits_state=False)]
-    commands = other.agree()
+    commands = other.come()
     assert told(commands) == [entered(awaits_state=False)]
     assert not any(isinstance(one, SendState | FetchState | CopyState) for one in commands)
     for machine in (root.machine, other.machine):
@@ -145,7 +123,7 @@ def test_the_root_sends_and_another_survivor_only_sits() -> None:
 def test_a_newcomer_counts_once_its_state_has_come() -> None:
     newcomer = Worker(2)
     machine = newcomer.machine
-    assert newcomer.agree() == [FetchState(0, OFFER)]
+    assert newcomer.come() == [FetchState(0, OFFER)]
     assert told(machine.handle(StateComes())) == [entered(awaits_state=True)]
     assert machine.state is TrainerState.TRAINING
     assert not machine.has_state
@@ -163,9 +141,9 @@ def test_a_newcomer_counts_once_its_state_has_come() -> None:
 def test_over_several_steps_a_portion_goes_beside_each() -> None:
     root, other, newcomer = Worker(0, over=3), Worker(1, over=3), Worker(2, over=3)
     portions = [StatePortion(number, number + 1, 3) for number in range(3)]
-    assert root.agree()[0] == SendState(1, portions[0])
-    other.agree()
-    assert newcomer.agree() == [FetchState(0, OFFER, portions[0])]
+    assert root.come()[0] == SendState(1, portions[0])
+    other.come()
+    assert newcomer.come() == [FetchState(0, OFFER, portions[0])]
     assert told(newcomer.machine.handle(StateComes())) == [entered(awaits_state=True)]
     for step, portion in enumerate(portions[1:], 10):
         for one in (root, newcomer):
@@ -188,7 +166,7 @@ def test_over_several_steps_a_portion_goes_beside_each() -> None:
 def test_where_all_of_the_model_is_needed_the_rest_follows_at_once() -> None:
     root, other, newcomer = Worker(0, over=5), Worker(1, over=5), Worker(2, over=5)
     for one in (root, other, newcomer):
-        one.agree()
+        one.come()
     newcomer.machine.handle(StateComes())
     newcomer.machine.handle(StateCopied())
     rest = StatePortion(1, 5, 5)
@@ -203,7 +181,7 @@ def test_where_all_of_the_model_is_needed_the_rest_follows_at_once() -> None:
 
 def test_a_ring_that_breaks_ends_what_goes_in_portions() -> None:
     root = Worker(0, over=3)
-    root.agree()
+    root.come()
     root.machine.handle(BatchVoid("a peer is gone"))
     root.machine.handle(BatchEnded())
     again = msgspec.structs.replace(planned(0), place=Place(3, 0, 2, "w0"), after_step=None, prepared=False)
@@ -223,7 +201,7 @@ def test_the_daemon_hears_how_large_the_state_is_and_of_each_change() -> None:
 
 def test_a_newcomer_without_a_state_makes_no_step() -> None:
     newcomer = Worker(2)
-    newcomer.agree()
+    newcomer.come()
     newcomer.machine.handle(StateComes())
     with pytest.raises(InvalidTransition, match="no state to be applied to"):
         newcomer.machine.handle(BatchEnded())
@@ -232,7 +210,7 @@ def test_a_newcomer_without_a_state_makes_no_step() -> None:
 def test_a_state_that_does_not_come_voids_the_step_of_the_newcomer() -> None:
     newcomer = Worker(2)
     machine = newcomer.machine
-    newcomer.agree()
+    newcomer.come()
     machine.handle(StateComes())
     machine.handle(BatchVoid("the connection was closed"))
     assert say.Broke(2, 9, "the connection was closed") in told(machine.handle(BatchEnded()))
@@ -243,7 +221,7 @@ def test_a_state_that_does_not_come_voids_the_step_of_the_newcomer() -> None:
 
 def test_one_that_cannot_be_fetched_fails_the_ring() -> None:
     newcomer = Worker(2)
-    newcomer.agree()
+    newcomer.come()
     assert say.Broke(2, 0, "refused") in told(newcomer.machine.handle(RingFailed("refused")))
     assert not newcomer.machine.generation
 
