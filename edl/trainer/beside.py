@@ -68,7 +68,7 @@ class CopiedState:
         return self._late.whole()
 
 
-class Offer(NamedTuple):
+class OfferedState(NamedTuple):
     """Made in a ring that stands, and that this worker has not come to."""
 
     place: Place
@@ -101,7 +101,7 @@ class Beside:
         self.withheld = False  # the script looks at all of its state at each switch
         self._framework = framework
         self._extras = extras
-        self._offered: Offer | None = None
+        self._offered: OfferedState | None = None
         self._place: Place | None = None
         self._giver: Giver | None = None
         self._taker: Taker | None = None
@@ -139,7 +139,7 @@ class Beside:
         if giver is None:
             return 0
         with self._turn:
-            before, self._offered = self._offered, Offer(place, giver, timeout_s)
+            before, self._offered = self._offered, OfferedState(place, giver, timeout_s)
         _give_up(None if before is None else before.giver, None)
         return giver.number
 

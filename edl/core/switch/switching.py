@@ -202,12 +202,12 @@ class Switching:
         return sending.steps(size, self._leasing.step_time_s(), self._lead_times, self._step_s)
 
     def _offer(self, roster: tuple[str, ...], prepared: int) -> int:
-        """Where the first of `roster` gives newcomers its state while the first steps are computed; 0: nowhere."""
-        working, now = self._working, self._working.record.roster
-        if roster[0] not in now or set(roster).issubset(now):
+        """Where the first of `roster`, which is no newcomer, gives those its state beside the first steps; 0: nowhere."""
+        working = self._working
+        if not prepared or set(roster).issubset(working.record.roster):
             return 0
         can = working.ledgers.can_spare() and all(map(working.seen.sends_state, roster))
-        return working.seen.offer(roster[0], prepared) if prepared and can else 0
+        return working.seen.offer(roster[0], prepared) if can else 0
 
     def _may_hear_why(self, situation: Situation) -> bool:
         """A member that is gone from the ring, or says why it failed, will be known in a moment: a plan with that
