@@ -1,9 +1,10 @@
 """Plays a transcript: its commands go to the real machine of a job, on a clock that only they move.
 
     job [np=2] [min=1] [max=0] [data=1000] [epochs=1] [batch=10] [step_time=S] [session=10] [step=60] [prepares]
-        [saved] [save_every=S] [save_steps=N] [save_last]
-                                how the job is started; `prepares`: its workers form a ring beside another; `saved`: it
-                                can be, and is every so often where that is said
+        [sends] [saved] [save_every=S] [save_steps=N] [save_last]
+                                how the job is started; `prepares`: its workers form a ring beside another; `sends`: and
+                                give newcomers their state beside a step; `saved`: it can be, and is every so often
+                                where that is said
     training_job ... [at=5] [hosts=H[,H...]]
                                 the same, and its first ring trains; how it comes to that is in the first transcripts
     register W [host=H] [address=A] [daemon=N] [answering] [again]
@@ -95,6 +96,7 @@ from edl.protocol.messages import (
 from edl.protocol.moving import Room
 from edl.protocol.saving import Checkpointing, FileInfo, PartInfo
 
+OFFER: Final = 7  # where the first of a ring gives newcomers its state
 BETWEEN_S: Final = 0.01  # from one command to the next
 TICK_S: Final = 1.0  # a leader looks at the time so often
 NEW: Final = Observation(
@@ -121,6 +123,7 @@ class Settings:
     step_s: float = 60.0
     step_time_s: float = 0.0
     prepares: bool = False
+    sends: bool = False
     checkpointing: Checkpointing = field(default_factory=Checkpointing)
     data: DataSpec = field(default_factory=lambda: DataSpec(total=1000, epochs=1, batch=10))
 
@@ -210,6 +213,7 @@ class Player:
             step_s=given.option("step", float, 60.0),
             step_time_s=given.option("step_time", float, 0.0),
             prepares=given.flag("prepares"),
+            sends=given.flag("sends"),
             checkpointing=_checkpointing(given),
             data=data,
         )
@@ -332,6 +336,7 @@ class Player:
             diverged=given.option("diverged", lambda one: _diverged(one, generation, step), last.diverged),
             booted=last.booted or trains or phase is Phase.READY,
             prepares=settings.prepares,
+            sends_state=settings.sends,
             foreign=given.flag("foreign"),
             save_wanted=given.option("wants", int, last.save_wanted),
             at=given.option("at", float, self.now),
@@ -367,11 +372,12 @@ class Player:
         return muster
 
     def _prepared(self, workers: Iterable[str], failure: str) -> Iterable[Input]:
-        number = self._machine.record.planned
+        record = self._machine.record
+        gives = record.muster is not None and self._settings.sends and not failure
+        first = record.muster.roster[0] if record.muster is not None and gives else ""
         for worker in workers:
-            yield Reported(
-                worker, msgspec.structs.replace(self._reports[worker], prepared=(number, failure), at=self.now)
-            )
+            said = {"prepared": (record.planned, failure), "offer": OFFER if worker == first else 0, "at": self.now}
+            yield Reported(worker, msgspec.structs.replace(self._reports[worker], **said))
 
     def _ruled(self, given: Command) -> Input:
         given.end(2)

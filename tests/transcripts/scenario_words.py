@@ -331,4 +331,5 @@ def _seat(orders: Orders) -> str:
     when = "at once" if seat.after_step is None else f"after step {seat.after_step}"
     new = f", {seat.newcomers} of them new" if seat.newcomers else ""
     goes = "adopt" if seat.prepared else "enter"
-    return f"{goes} ring {seat.place.generation} of {seat.place.size}{new}, {when}"
+    beside = f" (state at {seat.offer}, in {seat.beside} steps)" if seat.beside else ""
+    return f"{goes} ring {seat.place.generation} of {seat.place.size}{new}{beside}, {when}"

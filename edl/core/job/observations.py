@@ -129,7 +129,7 @@ class Observations:
         if observation.phase is not Phase.BROKEN:
             self._stalls.pop(worker, None)
         elif last is not None and last.observation.phase is Phase.TRAINING:
-            self._stalls[worker] = now - last.at
+            self._stalls[worker] = observation.at - last.observation.at  # by its own clock: we may have been away
         self._newest[worker] = observed = Observed(observation, now)
         self._front.take(worker, observed)
         _keep(self._broken, worker, observation.phase is Phase.BROKEN)

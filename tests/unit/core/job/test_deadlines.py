@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from machine_job import meet
 
@@ -46,10 +47,19 @@ class Job:
         self.feed(Register(Identity(worker, "host", "127.0.0.1", 1, 2), 2, 1, 0), at)
 
     def see(
-        self, worker: str, phase: Phase, generation: int, step: int, at: float, *, marked: tuple[int, int] = (0, 0)
+        self,
+        worker: str,
+        phase: Phase,
+        generation: int,
+        step: int,
+        at: float,
+        *,
+        marked: tuple[int, int] = (0, 0),
+        heard_at: float | None = None,
     ) -> None:
-        observation = Observation(phase, generation, step, generation, 0.01, self.spec, None, False, "", marked=marked)
-        self.feed(Reported(worker, observation), at)
+        blank = Observation(phase, generation, step, generation, 0.01, self.spec, None, False, "")
+        observation = msgspec.structs.replace(blank, marked=marked, at=at)
+        self.feed(Reported(worker, observation), at if heard_at is None else heard_at)
 
     def state(self, worker: str) -> WorkerState | None:
         states = {member.identity.id: member.state for member in self.machine.record.members}
@@ -166,6 +176,16 @@ def test_a_worker_that_holds_up_a_step_for_too_long_is_lost_moments_after_the_ot
         "w1": "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
     }
     assert job.machine.record.plan is not None and job.machine.record.plan.roster == ("w0",)
+
+
+def test_a_step_is_not_longer_as_its_leader_was_away() -> None:
+    """It heard only after 12 s, in which nothing could be written, that the ring had broken within one."""
+    job = Job()
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 7, 5.0)
+    job.see("w0", Phase.BROKEN, 1, 7, 6.0, heard_at=17.0)
+    job.wait(17, 22)
+    assert not job.lost
 
 
 def test_a_worker_that_finds_the_ring_broken_too_is_not_the_one_that_hangs() -> None:
