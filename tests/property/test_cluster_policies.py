@@ -102,7 +102,10 @@ def test_none_depends_on_the_order_of_a_dictionary(name: str, view: ClusterView,
 @given(view=views())
 def test_what_is_decided_once_stays_while_nothing_happens(name: str, view: ClusterView) -> None:
     """No worker comes or goes for nothing: no flapping."""
-    policy = registry.build(name)
+    check_that_it_stays(registry.build(name), view)
+
+
+def check_that_it_stays(policy: ClusterPolicy, view: ClusterView) -> None:
     decision = policy.decide(view, NOW)
     for _ in range(3):
         view = applied(view, decision)
@@ -293,6 +296,16 @@ def a_job(name: str, curve: Mapping[int, float], workers: int, request: int = 1)
         name=name, submitted=0, request=request, smallest=1, largest=max(curve), speed=speed_of(curve), workers=workers,
         placement={"n0": workers} if workers else {}, ran=1e4, service=1e4, began=0.0, changed=0.0, most_tried=workers,
     )  # fmt: skip
+
+
+def test_of_equal_gains_that_of_fewest_devices_is_taken() -> None:
+    """Two more are worth as much to j1, each, as one more is to it and to j3. Once j1 had both, j3 was worth more."""
+    line = {size: float(size) for size in range(1, 4)}
+    shorter = {1: 1.0, 2: 2.0}
+    jobs = (a_job("j0", shorter, 0, 2), a_job("j1", line, 1, 2), a_job("j2", line, 0, 3), a_job("j3", shorter, 1))
+    view = ClusterView(nodes(2, 3), jobs)
+    assert sizes_of(ElasticTiresias().decide(view, NOW)) == {"j0": 2, "j1": 2, "j3": 2}
+    check_that_it_stays(ElasticTiresias(), view)
 
 
 def test_a_dip_behind_which_a_job_is_faster_is_looked_over() -> None:

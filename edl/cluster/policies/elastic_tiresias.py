@@ -124,10 +124,12 @@ class Expansion:
             heapq.heappush(gains, (-gain, at, step))
 
     def _best(self, at: int) -> tuple[float, int]:
-        """The largest gain for each device, and how many devices it takes."""
+        """The largest gain for each device, and how many devices it takes. Of equal gains that of the fewest: once it
+        has these, another job may gain more by the next one.
+        """
         job, speedup = self._ranked[at], self._speedups[at]
         size = self._sizes.get(job.name, 0)
-        best = (0.0, 0)
+        best = (0.0, 0)  # the step is counted down
         for step in self._steps(job, size):
             if step > self._free or size + step >= len(speedup):
                 continue
@@ -139,8 +141,8 @@ class Expansion:
                 gain *= self._rules.keep
             elif job.running and job.changed is not None and self._now - job.changed < self._rules.dwell_s:
                 continue
-            best = max(best, (gain, step))
-        return best
+            best = max(best, (gain, -step))
+        return best[0], -best[1]
 
     def _steps(self, job: JobView, size: int) -> tuple[int, ...]:
         if not size:
