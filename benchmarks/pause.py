@@ -1,7 +1,7 @@
 """What a change of size costs those who stay: edl beside stock Horovod elastic, the same model in the same run.
 
     python -m benchmarks.pause [--changes 2-3 3-2 1-4 4-1] [--frameworks torch tensorflow] [--modes edl stock]
-                               [--ring horovod] [--step-ms 20] [--state-mb 0] [--rounds 1] [--json]
+                               [--ring horovod] [--step-ms 20] [--state-mb 0] [--rounds 1] [--back] [--json]
 
 For each change: start that many workers, let them train, ask for the other size (`edl scale`; Horovod's host discovery
 script), wait until all survivors train at it. A survivor's pause is its time between the ends of its last step at one
@@ -20,6 +20,8 @@ the rounds and the longest of them, of edl's jobs with its parts:
 `boot` is the survivors' median step while newcomers start, import, build and rehearse on the same cores, as a ratio to
 the median before. With --state-mb the model carries so much more state, and `broadcast` is what a broadcast of just
 that takes in the new ring (median of 5): what a pause should be compared to.
+
+With --back all rounds are made in one job of each kind, whose size goes there and back in turns; both ways are printed.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class Options(argparse.Namespace):
     step_ms: float
     state_mb: int
     rounds: int
+    back: bool
     device: str
     apart: bool
     json: bool
@@ -121,27 +124,40 @@ class Run:
         self._device = {DEVICE: options.device, APART: "1" if options.apart else ""}
 
     def measure(self) -> dict[str, float]:
+        return self.measure_both(1, back=False)[0][0]
+
+    def measure_both(self, times: int, *, back: bool) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+        """So many changes; and each time the one back, if that is wanted."""
         with self.log.open("wb") as log:
             job = self._start(log)
+            there, again = list[dict[str, float]](), list[dict[str, float]]()
             try:
                 wait(lambda: self._training(self.before, BEFORE_STEPS), f"{self.before} workers", job, self.log)
-                survivors = set(self.folder.glob("*.steps"))
-                asked = time.time()
-                self._ask()
-                wait(lambda: self._training(self.after, AFTER_STEPS), f"{self.after} workers", job, self.log)
-                if self.mode == "edl" and self.state_mb:
-                    self._set("broadcast", self._step() + 25)
-                    wait(lambda: all(Worker.read(path).broadcasts for path in survivors), "broadcasts", job, self.log)
-                read = [Worker.read(path) for path in survivors]
-                result = figures([worker for worker in read if worker.steps[-1][1] == self.after], asked)
-                return {**result, **(self._parts(asked, survivors) if self.mode == "edl" else {})}
+                for _ in range(times):
+                    there.append(self._resize(job, self.before, self.after))
+                    if back:
+                        again.append(self._resize(job, self.after, self.before))
+                return there, again
             finally:
                 self._stop(job)
 
-    def _training(self, size: int, steps: int) -> bool:
-        """All of so many workers have made so many steps at that size."""
+    def _resize(self, job: subprocess.Popen[bytes], before: int, after: int) -> dict[str, float]:
+        workers = {path: Worker.read(path) for path in self.folder.glob("*.steps")}
+        survivors = {path for path, worker in workers.items() if worker.steps and worker.steps[-1][1] == before}
+        asked = time.time()
+        self._ask(after)
+        wait(lambda: self._training(after, AFTER_STEPS, asked), f"{after} workers", job, self.log)
+        if self.mode == "edl" and self.state_mb and not any(worker.broadcasts for worker in workers.values()):
+            self._set("broadcast", self._step() + 25)
+            wait(lambda: all(Worker.read(path).broadcasts for path in survivors), "broadcasts", job, self.log)
+        read = [Worker.read(path) for path in survivors]
+        result = figures([worker for worker in read if worker.steps[-1][1] == after], asked)
+        return {**result, **(self._parts(asked, survivors, after) if self.mode == "edl" else {})}
+
+    def _training(self, size: int, steps: int, since: float = 0.0) -> bool:
+        """All of so many workers have made so many steps at that size, all of them since then."""
         made = [Worker.read(path).steps[-steps:] for path in self.folder.glob("*.steps")]
-        return sum(len(last) == steps and all(at == size for _, at in last) for last in made) >= size
+        return sum(len(last) == steps and all(at == size and end > since for end, at in last) for last in made) >= size
 
     def _start(self, log: Any) -> subprocess.Popen[bytes]:
         worker = [sys.executable, "-m", "benchmarks.pause_worker", self.mode, self.framework, str(self.folder)]
@@ -179,11 +195,11 @@ class Run:
         working.write_text(f"localhost:{slots}\n")
         working.rename(self.folder / "hosts")
 
-    def _ask(self) -> None:
+    def _ask(self, size: int) -> None:
         if self.mode == "stock":
-            self._hosts(self.after)
+            self._hosts(size)
         else:
-            self._edl("scale", "pause", str(self.after))
+            self._edl("scale", "pause", str(size))
 
     def _edl(self, *arguments: str) -> str:
         environ = {**os.environ, "EDL_HOME": str(self.folder / "home")}
@@ -196,7 +212,7 @@ class Run:
         status = json.loads(self._edl("status", "pause", "--json"))
         return int(status["step"])
 
-    def _parts(self, asked: float, survivors: set[Path]) -> dict[str, float]:
+    def _parts(self, asked: float, survivors: set[Path], size: int) -> dict[str, float]:
         """Of the last change; in milliseconds."""
         events = [json.loads(line) for line in self._edl("events", "pause", "--json").splitlines()]
         scaled = next(event for event in reversed(events) if event["kind"] == "scaled")
@@ -204,7 +220,7 @@ class Run:
         entering = {
             path: worker.entered[-1]
             for path, worker in workers.items()
-            if worker.entered and worker.entered[-1][0] > asked and worker.entered[-1][2] == self.after
+            if worker.entered and worker.entered[-1][0] > asked and worker.entered[-1][2] == size
         }
         first_came = min(began for path, (began, _, _) in entering.items() if path in survivors)
         last_came = max(began for began, _, _ in entering.values())
@@ -227,7 +243,7 @@ def figures(survivors: list[Worker], asked: float) -> dict[str, float]:
     """Of the survivor that lost most; in milliseconds, but for the ratio `boot`."""
     found = []
     for worker in survivors:
-        earlier = [gap for end, gap in worker.gaps if end < asked]
+        earlier = [gap for end, gap in worker.gaps if end < asked][-BEFORE_STEPS:]
         before = statistics.median(earlier)
         (changed_at, pause), *later = worker.gaps[worker.changed - 1 :]
         booting = [gap for end, gap in worker.gaps if asked < end < changed_at]
@@ -288,22 +304,34 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=20.0, help="what a step takes at least")
     parser.add_argument("--state-mb", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1, help="medians of so many jobs of each kind")
+    parser.add_argument("--back", action="store_true", help="all rounds in one job, there and back in turns")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of PyTorch's models")
     parser.add_argument("--apart", action="store_true", help="workers share a GPU as if each were of another host")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(namespace=Options())
     for framework, change in itertools.product(options.frameworks, options.changes):
         before, after = (int(part) for part in change.split("-"))
-        rounds: dict[str, list[dict[str, float]]] = {mode: [] for mode in options.modes}
-        for _, mode in itertools.product(range(options.rounds), options.modes):
+        jobs, times = (1, options.rounds) if options.back else (options.rounds, 1)
+        there: dict[str, list[dict[str, float]]] = {mode: [] for mode in options.modes}
+        again: dict[str, list[dict[str, float]]] = {mode: [] for mode in options.modes}
+        for _, mode in itertools.product(range(jobs), options.modes):
             with tempfile.TemporaryDirectory() as folder:
-                rounds[mode].append(Run(mode, framework, Path(folder), (before, after), options).measure())
-        found = {mode: medians(results) for mode, results in rounds.items()}
-        if options.json:
-            print(json.dumps({"framework": framework, "from": before, "to": after, **found}), flush=True)
-        else:
-            print(shown(framework, (before, after), found), flush=True)
+                run = Run(mode, framework, Path(folder), (before, after), options)
+                both = run.measure_both(times, back=options.back)
+                there[mode] += both[0]
+                again[mode] += both[1]
+        tell(framework, (before, after), there, as_json=options.json)
+        if options.back:
+            tell(framework, (after, before), again, as_json=options.json)
     return 0
+
+
+def tell(framework: str, change: tuple[int, int], rounds: dict[str, list[dict[str, float]]], *, as_json: bool) -> None:
+    found = {mode: medians(results) for mode, results in rounds.items()}
+    if as_json:
+        print(json.dumps({"framework": framework, "from": change[0], "to": change[1], **found}), flush=True)
+    else:
+        print(shown(framework, change, found), flush=True)
 
 
 if __name__ == "__main__":

@@ -321,7 +321,7 @@ class Checks:
         """It begins in a new ring, with the newest model of its members; unless it gets that beside the first steps."""
         if worker.machine.awaits_state:
             return
-        if worker.step and worker.model.learned != self._learned[worker.step]:
+        if worker.step and worker.model.learned != self._learned.get(worker.step):
             self.violated("I5", f"{worker.id} goes on after step {worker.step} with another model than that step's")
         if worker.step and not worker.has_state:
             self.violated("I5", f"{worker.id} goes on after step {worker.step}, and would give its model to no other")

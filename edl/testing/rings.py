@@ -261,8 +261,9 @@ class Rings:
             elif worker.id in meeting.arrived.values() and not worker.alive and meeting.connected:
                 self._part(meeting, worker)
         self._left(worker)
-        for ring in [ring for ring in self.rings.values() if worker.id in ring.coming]:
-            self._miss(ring, worker)
+        for ring in self.rings.values():
+            if worker.id in ring.coming and not self._is_to_come(worker, ring):
+                self._miss(ring, worker)
 
     def _miss(self, ring: SimRing, worker: SimWorker) -> None:
         """It will not come to this one: the others notice, and those who wait for its state."""

@@ -491,7 +491,7 @@ class SimJob:
         if worker.phase is Phase.DONE and self.savings.is_storing(worker):
             return  # it says so when that is done
         self.checks.accounts.reports(worker)
-        observation = worker.observation(STEP_S, self.now)
+        observation = worker.observation(STEP_S)
         if worker.daemon and worker.presented and observation != worker.sent:
             worker.sent = observation
             self.call(Reported(worker.id, msgspec.structs.replace(observation, at=self.now)))

@@ -234,7 +234,7 @@ class SimWorker:
     def _hello(self) -> say.Hello:
         return say.Hello(prepares=self.prepares, sends_state=self.sends_state)
 
-    def observation(self, step_time_s: float, at: float = 0.0) -> Observation:
+    def observation(self, step_time_s: float) -> Observation:
         account = self.account
         return Observation(
             phase=account.phase,
@@ -259,5 +259,4 @@ class SimWorker:
             save_failed=account.save_failed,
             save_wanted=account.save_wanted,
             foreign=account.foreign,
-            at=at,
         )

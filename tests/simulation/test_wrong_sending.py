@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from mutants import Mutant, Patch, Play, Prompt, expect_noticed, later
+from mutants import Mutant, Patch, Play, Prompt, expect_noticed
 
 from edl.core.data.ledger import Ledger
 from edl.core.data.ledger_versions import LedgerVersions
 from edl.core.switch.switching import Switching
+from edl.core.worker import agreement
 from edl.core.worker.account import TrainerAccount
 from edl.core.worker.inputs import Command, SendState, StateCopied, TellDaemon
 from edl.core.worker.machine import WorkerMachine
@@ -73,7 +74,19 @@ def forgets_whose_leases_it_reads(patch: Patch) -> None:
 
 
 def asks_of_members_what_they_cannot(patch: Patch) -> None:
-    patch.setattr(Switching, "_can_send", lambda self, _roster: self._working.ledgers.can_spare())
+    def offer(self, roster, prepared):
+        comes = prepared and self._working.ledgers.can_spare() and not set(roster) <= set(self._working.record.roster)
+        return self._working.seen.offer(roster[0], prepared) if comes else 0
+
+    patch.setattr(Switching, "_offer", offer)
+
+
+def begins_with_whatever_state_it_has(patch: Patch) -> None:
+    patch.setattr(agreement, "doubts", lambda *_, **__: False)
+
+
+def trains_on_without_a_state(patch: Patch) -> None:
+    patch.setattr(WorkerMachine, "_part", lambda self, entering, _root, _beginning: self._sit(entering))
 
 
 def counts_after_the_first_portion(patch: Patch) -> None:
@@ -114,6 +127,15 @@ def cut(seed: int) -> SimJob:
     return job
 
 
+def late(seed: int) -> SimJob:
+    """Words come late, as leaders and daemons are deaf for a while; and a leaver dies in the step of the switch."""
+    job = growing(seed)
+    for at in (0.3, 0.6, 0.9):
+        job.plan([Planned(SimFault.JOIN, at - 0.1), Planned(SimFault.DEAFEN, at), Planned(SimFault.CHANGE_LEADER, at)])
+    job.plan([Planned(SimFault.KILL, Moment.LAST_STEP, 1)])
+    return job
+
+
 def of_large_states(play: Play) -> Play:
     """It takes six steps and more to send one."""
 
@@ -126,9 +148,11 @@ def of_large_states(play: Play) -> Play:
 
 
 class LosesItsSender(Prompt):
-    """The only one that has the state is told to leave, as that is on its way; and it does not come. Reports are so
-    quick that all of it is known, one after the other.
+    """The only one that has the state is told to leave, as that is on its way in portions; and the third does not come.
+    Reports are so quick that all of it is known, one after the other.
     """
+
+    portions = 0
 
     def run(self, *, within_s: float = 60.0) -> None:
         super().run(within_s=within_s)
@@ -139,15 +163,17 @@ class LosesItsSender(Prompt):
         self.after(0.0, self._report, worker)
 
     def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
-        if moment is Moment.SITTING and worker is self.workers["w0"] and worker.generation > 1:
-            self.inflict(SimFault.LEAVE, worker)
-        if moment is Moment.SENDING and not self.struck[SimFault.CUT_STATE]:
+        if moment is Moment.SITTING and worker is not None and worker.machine.awaits_state:
+            self.inflict(SimFault.LEAVE, self.workers["w0"])
+        self.portions += moment is Moment.SENDING
+        if moment is Moment.SENDING and self.portions == 3:
             self.inflict(SimFault.CUT_STATE, self.workers["w1"])
         super().happens(moment, worker)
 
 
 def leaves(seed: int) -> SimJob:
     job = LosesItsSender(DATA, seed=seed, workers=1, prepares=1.0, sends=1.0)
+    job.state_bytes = 10**9
     job.plan([Planned(SimFault.JOIN, 0.05)])
     return job
 
@@ -155,10 +181,12 @@ def leaves(seed: int) -> SimJob:
 MUTANTS: dict[Mutant, tuple[Play, set[str]]] = {
     gives_newcomers_samples_at_once: (growing, {"I5"}),
     takes_what_is_under_way_for_a_state: (cut, {"I5"}),
-    counts_a_newcomer_without_a_state: (later(leaves, 30), {"I5", "I6"}),
+    counts_a_newcomer_without_a_state: (leaves, {"I5"}),
     never_says_that_the_state_has_come: (growing, {"I5", "I9", "I12", "I14"}),
     forgets_whose_leases_it_reads: (cut, {"I5", "I6", "I7", "I14"}),
     asks_of_members_what_they_cannot: (of_two_sorts, {"I14"}),
+    begins_with_whatever_state_it_has: (of_large_states(late), {"I5"}),
+    trains_on_without_a_state: (growing, {"I5"}),
     counts_after_the_first_portion: (of_large_states(growing), {"I5"}),
     gives_newcomers_samples_in_the_second_step: (of_large_states(growing), {"I5"}),
 }

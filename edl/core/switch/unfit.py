@@ -95,8 +95,8 @@ def is_own(reason: str) -> bool:
 
 
 def is_no_workers_own(reason: str) -> bool:
-    """A ring that was not to stand: no member is to blame for it."""
-    return "not booted" in reason
+    """A ring that was not to stand: no member is to blame for it, and the word of a switch may come late to any."""
+    return "not booted" in reason or "not in the state of the planned step" in reason
 
 
 def unreachable(reason: str) -> str:
