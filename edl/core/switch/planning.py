@@ -135,8 +135,8 @@ def wanted_roster(now: Situation, forced: bool, *, leavers_too: bool = False) ->
     if not staying.intersection(record.roster).difference(leavers):  # none that stays has the model: they hand it on
         # All have the newest state unless the ring broke, and one is enough to hand it on: the others make room.
         staying.update(leavers if forced else leavers[: max(1, most - len(staying))])
-        if forced and leavers:
-            staying -= _readers_of_a_plan(now, staying)
+        if forced:
+            staying -= _readers_of_a_plan(now, staying, leavers)
     kept = [worker for worker in base if worker in staying]
     new = sorted(staying.difference(base), key=lambda w: (w not in record.roster, now.members[w].number))
     # Members of the present ring have the model: where not all have room, newcomers wait for the next generation.
@@ -144,12 +144,14 @@ def wanted_roster(now: Situation, forced: bool, *, leavers_too: bool = False) ->
     return tuple(worker for worker in (*kept, *new) if worker in first)
 
 
-def _readers_of_a_plan(now: Situation, staying: set[str]) -> set[str]:
+def _readers_of_a_plan(now: Situation, staying: set[str], leavers: Sequence[str]) -> set[str]:
     """Newcomers whose pipelines read by the leases of a plan in which those of leavers were given to others. They await
     their state, and all that had it in that ring are gone. A leaver hands it on, and may have read its own yet (I7).
     """
+    of = {worker: now.seen.leases_of(worker) for worker in [*staying, *leavers] if now.seen.get(worker)}
+    theirs = [of[worker] for worker in leavers if worker in of]
     new = staying.difference(now.record.roster)
-    return {worker for worker in new if now.seen.get(worker) and now.seen.leases_of(worker) > now.record.generation}
+    return {worker for worker in new if theirs and of.get(worker, 0) > max(theirs)}
 
 
 def _able(now: Situation, forced: bool, *, leavers_too: bool) -> set[str]:
