@@ -47,6 +47,7 @@ def test_jobs_move_to_other_nodes_and_come_to_their_end_whatever_dies() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 def test_thousands_of_clusters() -> None:
     for seed in range(60, 3000):
         ClusterPlay(seed).run()
