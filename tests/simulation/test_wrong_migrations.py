@@ -70,7 +70,7 @@ def staying(seed: int) -> SimJob:
     [
         (lets_all_leave_for_one, moving, {"migrations"}),
         (lets_each_in_as_it_is_ready, moving, {"migrations"}),
-        (counts_a_host_as_left_while_workers_leave_it, later(moving, 15), {"migrations"}),
+        (counts_a_host_as_left_while_workers_leave_it, later(moving, 24), {"migrations"}),
         (counts_it_as_left_when_the_newcomers_are_ready, moving, {"migrations"}),
         (waits_for_newcomers_for_ever, staying, {"I12"}),
         (forgets_to_tell, moving, {"migrations"}),

@@ -99,11 +99,13 @@ class Leasing:
 
     # ------------------------------------------------------------------------------------ from one ring to another
 
-    def switch_step(self) -> int | None:
-        """One that the word of it reaches every trainer before. None: nothing is left to be trained after it."""
+    def switch_step(self, words: int = 1) -> int | None:
+        """One that the word of it reaches every trainer before, in the time of so many. None: nothing is left to be
+        trained after it.
+        """
         working, ledger = self._working, self._working.ledgers.ledger
         newest, at = working.newest()
-        step = self._mark()
+        step = self._mark(words)
         if ledger is None:
             return step
         if step > ledger.covered_step and working.ledgers.reach(step):
@@ -138,7 +140,7 @@ class Leasing:
             if told is None and working.now - self._marked_since(under_way) < self._lead_times.torn_s:
                 self._marks_for_switch = True
                 return None
-        step = self.switch_step()
+        step = self.switch_step(words=2 if spare else 1)  # a member to which it comes late would break that ring
         if step is None:
             return None
         ledger = working.ledgers.planned(roster, step, self._lease_steps(), spare=spare)
