@@ -154,15 +154,17 @@ class Beside:
 
     def keep_offer(self, generation: int) -> None:
         """We have come to that ring, and newcomers count on what was offered there. Raises RingBroken."""
-        with self._turn:
-            offered = self._offered
         self.withheld = self.withheld or not self._gives()  # as the training thread sees it
-        if self.withheld or offered is None or offered.place.generation != generation:
+        if self.withheld:
             self.withdraw(generation)
-            raise RingBroken("this worker does not give its state beside a step any more")
         with self._turn:
-            self._offered, self._place, self._giver = None, offered.place, offered.giver
-        self._timeout_s, self.idle = offered.timeout_s, False
+            offered, self._offered = self._offered, None
+            if offered is not None and offered.place.generation == generation:
+                self._place, self._giver, self._timeout_s = offered
+                self.idle = False
+                return
+        _give_up(None if offered is None else offered.giver, None)
+        raise RingBroken("this worker does not give its state beside a step any more")
 
     def send(self, newcomers: int, portion: StatePortion) -> None:
         """To those who come for what was offered. All that a script may change is copied now, in the first portion and

@@ -202,7 +202,7 @@ class Switching:
         return sending.steps(size, self._leasing.step_time_s(), self._lead_times, self._step_s)
 
     def _offer(self, roster: tuple[str, ...], prepared: int) -> int:
-        """Where the first of `roster`, no newcomer, gives those its state beside the first steps; 0: nowhere."""
+        """Where newcomers get the state of the first of `roster`, a survivor, beside the first steps; 0: nowhere."""
         working = self._working
         if not prepared or set(roster).issubset(working.record.roster):
             return 0

@@ -1,8 +1,8 @@
 """In which state a new ring begins: the newest committed step of its members, from one that has it (I5).
 
 Each member puts a number into a small all-reduce that takes the highest, and hears what that is; once, or a few times.
-Where newcomers get their state beside the first steps, the plan says it all, and members say nothing: one of which that
-is not so does not come to the ring, which breaks for the others.
+Where newcomers get their state beside the first steps, the plan says how the ring begins, and members say nothing. A
+survivor that is not in the state of the planned step does not come to that ring, which breaks for the others.
 Owns: these numbers, and what follows from what is heard. Does not own: the all-reduce, nor the copying
 (`edl.trainer.shell`).
 """

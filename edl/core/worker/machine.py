@@ -224,7 +224,7 @@ class WorkerMachine:
 
     @property
     def begins_after(self) -> int:
-        """The step that its ring begins after, or the one that it enters, once its members have agreed."""
+        """The step that its ring begins after, or the one that it enters, once that is known."""
         beginning = None if self._entering is None else self._entering.beginning
         return self.entered_after if beginning is None else beginning.step
 
@@ -534,7 +534,7 @@ class WorkerMachine:
         self.unusual.sit(entering.assignment.checking, beginning.step, place.size, beside=over)
         sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
         if self.orders is not None:
-            sat += self._adopt(self.orders)  # if the ring agreed on the planned step, its leases are here already
+            sat += self._adopt(self.orders)  # if it begins after the planned step, its leases are here already
         self.leases.forget_before(beginning.step + 1)
         sat.append(TellDaemon(self._entered()))
         return [*sat, *self._go_on()]
