@@ -35,6 +35,7 @@ class Migrations:
         self._job = job
         self._boot_s = boot_s
         self._numbers = count(1)
+        self._left_by: dict[str, str] = {}  # each request: the host
         self._dismissed: set[str] = set()  # by requests for a size, in the record that is written
 
     # --------------------------------------------------------------------------------------------------- what is asked
@@ -49,6 +50,7 @@ class Migrations:
             f"the job is to go from {self.home} to host{number}:{slots}{'' if starts else ', where none starts'}"
         )
         self._job.disturb()
+        self._left_by[asked.request] = asked.host
         self._ask(asked)
         self._job.after(OVER_S * self._boot_s, self._is_over, asked.request, self._job.calm_at)
         if starts:
@@ -98,14 +100,13 @@ class Migrations:
             self._job.checks.violated("migrations", "one is over, and those who ask for it are not told")
         for one in record.migrated:
             if one not in before.migrated and not one.failure:
-                self._is_left(before, record)
+                self._is_left(self._left_by[one.request], record)
         if record.plan is not None and record.plan is not before.plan and record.migration is not None:
             self._keeps_its_size(before, record)
 
-    def _is_left(self, before: Record, record: Record) -> None:
-        host = before.migration.host if before.migration is not None else ""
+    def _is_left(self, host: str, record: Record) -> None:
         left = [one.identity.id for one in record.members if migration.is_at(one.identity, host)]
-        if left or not host:
+        if left:
             self._job.checks.violated("migrations", f"{host} counts as left, and {left} are there")
         hosts = [one.identity.host for one in record.members if one.state not in GOING]
         self.home = next((one for one in hosts if one != ASIDE), self.home)

@@ -252,6 +252,9 @@ class Leasing:
             return
         planned = plan is not None and plan.after_step is not None
         if record.superseded or planned:
+            # A daemon begun anew tells how far its trainer is a moment before it tells by whose leases that was.
+            if any(working.seen.generation(worker) < record.generation for worker in told):
+                return
             # The leases of a plan are told before it is in force; so some may be in its ring and go by them already.
             newest = max(working.seen.leases_of(worker) for worker in told)
             if all(working.state(worker) is WorkerState.DONE for worker in left):

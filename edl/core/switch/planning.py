@@ -159,8 +159,9 @@ def _able(now: Situation, forced: bool, *, leavers_too: bool) -> set[str]:
     record = now.record
     base = record.plan.roster if record.plan else record.roster
     staying = {worker for worker, member in now.members.items() if _could_enter(now, member)}
-    if leavers_too:  # not those that the newest plan is without: others may have been leased their samples
-        staying.update(worker for worker in _leavers(now) if worker in base)
+    if leavers_too:  # not those that a plan is without: others may have been leased their samples, and have read them
+        planned = [base, *(plan.roster for plan in record.superseded)]
+        staying.update(worker for worker in _leavers(now) if all(worker in roster for roster in planned))
     if not forced:
         staying -= now.unmet
         # A member that is done keeps its seat, until the ring must be made anew for those that are not.
@@ -303,15 +304,14 @@ def _trains_behind(now: Situation, worker: str, missed: Container[str]) -> bool:
 
 def _instead(now: Situation, roster: tuple[str, ...]) -> Follow | None:
     """Of the planned generation, where only newcomers fail: of those who were planned for, as they have met. Where
-    these are too few, of others too: the ring that works is needed until then.
+    these are too few, or all leave, of others too: the ring that works is needed until then.
     """
     plan, after_step = now.record.plan, kept_step(now)
     if plan is None or after_step is None:
         return None
     known = tuple(worker for worker in roster if worker in plan.roster or worker in now.record.roster)
-    if all(_is(now, worker, WorkerState.LEAVING) for worker in known):
-        return None  # others need the model of these, which would go before that
-    known = known if len(known) >= now.minimum else roster
+    stays = any(not _is(now, worker, WorkerState.LEAVING) for worker in known)
+    known = known if stays and len(known) >= now.minimum else roster
     return Follow(known, forced=False, after_step=after_step, why=why(now, known))
 
 
@@ -420,11 +420,12 @@ def _could_enter(now: Situation, member: Member) -> bool:
 
 def _has_left(now: Situation) -> bool:
     """A member left the ring that stood for one that came to nothing, and too few were left to plan another. Before
-    the switch was due it has not left, and trains on.
+    the switch was due it has not left, and trains on. Another leader waits until it has told.
     """
     record = now.record
-    ready = (worker for worker in record.roster if _is(now, worker, WorkerState.READY))
-    return record.plan is None and any(not now.seen.trains(worker, record.generation) for worker in ready)
+    ready = [worker for worker in record.roster if _is(now, worker, WorkerState.READY)]
+    told = [worker for worker in ready if now.seen.generation(worker) >= record.generation]
+    return record.plan is None and any(not now.seen.trains(worker, record.generation) for worker in told)
 
 
 def _is_ending(now: Situation) -> bool:

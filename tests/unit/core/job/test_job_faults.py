@@ -24,9 +24,9 @@ LONG = DataSpec(total=100_000, epochs=1, batch=10)
 class Job:
     """A machine, and workers that do what is said of them."""
 
-    def __init__(self, *workers: str, spec: DataSpec = SPEC, np: int = 0, maximum: int = 0) -> None:
+    def __init__(self, *workers: str, spec: DataSpec = SPEC, np: int = 0, minimum: int = 1, maximum: int = 0) -> None:
         self.machine = JobMachine(new_record("j", 0.0), LeadTimes.of(10.0))
-        self.spec, self.np, self.maximum, self.now = spec, np or len(workers), maximum, 0.0
+        self.spec, self.np, self.minimum, self.maximum, self.now = spec, np or len(workers), minimum, maximum, 0.0
         self.unmet: set[str] = set()  # whose daemons do not come to a call
         for worker in workers:
             self.join(worker)
@@ -36,7 +36,7 @@ class Job:
         return [*self.machine.handle(happened, self.now), *meet(self.machine, self.now, self.unmet)]  # type: ignore[arg-type]
 
     def join(self, worker: str) -> list[object]:
-        return self.feed(Register(Identity(worker, "host", "127.0.0.1", 1, 2), self.np, 1, self.maximum))
+        return self.feed(Register(Identity(worker, "host", "127.0.0.1", 1, 2), self.np, self.minimum, self.maximum))
 
     def see(self, worker: str, phase: Phase, generation: int, step: int = 0, **more: object) -> list[object]:
         values = {"leases_of": generation, "data": self.spec, "pause": None, "leaving": False, "reason": ""} | more
@@ -587,3 +587,64 @@ def test_a_script_that_ends_before_the_leader_hears_that_it_wished_to_leave_has_
     job.succeed("w0", "w1")
     job.see("w0", Phase.DONE, 1, 2, leaving=True)
     assert (job.state("w0"), job.machine.record.target) == (WorkerState.DONE, 2)
+
+
+def test_a_leaver_that_alone_has_the_model_trains_on_up_to_the_step_though_its_newcomer_dies() -> None:
+    job = Job("w0", spec=LONG)
+    job.sit("w0")
+    job.join("w1")
+    job.join("w2")
+    job.see("w0", Phase.TRAINING, 1, 3, leaving=True)
+    job.see("w1", Phase.READY, 0)
+    step = job.plan.after_step
+    assert step
+    job.see("w2", Phase.READY, 0)
+    job.see("w1", Phase.FAILED, 0, reason="killed")
+    assert (job.plan.roster, job.plan.after_step) == (("w0", "w2"), step)
+
+
+def test_a_step_that_a_daemon_begun_anew_tells_of_counts_once_it_tells_by_which_leases_it_was_trained() -> None:
+    job = in_a_switch()
+    first, step = job.plan.generation, job.plan.after_step or 0
+    job.feed(Vanished("w1", "gone"))
+    job.see("w2", Phase.BROKEN, first, step + 5, reason="connection reset by peer")
+    assert [plan.generation for plan in job.machine.record.superseded] == [first]
+    job.succeed("w0", "w2")
+    job.see("w0", Phase.BOOTING, 0, step + 5, data=None)
+    assert job.machine.ledger is not None
+    assert job.machine.ledger.step < step
+    job.see("w0", Phase.BROKEN, 1, step, reason="connection reset by peer", leases_of=1)
+    assert job.machine.ledger.step == step
+
+
+def test_another_leader_takes_no_member_for_gone_from_the_ring_before_it_has_told() -> None:
+    """Its plan came to nothing before the step was there, and too few were left for another."""
+    job = Job("w0", "w1", spec=LONG, minimum=2)
+    job.sit("w0", "w1")
+    job.join("w2")
+    job.see("w0", Phase.TRAINING, 1, 3, leaving=True)
+    job.see("w2", Phase.READY, 0)
+    assert job.plan.roster == ("w1", "w2")
+    job.see("w2", Phase.FAILED, 0, reason="killed")
+    assert job.machine.record.plan is None
+    job.succeed("w0", "w1")
+    job.join("w3")
+    job.see("w3", Phase.READY, 0)
+    assert job.machine.record.plan is None
+    job.sit("w0", "w1", step=4)
+    assert (job.plan.roster, job.plan.after_step is None) == (("w1", "w3"), False)
+
+
+def test_a_leaver_is_in_no_ring_with_one_that_may_have_read_by_the_leases_of_a_plan_without_it() -> None:
+    """That plan came to nothing, and is the newest no more."""
+    job = Job("w0", "w1", "w2", spec=LONG, minimum=2)
+    job.sit("w0", "w1", "w2")
+    job.see("w2", Phase.TRAINING, 1, 3, leaving=True)
+    plan = job.plan
+    assert plan.roster == ("w0", "w1")
+    job.see("w1", Phase.FAILED, plan.generation, plan.after_step or 0, reason="killed")
+    assert job.machine.record.plan is None
+    job.see("w0", Phase.BROKEN, plan.generation, plan.after_step or 0, reason="connection reset by peer", leases_of=1)
+    job.see("w2", Phase.BROKEN, 1, plan.after_step or 0, reason="connection reset by peer", leaving=True)
+    assert job.machine.record.plan is None
+    assert job.machine.record.state is JobState.SCALING
