@@ -13,7 +13,7 @@ from edl.protocol.messages import Observation, Phase
 from edl.protocol.saving import PartInfo
 from edl.transport.page import Page
 
-MEMORY_S = 0.5  # what is so old has lost 63 % of its weight in the mean step time
+MEMORIES_S = (0.5, 20.0)  # what is so old has lost 63 % of its weight, in each of two mean step times
 
 
 class Observer:
@@ -32,7 +32,7 @@ class Observer:
         self._account = TrainerAccount()
         self.met: tuple[int, ...] = (0,)  # what our daemon has seen of those who are called to a next ring
         self.driver: Word | None = None  # what the stand-in has said of horovodrun's driver
-        self._step_time_s = 0.0
+        self._step_times_s: tuple[float, ...] = (0.0, 0.0)
         self._sitting_s = self._computed_s = 0.0  # in rings; and there neither waiting nor loading
         self._idle_before_s = self._idle_s()
         self._looked_at: float | None = None
@@ -92,7 +92,7 @@ class Observer:
             generation=account.generation,
             step=self._page.step,
             leases_of=account.leases_of,
-            step_time_s=self._step_time_s,
+            step_time_s=min(self._step_times_s),
             data=account.data,
             pause=account.pause,
             leaving=account.leaving,
@@ -131,13 +131,16 @@ class Observer:
             self._computed_s = max(self._computed_s, self._sitting_s - (self._idle_s() - self._idle_before_s))
 
     def _measure(self, now: float) -> None:
-        """A look now and then is enough for a mean, and costs the trainer nothing."""
+        """A look now and then is enough for a mean, and costs the trainer nothing. Of two, the shorter one counts: when
+        a switch is planned, steps have been long for moments, as its ring was prepared, and are about to be short.
+        """
         step, last = self._page.step, self._last
         if last is None:
             self._last = (step, now)
         elif step > last[0]:
-            elapsed_s, mean = now - last[1], self._step_time_s
-            newest = elapsed_s / (step - last[0])
-            weight = 1 - math.exp(-elapsed_s / MEMORY_S) if mean else 1.0
-            self._step_time_s = mean + weight * (newest - mean)
+            elapsed_s = now - last[1]
+            newest, known = elapsed_s / (step - last[0]), all(self._step_times_s)
+            weights = [1 - math.exp(-elapsed_s / memory_s) if known else 1.0 for memory_s in MEMORIES_S]
+            means = zip(weights, self._step_times_s, strict=True)
+            self._step_times_s = tuple(mean + weight * (newest - mean) for weight, mean in means)
             self._last = (step, now)

@@ -37,12 +37,16 @@ class Observed:
 
 
 def overtaken(heard: Observation, last: Observation) -> bool:
-    """`heard` was observed before `last` was: reports may overtake each other when a call is tried again."""
+    """`heard` was observed before `last` was: reports may overtake each other when a call is tried again, or are of a
+    daemon that is gone. All daemons that a worker ever has are on its host, and go by one clock.
+    """
+    if heard.at < last.at:
+        return True
     if heard.generation != last.generation:
         return heard.generation < last.generation
     if heard.phase is not last.phase:
         return ORDER[heard.phase] < ORDER[last.phase]
-    return (heard.step, heard.at) < (last.step, last.at)  # a worker held at a mark makes no step, and has news
+    return heard.step < last.step
 
 
 def only_stepped(heard: Observation, last: Observation) -> bool:

@@ -63,3 +63,29 @@ def test_computing_is_what_is_neither_waiting_nor_loading_in_a_ring_and_never_sh
     assert [computed(5.5), computed(6.0), computed(8.0)] == [2.0, 2.0, 3.5]
     page.add_loaded(1_000_000_000)
     assert computed(10.0) == 4.5
+
+
+def test_the_step_time_is_the_shorter_one_of_moments_and_of_half_a_minute(tmp_path: Path) -> None:
+    """Steps are long for a moment as the next ring is prepared beside them, and short again by its switch."""
+    page = Page.create(tmp_path / "page")
+    observer = Observer(Page.open(tmp_path / "page"))
+    observer.hear(link.Entered(1, 0, 1, None))
+    now = 0.0
+    assert observer.observe(now).step_time_s == 0.0
+    for _ in range(100):
+        now = _make_a_step(page, now, 0.1)
+        observer.observe(now)
+    assert observer.observe(now).step_time_s == pytest.approx(0.1)
+    for _ in range(5):
+        now = _make_a_step(page, now, 0.4)
+        observer.observe(now)
+    assert 0.1 < observer.observe(now).step_time_s < 0.15
+    for _ in range(60):
+        now = _make_a_step(page, now, 0.05)
+        observer.observe(now)
+    assert observer.observe(now).step_time_s == pytest.approx(0.05, rel=0.1)
+
+
+def _make_a_step(page: Page, now: float, took_s: float) -> float:
+    page.count().step += 1
+    return now + took_s

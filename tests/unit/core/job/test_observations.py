@@ -33,6 +33,11 @@ def test_only_what_comes_earlier_in_a_story_is_older(story: list[Observation]) -
         assert not overtaken(now, now)
 
 
+def test_what_a_daemon_that_is_gone_has_seen_is_older_than_what_another_one_sees() -> None:
+    """Which knows little yet: it is seen at an earlier part of the story."""
+    assert overtaken(seen(Phase.READY, 0, 9, at=1.0), seen(Phase.BOOTING, 0, 12, at=1.5))
+
+
 def test_mere_progress_is_told_from_news() -> None:
     training = seen(Phase.TRAINING, 3, 9)
     assert only_stepped(msgspec.structs.replace(training, step=10), training)
