@@ -1,7 +1,7 @@
 """Simulated rings that form beside others: what each member makes of one, and what it costs who trains: nothing.
 
-Owns: what a trainer's preparing thread does, and what must hold of the rings it prepares. Does not own: rings that are
-entered (`edl.testing.rings`), nor what a trainer does about either.
+Owns: what a trainer's preparing thread does, and what must hold of the rings it prepares. Does not own: how a ring
+begins in line (`edl.testing.meetings`), nor its steps (`edl.testing.rings`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class NextRings:
                 self.join(worker, assignment)
             case EnterRing(assignment):
                 self._is_to_form(worker, assignment.place.generation)
-                self.job.rings.arrive(worker, assignment)
+                self.job.meetings.arrive(worker, assignment)
             case AdoptRing(assignment):
                 self.adopt(worker, assignment)
             case PrepareRing(place):
@@ -98,7 +98,7 @@ class NextRings:
         self._begun.add((worker.id, generation))
         if generation not in self._called:  # in place of a ring that is broken
             self.job.happens(Moment.PREPARING, worker)
-            self.job.rings.begin(worker, place)
+            self.job.meetings.begin(worker, place)
             return
         self.attempts.setdefault(generation, RingBeside(generation, place.size)).ranks[worker.id] = place.rank
         self.job.happens(Moment.PREPARING, worker)
@@ -126,7 +126,7 @@ class NextRings:
         if assignment.after_step is not None or self.held.pop(worker.id, 0) != generation:
             self._violated(f"{worker.id} waits for ring {generation}, which its thread does not form")
             return
-        self.job.rings.join(worker, assignment)
+        self.job.meetings.join(worker, assignment)
 
     def begun(self, worker: SimWorker, generation: int) -> None:
         """What stands in place of a broken ring does here."""
@@ -150,9 +150,9 @@ class NextRings:
             return
         self._adopted = generation
         if attempt.is_whole or self.job.random.random() < 0.5:
-            self.job.rings.adopt(worker, assignment, attempt.members)
+            self.job.meetings.adopt(worker, assignment, attempt.members)
         if not attempt.is_whole:  # some find out in their first collective there
-            self.job.after(self._soon(), self.job.rings.fail, worker, generation, "connection reset by peer")
+            self.job.after(self._soon(), self.job.meetings.fail, worker, generation, "connection reset by peer")
 
     def missed(self, worker: SimWorker) -> None:
         """Its process died, and what it had prepared with it; who waits for it in a collective notices."""
@@ -164,14 +164,14 @@ class NextRings:
                 for other in attempt.came.values():
                     if other is not worker and other.assignment is not None and other.assignment.prepared:
                         self.job.after(
-                            self._soon(), self.job.rings.fail, other, attempt.generation, "connection reset by peer"
+                            self._soon(), self.job.meetings.fail, other, attempt.generation, "connection reset by peer"
                         )
 
     def give_up(self, worker: SimWorker) -> None:
         """Its daemon died, which asked for the addresses of the others."""
         generation = self.held.get(worker.id, 0)
         if generation and generation not in self.attempts:
-            self.job.after(self._soon(), self.job.rings.fail_begun, worker, generation, "its daemon died")
+            self.job.after(self._soon(), self.job.meetings.fail_begun, worker, generation, "its daemon died")
         elif generation and not self.attempts[generation].forms:
             self._fail_soon(worker, generation, "its daemon died")
 
@@ -179,7 +179,7 @@ class NextRings:
         if generation in self.attempts:
             self._break(generation, worker)
         else:
-            self.job.rings.leave_begun(worker, generation)
+            self.job.meetings.leave_begun(worker, generation)
 
     # ----------------------------------------------------------------------------------------------------- how it forms
 

@@ -39,9 +39,11 @@ from edl.protocol.job import OVER, JobState, Record, WorkerState
 from edl.protocol.job_policy import Batching, JobPolicy
 from edl.protocol.messages import Phase, Register
 from edl.protocol.saving import Checkpointing, Resumed
+from edl.testing.beginnings import Beginnings
 from edl.testing.checks import Checks
 from edl.testing.faults import Moment, Planned, SimFault
 from edl.testing.leading import TICK_S, SimLeader
+from edl.testing.meetings import Meetings
 from edl.testing.migrations import Migrations
 from edl.testing.models import Model
 from edl.testing.musters import Musters
@@ -127,6 +129,8 @@ class SimJob:
         self.transcript: list[str] = []
         self.shells = self.shells_class(self)
         self.requests = SimRequests(self)
+        self.meetings = Meetings(self)
+        self.beginnings = Beginnings(self)
         self.rings = Rings(self)
         self.next_rings = NextRings(self, seed)
         self.musters = Musters(self)
@@ -314,7 +318,7 @@ class SimJob:
         """Another daemon registers, and is told the trainer's story a moment later."""
         worker.daemon += 1
         worker.sent, worker.presented = None, False
-        self.rings.give_up(worker, "its daemon died")
+        self.meetings.give_up(worker, "its daemon died")
         self.next_rings.give_up(worker)
         self._present(worker, worker.daemon)
 
@@ -508,7 +512,7 @@ class SimJob:
             return
         worker.attention = attention_step(worker.generation, orders, worker.account.copied[0])
         if worker.assignment is not None and _generation(orders.assignment) != _generation(worker.assignment):
-            self.rings.give_up(worker, "its ring was given up")
+            self.meetings.give_up(worker, "its ring was given up")
         self.shells.tell(worker, OrdersHeard(orders))
         if orders.going and not (before is not None and before.going):
             self.stir(worker)

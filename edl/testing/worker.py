@@ -1,7 +1,7 @@
 """A simulated worker: the real machine of its trainer, and what its daemon knows.
 
 Owns: one worker's machine, its model, how far its pipeline has read, and what is seen of it. Does not own: what is done
-with the machine's commands (`edl.testing.simulation`, `edl.testing.rings`).
+with the machine's commands (`edl.testing.shells`, `edl.testing.beginnings`).
 """
 
 from __future__ import annotations
@@ -139,6 +139,10 @@ class SimWorker:
     def assignment(self) -> Assignment | None:
         """While it enters."""
         return self.machine.assignment
+
+    def goes_to(self, generation: int) -> bool:
+        """It enters that ring, and has not given up waiting for the others."""
+        return self.assignment is not None and self.assignment.place.generation == generation
 
     @property
     def sits(self) -> bool:

@@ -95,7 +95,7 @@ class Begun:
 
     def __init__(self, job: SimJob) -> None:
         self.count = 0
-        self._begin, job.rings.begin = job.rings.begin, self._note  # type: ignore[method-assign]
+        self._begin, job.meetings.begin = job.meetings.begin, self._note  # type: ignore[method-assign]
 
     def _note(self, worker: SimWorker, place: object) -> None:
         self.count += 1

@@ -1,0 +1,214 @@
+"""Simulated beginnings: the members of a ring agree on the newest state and copy it; or each knows what it begins with.
+
+Owns: how each member comes to what its ring begins with, to half of it, or to nothing. Does not own: how members find
+each other (`edl.testing.meetings`), nor what they do once it has begun (`edl.testing.rings`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edl.core.worker.inputs import (
+    Agree,
+    Command,
+    CopyRest,
+    CopyState,
+    FetchState,
+    NumberHeard,
+    RingFormed,
+    StateComes,
+    StateCopied,
+)
+from edl.testing.faults import Moment
+from edl.testing.models import Model
+from edl.testing.rings import STEP_TIMEOUT_S, SimRing
+from edl.testing.worker import SimWorker
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+
+class KnownBeginning:
+    """Of a ring to which each member comes by itself, as it knows beforehand how that begins."""
+
+    def __init__(self, ring: SimRing) -> None:
+        self.ring = ring
+        self.coming = {worker.id for worker in ring.members}
+        self.had: dict[str, int] = {}  # of those that have come: the steps of those who had a state
+        self.ready: set[str] = set()
+        self.fetching: dict[str, list[Command]] = {}  # newcomers, as long as rank 0 has not come
+
+
+class Beginnings:
+    """Of all rings of a job."""
+
+    def __init__(self, job: SimJob) -> None:
+        self.job = job
+        self._known: dict[int, KnownBeginning] = {}  # by generation
+
+    # ---------------------------------------------------------------------------------------- known beforehand
+
+    def begin_known(self, worker: SimWorker, generation: int, members: list[SimWorker]) -> None:
+        """It knows how that ring begins, and begins, or does not come. A newcomer waits for what rank 0 gives."""
+        ring = self.job.rings.rings.setdefault(generation, SimRing(generation, members))
+        known = self._known.setdefault(generation, KnownBeginning(ring))
+        self.job.happens(Moment.FORMING, worker)
+        self.job.after(STEP_TIMEOUT_S, self.job.meetings.fail, worker, generation, "what it waits for does not come")
+        if not worker.alive or worker.stalled:
+            return
+        had, ready = worker.step if worker.generation and worker.has_state else None, worker.booted
+        commands = worker.machine.handle(RingFormed())
+        fetches = any(isinstance(command, FetchState) for command in commands)
+        if not (fetches or worker.machine.sits):
+            self.job.shells.carry_out(worker, commands)
+            return
+        known.coming.discard(worker.id)
+        known.had |= {} if had is None else {worker.id: had}
+        known.ready |= {worker.id} if ready else set()
+        if fetches:
+            known.fetching[worker.id] = commands
+        else:
+            self.job.shells.sit(worker, commands)
+        if members[0].machine.sits and members[0].generation == generation and members[0].alive:
+            self._give(known)
+        self._note_whole(known)
+
+    def _give(self, known: KnownBeginning) -> None:
+        """To the newcomers that have come to rank 0's ring."""
+        models = [one.model for one in known.ring.members]
+        for one, commands in sorted(known.fetching.items()):
+            worker = self.job.workers[one]
+            if worker.goes_to(known.ring.generation) and worker.alive and not worker.stalled:
+                self._begin(worker, commands, models)
+        known.fetching = {}
+
+    def _note_whole(self, known: KnownBeginning) -> None:
+        ring = known.ring
+        if all(worker.sits and worker.generation == ring.generation for worker in ring.members):
+            self.job.checks.formed(ring.generation, ring.members, known.had, known.ready)
+
+    def awaits(self, worker: SimWorker, ring: SimRing) -> bool:
+        """It is on its way to that ring from the one of before, or a newcomer that waits for its state there."""
+        if ring.generation in self._known and worker.id in self._known[ring.generation].coming:
+            held = self.job.next_rings.held.get(worker.id) == ring.generation
+            return worker.alive and (held or worker.stalled)
+        return worker.alive and worker.goes_to(ring.generation)
+
+    def missed(self, worker: SimWorker) -> None:
+        """It died, hangs, or has left: where it was to come, the others notice, and those who wait for its state."""
+        for known in self._known.values():
+            if worker.id in known.coming and not self.awaits(worker, known.ring):
+                self.job.rings.arm(known.ring)
+                if worker is known.ring.members[0]:
+                    self._fail_fetching(known)
+
+    def _fail_fetching(self, known: KnownBeginning) -> None:
+        for one in sorted(known.fetching):
+            self.job.meetings.fail_later(self.job.workers[one], known.ring.generation, "connection reset by peer")
+
+    # ------------------------------------------------------------------------------------------ agreed on by all
+
+    def begin(self, generation: int, members: list[SimWorker]) -> None:
+        """All are connected: they agree on the newest step, and members that are behind receive its state (I5)."""
+        victim = self.job.random.choice(members)
+        self.job.happens(Moment.FORMING, victim)
+        came = [worker for worker in members if worker.goes_to(generation)]
+        living = [worker for worker in came if worker.alive and not worker.stalled]
+        if len(living) < len(members):
+            self._break_off(members, came, living, generation)
+            return
+        if len(members) > 1 and any(worker.cut_off for worker in members):
+            for worker in members:
+                self.job.meetings.fail_later(worker, generation, "connection reset by peer")
+            return
+        had = {one.id: one.step for one in members if one.generation and one.has_state}
+        ready = {one.id for one in members if one.booted}
+        answers, models = self._agree(members), [one.model for one in members]
+        begin = [one.machine.assignment is not None or one.sits for one in members]
+        if all(begin):
+            self.job.checks.formed(generation, members, had, ready)
+        if any(begin):  # else all have found that it is not to stand; if some, the others say that the state is lost
+            self.job.rings.rings[generation] = SimRing(generation, members)
+        for worker in members:
+            self._begin(worker, answers[worker.id], models)
+        self.job.note(f"ring {generation} of {[one.id for one in members]} stands after step {members[0].step}")
+
+    def _agree(self, members: list[SimWorker]) -> dict[str, list[Command]]:
+        """They agree, all at once: each number of theirs is an all-reduce of the highest. What each does then."""
+        answers = {worker.id: worker.machine.handle(RingFormed()) for worker in members}
+        while said := {one: command.number for one, (command, *_) in answers.items() if isinstance(command, Agree)}:
+            if gone_on := answers.keys() - said.keys():
+                self.job.checks.violated("I3", f"{sorted(said)} wait for numbers of {sorted(gone_on)}, who go on")
+            highest = max(said.values())
+            answers = {worker.id: worker.machine.handle(NumberHeard(highest)) for worker in members}
+        return answers
+
+    def _begin(self, worker: SimWorker, commands: list[Command], models: list[Model]) -> None:
+        """What it is to begin with has come whole. `models`: of all members, by rank."""
+        for command in commands:
+            if isinstance(command, FetchState):
+                if not worker.sends_state:
+                    self.job.checks.violated("I14", f"{worker.id} is to fetch its state beside a step, and cannot")
+                worker.model = worker.model.half_copied(models[command.root])
+                commands = worker.machine.handle(StateComes())
+            elif isinstance(command, CopyState | CopyRest):
+                mine, theirs = worker.model, models[command.root]
+                if isinstance(command, CopyState):
+                    worker.model = theirs
+                elif command.unsure:
+                    worker.model = Model(mine.learned, theirs.carried)
+                commands = worker.machine.handle(StateCopied())
+        if worker.machine.sits:
+            self.job.shells.sit(worker, commands)
+        else:  # the members have found out that this ring is not to stand
+            self.job.shells.carry_out(worker, commands)
+
+    # ------------------------------------------------------------------------------------------------ broken off
+
+    def _break_off(
+        self, members: list[SimWorker], came: list[SimWorker], living: list[SimWorker], generation: int
+    ) -> None:
+        """A member dies in the middle: some of the others may be through, others have half a state, or none."""
+        source, rings = self.job.random, self.job.rings.rings
+        copying = generation > 1 and any(one.has_state for one in came)
+        copying = copying and source.random() < 0.7  # all agreed: it happened in what comes after
+        answers = self._agree(came) if copying else {}
+        models = [worker.model for worker in members]
+        for worker in living:
+            commands = answers.get(worker.id, [])
+            fetch = next((one for one in commands if isinstance(one, FetchState)), None)
+            comes = fetch is not None and members[fetch.root] in living and source.random() < 0.5
+            if worker.machine.sits or comes:
+                rings.setdefault(generation, SimRing(generation, members))
+                self._begin(worker, commands, models)
+                continue
+            copy = next((one for one in commands if isinstance(one, CopyState | CopyRest)), None)
+            if copy is not None and source.random() < 0.3 and self._has_come(copy, members, living):
+                rings[generation] = SimRing(generation, members)
+                self._begin(worker, commands, models)
+                continue
+            if copy is not None:
+                self._take_half(worker, copy, models)
+            elif commands and fetch is None:
+                self._begin(worker, commands, models)
+            reason = "connection reset by peer" if len(living) + 1 >= len(members) else "several are gone"
+            slow = STEP_TIMEOUT_S if any(one.stalled for one in members) else 0.005
+            self.job.after(slow * source.random(), self.job.meetings.fail, worker, generation, reason)
+        if generation in rings:
+            self.job.rings.arm(rings[generation])
+
+    @staticmethod
+    def _has_come(copy: CopyState | CopyRest, members: list[SimWorker], living: list[SimWorker]) -> bool:
+        """What is copied may be through, though a member is gone: unless that one was to give it."""
+        copies = isinstance(copy, CopyState) or copy.unsure
+        return not copies or members[copy.root] in living
+
+    def _take_half(self, worker: SimWorker, copy: CopyState | CopyRest, models: list[Model]) -> None:
+        """Of a whole state, or of what only may differ."""
+        mine, theirs = worker.model, models[copy.root]
+        if isinstance(copy, CopyRest) and copy.unsure:
+            worker.model = Model(mine.learned, mine.half_copied(theirs).carried)
+        elif isinstance(copy, CopyState) and not (copy.is_root or copy.current):
+            worker.model = mine.half_copied(theirs)
+        elif isinstance(copy, CopyState) and worker.step and not worker.has_state:
+            self.job.checks.violated("I5", f"{worker.id} has the whole state of step {worker.step}, and gives it up")
