@@ -1,6 +1,6 @@
 """What can go wrong with a simulated job, and when: planned beforehand, so that a seed always tells the same story.
 
-Owns: the kinds of fault, and drawing a plan of them. Does not own: carrying one out (`edl.testing.simulation`).
+Owns: the kinds of fault, and drawing a plan of them. Does not own: carrying one out (`edl.testing.striking`).
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class SimLeader:
             case Publish(book, pressing):
                 self.job.checks.writing.published(self, book)
                 self.book = book
-                self.job.publish(self, pressing=pressing)
+                self.job.daemons.publish(book, pressing=pressing)
             case GiveAnswer(asker, reply):
                 self.job.checks.writing.answered(self)
                 self.unanswered.remove(asker)

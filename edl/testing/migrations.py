@@ -80,8 +80,8 @@ class Migrations:
         if record.migration is not None and record.migration.request == asked.request:
             host = asked.to[0].host
             missing = sum(room.slots for room in migration.awaited(record) if room.host == host)
-            for _ in range(missing - self._job.on_their_way(host)):
-                self._job.start_worker(host)
+            for _ in range(missing - self._job.launcher.on_their_way(host)):
+                self._job.launcher.start(host)
         self._job.after(LOOK_S, self._start, asked)
 
     def _has_ended(self, request: str) -> bool:

@@ -30,7 +30,7 @@ class Musters:
         ranks = [peer.rank for peer in called.peers]
         worker.met = (called.number, *ranks)
         if not ranks:
-            self.job.stir(worker)
+            self.job.daemons.stir(worker)
         for rank in ranks:
             self._send(worker, rank, self.job.workers[roster[rank]], called.number)
 
@@ -45,4 +45,4 @@ class Musters:
             return
         worker.met = (number, *(one for one in worker.met[1:] if one != rank))
         if worker.met == (number,):
-            self.job.stir(worker)
+            self.job.daemons.stir(worker)

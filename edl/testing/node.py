@@ -50,6 +50,11 @@ class RecordNode:
         self._job = job
         self._fates = random.Random(f"answers {seed}")  # noqa: S311 - repeatable is the point
 
+    @property
+    def is_away(self) -> bool:
+        """It answers no call, and ends no session."""
+        return self._job.now < self.away_until
+
     def arrives(self, commit: Commit, term: int) -> Outcome:
         """What the leader hears of its write."""
         match self._fate():
@@ -93,7 +98,7 @@ class RecordNode:
 
     def _fate(self) -> LostCall | None:
         """None: it is answered. Where no message is late, no answer is lost."""
-        if self._job.now < self.away_until:
+        if self.is_away:
             return LostCall.UNSENT
         if not self._job.late or self._fates.random() >= self.lost:
             return None

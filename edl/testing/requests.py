@@ -45,7 +45,7 @@ class SimRequests:
             self._job.calm_at = self._job.now
             self.ask(size, heard)
         elif True in said and self._job.durable.target == size:
-            self._job.start_missing()
+            self._job.launcher.start_missing()
 
     def demand(self, size: int) -> None:
         """Ask for a size, and insist: if nothing else happens from now on, the job comes to have it."""
@@ -58,7 +58,7 @@ class SimRequests:
 
     def _insist(self, calm_at: float) -> None:
         if calm_at == self._job.calm_at and self._job.durable.state not in OVER:
-            self._job.start_missing()
+            self._job.launcher.start_missing()
 
     def _reached(self, calm_at: float, size: int, others: list[SimWorker]) -> None:
         """`others`: who came or went, unheard of, before the request was on record. Let in after it, they are welcome
@@ -71,7 +71,7 @@ class SimRequests:
         """Under way, or a member that was asked to leave, of which the leader does not know."""
         staying = (one.identity.id for one in self._job.durable.members if one.state is not WorkerState.LEAVING)
         known = map(self._job.workers.get, staying)
-        return [*self._job.under_way(), *(worker for worker in known if worker and worker.leaving)]
+        return [*self._job.launcher.under_way(), *(worker for worker in known if worker and worker.leaving)]
 
     def replace_one(self) -> None:
         """The job's own policy wants another worker in the place of one; what starts workers sees it."""
@@ -84,7 +84,7 @@ class SimRequests:
 
     def _start_for_the_slow(self) -> None:
         if self._job.durable.state not in OVER:
-            self._job.start_missing()
+            self._job.launcher.start_missing()
 
     def share_out(self) -> None:
         """The job's own policy wants some to take less of each batch."""

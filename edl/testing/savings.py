@@ -135,7 +135,7 @@ class Savings:
             self.store.parts[copy.save.path, copy.save.part] = copy
             size = FileInfo(f"part-{copy.save.part:04d}-of-{copy.save.parts:04d}", 100, "0")
             worker.account.stored(copy.save.number, PartInfo((size,), 1000 * STEP_S))
-        self.job.stir(worker)
+        self.job.daemons.stir(worker)
 
     def is_storing(self, worker: SimWorker) -> bool:
         """Its daemon tells of its end only once what it is storing is durable, or failed."""

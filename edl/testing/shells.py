@@ -95,7 +95,7 @@ class SimShells:
     def _told(self, worker: SimWorker, said: say.FromTrainer) -> None:
         """Its daemon hears of it, and reports."""
         worker.account.hear(said)
-        self.job.stir(worker)
+        self.job.daemons.stir(worker)
         if isinstance(said, say.Entered | say.Copied | say.CopyMissed) and worker.orders is not None:
             worker.attention = attention_step(worker.generation, worker.orders, worker.account.copied[0])
         if isinstance(said, say.Copied):
@@ -144,7 +144,7 @@ class SimShells:
 
     def stepped(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
         """The end of a mini-batch that counts."""
-        self.job.stir(worker)
+        self.job.daemons.stir(worker)
         if worker.alive and not worker.stalled:
             self.carry_out(worker, commands)
         if worker.sends_state and not worker.machine.state_bytes:

@@ -14,6 +14,7 @@ from edl.core.worker.states import TrainerState
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataSpec
 from edl.testing import Moment, Planned, SimFault, SimJob, Violation
+from edl.testing.launching import SimLauncher
 from edl.testing.savings import Savings
 from edl.testing.worker import SimWorker
 
@@ -79,13 +80,17 @@ class Calm(Prompt):
         self._savings = savings
 
 
+class UnevenLauncher(SimLauncher):
+    def start(self, host: str = "") -> None:
+        super().start(host)
+        worker = list(self.job.workers.values())[-1]
+        worker.ahead = 9 if len(self.job.workers) % 2 else 1
+
+
 class ReadsUnevenly(SimJob):
     """One pipeline reads a few steps ahead, others do not."""
 
-    def _join(self, host: str = "") -> None:
-        super()._join(host)
-        worker = list(self.workers.values())[-1]
-        worker.ahead = 9 if len(self.workers) % 2 else 1
+    launcher_class = UnevenLauncher
 
 
 class LosesTheNewest(SimJob):

@@ -23,7 +23,7 @@ from edl.core.worker.inputs import Command
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState, Record, WorkerState
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.testing import Moment, Planned, SimFault, SimJob, scenario, simulation
+from edl.testing import Moment, Planned, SimFault, SimJob, daemons, scenario
 from edl.testing.shells import SimShells
 from edl.testing.worker import SimWorker
 
@@ -45,11 +45,11 @@ def plans_with_workers_that_boot(patch: Patch) -> None:
 
 def leaves_its_ring_too_early(patch: Patch) -> None:
     patch.setattr(moves, "_is_due", lambda _where, _assignment: True)
-    patch.setattr(simulation, "attention_step", lambda _generation, _orders, _copied: 0)
+    patch.setattr(daemons, "attention_step", lambda _generation, _orders, _copied: 0)
 
 
 def takes_stale_orders(patch: Patch) -> None:
-    patch.setattr(simulation, "are_newer", lambda _orders, _known: True)
+    patch.setattr(daemons, "are_newer", lambda _orders, _known: True)
 
 
 def takes_overtaken_reports(patch: Patch) -> None:

@@ -21,7 +21,8 @@ from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import WorkerState
 from edl.protocol.messages import Register
-from edl.testing import Moment, Planned, SimFault, SimJob, simulation
+from edl.testing import Moment, Planned, SimFault, SimJob, daemons
+from edl.testing.striking import SimFaults
 from edl.testing.worker import SimWorker
 
 SEEDS = 60
@@ -74,7 +75,7 @@ def leaves_before_its_step(patch: Patch) -> None:
     leave = Verdict.LEAVE
     patch.setattr(machine, "next_move", lambda at, told: seat.Leave() if told.verdict is leave else move(at, told))
     patch.setattr(
-        simulation, "attention_step", lambda ring, told, _: 0 if told.verdict is leave else attention(ring, told)
+        daemons, "attention_step", lambda ring, told, _: 0 if told.verdict is leave else attention(ring, told)
     )
 
 
@@ -156,20 +157,28 @@ def forgets_the_epochs_asked_for_since_the_plan(patch: Patch) -> None:
     patch.setattr(ledgers.LedgerVersions, "_take", take)
 
 
+class ReturningFaults(SimFaults):
+    def die(self, worker: SimWorker) -> None:
+        super().die(worker)
+        self.job.after(0.5, self.job.call, Register(worker.identity(), *self.job.limits))
+
+
 class ComesBack(SimJob):
     """A worker that is gone is presented once more, by a call that was under way for long."""
 
-    def _die(self, worker: SimWorker) -> None:
-        super()._die(worker)
-        self.after(0.5, self.call, Register(worker.identity(), *self._limits))
+    faults_class = ReturningFaults
+
+
+class TwofoldFaults(SimFaults):
+    def expire(self, worker: SimWorker) -> None:
+        self.job.inflict(SimFault.CRASH_LEADER)
+        super().expire(worker)
 
 
 class LeaderDiesToo(SimJob):
     """Just when it would have heard that a host is gone."""
 
-    def _expire(self, worker: SimWorker) -> None:
-        self.inflict(SimFault.CRASH_LEADER)
-        super()._expire(worker)
+    faults_class = TwofoldFaults
 
 
 @dataclass(frozen=True)

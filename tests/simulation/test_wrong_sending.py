@@ -17,6 +17,7 @@ from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
 from edl.testing import Moment, Planned, SimFault, SimJob
+from edl.testing.daemons import SimDaemons
 from edl.testing.shells import SimShells
 from edl.testing.worker import SimWorker
 
@@ -147,20 +148,23 @@ def of_large_states(play: Play) -> Play:
     return large
 
 
+class QuickDaemons(SimDaemons):
+    def stir(self, worker: SimWorker) -> None:
+        self.job.after(0.0, self.report, worker)
+
+
 class LosesItsSender(Prompt):
     """The only one that has the state is told to leave, as that is on its way in portions; and the third does not come.
     Reports are so quick that all of it is known, one after the other.
     """
 
     portions = 0
+    daemons_class = QuickDaemons
 
     def run(self, *, within_s: float = 60.0) -> None:
         super().run(within_s=within_s)
         if self.durable.state is not JobState.FINISHED:
             self.checks.violated("I5", f"the state is lost, and no worker has died: {self.durable.reason}")
-
-    def stir(self, worker: SimWorker) -> None:
-        self.after(0.0, self._report, worker)
 
     def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
         if moment is Moment.SITTING and worker is not None and worker.machine.awaits_state:

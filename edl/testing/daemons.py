@@ -1,0 +1,182 @@
+"""Simulated daemons: what those of a job's workers tell a leader, and what they hear of it, late, twice or overtaken.
+
+Owns: registering, reports, and orders on their way to trainers. Does not own: what becomes of a report
+(`edl.testing.leading`), nor what a trainer does with its orders (`edl.testing.shells`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edl.core.job.inputs import Reported
+from edl.core.job.orders import OrderBook
+from edl.core.worker.inputs import OrdersHeard, StillWaiting
+from edl.core.worker.moves import are_newer, attention_step
+from edl.core.worker.states import TrainerState
+from edl.protocol.assignment import Assignment
+from edl.protocol.job import OVER, Record, WorkerState
+from edl.protocol.messages import Phase, Register
+from edl.testing.rings import STEP_S
+from edl.testing.worker import SESSION_S, SimWorker
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+REPORT_S = 0.02
+LATE_S = 0.06  # a late message: several steps
+GRACE_S = 0.05  # until a script that does not hear of its job's end is interrupted
+
+
+class SimDaemons:
+    """Of all workers of one job."""
+
+    def __init__(self, job: SimJob) -> None:
+        self.job = job
+        self._roll: set[str] = set()  # whose daemons have a session
+
+    # -------------------------------------------------------------------------------------------------- sessions
+
+    @property
+    def roll(self) -> frozenset[str]:
+        """The workers whose daemons have a session."""
+        return frozenset(self._roll)
+
+    def lose_session(self, worker: SimWorker) -> None:
+        self._roll.discard(worker.id)
+
+    def durable(self, record: Record) -> None:
+        """`record` was written: the daemon of a worker that is done, or no member, goes once its trainer has."""
+        members = {member.identity.id: member.state for member in record.members}
+        for worker in self.job.workers.values():
+            if worker.doing is TrainerState.OVER and members.get(worker.id) in (None, WorkerState.DONE):
+                self._roll.discard(worker.id)
+
+    def begin(self, worker: SimWorker) -> None:
+        """It has a session, and registers."""
+        self._roll.add(worker.id)
+        self._register(worker)
+
+    def _register(self, worker: SimWorker) -> None:
+        """Said again until a leader has taken it, or has not."""
+        if worker.daemon and worker.alive and not worker.admitted:
+            self.job.call(self._registration(worker), lambda taken: self._registered(worker, taken))
+            self.job.after(SESSION_S, self._register, worker)
+
+    def _registration(self, worker: SimWorker) -> Register:
+        resumed = None if self.job.inherits is None else self.job.inherits.resumed
+        return Register(worker.identity(), *self.job.limits, worker.answering, self.job.policy, resumed=resumed)
+
+    def _registered(self, worker: SimWorker, taken: bool) -> None:
+        if taken:
+            self.job.checks.writing.registered(worker.id)
+        if taken and not worker.admitted:
+            worker.admitted = True
+            self.stir(worker)
+            self.job.after(self.job.delay(), self._hear, worker, self.job.leader.book)
+        elif not taken and not worker.admitted:
+            self.job.shells.fail(worker, "was refused")
+
+    def renew(self, worker: SimWorker) -> None:
+        """Another daemon registers, and is told the trainer's story a moment later."""
+        worker.daemon += 1
+        worker.sent, worker.presented = None, False
+        self.job.meetings.give_up(worker, "its daemon died")
+        self.job.next_rings.give_up(worker)
+        self._present(worker, worker.daemon)
+
+    def _present(self, worker: SimWorker, daemon: int) -> None:
+        """Said again until a leader has taken it; before that, the daemon reports nothing."""
+        if worker.daemon == daemon and not worker.presented and self.job.durable.state not in OVER:
+            self.job.call(self._registration(worker), lambda _: self._presented(worker, daemon))
+            self.job.after(SESSION_S, self._present, worker, daemon)
+
+    def _presented(self, worker: SimWorker, daemon: int) -> None:
+        if worker.daemon == daemon and not worker.presented:
+            self.job.call(Reported(worker.id, msgspec.structs.replace(worker.present(), at=self.job.now)))
+            self.job.savings.tell_again(worker)
+            self.stir(worker)
+
+    # --------------------------------------------------------------------------------------------------- reports
+
+    def stir(self, worker: SimWorker) -> None:
+        """There is something to report: its daemon does so soon."""
+        if worker.daemon and worker.admitted and worker.presented and not worker.report_due:
+            worker.report_due = True
+            self.job.after(REPORT_S * self.job.random.random(), self.report, worker)
+
+    def report(self, worker: SimWorker) -> None:
+        """Now, if there is anything that it has not said."""
+        worker.report_due = False
+        if worker.phase is Phase.DONE and self.job.savings.is_storing(worker):
+            return  # it says so when that is done
+        self.job.checks.accounts.reports(worker)
+        observation = worker.observation(STEP_S)
+        if worker.daemon and worker.presented and observation != worker.sent:
+            worker.sent = observation
+            self.job.call(Reported(worker.id, msgspec.structs.replace(observation, at=self.job.now)))
+
+    def find_leader(self) -> None:
+        """Another one leads: all daemons tell it everything again."""
+        for worker in self.job.workers.values():
+            worker.sent = None
+            self.stir(worker)
+
+    # ---------------------------------------------------------------------------------------------------- orders
+
+    def publish(self, book: OrderBook, *, pressing: bool) -> None:
+        """All who wait for orders get them, at once or when their calls end."""
+        for worker in self._listeners():
+            held = 0.0 if pressing else self.job.lead_times.hold_s * self.job.random.random()
+            late = max(held, worker.deaf_until - self.job.now)
+            self.job.after(late + self.job.delay(), self._hear, worker, book)
+            if self.job.random.random() < 0.03:
+                self.job.after(late + self.job.delay() + LATE_S, self._hear, worker, book)
+
+    def repeat(self, book: OrderBook) -> None:
+        """A leader that is none any more goes on answering for a while."""
+        for worker in self._listeners():
+            self.job.after(self.job.random.random() * LATE_S, self._hear, worker, book)
+
+    def _listeners(self) -> list[SimWorker]:
+        """Whose daemons ask for orders."""
+        listening = (one for one in self.job.workers.values() if one.alive and one.daemon and one.admitted)
+        return [worker for worker in listening if worker.doing is not TrainerState.OVER]
+
+    def _hear(self, worker: SimWorker, book: OrderBook) -> None:
+        """Orders arrive at a daemon, which hands them to its trainer."""
+        orders = book.orders(worker.id)
+        if not are_newer(orders, worker.orders) or not worker.alive or not worker.daemon:
+            return
+        self.job.checks.heard(worker, orders, book.record)
+        before, worker.orders = worker.orders, orders
+        self.job.musters.follow(worker, orders.summons, book.record.muster.roster if book.record.muster else ())
+        if worker.stalled:  # all of the process, say
+            return
+        worker.attention = attention_step(worker.generation, orders, worker.account.copied[0])
+        if worker.assignment is not None and _generation(orders.assignment) != _generation(worker.assignment):
+            self.job.meetings.give_up(worker, "its ring was given up")
+        self.job.shells.tell(worker, OrdersHeard(orders))
+        if orders.going and not (before is not None and before.going):
+            self.stir(worker)
+        if orders.resumable:
+            self.job.after(GRACE_S, self._interrupt, worker)
+        self.job.next_rings.heard(worker, orders)
+        if before is not None:  # another thread has looked at these earlier, and comes later
+            self.job.shells.tell(worker, OrdersHeard(before))
+        if worker.sits and worker.machine.has_share:
+            self.job.rings.arm(self.job.rings.rings[worker.generation])
+        if worker.waits or worker.is_held:
+            self.job.shells.look(worker)
+        elif worker.is_hungry():
+            self.job.shells.tell(worker, StillWaiting(orders))
+
+    def _interrupt(self, worker: SimWorker) -> None:
+        """Its script is at something of its own, and its job is gone."""
+        if worker.alive and not worker.stalled and worker.doing is TrainerState.TRAINING:
+            self.job.shells.end_script(worker)
+
+
+def _generation(assignment: Assignment | None) -> int:
+    return 0 if assignment is None else assignment.place.generation

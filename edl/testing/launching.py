@@ -1,0 +1,82 @@
+"""What starts the workers of a simulated job, as `edl run` does: the first ones, those that are missing, and others.
+
+Owns: how many are started and where, and of what kind each is. Does not own: how many the job is to have, nor how one
+becomes a member (`edl.testing.daemons`).
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from edl.core.worker.states import TrainerState
+from edl.protocol.data import DataSpec
+from edl.protocol.job import Record, WorkerState
+from edl.testing.worker import SESSION_S, SimWorker
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+AHEAD = (1, 1, 3, 1_000_000)  # steps that a pipeline may read ahead
+
+
+class SimLauncher:
+    """Of one job."""
+
+    def __init__(self, job: SimJob, seed: int, *, prepares: float, sends: float) -> None:
+        """`prepares`: so many workers can form a ring beside another; `sends`: state beside steps, likewise."""
+        self.job = job
+        self._prepares, self._sends = prepares, sends
+        self._depths = random.Random(f"pipelines {seed}")  # noqa: S311 - repeatable is the point
+        self._kinds = random.Random(f"rings {seed}")  # noqa: S311
+
+    def begin(self, workers: int) -> None:
+        """A job of so many."""
+        for _ in range(workers):
+            self.start()
+        self.job.after(2 * SESSION_S, self.start_for_the_first, self.job.durable)
+
+    def start(self, host: str = "") -> None:
+        """One more, on that host or where the job is; on that host, it was asked for."""
+        job, number = self.job, len(self.job.workers)
+        prepares, sends = self._kinds.random() < self._prepares, job.senders.random() < self._sends
+        where = host or job.migrations.host_of(number)
+        worker = SimWorker(f"w{number}", where, prepares=prepares, sends_state=sends)
+        worker.answering = bool(host)
+        worker.ahead = self._depths.choice(AHEAD)
+        if job.spec is not None and not asks_by_epoch(job.spec):
+            worker.wanted = job.spec.epochs
+        worker.model = job.begins_with or worker.model
+        job.workers[worker.id] = worker
+        job.daemons.begin(worker)
+
+    def start_missing(self) -> None:
+        """As the job is asked to grow."""
+        outgoing = (WorkerState.LEAVING, WorkerState.DONE)
+        present = sum(member.state not in outgoing for member in self.job.durable.members)
+        present += len(self.under_way())
+        for _ in range((self.job.durable.target or 1) - present):
+            self.start()
+
+    def start_for_the_first(self, record: Record) -> None:
+        """The first generation waits for as many as were asked for: what started those that died starts others.
+
+        Again and again, as those may die before the job has heard of them.
+        """
+        if self.job.durable is record:
+            self.start_missing()
+            self.job.after(SESSION_S, self.start_for_the_first, record)
+
+    def under_way(self) -> list[SimWorker]:
+        """Started, and not let in yet."""
+        coming = (worker for worker in self.job.workers.values() if worker.alive and not worker.admitted)
+        return [worker for worker in coming if worker.doing is not TrainerState.OVER]
+
+    def on_their_way(self, host: str) -> int:
+        """Started there, and not let in yet."""
+        return sum(worker.host == host for worker in self.under_way())
+
+
+def asks_by_epoch(spec: DataSpec) -> bool:
+    """Each pass of the script is one epoch, and asks for it when it begins."""
+    return spec.open_ended or (spec.by_sample and spec.whole_epochs)

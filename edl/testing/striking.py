@@ -1,0 +1,94 @@
+"""What each fault does to a simulated job: to one of its workers, to its leader, or to its coordinator.
+
+Owns: carrying out a fault, and that its leader notices that a host is gone. Does not own: the kinds of fault
+(`edl.testing.faults`), nor when one strikes, and whom (`edl.testing.simulation`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edl.core.job.inputs import Vanished
+from edl.core.worker.inputs import LeaveWanted
+from edl.protocol.job import OVER
+from edl.testing.faults import SimFault
+from edl.testing.rings import STEP_S
+from edl.testing.worker import KILLED, SESSION_S, SimWorker
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+OF_THE_JOB = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, SimFault.SCALE, SimFault.AWAY)
+AWAY_S = 2 * SESSION_S  # at most
+
+
+class SimFaults:
+    """Of one job."""
+
+    def __init__(self, job: SimJob) -> None:
+        self.job = job
+
+    def strike_job(self, fault: SimFault) -> None:
+        """One `OF_THE_JOB`."""
+        match fault:
+            case SimFault.JOIN:
+                self.job.launcher.start()
+            case SimFault.CHANGE_LEADER:
+                self.job.daemons.repeat(self.job.leader.book)
+                self.job.elect(self.job.leader)
+            case SimFault.CRASH_LEADER:
+                self.job.leader.crash(written=self.job.random.random() < 0.5)
+                self.job.after(0.02 + self.job.random.random() * SESSION_S, self.job.elect, self.job.leader)
+            case SimFault.SCALE:
+                self.job.requests.ask(self.job.random.randint(1, 4))
+            case SimFault.AWAY:
+                self.job.calm_at = self.job.node.away_until = self.job.now + AWAY_S * self.job.random.random()
+            case _:
+                pass
+
+    def strike(self, fault: SimFault, victim: SimWorker) -> None:
+        """Any other one."""
+        match fault:
+            case SimFault.LEAVE:
+                self.job.shells.tell(victim, LeaveWanted())
+            case SimFault.KILL:
+                self.die(victim)
+                victim.account.died(KILLED)
+                self.job.daemons.stir(victim)
+            case SimFault.VANISH:
+                self.die(victim)
+                victim.daemon = 0
+                self.job.after(SESSION_S, self.expire, victim)
+            case SimFault.STALL:
+                victim.stalled = True
+                self.job.rings.missed(victim)
+            case SimFault.CUT_OFF:
+                victim.cut_off = True
+            case SimFault.CUT_STATE:
+                victim.unsent = True
+            case SimFault.DEAFEN:
+                victim.deaf_until = self.job.now + 20 * STEP_S
+            case SimFault.RENEW_DAEMON if victim.daemon:
+                self.job.daemons.renew(victim)
+            case _:
+                pass
+
+    def die(self, worker: SimWorker) -> None:
+        """Its trainer does."""
+        worker.alive = False
+        self.job.rings.missed(worker)
+        self.job.next_rings.missed(worker)
+
+    def expire(self, worker: SimWorker) -> None:
+        """Its daemon's session does. None does while the coordinator is away, and all begin anew when it is back."""
+        if self.job.node.is_away:
+            self.job.after(self.job.node.away_until - self.job.now + SESSION_S, self.expire, worker)
+            return
+        self.job.daemons.lose_session(worker)
+        self.job.call(Vanished(worker.id, "its daemon's session ended"))
+        self.job.after(2 * SESSION_S, self._is_missed, worker, self.job.calm_at)
+
+    def _is_missed(self, worker: SimWorker, calm_at: float) -> None:
+        """By the leader, unless something else has happened meanwhile."""
+        if calm_at == self.job.calm_at and self.job.durable.state not in OVER and self.job.leader.alive:
+            self.job.checks.missed(worker)
