@@ -43,7 +43,7 @@ def inheritance(job: SimJob) -> Inheritance | None:
     return Inheritance(
         resumed=Resumed(base + saving.after_step, job.life, saving.path, ledger),
         model=job.savings.store.parts[saving.path, 0].model,
-        trained=frozenset(job.checks.trained_up_to(saving.after_step)),
+        trained=frozenset(job.checks.training.trained_up_to(saving.after_step)),
         store=job.savings.store,
     )
 

@@ -135,7 +135,7 @@ class Rings:
             applied = [worker for worker in members if self.job.random.random() < 0.5]
         samples = [sample for hand in hands.values() for sample in hand]
         stateful = [one for one in applied if not (one.machine.awaits_state and one.machine.portions.follow)]
-        self.job.checks.trained(ring.generation, members, step, samples, done=bool(stateful))
+        self.job.checks.training.trained(ring.generation, members, step, samples, done=bool(stateful))
         parts = [part for one in members if (part := self._gradient(one, step, hands[one.id])) is not None]
         reduced = mean(parts, of=1) if parts else None
         lacking = [worker for worker in awaiting if not self._comes(worker, sender)]
@@ -143,7 +143,7 @@ class Rings:
         ends = {worker.id: worker.end_batch() for worker in applied}
         for worker in applied:
             worker.model = worker.model.after(step, reduced)
-        self.job.checks.applied([one for one in applied if not _is_over(one) and not one.machine.awaits_state])
+        self.job.checks.training.applied([one for one in applied if not _is_over(one) and not one.machine.awaits_state])
         for worker in applied:
             self.job.shells.stepped(worker, ends[worker.id])
         for worker in lacking:
@@ -167,7 +167,7 @@ class Rings:
         if not worker.machine.portions.follow:
             worker.model = sender.model
         self.job.shells.carry_out(worker, worker.machine.handle(StateCopied()))
-        self.job.checks.sat(worker)
+        self.job.checks.training.sat(worker)
 
     def complete(self, members: list[SimWorker]) -> None:
         """Between two steps of their ring the scripts need all of the model, and the rest of it has followed."""

@@ -12,12 +12,11 @@ from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.saving import Save, Saving
 from edl.testing.faults import SimFault
 from edl.testing.models import Model
+from edl.testing.rings import Sample
 
 if TYPE_CHECKING:
     from edl.testing.savings import Copy
     from edl.testing.simulation import SimJob
-
-Sample = tuple[int, int]  # epoch, position
 
 AS_MEANT: Final = ("the job is over", "the switch to", "the data ends", "the script of")
 OF_SCRIPTS: Final = "of the script, at step "
@@ -60,7 +59,7 @@ class SavingChecks:
             self._violated(f"checkpoint {saving.number} of {saving.roster} has parts of others: {present}")
         if len({part.model for part in present}) > 1:
             self._violated(f"the parts of checkpoint {saving.number} are of different models: {present}")
-        if present[0].model.learned != self._job.checks.learned_by(saving.after_step):
+        if present[0].model.learned != self._job.checks.training.learned_by(saving.after_step):
             self._violated(f"checkpoint {saving.number} has another model than that of step {saving.after_step}")
         before = store.manifests.get(saving.path)
         if before is not None and before != saving:
@@ -146,7 +145,7 @@ class SavingChecks:
             if self._job.spec is not None and saving.after_step > 0:
                 self._violated(f"checkpoint {saving.number} has no ledger")
             return
-        says, truth = trained_by(saving.ledger), self._job.checks.trained_up_to(saving.after_step)
+        says, truth = trained_by(saving.ledger), self._job.checks.training.trained_up_to(saving.after_step)
         if says != truth:
             wrong = f"{sorted(says - truth)[:5]} too many, {sorted(truth - says)[:5]} too few"
             self._violated(f"checkpoint {saving.number} after step {saving.after_step} has samples as trained: {wrong}")

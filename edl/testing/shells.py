@@ -86,7 +86,7 @@ class SimShells:
     def _set_down(self, worker: SimWorker, command: RecordRing | TakeCopy | SetWeight) -> None:
         match command:
             case RecordRing():
-                self.job.checks.sat(worker)
+                self.job.checks.training.sat(worker)
             case TakeCopy(save, beside):
                 self.job.savings.copy(worker, save, beside=beside)
             case SetWeight():

@@ -156,7 +156,7 @@ class SimJob:
         """
         self._play(within_s)
         if not self.hangs():
-            self.checks.over()
+            self.checks.ends.over()
 
     def run_until(self, until_s: float, *, within_s: float = 60.0) -> None:
         """Until then all is as in `run`; then all processes of the job are gone."""
@@ -167,7 +167,7 @@ class SimJob:
             self.now, _, act, arguments = heappop(self._heap)
             self.events += 1
             act(*arguments)
-            if self.now > max(self.calm_at, self.checks.moved_on_at) + within_s:
+            if self.now > max(self.calm_at, self.checks.training.moved_on_at) + within_s:
                 waiting = {
                     w.id: w.doing.value for w in self.workers.values() if w.alive and w.doing is not TrainerState.OVER
                 }

@@ -41,7 +41,7 @@ def alone(
     job = Calm(spec, seed=seed, workers=workers, lease_s=lease_s, batching=batching)
     job.run()
     assert job.durable.state is JobState.FINISHED
-    return job.checks.samples_of_steps()
+    return job.checks.training.samples_of_steps()
 
 
 def in_lives(spec: DataSpec, workers: int, seed: int) -> Iterator[SimJob]:
@@ -68,7 +68,7 @@ def resumed(spec: DataSpec, workers: int, seed: int) -> list[list[Sample]]:
     steps: list[list[Sample]] = []
     for job in in_lives(spec, workers, seed):
         del steps[0 if job.inherits is None else job.inherits.resumed.step :]
-        steps += job.checks.samples_of_steps()
+        steps += job.checks.training.samples_of_steps()
     return steps
 
 

@@ -1,0 +1,166 @@
+"""What must hold of a leader's plans: whom it lets in, gives up and leaves out, and of which members it makes rings.
+
+Owns: the roster of each generation, and the limits of a job's size. Does not own: a record as a whole
+(`edl.testing.record_checks`), nor rings that form beside others (`edl.testing.next_rings`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from edl.protocol.job import Plan, Record, WorkerState
+from edl.testing.worker import SimWorker
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+SOON = 16  # steps: what is leased for these may be about to be read when a switch is wanted
+PLANS = 20  # without a step between them, besides what members and faults may cause
+
+
+class PlanChecks:
+    """Of one job."""
+
+    def __init__(self, job: SimJob) -> None:
+        self._job = job
+        self._rosters: dict[int, tuple[str, ...]] = {}  # by generation
+        self._newcomers: dict[tuple[int, int], set[str]] = {}  # by the generation of their plan, and its first step
+        self._plans, self._planned_at = 0, 0  # so many since this step
+
+    def durable(self, before: Record, record: Record) -> None:
+        """`record` was written over `before`."""
+        if record.trials.unfit is not before.trials.unfit:
+            self._only_who_is_cut_off_is_unfit(before, record)
+        if record.plan is not None and (before.plan is None or record.plan.generation > before.plan.generation):
+            self._comes_to_steps(record)
+        if record.gone is not before.gone:
+            self._gives_up_only_who_hangs(before, record)
+        if record.arrivals > before.arrivals:
+            self._admits_no_more_than_may_train(record)
+        if record.muster is not None:
+            self._job.next_rings.called(record.muster, record.roster)
+        if record.plan is not before.plan and record.plan is not None:
+            self._is_planned(before, record, record.plan)
+        if record.roster is not before.roster:
+            self.has_roster(record.generation, record.roster)
+            if record.generation <= before.generation:
+                self._violated("I2", f"generation {record.generation} follows {before.generation}")
+
+    def has_roster(self, generation: int, roster: tuple[str, ...]) -> None:
+        """That generation, on record or as a worker is told of it."""
+        if self._rosters.setdefault(generation, roster) != roster or len(set(roster)) != len(roster):
+            self._violated("I2", f"generation {generation} is {self._rosters[generation]} and {roster}")
+
+    # ------------------------------------------------------------------------------------------------------- members
+
+    def _only_who_is_cut_off_is_unfit(self, before: Record, record: Record) -> None:
+        """Where two sound ones of the ring before are left. Of a pair it is not known, and its newcomer is doubted. Nor
+        is it known of one whose state did not come, whatever the reason: that is its own failure. Nor, where all say
+        the same, which member is at fault of a ring that does not come to stand beside the one that trains: that one
+        trains, and its members are given credit for it.
+        """
+        here = {member.identity.id for member in record.members} | {one.worker for one in record.trials.unfit}
+        ring = [self._job.workers[worker] for worker in record.roster if worker in here]
+        if sum(worker.alive and not worker.stalled and not worker.cut_off for worker in ring) < 2:
+            return
+        all_sound = all(worker.alive and not worker.cut_off and not worker.is_odd for worker in ring)
+        for one in record.trials.unfit:
+            if one in before.trials.unfit:
+                continue
+            worker = self._job.workers[one.worker]
+            sound = not (worker.cut_off or worker.lost_state)
+            known = all_sound or "beside the one that trains" not in one.reason
+            if worker.alive and sound and known and not worker.is_odd:
+                self._violated("I14", f"{worker.id} is held to be unfit: {one.reason}")
+
+    def _gives_up_only_who_hangs(self, before: Record, record: Record) -> None:
+        for gone in record.gone:
+            worker = self._job.workers[gone.worker]
+            hangs = gone not in before.gone and "hangs" in gone.reason
+            if hangs and not worker.is_odd and (worker.sits or "beside" in gone.reason):
+                self._violated("I12", f"{worker.id} is given up as one that hangs: {gone.reason}")
+
+    def _admits_no_more_than_may_train(self, record: Record) -> None:
+        outside = record.migration.newcomers if record.migration is not None else ()
+        members = [one for one in record.members if one.identity.id not in outside]
+        staying = [one for one in members if one.state not in (WorkerState.LEAVING, WorkerState.DONE)]
+        if record.limits.maximum and len(staying) > record.limits.maximum:
+            self._violated("limits", f"{len(staying)} workers were let in, of at most {record.limits.maximum}")
+
+    # ---------------------------------------------------------------------------------------------------------- plans
+
+    def _is_planned(self, before: Record, record: Record, plan: Plan) -> None:
+        self._note_plan(before, record, plan)
+        self._have_met(before, record, plan)
+        self._job.next_rings.planned(before, record, plan)
+        self.has_roster(plan.generation, plan.roster)
+        self._respects_limits(record, plan.roster)
+        if record.generation:
+            self._holds_only_the_ready(plan.roster)
+
+    def _note_plan(self, before: Record, record: Record, plan: Plan) -> None:
+        """Where all have told in time how far they have read, there are samples for the newcomers of a switch."""
+        in_time = before.rebatch is None or record.rebatch is not None
+        newcomers = set(plan.roster) - set(record.roster)
+        cut = plan.ledger is not None or self._job.spec is None  # else it takes another's place, after the same step
+        if record.generation and plan.after_step is not None and newcomers and in_time and cut:
+            self._newcomers[plan.generation, plan.after_step + plan.beside + 1] = newcomers
+
+    def newcomers_take_part(self, ring: int, members: list[SimWorker], step: int) -> None:
+        """From their first step, where samples are left that no pipeline has read, enough of them for all.
+
+        Where the word came too late for the planned step, all begin with leases of before: they are cut anew soon.
+        """
+        new = self._newcomers.pop((ring, step), ())
+        newcomers = [worker for worker in members if worker.id in new]
+        at = {worker.id: worker.leases.at(step) for worker in members}
+        batch = sum(lease.batch for lease in at.values() if lease is not None)
+        read = max([step + SOON, *(last for one in members for last in one.read)])
+        for worker in newcomers:
+            lease = at[worker.id]
+            if lease is None or lease.share(step) or not lease.batch:  # or these are batches of before
+                continue
+            left = sum(leased(one, lease.epoch, read) for one in members)
+            if left > batch:
+                self._violated(
+                    "newcomers",
+                    f"{worker.id} has no samples in its first step {step}, and {left} of those leased were not read",
+                )
+
+    def _have_met(self, before: Record, record: Record, plan: Plan) -> None:
+        """No worker is told to leave a ring that trains for one whose members do not reach each other."""
+        called = before.muster.number if before.muster is not None else 0
+        instead = before.plan is not None and before.plan.after_step == plan.after_step  # of those who had met
+        if not record.generation or plan.after_step is None or len(plan.roster) == 1 or instead:
+            return
+        members = [self._job.workers[one] for one in plan.roster]
+        if away := [one.id for one in members if not called or (called,) not in {one.met, one.met_before}]:
+            self._violated("I14", f"generation {plan.generation} is announced, and {away} have not met the others")
+
+    def _comes_to_steps(self, record: Record) -> None:
+        """Rings that come to nothing are not planned again and again."""
+        self._plans = self._plans + 1 if self._planned_at == self._job.checks.steps else 1
+        self._planned_at = self._job.checks.steps
+        if self._plans > PLANS + 3 * len(record.members) + 2 * sum(self._job.struck.values()):
+            self._violated("I14", f"{self._plans} rings were planned, and none has made a step")
+
+    def _respects_limits(self, record: Record, roster: tuple[str, ...]) -> None:
+        minimum, maximum = record.limits.minimum, record.limits.maximum
+        minimum = 1 if record.preemption is not None else minimum  # those that are left save it
+        if len(roster) < minimum or (maximum and len(roster) > maximum):
+            self._violated("limits", f"{roster} is not {minimum} to {maximum or 'any number of'} workers")
+
+    def _holds_only_the_ready(self, roster: tuple[str, ...]) -> None:
+        for worker in roster:
+            one = self._job.workers[worker]
+            if not one.booted:
+                self._violated("I4", f"{worker} is planned for, and {one.doing.value}")
+
+    def _violated(self, invariant: str, complaint: str) -> NoReturn:
+        self._job.checks.violated(invariant, complaint)
+
+
+def leased(worker: SimWorker, epoch: int, after_step: int) -> int:
+    """Samples of `epoch` that it holds for steps after that."""
+    held = worker.leases.leases
+    return sum(len(piece) for lease in held if lease.epoch == epoch for piece in lease.left(after_step))

@@ -1,0 +1,183 @@
+"""What must hold of training: the truth about it, kept sample by sample beside the ledger that never sees it.
+
+Owns: which samples were trained in which step, and what a model is after each. Does not own: what samples a worker was
+to have (`edl.testing.checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import KeysView
+from typing import TYPE_CHECKING, NoReturn
+
+from edl.core.data.ledger import Ledger
+from edl.core.job.machine import JobMachine
+from edl.core.worker.states import TrainerState
+from edl.errors import InvalidTransition
+from edl.protocol.job import Record
+from edl.testing.models import learn, mean, of_own, of_sample
+from edl.testing.rings import Sample
+from edl.testing.worker import SimWorker
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+
+class TrainingChecks:
+    """Of one job."""
+
+    def __init__(self, job: SimJob) -> None:
+        self._job = job
+        self._before = frozenset[Sample]() if job.inherits is None else job.inherits.trained  # in lives before
+        self._steps: dict[int, list[Sample]] = {}  # what was trained in each step, in the line of states that lives
+        self._trained_in: dict[Sample, int] = dict.fromkeys(self._before, 0)
+        self._trained_until: list[int] = [len(self._before)]  # samples in all steps up to this one
+        self._learned: dict[int, int] = {}  # by each step, as its samples make it
+        self._first = 0  # generation on record
+        self._stable = 0  # by the ledger in force
+        self._ledger: tuple[Ledger | None, int, int] = (None, 0, 0)
+        self._farthest, self.moved_on_at = 0, 0.0  # a step with samples, and when it was trained
+
+    @property
+    def steps(self) -> int:
+        """Trained so far."""
+        return len(self._steps)
+
+    @property
+    def samples(self) -> KeysView[Sample]:
+        """All that were trained so far, in lives before too."""
+        return self._trained_in.keys()
+
+    def learned_by(self, step: int) -> int | None:
+        """What a model is after that step; None: none was made."""
+        return self._learned.get(step)
+
+    def trained_up_to(self, step: int) -> set[Sample]:
+        """With all lives before."""
+        return {*self._before, *(sample for at, hand in self._steps.items() if at <= step for sample in hand)}
+
+    def samples_of_steps(self) -> list[list[Sample]]:
+        """Of each step of this life, rank by rank."""
+        return [self._steps[step] for step in sorted(self._steps)]
+
+    # ------------------------------------------------------------------------------------------------ by the ledger
+
+    def durable(self, record: Record) -> None:
+        """A record was written."""
+        self._first = self._first or record.generation
+
+    def handled(self, machine: JobMachine) -> None:
+        """A leader's machine has taken an input."""
+        ledger = machine.ledger
+        if ledger is None:
+            return
+        self._is_stable(machine.record, ledger.step)
+        known = (ledger, ledger.covered_step, machine.record.generation)
+        if self._ledger != known:  # else it has only moved on by whole steps, which its leases know how to count
+            self._ledger = known
+            self._accounts_for_every_sample(ledger)
+
+    def _is_stable(self, record: Record, step: int) -> None:
+        """What counts as trained is trained by all, whichever of them may die next."""
+        if step == self._stable:
+            return
+        self._stable = step
+        members = {member.identity.id for member in record.members}
+        for worker in (self._job.workers[worker] for worker in record.roster if worker in members):
+            if worker.alive and worker.step < step:
+                self._violated("I5", f"step {step} counts as stable, and {worker.id} has applied {worker.step}")
+
+    def _accounts_for_every_sample(self, ledger: Ledger) -> None:
+        try:
+            untrained = ledger.validate()
+        except InvalidTransition as error:
+            self._violated("I6", str(error))
+        if ledger.step >= len(self._trained_until):
+            self._violated("I5", f"step {ledger.step} counts as stable, and no worker has trained it")
+        trained = ledger.spec.total * ledger.spec.epochs - untrained
+        if trained != self._trained_until[ledger.step]:
+            truth = self._trained_until[ledger.step]
+            self._violated("I6", f"{trained} samples count as trained after step {ledger.step}, and {truth} are")
+
+    # ------------------------------------------------------------------------------------------------------ by rings
+
+    def sat(self, worker: SimWorker) -> None:
+        """It begins in a new ring, with the newest model of its members; unless it gets that beside the first steps."""
+        if worker.machine.awaits_state:
+            return
+        if worker.step and worker.model.learned != self._learned.get(worker.step):
+            self._violated("I5", f"{worker.id} goes on after step {worker.step} with another model than that step's")
+        if worker.step and not worker.has_state:
+            self._violated("I5", f"{worker.id} goes on after step {worker.step}, and would give its model to no other")
+
+    def applied(self, workers: list[SimWorker]) -> None:
+        """Some members of a ring have applied one step: it is as if one had trained all samples of all steps."""
+        if len({worker.model for worker in workers}) > 1:
+            models = {worker.id: worker.model for worker in workers}
+            self._violated("I5", f"after step {workers[0].step} models differ: {models}")
+        if workers:
+            self.sat(workers[0])
+
+    def trained(self, ring: int, members: list[SimWorker], step: int, samples: list[Sample], done: bool) -> None:
+        """A ring has been through an all-reduce. `done`: some have its result, else it is void."""
+        if any(worker.step != step - 1 or worker.generation != ring for worker in members):
+            at = {worker.id: (worker.generation, worker.step) for worker in members}
+            self._violated("I3", f"ring {ring} takes step {step} and its members are at {at}")
+        told = {worker.leases.samples(step) for worker in members}
+        if self._job.spec is not None and told != {len(samples)}:
+            self._violated("I7", f"step {step} has {len(samples)} samples, and the workers were told {told}")
+        self._job.checks.plans.newcomers_take_part(ring, members, step)
+        if not done:
+            return
+        if step == 1 and self._is_lost_without_a_trace(ring, members):
+            self._steps, self._learned = {}, {}
+            self._trained_in, self._trained_until = dict.fromkeys(self._before, 0), [len(self._before)]
+            self._farthest = 0
+        if step < len(self._trained_until) - 1 or step > len(self._trained_until):
+            self._violated("I5", f"step {step} is trained again, and {len(self._trained_until) - 1} was before")
+        if step in self._steps:  # the workers that had applied it are dead: it is void
+            self._void(step, members)
+        for sample in samples:
+            if self._trained_in.setdefault(sample, step) != step:
+                self._violated("I6", f"{sample} is trained in step {self._trained_in[sample]} and in step {step}")
+        if len(set(samples)) != len(samples):
+            self._violated("I6", f"step {step} has a sample twice: {samples}")
+        self._steps[step] = samples
+        if step > self._farthest and (samples or self._job.spec is None):
+            self._farthest, self.moved_on_at = step, self._job.now
+        self._trained_until.append(self._trained_until[step - 1] + len(samples))
+        if step == 1:
+            self._job.checks.savings.begins(members[0].model)
+        before = self._learned[step - 1] if step > 1 else members[0].model.learned
+        self._learned[step] = learn(before, self._gradient(members, step, samples))
+
+    def _is_lost_without_a_trace(self, ring: int, members: list[SimWorker]) -> bool:
+        """No ring before this one was on record, and all that had trained are gone: the job begins anew, with all its
+        samples. This ring itself may be on record before its first step.
+        """
+        holders = (worker for worker in self._job.workers.values() if self._holds(worker, 1) and worker not in members)
+        return self._first in (0, ring) and not any(holders)
+
+    def _gradient(self, members: list[SimWorker], step: int, samples: list[Sample]) -> int | None:
+        """Of all that was trained in `step`, each sample of equal weight."""
+        if self._job.spec is None:
+            return mean((of_own(worker.id, step) for worker in members), of=len(members))
+        return mean(map(of_sample, samples), of=len(samples))
+
+    def _void(self, step: int, members: list[SimWorker]) -> None:
+        out = self._job.durable.trials.left_out  # of a pair it is not known which is cut off: what it has goes with it
+        others = (worker for worker in self._job.workers.values() if worker not in members and worker.id != out)
+        holders = [worker.id for worker in others if self._holds(worker, step)]
+        if holders:
+            self._violated("I5", f"step {step} is trained again, and {holders} have applied it")
+        for sample in self._steps.pop(step):
+            del self._trained_in[sample]
+        self._trained_until.pop()
+
+    @staticmethod
+    def _holds(worker: SimWorker, step: int) -> bool:
+        """A worker whose script has ended is no survivor: it cannot give its state away. Nor is one that is cut off."""
+        lives = worker.alive and not worker.stalled and not worker.cut_off and worker.doing is not TrainerState.OVER
+        return lives and worker.has_state and worker.step >= step
+
+    def _violated(self, invariant: str, complaint: str) -> NoReturn:
+        self._job.checks.violated(invariant, complaint)
