@@ -1,7 +1,7 @@
 """The shells of a simulated job's trainers: they carry out what workers' machines say, as `edl.trainer` does.
 
 Owns: what a trainer does by itself, its script too. Does not own: what all members of a ring do together
-(`edl.testing.rings`), nor any decision.
+(`edl.testing.meetings`, `edl.testing.beginnings`, `edl.testing.rings`), nor any decision.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SimShells:
         self.carry_out(worker, worker.machine.handle(happened))
 
     def carry_out(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
-        """What its machine says, but for what all members of a ring do together (`edl.testing.rings`)."""
+        """What its machine says, but for what all members of a ring do together."""
         for command in commands:
             match command:
                 case TellDaemon(said):
