@@ -184,7 +184,7 @@ class Beginnings:
                 continue
             copy = next((one for one in commands if isinstance(one, CopyState | CopyRest)), None)
             if copy is not None and source.random() < 0.3 and self._has_come(copy, members, living):
-                rings[generation] = SimRing(generation, members)
+                rings.setdefault(generation, SimRing(generation, members))
                 self._begin(worker, commands, models)
                 continue
             if copy is not None:

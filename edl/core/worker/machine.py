@@ -4,7 +4,7 @@ Owns: where the trainer is (`edl.core.worker.states`), which step it has committ
 mini-batch is void, whether its state may become another's, its weight, and what its daemon was told. Does not own: what
 orders mean (`edl.core.worker.moves`), on which state a ring agrees (`edl.core.worker.agreement`), what each step has of
 the data (`edl.core.worker.lease_buffer`), nor anything that takes time: its shell carries out the commands
-(`edl.trainer.shell`; in simulated jobs `edl.testing.simulation`) and tells what came of them.
+(`edl.trainer.shell`; in simulated jobs `edl.testing.shells`) and tells what came of them.
 
 `handle(input)` is the one mutator. A trainer's threads call it under one lock, and carry out what it answers without.
 There is no queue that the training thread would empty: what the daemon's word changes must not wait for a collective,
