@@ -49,6 +49,7 @@ class Leasing:
         self._marked = (0, 0.0)  # the newest mark that this leader knows of, and since when
         self._marks_for_switch = False  # it is for a switch that is wanted
         self._batch_due = bool(working.record.asked_batch)  # what is leased may not be of the batch asked for
+        self.word_took_s = 0.0  # the newest call, until all had answered: workers may share few cores
         self._slowest: set[str] = set()  # members of the ring that are not beyond the newest stable step
 
     def open(self, worker: str, spec: DataSpec) -> None:
@@ -383,7 +384,8 @@ class Leasing:
     def _mark(self, words: int = 1) -> int:
         """A step that the word arrives before, or so many words that follow each other."""
         newest, at = self._working.newest()
-        return self._lead_times.switch_step(newest, self._working.now - at, self.step_time_s(), words)
+        age_s = self._working.now - at
+        return self._lead_times.switch_step(newest, age_s, self.step_time_s(), words, self.word_took_s)
 
     def step_time_s(self) -> float:
         """The shortest that a member of the ring tells of; 0.0 when none knows."""

@@ -73,11 +73,14 @@ class LeadTimes:
         """
         return int(MORE_AT * self.lease_steps(step_time_s))
 
-    def switch_step(self, newest_step: int, age_s: float, step_time_s: float, words: int = 1) -> int:
+    def switch_step(
+        self, newest_step: int, age_s: float, step_time_s: float, words: int = 1, took_s: float = 0.0
+    ) -> int:
         """A step that no worker has committed when the word arrives; `newest_step` was reported `age_s` ago.
 
-        `words`: how many follow each other before that.
+        `words`: how many follow each other before that. `took_s`: what the newest one took until all had answered.
         """
         if step_time_s <= 0:
             return newest_step + 1 + words
-        return newest_step + 1 + math.ceil((age_s + words * self.notice_s) / step_time_s)
+        word_s = max(self.notice_s, min(took_s, self.hold_s))
+        return newest_step + 1 + math.ceil((age_s + words * word_s) / step_time_s)

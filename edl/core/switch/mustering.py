@@ -29,6 +29,7 @@ class Mustering:
         self._lead_times = lead_times
         self._preparing = preparing
         self._since = (0, 0.0)  # the newest roll that this leader knows of, and since when
+        self.took_s = 0.0  # from the newest call of its own until all had answered
         self._again_at: dict[str, float] = {}  # newcomers that are left out until then
         self._told: set[str] = set()  # of the members: those of which there is an event
 
@@ -73,6 +74,7 @@ class Mustering:
             return True
         number = self._working.record.musters + 1
         self._working.change(muster=Muster(number, roster), musters=number)
+        self._since = (number, self._working.now)
         return False
 
     def _prepare(self, muster: Muster) -> bool:
@@ -87,6 +89,8 @@ class Mustering:
     def _have_met(self, muster: Muster) -> bool:
         working = self._working
         met = all(working.seen.met(worker) == (muster.number,) for worker in muster.roster)
+        if met and self._since[0] == muster.number:
+            self.took_s, self._since = working.now - self._since[1], (0, 0.0)
         if not met and working.now >= self._bound(muster):
             self._leave_out(muster)
         return met

@@ -186,6 +186,7 @@ class Switching:
             if self._working.record.muster is None:  # it came to nothing, and others are to be called
                 self.wake_at = self._working.now
         else:
+            self._leasing.word_took_s = self._mustering.took_s
             self._cross(wanted, self._mustering.prepared(wanted.roster))
 
     def _cross(self, wanted: Follow, prepared: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from machine_job import LONG, Job, with_newcomers
 
 from edl.core.job.inputs import TimePassed
@@ -95,3 +96,19 @@ def test_another_leader_goes_on_with_the_call() -> None:
     job.now = 51.0
     job.feed(TimePassed())
     assert heir.record.plan is not None
+
+
+def test_the_step_is_the_farther_away_the_longer_the_call_took() -> None:
+    """Where workers share few cores, a word takes long: that of the switch will take as long as the call has."""
+    distances = []
+    for took_s in (0.0, 2.0):
+        job = with_newcomers("c", away=("c",))
+        job.pass_time(took_s)
+        job.unmet.clear()
+        job.see("a", Phase.TRAINING, generation=1, step=3, data=LONG)
+        plan = job.machine.record.plan
+        assert plan is not None
+        assert plan.after_step is not None
+        distances.append(plan.after_step - 3)
+    assert distances[0] == pytest.approx(30, abs=5)
+    assert distances[1] == pytest.approx(200, abs=15)
