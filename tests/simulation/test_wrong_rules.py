@@ -132,9 +132,7 @@ def lifts_the_mark_with_the_plan(patch: Patch) -> None:
 
 
 def switches_at_the_newest_step(patch: Patch) -> None:
-    patch.setattr(
-        lead_times.LeadTimes, "switch_step", lambda _lead_times, newest, _age_s, _step_time_s, words=1: newest
-    )
+    patch.setattr(lead_times.LeadTimes, "switch_step", lambda _lead_times, newest, *_: newest)
 
 
 def leases_for_one_step(patch: Patch) -> None:

@@ -331,7 +331,7 @@ MUTANTS: dict[Mutant, tuple[Play, str]] = {
     tells_the_leases_of_its_ring_though_they_did_not_hold: (killed, "I7"),
     waits_for_its_share_and_hears_of_no_other_ring: (sits_and_dies, "I12"),
     waits_for_first_data_for_ever: (first_ring, "I12"),
-    passes_a_mark: (later(newcomer, 40), "I7"),
+    passes_a_mark: (later(newcomer, 80), "I7"),
     tells_no_daemon_how_far_it_has_read: (newcomer, "I9"),
     weighs_evenly: (newcomer, "I7"),
     weighs_only_once_in_a_ring: (newcomer, "I7"),
