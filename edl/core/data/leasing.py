@@ -27,6 +27,7 @@ from edl.protocol.job_policy import Rebatch
 from edl.protocol.ledger import LedgerSnapshot
 
 WORD_S = 0.2  # that orders take to reach every trainer, usually
+MOST_WORDS = 4  # whose time that of a switch has, however large its ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,8 @@ class Leasing:
             if told is None and working.now - self._marked_since(under_way) < self._lead_times.torn_s:
                 self._marks_for_switch = True
                 return None
-        step = self.switch_step(words=2 if spare else 1)  # a member to which it comes late would break that ring
+        # One member to which it comes late would break that ring, and of more members one is late more often.
+        step = self.switch_step(words=min(2 + len(roster) // 8, MOST_WORDS) if spare else 1)
         if step is None:
             return None
         ledger = working.ledgers.planned(roster, step, self._lease_steps(), spare=spare)
