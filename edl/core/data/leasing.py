@@ -386,7 +386,7 @@ class Leasing:
     def _mark(self, words: int = 1) -> int:
         """A step that the word arrives before, or so many words that follow each other."""
         newest, at = self._working.newest()
-        age_s = self._working.now - at
+        age_s = self._working.now - at + self._working.seen.newest_late_s(self._working.record.roster)
         return self._lead_times.switch_step(newest, age_s, self.step_time_s(), words, self.word_took_s)
 
     def step_time_s(self) -> float:

@@ -28,12 +28,17 @@ ORDER: Final = {
 }
 
 
+DRIFT: Final = 1e-4  # of two clocks against each other, at most
+LATE_S: Final = 0.1  # a report that was under way for less than that beyond the usual is none that lay about
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What a worker was last seen doing, and when."""
 
     observation: Observation
     at: float
+    late_s: float = 0.0  # so much longer it was under way than the fastest one of late
 
 
 def overtaken(heard: Observation, last: Observation) -> bool:
@@ -87,7 +92,7 @@ class Front:
         self._members = frozenset(workers)
         self._observations = observations
         self._newest: tuple[int, float] | None = None  # None: to be looked for among all
-        self._first = ""  # whose step it is
+        self.first = ""  # whose step it is
 
     @property
     def newest(self) -> tuple[int, float]:
@@ -106,14 +111,14 @@ class Front:
 
     def forget(self, worker: str) -> None:
         """It was not seen."""
-        if worker == self._first:
-            self._newest, self._first = None, ""
+        if worker == self.first:
+            self._newest, self.first = None, ""
 
     def _take(self, worker: str, observed: Observed, newest: tuple[int, float]) -> None:
         here = (observed.observation.step, observed.at)
         if here > newest:
-            self._newest, self._first = here, worker
-        elif worker == self._first and here < newest:  # in another ring its steps may be fewer
+            self._newest, self.first = here, worker
+        elif worker == self.first and here < newest:  # in another ring its steps may be fewer
             self.forget(worker)
 
 
@@ -127,6 +132,7 @@ class Observations:
         self._broken: set[str] = set()
         self._stalls: dict[str, float] = {}  # of those: for how long no step had been made when the ring failed
         self._missed: set[str] = set()
+        self._under_way: dict[str, float] = {}  # from each worker's clock to ours, with the fastest report
 
     def take(self, worker: str, observation: Observation, now: float) -> None:
         last = self._newest.get(worker)
@@ -134,13 +140,14 @@ class Observations:
             self._stalls.pop(worker, None)
         elif last is not None and last.observation.phase is Phase.TRAINING:
             self._stalls[worker] = observation.at - last.observation.at  # by its own clock: we may have been away
-        self._newest[worker] = observed = Observed(observation, now)
+        self._newest[worker] = observed = Observed(observation, now, self._late_s(worker, observation, now))
         self._front.take(worker, observed)
         _keep(self._broken, worker, observation.phase is Phase.BROKEN)
         _keep(self._missed, worker, observation.missed > 0)
 
     def forget(self, worker: str) -> None:
         self._newest.pop(worker, None)
+        self._under_way.pop(worker, None)
         self._front.forget(worker)
         self._broken.discard(worker)
         self._missed.discard(worker)
@@ -290,6 +297,23 @@ class Observations:
         if workers is not self._front.workers:
             self._front = Front(workers, self._newest)
         return self._front.newest
+
+    def newest_late_s(self, workers: tuple[str, ...]) -> float:
+        """The report of that step lay about for so long, as its leader was busy: workers are farther by now."""
+        self.newest_step(workers)
+        first = self._newest.get(self._front.first)
+        return 0.0 if first is None else first.late_s
+
+    def _late_s(self, worker: str, observation: Observation, now: float) -> float:
+        """Two clocks run equally fast, or nearly: so the fastest report tells how far they are apart."""
+        if not observation.at:
+            return 0.0
+        took, last = now - observation.at, self._newest.get(worker)
+        known = self._under_way.get(worker, took)
+        if last is not None:
+            known += DRIFT * (now - last.at)
+        self._under_way[worker] = least = min(took, known)
+        return took - least if took - least >= LATE_S else 0.0
 
     def step_time_s(self, workers: Iterable[str]) -> float:
         """The shortest that any of `workers` tells of; 0 when none knows."""

@@ -648,3 +648,19 @@ def test_a_leaver_is_in_no_ring_with_one_that_may_have_read_by_the_leases_of_a_p
     job.see("w2", Phase.BROKEN, 1, plan.after_step or 0, reason="connection reset by peer", leaving=True)
     assert job.machine.record.plan is None
     assert job.machine.record.state is JobState.SCALING
+
+
+def test_a_switch_is_as_many_steps_away_as_were_made_while_its_leader_could_do_nothing() -> None:
+    distances = []
+    for lay_about_s in (0.0, 4.0):
+        job = Job("w0", "w1", spec=LONG)
+        job.sit("w0", "w1")
+        job.join("w2")
+        for step in (1, 2, 3):
+            job.see("w0", Phase.TRAINING, 1, step, at=900 + job.now)
+        at = 900 + job.now
+        job.now += lay_about_s
+        job.see("w0", Phase.TRAINING, 1, 4, at=at + 0.01)
+        job.see("w2", Phase.READY, 0)
+        distances.append((job.plan.after_step or 0) - 4)
+    assert distances[1] - distances[0] == pytest.approx(4.0 / 0.01, abs=5)

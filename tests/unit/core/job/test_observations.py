@@ -52,3 +52,16 @@ def test_a_step_is_stable_once_all_were_seen_to_have_it() -> None:
     observations.take("w1", seen(Phase.TRAINING, 1, 8), 2.0)
     assert observations.stable_step(["w0", "w1"]) == 8
     assert observations.newest_step(("w0", "w1")) == (9, 1.0)
+
+
+def test_a_report_that_lay_about_is_late_by_what_it_took_longer_than_the_fastest() -> None:
+    """Whatever the workers' clocks show: this leader could do nothing for four seconds."""
+    known, ring = Observations(), ("w0", "w1")
+    for at in (1.0, 2.0, 3.0):
+        known.take("w0", seen(Phase.TRAINING, 1, int(at), at=at + 500), now=at + 0.02)
+        known.take("w1", seen(Phase.TRAINING, 1, int(at), at=at + 900), now=at + 0.5)
+    assert known.newest_late_s(ring) == pytest.approx(0.0, abs=0.001)
+    known.take("w0", seen(Phase.TRAINING, 1, 4, at=504), now=8.02)
+    assert (known.newest_step(ring), known.newest_late_s(ring)) == ((4, 8.02), pytest.approx(4.0, abs=0.001))
+    known.take("w1", seen(Phase.TRAINING, 1, 5, at=908), now=8.5)
+    assert known.newest_late_s(ring) == pytest.approx(0.0, abs=0.001)
