@@ -56,7 +56,7 @@ class Observation(msgspec.Struct, frozen=True):
     generation: int
     step: int  # committed by this worker
     leases_of: int  # when it entered `generation`: whose leases its steps were trained by, or its own if those hold
-    step_time_s: float  # the shorter mean of moments and of half a minute, 0 = not known
+    step_time_s: float  # the shorter mean of half a second and of twenty, 0 = not known
     data: DataSpec | None
     pause: Pause | None  # of the switch into `generation`
     leaving: bool  # it was asked to leave (SIGTERM)

@@ -29,7 +29,7 @@ ORDER: Final = {
 
 
 DRIFT: Final = 1e-4  # of two clocks against each other, at most
-LATE_S: Final = 0.1  # a report that was under way for less than that beyond the usual is none that lay about
+LATE_S: Final = 0.1  # a report lay about where it took so much longer than the fastest one
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def test_computing_is_what_is_neither_waiting_nor_loading_in_a_ring_and_never_sh
     assert computed(10.0) == 4.5
 
 
-def test_the_step_time_is_the_shorter_one_of_moments_and_of_half_a_minute(tmp_path: Path) -> None:
+def test_the_step_time_is_the_shorter_mean_of_half_a_second_and_of_twenty(tmp_path: Path) -> None:
     """Steps are long for a moment as the next ring is prepared beside them, and short again by its switch."""
     page = Page.create(tmp_path / "page")
     observer = Observer(Page.open(tmp_path / "page"))
