@@ -25,6 +25,13 @@ class Assignment(msgspec.Struct, frozen=True):
     beside: int = 0  # over so many steps newcomers get their state while all compute, and have no samples; 0: before
     offer: int = 0  # where they get it: from rank 0
 
+    @property
+    def begins_as_planned(self) -> bool:
+        """Each member knows how its ring begins, and waits for a word of none: the others have the planned step's state
+        as it has, and newcomers get it beside the first steps, if there are any.
+        """
+        return self.prepared and bool(self.after_step) and (self.beside > 0 or not self.newcomers)
+
 
 class Summons(msgspec.Struct, frozen=True):
     """A worker is called to the next ring, which is planned once all have found each other, and it stands."""

@@ -49,12 +49,14 @@ class Beginnings:
     # ---------------------------------------------------------------------------------------- known beforehand
 
     def begin_known(self, worker: SimWorker, generation: int, members: list[SimWorker]) -> None:
-        """It knows how that ring begins, and begins, or does not come. A newcomer waits for what rank 0 gives."""
+        """It knows how that ring begins, and begins, or does not come. A newcomer waits for what rank 0 gives, however
+        long its step takes, until that is there, is gone, or is to come no more.
+        """
         ring = self.job.rings.rings.setdefault(generation, SimRing(generation, members))
         known = self._known.setdefault(generation, KnownBeginning(ring))
         self.job.happens(Moment.FORMING, worker)
-        self.job.after(STEP_TIMEOUT_S, self.job.meetings.fail, worker, generation, "what it waits for does not come")
         if not worker.alive or worker.stalled:
+            self.job.after(STEP_TIMEOUT_S, self.job.meetings.fail, worker, generation, "the others have gone on")
             return
         had, ready = worker.step if worker.generation and worker.has_state else None, worker.booted
         commands = worker.machine.handle(RingFormed())
@@ -99,12 +101,16 @@ class Beginnings:
         for known in self._known.values():
             if worker.id in known.coming and not self.awaits(worker, known.ring):
                 self.job.rings.arm(known.ring)
-                if worker is known.ring.members[0]:
-                    self._fail_fetching(known)
+                if worker is known.ring.members[0] and not worker.stalled:
+                    for one in sorted(known.fetching):
+                        fails = (self.job.workers[one], known.ring.generation, "connection reset by peer")
+                        self.job.meetings.fail_later(*fails)
 
-    def _fail_fetching(self, known: KnownBeginning) -> None:
-        for one in sorted(known.fetching):
-            self.job.meetings.fail_later(self.job.workers[one], known.ring.generation, "connection reset by peer")
+    def abort(self, worker: SimWorker, generations: range) -> None:
+        """These rings come to nothing: where it waits for its state in one, it does so no more."""
+        for known in self._known.values():
+            if known.ring.generation in generations and worker.id in known.fetching:
+                self.job.meetings.fail_later(worker, known.ring.generation, "it was given up")
 
     # ------------------------------------------------------------------------------------------ agreed on by all
 

@@ -61,7 +61,7 @@ class Meetings:
         self.job.rings.left(worker)
         self.job.happens(Moment.ENTERING, worker)
         place = assignment.place
-        if assignment.beside:
+        if assignment.begins_as_planned:
             self.job.beginnings.begin_known(worker, place.generation, members)
             return
         self._come(self._meeting(place), worker, place, 0.0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl.core.worker.inputs import (
+    AbortRings,
     AdoptRing,
     BatchEnded,
     BatchVoid,
@@ -80,6 +81,8 @@ class SimShells:
                     self.fail(worker, reason)
                 case LeaveRing():
                     self.job.rings.missed(worker)
+                case AbortRings(generations):
+                    self.job.beginnings.abort(worker, generations)
                 case _:  # a look at newer orders comes with them, and collectives fail by themselves
                     pass
 

@@ -111,6 +111,7 @@ class Beside:
         self._portion = WHOLE
         self._source: StateSource | None = None
         self._timeout_s = 0.0
+        self._vain = range(0)  # rings of these generations come to nothing
         self._turn = threading.Lock()
 
     def rehearse(self) -> None:
@@ -184,7 +185,9 @@ class Beside:
         self._portion, self._newcomers = portion, newcomers
 
     def fetch(self, source: StateSource, timeout_s: float, portion: StatePortion) -> None:
-        """The first portion; comes back once the script may go on. Raises RingBroken, UsageError."""
+        """The first portion; comes back once the script may go on. The root comes to that ring after its step, however
+        long that is: this waits until then, or until the ring is given up. Raises RingBroken, UsageError.
+        """
         self.drop()
         self._timeout_s, self._source = timeout_s, source
         giver = _giver(source.place, timeout_s)  # for a newcomer that comes later
@@ -203,7 +206,9 @@ class Beside:
         here = 0 if giver is None else giver.number
         taker = Taker(source.offer, place.key, place.generation, here, timeout_s, portion.first)
         with self._turn:
-            self._taker = taker
+            self._taker, vain = taker, place.generation in self._vain
+        if vain:  # that was heard before there was anything to give up
+            raise self._lost("its ring is given up")
         self._portion, self._coming = portion, None
         self.idle, self.awaits = False, True
         apart.expect()
@@ -278,6 +283,7 @@ class Beside:
     def abort(self, generations: range) -> None:
         """Any thread: rings of these generations come to nothing, and what is under way beside their first steps."""
         with self._turn:
+            self._vain = generations
             place, giver, taker = self._place, self._giver, self._taker
         if place is not None and place.generation in generations:
             _give_up(giver, taker)

@@ -86,6 +86,14 @@ class _Talk:
         """What follows has so long."""
         self._until = time.monotonic() + timeout_s
 
+    def wait(self) -> bytes:
+        """The next byte, however long it takes. Raises StreamBroken where the connection was closed."""
+        self.connection.settimeout(None)
+        byte = self.connection.recv(1)
+        if not byte:
+            raise StreamBroken("the connection was closed")
+        return byte
+
     def say(self, words: bytes, *, sealed: bool) -> None:
         self._limit()
         seal = self._mac(words) if sealed else b""
@@ -259,13 +267,11 @@ class Giver:
         connection.sendall(_WHOLE if contents.whole() else _TORN)
 
     def _await_contents(self, gift: _Gift) -> tuple[bytes, Contents]:
-        until = time.monotonic() + self._timeout_s
         with self._news:
             while gift.contents is None:
-                left = until - time.monotonic()
-                if self._closed or left <= 0:
+                if self._closed:
                     raise StreamBroken("there is nothing to give")
-                self._news.wait(left)
+                self._news.wait()
             return gift.head, gift.contents
 
 
@@ -288,7 +294,9 @@ class Taker:
         self._failure = ""
 
     def begin(self) -> bytes:
-        """The head; the rest comes on a thread of its own. Raises StreamBroken."""
+        """The head, once the other end has it, is gone, or this is given up; the rest comes on a thread of its own.
+        Raises StreamBroken.
+        """
         try:
             return self._begin()
         except OSError as error:
@@ -299,9 +307,8 @@ class Taker:
 
     def _begin(self) -> bytes:
         asked, source = set[int](), self._source
-        until = time.monotonic() + self._timeout_s
         while True:
-            if source in asked or time.monotonic() > until:
+            if source in asked:
                 raise StreamBroken("each says that another has it")
             asked.add(source)
             answer = self._ask(address_of(source))
@@ -324,7 +331,8 @@ class Taker:
         talk.say(MAGIC + wanted + secrets.token_bytes(NONCE_BYTES), sealed=False)
         talk.hear(NONCE_BYTES, sealed=True)
         talk.say(_NUMBER.pack(self._here), sealed=True)
-        kind = talk._take(1)
+        kind = talk.wait()  # it may be in a long step, before what it gives is there
+        talk.renew(self._timeout_s)
         if kind == _ELSEWHERE:
             elsewhere = _sealed(talk, kind, _NUMBER.size)
             _end(connection)

@@ -9,11 +9,12 @@ from mutants import Mutant, Patch, Play, Prompt, expect_noticed
 from edl.core.data.ledger import Ledger
 from edl.core.data.ledger_versions import LedgerVersions
 from edl.core.switch.switching import Switching
-from edl.core.worker import agreement
+from edl.core.worker import agreement, machine
 from edl.core.worker.account import TrainerAccount
 from edl.core.worker.inputs import Command, SendState, StateCopied, TellDaemon
 from edl.core.worker.machine import WorkerMachine
 from edl.protocol import link as say
+from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
 from edl.testing import Moment, Planned, SimFault, SimJob
@@ -107,6 +108,22 @@ def gives_newcomers_samples_in_the_second_step(patch: Patch) -> None:
     patch.setattr(Ledger, "spares", lambda _self, _workers: 1_000)
 
 
+def asks_nothing_where_newcomers_lack_the_state(patch: Patch) -> None:
+    patch.setattr(Assignment, "begins_as_planned", property(lambda plan: plan.prepared and bool(plan.after_step)))
+
+
+def leaves_out_one_that_is_not_as_planned(patch: Patch) -> None:
+    """It takes the state of the others for its own in a ring without newcomers."""
+
+    def begin(assignment, generation, step, **of):
+        if assignment.begins_as_planned and not assignment.newcomers:
+            return agreement.Beginning(assignment.after_step, 0, current=True)
+        return (yield from right(assignment, generation, step, **of))
+
+    right = agreement.begin
+    patch.setattr(machine, "begin", begin)
+
+
 def growing(seed: int) -> SimJob:
     job = SimJob(DATA, seed=seed, workers=2, prepares=1.0, sends=1.0)
     job.plan([Planned(SimFault.JOIN, 0.05), Planned(SimFault.JOIN, 0.4), Planned(SimFault.LEAVE, 0.8)])
@@ -133,6 +150,15 @@ def late(seed: int) -> SimJob:
     job = growing(seed)
     for at in (0.3, 0.6, 0.9):
         job.plan([Planned(SimFault.JOIN, at - 0.1), Planned(SimFault.DEAFEN, at), Planned(SimFault.CHANGE_LEADER, at)])
+    job.plan([Planned(SimFault.KILL, Moment.LAST_STEP, 1)])
+    return job
+
+
+def late_for_survivors(seed: int) -> SimJob:
+    """Words of switches to smaller rings come late."""
+    job = SimJob(DATA, seed=seed, workers=4, prepares=1.0, sends=1.0)
+    for at in (0.3, 0.6, 0.9):
+        job.plan([Planned(SimFault.LEAVE, at - 0.1), Planned(SimFault.DEAFEN, at), Planned(SimFault.CHANGE_LEADER, at)])
     job.plan([Planned(SimFault.KILL, Moment.LAST_STEP, 1)])
     return job
 
@@ -189,6 +215,8 @@ MUTANTS: dict[Mutant, tuple[Play, set[str]]] = {
     never_says_that_the_state_has_come: (growing, {"I5", "I9", "I12", "I14"}),
     forgets_whose_leases_it_reads: (cut, {"I5", "I6", "I7", "I14"}),
     asks_of_members_what_they_cannot: (of_two_sorts, {"I14"}),
+    asks_nothing_where_newcomers_lack_the_state: (of_two_sorts, {"I5"}),
+    leaves_out_one_that_is_not_as_planned: (late_for_survivors, {"I5"}),
     begins_with_whatever_state_it_has: (of_large_states(late), {"I5"}),
     trains_on_without_a_state: (growing, {"I5"}),
     counts_after_the_first_portion: (of_large_states(growing), {"I5"}),

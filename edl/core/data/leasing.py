@@ -27,7 +27,7 @@ from edl.protocol.job_policy import Rebatch
 from edl.protocol.ledger import LedgerSnapshot
 
 WORD_S = 0.2  # that orders take to reach every trainer, usually
-MOST_WORDS = 4  # whose time that of a switch has, however large its ring
+MOST_WORDS = 8  # whose time that of a switch has, however large its ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,11 @@ class Leasing:
         epoch_s = math.ceil(ledger.spec.total / max(1, ledger.batch)) * self.step_time_s()
         return ledger.spec.open_ended and 0.0 < epoch_s < self._lead_times.notice_s + WORD_S
 
-    def crossing(self, roster: tuple[str, ...], *, spare: int = 0) -> Crossing | None:
+    def crossing(self, roster: tuple[str, ...], *, spare: int = 0, as_planned: bool = False) -> Crossing | None:
         """How a ring of `roster` can follow that which trains. None: not now.
 
-        `spare`: where it can be, its newcomers have no samples in so many steps.
+        `spare`: where it can be, its newcomers have no samples in so many steps. `as_planned`: its members will not ask
+        each other how it begins.
         """
         working, under_way = self._working, self._working.record.rebatch
         if under_way is not None:
@@ -143,7 +144,7 @@ class Leasing:
                 self._marks_for_switch = True
                 return None
         # One member to which it comes late would break that ring, and of more members one is late more often.
-        step = self.switch_step(words=min(2 + len(roster) // 8, MOST_WORDS) if spare else 1)
+        step = self.switch_step(words=min(2 + len(roster) // 4, MOST_WORDS) if as_planned else 1)
         if step is None:
             return None
         ledger = working.ledgers.planned(roster, step, self._lease_steps(), spare=spare)

@@ -78,9 +78,10 @@ class LeadTimes:
     ) -> int:
         """A step that no worker has committed when the word arrives; `newest_step` was reported `age_s` ago.
 
-        `words`: how many follow each other before that. `took_s`: what the newest one took until all had answered.
+        `words`: how many follow each other before that. `took_s`: what the newest one took until all had answered; no
+        more is made of that than a call for orders is held.
         """
         if step_time_s <= 0:
             return newest_step + 1 + words
-        word_s = max(self.notice_s, min(took_s, self.hold_s))
-        return newest_step + 1 + math.ceil((age_s + words * word_s) / step_time_s)
+        words_s = max(words * self.notice_s, min(words * took_s, self.hold_s))
+        return newest_step + 1 + math.ceil((age_s + words_s) / step_time_s)

@@ -12,7 +12,7 @@ from edl.core.job.hosts import Ranks, ranks_of
 from edl.core.switch.exchange import partners
 from edl.core.switch.planning import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
-from edl.protocol.job import OVER, JobState, Plan, Record, WorkerState
+from edl.protocol.job import OVER, JobState, Record, WorkerState
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import Peer, Place
 from edl.protocol.saving import Hold, Origin, Save, Why
@@ -163,7 +163,7 @@ class OrderBook:
 
     @cached_property
     def _newcomers(self) -> int:
-        return 0 if self.record.plan is None else newcomers(self.record, self.record.plan)
+        return 0 if self.record.plan is None else newcomers(self.record, self.record.plan.roster)
 
     @cached_property
     def _ranks(self) -> dict[str, Ranks]:
@@ -193,9 +193,9 @@ class OrderBook:
         return found
 
 
-def newcomers(record: Record, plan: Plan) -> int:
-    """Members of the plan that have not the state of the others. The first generation starts from its rank 0's."""
-    return 0 if record.generation == 0 else len(set(plan.roster) - set(record.roster))
+def newcomers(record: Record, roster: tuple[str, ...]) -> int:
+    """Members of a next ring that have not the state of the others. The first one of all starts from its rank 0's."""
+    return 0 if record.generation == 0 else len(set(roster) - set(record.roster))
 
 
 def _place(worker: str, ranks: Ranks, generation: int, size: int) -> Place:

@@ -193,7 +193,8 @@ class Switching:
         """`prepared`: the number of their ring, which stands beside the one that trains; 0: it is formed in line."""
         offer = self._offer(wanted.roster, prepared)
         spare = self._sending_steps(wanted.roster) if offer else 0
-        crossing = self._leasing.crossing(wanted.roster, spare=spare)
+        as_planned = prepared > 0 and (spare > 0 or not newcomers(self._working.record, wanted.roster))
+        crossing = self._leasing.crossing(wanted.roster, spare=spare, as_planned=as_planned)
         if crossing is not None:
             self._plan(wanted, crossing, prepared, offer)
 
@@ -205,7 +206,7 @@ class Switching:
     def _offer(self, roster: tuple[str, ...], prepared: int) -> int:
         """Where newcomers get the state of the first of `roster`, a survivor, beside the first steps; 0: nowhere."""
         working = self._working
-        if not prepared or set(roster).issubset(working.record.roster):
+        if not prepared or not newcomers(working.record, roster):
             return 0
         can = working.ledgers.can_spare() and all(map(working.seen.sends_state, roster))
         return working.seen.offer(roster[0], prepared) if can else 0
@@ -274,7 +275,7 @@ class Switching:
                 next_generation=generation,
                 after_step=crossing.after_step,
                 size=len(roster),
-                newcomers=newcomers(working.record, plan),
+                newcomers=newcomers(working.record, roster),
                 why=wanted.why,
                 portions=crossing.spares if crossing.spares > 1 else UNSET,
             )

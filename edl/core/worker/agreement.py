@@ -1,8 +1,9 @@
 """In which state a new ring begins: the newest committed step of its members, from one that has it (I5).
 
 Each member puts a number into a small all-reduce that takes the highest, and hears what that is; once, or a few times.
-Where newcomers get their state beside the first steps, the plan says how the ring begins, and members say nothing. A
-survivor that is not in the state of the planned step does not come to that ring, which breaks for the others.
+Where a ring stands as it is planned, and all its members have the state of the planned step, but for newcomers that get
+it beside the first steps, the plan says how it begins, and members say nothing. A survivor that is not in that state
+does not come to that ring, which breaks for the others.
 Owns: these numbers, and what follows from what is heard. Does not own: the all-reduce, nor the copying
 (`edl.trainer.shell`).
 """
@@ -60,7 +61,7 @@ def begin(
         return Beginning(0, None)  # script that pins its GPU after init(), as with Horovod, could no more
     mine = vote(step, assignment.place.rank, has_state=has_state)
     sure = not doubts(assignment, generation, step, has_state=has_state, voided=voided)
-    if assignment.beside:
+    if assignment.begins_as_planned:
         if not sure:
             raise RingBroken("this worker is not in the state of the planned step, which all others take it to be in")
         return Beginning(assignment.after_step or 0, 0, current=has_state, offer=assignment.offer)

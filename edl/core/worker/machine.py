@@ -486,12 +486,14 @@ class WorkerMachine:
         assert beginning is not None
         if beginning.root is None:
             return self._sit(entering)
-        if beginning.offer:
+        if entering.assignment.begins_as_planned:
             return self._part(entering, beginning.root, beginning)
         return self._copy(entering, beginning.root, beginning)
 
     def _part(self, entering: Entering, root: int, beginning: Beginning) -> list[Command]:
-        """The root sends its state beside the first steps; of the others, only newcomers have to do with that."""
+        """The root sends its state beside the first steps; of the others, only newcomers have to do with that, if any
+        come. Survivors have what they need.
+        """
         planned = entering.assignment
         first = StatePortion(of=planned.beside)
         if not beginning.current:
@@ -499,7 +501,7 @@ class WorkerMachine:
             fetches = FetchState(root, beginning.offer, first)
             self.portions = Portions(fetches)
             return [fetches]
-        if planned.place.rank != root:
+        if planned.place.rank != root or not planned.newcomers:
             return self._sit(entering)
         sends = SendState(planned.newcomers, first)
         self.portions = Portions(sends)

@@ -218,6 +218,19 @@ def test_one_that_is_freed_waits_no_longer(ring: list[Trainer], portions: int) -
     assert len(goes_on) == portions - 2
 
 
+@pytest.mark.parametrize("vain", [range(1, 3), range(2**53)], ids=["it is given up", "the job is over"])
+@pytest.mark.parametrize("when", ["before it waits", "while it waits"])
+def test_a_newcomer_waits_until_its_ring_is_given_up(ring: list[Trainer], vain: range, when: str) -> None:
+    root, newcomer, _ = ring
+    source = StateSource(newcomer.place, 0, root.beside.offer(root.place, 0.1))
+    if when == "before it waits":
+        newcomer.beside.abort(vain)
+    else:
+        threading.Timer(0.4, newcomer.beside.abort, [vain]).start()
+    with pytest.raises(RingBroken, match=r"its ring is (left|given up)"):
+        newcomer.beside.fetch(source, 0.1, WHOLE)
+
+
 def test_once_a_ring_is_left_nothing_is_written_into_the_model(ring: list[Trainer]) -> None:
     """All has come, and the thread that unpacks it is in the middle of that; the next ring gives the model a state."""
     root, newcomer, _ = ring

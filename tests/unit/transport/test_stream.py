@@ -56,10 +56,12 @@ def giver(givers: list[Giver], key: bytes = KEY, timeout_s: float = PATIENCE_S) 
     return givers[-1]
 
 
-def taker(givers: list[Giver], root: Giver, key: bytes = KEY, generation: int = 7) -> Taker:
+def taker(
+    givers: list[Giver], root: Giver, key: bytes = KEY, generation: int = 7, timeout_s: float = PATIENCE_S
+) -> Taker:
     """Which hands on what it gets."""
     own = giver(givers)
-    taking = Taker(root.number, key, generation, own.number, PATIENCE_S)
+    taking = Taker(root.number, key, generation, own.number, timeout_s)
     head = taking.begin()
     own.give(head, taking)
     assert head == b"head"
@@ -196,6 +198,16 @@ def test_a_stranger_is_given_nothing(givers: list[Giver], key: bytes, generation
         taker(givers, root, key, generation)
     assert not root.asked
     assert taker(givers, root).wait_whole(PATIENCE_S) == BYTES
+
+
+def test_a_newcomer_waits_for_what_is_not_there_yet_however_long_a_step_of_its_source_takes(
+    givers: list[Giver],
+) -> None:
+    root = giver(givers, timeout_s=0.1)
+    threading.Timer(0.5, root.give, [b"head", Parts()]).start()
+    begun = time.monotonic()
+    assert taker(givers, root, timeout_s=0.1).wait_whole(PATIENCE_S) == BYTES
+    assert time.monotonic() - begun > 0.4
 
 
 def test_a_newcomer_takes_nothing_from_a_stranger(givers: list[Giver]) -> None:

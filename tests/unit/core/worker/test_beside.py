@@ -1,4 +1,4 @@
-"""A newcomer's state comes beside the first step: who agrees to that, what each does, and what the daemon is told."""
+"""A ring begins as its plan says; a newcomer's state comes beside its first step: what each does, and what it tells."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from edl.core.worker.inputs import (
     BatchEnded,
     BatchVoid,
     Command,
+    CopyRest,
     CopyState,
     FetchPortion,
     FetchState,
@@ -56,17 +57,48 @@ def test_the_plan_says_how_it_begins(rank: int, step: int) -> None:
     assert over.value.value == Beginning(9, 0, current=step > 0, offer=OFFER)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_none_comes_the_plan_says_so_too(rank: int) -> None:
+    talk = begin(planned(rank, size=2, newcomers=0, beside=0), 1, 9, has_state=True)
+    with pytest.raises(StopIteration) as over:
+        next(talk)
+    assert over.value.value == Beginning(9, 0, current=True)
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (planned(0), True),
+        (planned(0, newcomers=0, beside=0), True),
+        (planned(0, beside=0), False),
+        (msgspec.structs.replace(planned(0, newcomers=0, beside=0), prepared=False), False),
+        (msgspec.structs.replace(planned(0, newcomers=0, beside=0), after_step=None), False),
+        (msgspec.structs.replace(planned(0, newcomers=0, beside=0), after_step=0), False),
+    ],
+    ids=["beside", "none comes", "a newcomer gets it before", "formed in line", "at once", "none has trained"],
+)
+def test_members_ask_each_other_nothing_where_all_know(plan: Assignment, expected: bool) -> None:
+    assert plan.begins_as_planned is expected
+    talk = begin(plan, 1, 9, has_state=True)
+    if expected:
+        with pytest.raises(StopIteration):
+            next(talk)
+    else:
+        assert next(talk) > 0
+
+
 @pytest.mark.parametrize(
     ("generation", "step", "has_state", "voided"),
     [(1, 8, True, False), (1, 10, True, False), (1, 9, False, False), (1, 9, True, True)],
     ids=["it is behind", "it is ahead", "it has half a state", "the others left it alone in a mini-batch"],
 )
-@pytest.mark.parametrize("beside", [1, 0])
+@pytest.mark.parametrize(("beside", "newcomers"), [(1, 1), (0, 0), (0, 1)])
 def test_a_member_that_is_not_as_planned_does_not_begin(
-    generation: int, step: int, has_state: bool, voided: bool, beside: int
+    generation: int, step: int, has_state: bool, voided: bool, beside: int, newcomers: int
 ) -> None:
-    talk = begin(planned(1, beside=beside), generation, step, has_state=has_state, voided=voided)
-    if beside:
+    plan = planned(1, newcomers=newcomers, beside=beside)
+    talk = begin(plan, generation, step, has_state=has_state, voided=voided)
+    if plan.begins_as_planned:
         with pytest.raises(RingBroken, match="not in the state of the planned step"):
             next(talk)
     else:
@@ -76,13 +108,13 @@ def test_a_member_that_is_not_as_planned_does_not_begin(
 class Worker:
     """In ring 1 after step 9, or with its rehearsal behind it; ring 2 stands beside, and is adopted."""
 
-    def __init__(self, rank: int, size: int = 3, over: int = 1) -> None:
-        new = rank == size - 1
+    def __init__(self, rank: int, size: int = 3, over: int = 1, newcomers: int = 1) -> None:
+        new = rank >= size - newcomers
         self.machine = WorkerMachine(LeaseBuffer(), SimpleNamespace(step=0 if new else 9, usual_until=0))
         self.machine.rehearsed, self.machine.generation = new, 0 if new else 1
         self.machine.state = here = TrainerState.WAITING if new else TrainerState.BETWEEN
         self.version = 0
-        plan = planned(rank, size, beside=over)
+        plan = planned(rank, size, newcomers, beside=over if newcomers else 0)
         self.hear(summons=Summons(1, (), plan.place))
         self.machine.handle(RingPrepared(2))
         self.machine.state = here
@@ -118,6 +150,16 @@ def test_the_root_sends_and_another_survivor_only_sits() -> None:
         assert machine.has_state
         assert not machine.is_new
         assert machine.unusual.check_at == 10, "they are compared once the newcomer has its state"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_none_comes_each_survivor_only_sits(rank: int) -> None:
+    worker = Worker(rank, size=2, newcomers=0)
+    commands = worker.come()
+    assert told(commands) == [entered(awaits_state=False)]
+    assert not any(isinstance(one, SendState | CopyRest | CopyState) for one in commands)
+    assert (worker.machine.generation, worker.machine.step) == (2, 9)
+    assert worker.machine.state is TrainerState.TRAINING
 
 
 def test_a_newcomer_counts_once_its_state_has_come() -> None:
