@@ -74,7 +74,9 @@ class WritingChecks:
             self._job.checks.violated("I12", f"{len(leader.unanswered)} have asked, and wait for an answer for ever")
         if leader.alive and leader.term == self._job.term:
             record = leader.writing.record
-            stable = stable_of(leader.machine, record)
+            # Where all members are gone with a leader, the next one may never hear of their last steps.
+            lives = not record.roster or any(self._job.workers[one].alive for one in record.roster)
+            stable = stable_of(leader.machine, record) if lives else None
             self._job.checks.tallies.served(record.tally, leader.machine.record.tally, stable, self._job.now)
         if leader.at_rest and (leader.writing.state is not WritingState.IDLE or not leader.machine.at_rest):
             self._job.checks.violated("rest", "a leader has decided something, and says that no caller waits for it")
