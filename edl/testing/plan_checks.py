@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
 SOON = 16  # steps: what is leased for these may be about to be read when a switch is wanted
+PUT_OFF = 6  # switches in a row, as their word came too late for all
 PLANS = 20  # without a step between them, besides what members and faults may cause
 
 
@@ -26,6 +27,7 @@ class PlanChecks:
         self._rosters: dict[int, tuple[str, ...]] = {}  # by generation
         self._newcomers: dict[tuple[int, int], set[str]] = {}  # by the generation of their plan, and its first step
         self._plans, self._planned_at = 0, 0  # so many since this step
+        self._put_off = 0  # so many in a row
 
     def durable(self, before: Record, record: Record) -> None:
         """`record` was written over `before`."""
@@ -33,6 +35,8 @@ class PlanChecks:
             self._only_who_is_cut_off_is_unfit(before, record)
         if record.plan is not None and (before.plan is None or record.plan.generation > before.plan.generation):
             self._comes_to_steps(record)
+        if record.plan is None and before.plan is not None:
+            self._is_not_put_off_for_ever(before, record)
         if record.gone is not before.gone:
             self._gives_up_only_who_hangs(before, record)
         if record.arrivals > before.arrivals:
@@ -97,6 +101,12 @@ class PlanChecks:
         self._respects_limits(record, plan.roster)
         if record.generation:
             self._holds_only_the_ready(plan.roster)
+
+    def _is_not_put_off_for_ever(self, before: Record, record: Record) -> None:
+        came = record.generation > before.generation
+        self._put_off = 0 if came else self._put_off + 1
+        if self._put_off > PUT_OFF:
+            self._violated("I12", f"{self._put_off} switches in a row were put off")
 
     def _note_plan(self, before: Record, record: Record, plan: Plan) -> None:
         """Where all have told in time how far they have read, there are samples for the newcomers of a switch."""

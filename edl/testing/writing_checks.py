@@ -28,6 +28,10 @@ class WritingChecks:
         """A leader's machine has taken an input."""
         self._due.setdefault(term, {}).update({id(one): one for one in follows if isinstance(one, Tell)})
 
+    def count(self, kind: str) -> int:
+        """So many events of that kind there are."""
+        return sum(tell.fact.kind == kind for tell in self._written.values())
+
     def written(self, told: Iterable[Tell]) -> None:
         """A transaction was carried out."""
         for tell in told:

@@ -18,7 +18,7 @@ from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.next_ring import NextRing
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
-from edl.protocol.job import JobState
+from edl.protocol.job import JobState, Record
 from edl.testing import Moment, Planned, SimFault, SimJob
 from edl.testing.next_rings import FORM_S
 from edl.testing.rings import STEP_S
@@ -262,7 +262,39 @@ def test_a_newcomer_that_fails_while_its_ring_forms_costs_the_others_no_step(fau
     begun = next(at for at, now in enumerate(job.shells.made) if now > 0.2)
     longest = max(later - earlier for earlier, later in pairwise(job.shells.made[begun:]))
     assert longest < 2 * STEP_S, job.story(f"{longest:.3f} s without a step")
-    assert "batch_voided" not in "".join(job.transcript)
+    assert not job.checks.writing.count("batch_voided")
+
+
+class HearsLate(Timed):
+    """The word of the first planned switch reaches none of its members before its step."""
+
+    late_words = 1
+
+    def make_durable(self, record: Record) -> None:
+        if record.generation and record.plan is not None and self.late_words:
+            self.late_words -= 1
+            for one in self.workers.values():
+                self.inflict(SimFault.DEAFEN, one)
+        super().make_durable(record)
+
+
+@pytest.mark.parametrize("change", [SimFault.JOIN, SimFault.LEAVE])
+@pytest.mark.parametrize("sends", [0.0, 1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_word_that_comes_too_late_for_all_costs_no_step(seed: int, sends: float, change: SimFault) -> None:
+    """All stay in the ring that works, and the same switch is planned anew, with more time for its word. None of them
+    is beyond a step that rests on a mark, as they wait there.
+    """
+    workers = 2 if change is SimFault.JOIN else 4
+    job = HearsLate(LONG, seed=seed, workers=workers, prepares=1.0, sends=sends)
+    job.plan([Planned(change, 0.3)])
+    job.run()
+    count = job.checks.writing.count
+    assert not job.late_words, job.story("no word was late")
+    assert count("switch_put_off") == (not job.durable.rebatches), job.story("it was not put off")
+    assert not count("batch_voided"), job.story("a mini-batch was void")
+    assert job.durable.state is JobState.FINISHED, job.story("not finished")
+    assert len(job.durable.roster) == 3
 
 
 class Newcomer:

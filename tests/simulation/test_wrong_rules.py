@@ -135,6 +135,14 @@ def switches_at_the_newest_step(patch: Patch) -> None:
     patch.setattr(lead_times.LeadTimes, "switch_step", lambda _lead_times, newest, *_: newest)
 
 
+def puts_off_a_switch_that_some_have_made(patch: Patch) -> None:
+    def passed(now, plan):
+        here = [now.seen.step(one) for one in now.record.roster if now.seen.get(one)]
+        return plan.after_step is not None and now.record.generation > 0 and plan.after_step in here
+
+    patch.setattr(planning, "_is_passed", passed)
+
+
 def leases_for_one_step(patch: Patch) -> None:
     patch.setattr(lead_times.LeadTimes, "lease_steps", lambda _lead_times, _step_time_s: 1)
 
@@ -219,6 +227,7 @@ WRONG: dict[Mutant, Case] = {
     cuts_at_the_first_step_told: Case("I7", **NEWCOMER),
     lifts_the_mark_with_the_plan: Case("I7", **NEWCOMER),
     switches_at_the_newest_step: Case("I11", (JOIN,), workers=2, job=Prompt, lease_s=0.2),
+    puts_off_a_switch_that_some_have_made: Case("I12", (JOIN,), workers=2),
     leases_for_one_step: Case("I11", workers=2, job=Prompt),
     forgets_the_epochs_asked_for_since_the_plan: Case(
         "I12", (JOIN, Planned(SimFault.CRASH_LEADER, 0.2)), spec=PASSES, workers=2

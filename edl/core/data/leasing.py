@@ -28,6 +28,7 @@ from edl.protocol.ledger import LedgerSnapshot
 
 WORD_S = 0.2  # that orders take to reach every trainer, usually
 MOST_WORDS = 8  # whose time that of a switch has, however large its ring
+MOST_DOUBLED = 4  # times, as words came too late
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Leasing:
         self._working = working
         self._lead_times = lead_times
         self._enough_until = 0  # until a worker has applied this step, no more need be leased
+        self._late_words = 0  # so many switches in a row came to nothing, as their word came too late for all
         self._marked = (0, 0.0)  # the newest mark that this leader knows of, and since when
         self._marks_for_switch = False  # it is for a switch that is wanted
         self._batch_due = bool(working.record.asked_batch)  # what is leased may not be of the batch asked for
@@ -144,7 +146,8 @@ class Leasing:
                 self._marks_for_switch = True
                 return None
         # One member to which it comes late would break that ring, and of more members one is late more often.
-        step = self.switch_step(words=min(2 + len(roster) // 4, MOST_WORDS) if as_planned else 1)
+        words = min(2 + len(roster) // 4, MOST_WORDS) if as_planned else 1
+        step = self.switch_step(words * 2 ** min(self._late_words, MOST_DOUBLED))
         if step is None:
             return None
         ledger = working.ledgers.planned(roster, step, self._lease_steps(), spare=spare)
@@ -170,6 +173,10 @@ class Leasing:
             if ledger is not None and ledger.outdated_until > step:
                 mark = Rebatch(working.record.rebatches + 1, newest, planned=True)
         return Crossing(None, None, mark)
+
+    def put_off(self) -> None:
+        """The word of a switch came too late for all: that of the next one has twice its time."""
+        self._late_words += 1
 
     def mark_for(self, crossing: Crossing) -> None:
         """It is planned: from now on the mark is the one that it rests on, if any."""
@@ -216,7 +223,7 @@ class Leasing:
 
     def enter(self, plan: Plan) -> int:
         """Bring the data to the generation that takes over; return the step that it takes over after."""
-        working = self._working
+        working, self._late_words = self._working, 0
         seen = [worker for worker in plan.roster if working.seen.get(worker)]
         source = max(map(working.seen.leases_of, seen))
         planned = source == plan.generation and plan.after_step is not None

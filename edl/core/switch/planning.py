@@ -17,7 +17,7 @@ from edl.core.job.observations import Observations
 from edl.core.resize import migration
 from edl.core.resize.scaling import BOOTING, GOING
 from edl.core.switch.unfit import condemned, suspects
-from edl.protocol.job import Member, Record, WorkerState
+from edl.protocol.job import Member, Plan, Record, WorkerState
 
 NAMED: Final = 4  # of a thousand that a reason may be about
 
@@ -89,6 +89,8 @@ Decision = Follow | WaitAnew | PutOff | TooFew | GiveUp | None
 def decide(now: Situation) -> Decision:
     """What should follow the newest generation; None: nothing."""
     record, plan = now.record, now.record.plan
+    if plan is not None and _is_passed(now, plan):
+        return PutOff("the ring of before has made a step beyond it: its word came too late for all")
     lacks = lacks_member(now, plan.roster if plan else record.roster) or _ended_before(now)
     forced = is_broken(now) or lacks or now.torn or _has_left(now)
     if plan is not None and not forced:
@@ -286,6 +288,15 @@ def missing(now: Situation) -> tuple[str, ...]:
     if plan is None or plan.after_step is None or not now.seen.late:
         return ()
     return tuple(worker for worker in plan.roster if now.seen.misses(worker, plan.generation))
+
+
+def _is_passed(now: Situation, plan: Plan) -> bool:
+    """A step of a ring takes all its members: where one has made a step beyond that of the switch, none has left."""
+    record, after_step = now.record, plan.after_step
+    if after_step is None or not record.generation:
+        return False
+    here = (worker for worker in record.roster if now.seen.generation(worker) == record.generation)
+    return any(now.seen.step(worker) > after_step for worker in here)
 
 
 def missed_by_all(now: Situation) -> bool:

@@ -291,6 +291,7 @@ class Switching:
         self._close(plan, working.record.roster)
         working.move_all(self._on_their_way(working.record.roster), Cause.PUT_OFF)
         working.change(plan=None, state=JobState.RUNNING, rebatch=None)
+        self._leasing.put_off()
 
     def _wait_anew(self) -> None:
         plan = self._working.record.plan

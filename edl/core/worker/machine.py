@@ -89,6 +89,7 @@ from edl.core.worker.moves import (
     are_newer,
     given_up,
     holds_at,
+    is_passed,
     next_move,
     replaced,
 )
@@ -335,6 +336,10 @@ class WorkerMachine:
             return self._obey(move)
         if isinstance(move, Enter):
             return self._enter(move.assignment)
+        return [*self._tell_passed(), *self._stay()]
+
+    def _stay(self) -> list[Command]:
+        orders = self.orders
         if self.state is TrainerState.COMING and orders is not None and orders.boot_alone:
             return self._boot(orders.local_rank)
         if self.state in READY or self.leases.holds_at(self.count.step) or self._is_held():
@@ -384,7 +389,7 @@ class WorkerMachine:
             return [BreakIteration()]
         elif isinstance(move, Enter) and not self.has_share and self.generation in given_up(self.orders):
             return self._stand_in()
-        return self._miss(where, move)
+        return self._tell_passed() or self._miss(where, move)
 
     def _stand_in(self) -> list[Command]:
         """Once: a pipeline that reads ahead asks again, and what it is given then would be trained in the next ring."""
@@ -400,7 +405,17 @@ class WorkerMachine:
             return []
         if not move.assignment.after_step and not self.leases.marked[0]:  # else there are samples for a void mini-batch
             return []
-        generation = move.assignment.place.generation
+        return self._tell_missed(move.assignment.place.generation)
+
+    def _tell_passed(self) -> list[Command]:
+        """That no member comes to the planned switch: once, as the leader plans another then."""
+        orders = self.orders
+        assignment = None if orders is None or self.state in READY else orders.assignment
+        if assignment is None or not is_passed(self._where(waiting=False), assignment):
+            return []
+        return self._tell_missed(assignment.place.generation)
+
+    def _tell_missed(self, generation: int) -> list[Command]:
         if not self.generation or generation <= self.missed:
             return []
         self.missed = generation
@@ -668,4 +683,5 @@ def _is_left(orders: Orders, where: Location) -> bool:
     planned = orders.assignment
     if planned is None or planned.after_step is None or not where.generation:
         return False
-    return planned.place.generation > where.generation and where.step >= planned.after_step
+    is_past = where.step >= planned.after_step and not is_passed(where, planned)
+    return planned.place.generation > where.generation and is_past

@@ -56,7 +56,7 @@ def next_move(where: Location, orders: Orders) -> Move:
     """What `orders` mean to a trainer that is there."""
     if orders.verdict is Verdict.STOP:
         return Stop(orders.reason, orders.resumable)
-    if orders.verdict is Verdict.LEAVE and (where.waiting or where.step >= orders.leave_after_step):
+    if orders.verdict is Verdict.LEAVE and _leaves_now(where, orders):
         return Leave()
     assignment = orders.assignment
     if assignment is not None and assignment.place.generation > where.generation and _is_due(where, assignment):
@@ -122,7 +122,23 @@ def _move_step(generation: int, orders: Orders) -> int:
     return min(mark, assignment.after_step or 0)
 
 
+def is_passed(where: Location, assignment: Assignment) -> bool:
+    """The ring that is to be left has made a step beyond that of the switch. It takes all its members to make one: so
+    the word of that switch came too late for all of them, and none has left, nor will.
+    """
+    if assignment.after_step is None or where.waiting:
+        return False
+    return 0 < assignment.follows == where.generation and where.step > assignment.after_step
+
+
+def _leaves_now(where: Location, orders: Orders) -> bool:
+    """Not after a later step than it was told: then no other member goes on without it either (`is_passed`)."""
+    return where.waiting or not orders.leave_after_step or where.step == orders.leave_after_step
+
+
 def _is_due(where: Location, assignment: Assignment) -> bool:
+    if is_passed(where, assignment):
+        return False
     if where.waiting or assignment.after_step is None or where.step >= assignment.after_step:
         return True
     return where.generation < assignment.follows  # the others have gone on without it: there is no step to wait for

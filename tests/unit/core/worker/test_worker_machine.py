@@ -334,6 +334,33 @@ def test_a_switch_that_was_missed_is_told_once_where_no_samples_are_left_before_
     assert say.Missed(2) in worker.machine.story()
 
 
+def test_a_switch_whose_step_the_ring_has_passed_is_told_once_and_not_made() -> None:
+    worker = Worker().sits().trains(9)
+    worker.machine.state = TrainerState.BETWEEN
+    late: dict[str, Any] = {"assignment": worker.seat(2, 8, follows=1), "shares": (worker.share(1, 0),)}
+    assert said(worker.reads(**late)) == [say.Missed(2)]
+    assert worker.machine.state is TrainerState.TRAINING
+    assert (worker.machine.generation, worker.machine.step) == (1, 9)
+    worker.machine.state = TrainerState.BETWEEN
+    assert said(worker.reads(**late)) == []
+
+
+def test_a_leaver_whose_step_the_ring_has_passed_stays_until_it_is_told_another() -> None:
+    worker = Worker().sits().trains(9)
+    for after_step, leaves in ((8, False), (10, False), (9, True)):
+        worker.machine.state = TrainerState.BETWEEN
+        worker.reads(verdict=Verdict.LEAVE, leave_after_step=after_step, shares=(worker.share(1, 0),))
+        assert (worker.machine.state is TrainerState.LEAVING) is leaves
+
+
+def test_one_that_was_left_alone_in_a_mini_batch_beyond_a_switch_comes_all_the_same() -> None:
+    worker = Worker().sits().trains(9)
+    worker.machine.handle(BatchVoid("reset"))
+    worker.machine.handle(BatchEnded())
+    late = worker.seat(2, 8, follows=1)
+    assert worker.reads(assignment=late) == [EnterRing(late, cut=False)], "its own ring is broken"
+
+
 def test_a_pipelines_thread_obeys_for_itself_alone() -> None:
     worker = Worker().sits().trains(3)
     stop = worker.orders(verdict=Verdict.STOP, reason="enough")
