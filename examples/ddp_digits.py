@@ -17,7 +17,7 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.L
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 model, optimizer, loader = edl.prepare(model, optimizer, loader)
 
-for epoch in loader.epochs(5):
+for epoch in loader.epochs(8):
     for inputs, targets in loader:
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(inputs), targets)

@@ -20,7 +20,7 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.L
 model = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-for epoch in range(5):
+for epoch in range(8):
     sampler.set_epoch(epoch)
     for inputs, targets in loader:
         optimizer.zero_grad()
