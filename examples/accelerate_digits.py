@@ -18,7 +18,7 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=100, gamma=0.8)
 
 accelerator = Accelerator()
 model, optimizer, train_dataloader, scheduler = accelerator.prepare(model, optimizer, train_dataloader, scheduler)
-for epoch in train_dataloader.epochs(5):
+for epoch in train_dataloader.epochs(8):
     model.train()
     for inputs, targets in train_dataloader:
         optimizer.zero_grad()

@@ -39,7 +39,7 @@ LONGER = {  # what keeps an example short, and what stands in its place; a fast 
         "def forward(self, images, labels=None):": f"def forward(self, images, labels=None):\n        {PAUSE}",
     },
     "accelerate_digits.py": {
-        ".epochs(5)": f".epochs({EPOCHS})",
+        ".epochs(8)": f".epochs({EPOCHS})",
         "        optimizer.zero_grad()": f"        {PAUSE}\n        optimizer.zero_grad()",
     },
 }
