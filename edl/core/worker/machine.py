@@ -339,6 +339,7 @@ class WorkerMachine:
         return [*self._tell_passed(), *self._stay()]
 
     def _stay(self) -> list[Command]:
+        """It is to go to no other ring yet: it boots, waits for other orders, or trains on."""
         orders = self.orders
         if self.state is TrainerState.COMING and orders is not None and orders.boot_alone:
             return self._boot(orders.local_rank)
