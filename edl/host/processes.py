@@ -24,6 +24,9 @@ _START_TIME_FIELD = 22 - 3  # of /proc/<pid>/stat, counted after the name
 _USER_TIME_FIELD = 14 - 3
 _FLAGS_FIELD = 9 - 3
 _EXITING = 0x4  # PF_EXITING of the kernel
+_KERNEL_THREAD = 0x200000  # PF_KTHREAD
+_CODE_FIELD = 26 - 3  # where its code begins; set last while a program is loaded
+_ENVIRON_FIELDS = 50 - 3, 51 - 3  # where its environment begins and ends
 
 # The child outlives the shell, is adopted by init or the nearest subreaper, and is no zombie of ours when it ends.
 _DETACH = '"$@" </dev/null 1>&2 & echo $!'
@@ -46,6 +49,14 @@ def is_ending(pid: int) -> bool:
     pending = (line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:")))
     killed = any(int(signals, 16) >> (signal.SIGKILL - 1) & 1 for signals in pending)
     return killed or fields[0] in "ZX" or bool(int(fields[_FLAGS_FIELD]) & _EXITING)
+
+
+def may_change_program(pid: int) -> bool:
+    """Of a process whose environment reads as empty: whether it is that only while exec(2) is under way."""
+    fields = _stat(pid)
+    begin, end = (int(fields[number]) for number in _ENVIRON_FIELDS)
+    kernels = bool(int(fields[_FLAGS_FIELD]) & _KERNEL_THREAD)
+    return fields[0] not in "ZX" and not kernels and (int(fields[_CODE_FIELD]) == 0 or begin != end)
 
 
 def used_by(pid: int) -> tuple[float, int]:

@@ -13,11 +13,14 @@ import threading
 import time
 from pathlib import Path
 
-from edl.host.processes import process_start_time
+from edl.host.processes import may_change_program, process_start_time
 
 MARK = "EDL_LAUNCH"  # variable that holds the mark of a launch
 POLL_S = 0.05
 TERM_GRACE_S = 2.0
+_LISTINGS = 20  # at most, on a machine that starts processes all the time
+_EXEC_POLL_S = 0.001
+_EXEC_S = 1.0  # for a process that changes its program; longer only where that comes from a disk that does not answer
 KILL_GRACE_S = 5.0
 
 
@@ -32,17 +35,43 @@ def is_running(pid: int, started: int) -> bool:
 
 
 def is_marked(pid: int, mark: str) -> bool:
+    return f"{MARK}={mark}".encode() in _environ(pid).split(b"\0")
+
+
+def _environ(pid: int) -> bytes:
+    """What a process was started with; nothing of one that is gone, or another user's.
+
+    For the moment in which a process changes its program (exec), the kernel shows an empty environment.
+    """
+    deadline = time.monotonic() + _EXEC_S
     try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        while not (environ := Path(f"/proc/{pid}/environ").read_bytes()) and may_change_program(pid):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_EXEC_POLL_S)
     except OSError:
-        return False
-    return f"{MARK}={mark}".encode() in environ.split(b"\0")
+        return b""
+    return environ
 
 
 def marked(mark: str) -> list[int]:
-    """The living processes of one launch, without the caller."""
-    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-    return [pid for pid in pids if pid != os.getpid() and is_marked(pid, mark)]
+    """The living processes of one launch, without the caller.
+
+    One may fork, and end before it is looked at: so they are listed again while none is found and some are new.
+    """
+    looked_at: set[int] = {os.getpid()}
+    for _ in range(_LISTINGS):
+        new = _pids() - looked_at
+        if found := [pid for pid in new if is_marked(pid, mark)]:
+            return sorted(found)
+        looked_at |= new
+        if not new:
+            break
+    return []
+
+
+def _pids() -> set[int]:
+    return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()}
 
 
 def signal_marked(mark: str, signum: signal.Signals) -> list[int]:

@@ -22,6 +22,9 @@ LOG_BYTES = 4 << 20  # of one file of two: the newest output, and what came befo
 TAIL_BYTES = 8192
 LINGER_S = 1.0  # for output of a worker that has ended: what it has started may hold the pipe
 POLL_S = 0.1
+LISTINGS = 20  # at most, on a machine that starts processes all the time
+EXEC_S, EXEC_POLL_S = 1.0, 0.001  # for a process that changes its program
+KERNEL_THREAD = 0x200000  # PF_KTHREAD
 
 
 class Log:
@@ -104,17 +107,37 @@ class Asked:
             hand_on(self._pid)
 
 
+def environ(pid: int) -> bytes:
+    """As edl.launch.processes finds it: while a process changes its program, the kernel shows an empty one."""
+    until = time.monotonic() + EXEC_S
+    while True:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if found := file.read():
+                return found
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        no_program = fields[0] in "ZX" or int(fields[6]) & KERNEL_THREAD
+        loaded = fields[23] != "0"  # where its code begins: set last while a program is loaded
+        if no_program or (loaded and fields[47] == fields[48]) or time.monotonic() > until:
+            return b""
+        time.sleep(EXEC_POLL_S)
+
+
 def others(mark: str) -> list[int]:
-    """Processes that carry the mark of this launch, without this one."""
-    wanted, found = f"{MARK}={mark}".encode(), []
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and int(name) != os.getpid():
+    """Processes of this launch, by its mark, but not this one. Listed again while some are new: they may fork."""
+    wanted, looked_at = f"{MARK}={mark}".encode(), {os.getpid()}
+    found: list[int] = []
+    for _ in range(LISTINGS):
+        new = {int(name) for name in os.listdir("/proc") if name.isdecimal()} - looked_at
+        for pid in new:
             try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    if wanted in file.read().split(b"\0"):
-                        found.append(int(name))
+                if wanted in environ(pid).split(b"\0"):
+                    found.append(pid)
             except OSError:  # it is gone, or another user's
                 pass
+        if found or not new:
+            break
+        looked_at |= new
     return found
 
 
