@@ -36,7 +36,7 @@ class PlanChecks:
         if record.plan is not None and (before.plan is None or record.plan.generation > before.plan.generation):
             self._comes_to_steps(record)
         if record.plan is None and before.plan is not None:
-            self._is_not_put_off_for_ever(before, record)
+            self._is_not_put_off_for_ever(before.plan, came=record.generation > before.generation)
         if record.gone is not before.gone:
             self._gives_up_only_who_hangs(before, record)
         if record.arrivals > before.arrivals:
@@ -102,9 +102,12 @@ class PlanChecks:
         if record.generation:
             self._holds_only_the_ready(plan.roster)
 
-    def _is_not_put_off_for_ever(self, before: Record, record: Record) -> None:
-        came = record.generation > before.generation
-        self._put_off = 0 if came else self._put_off + 1
+    def _is_not_put_off_for_ever(self, plan: Plan, *, came: bool) -> None:
+        """A plan that is to follow a broken ring is never late: how often it may fail, the trials of workers bound."""
+        if came:
+            self._put_off = 0
+        elif plan.after_step is not None:
+            self._put_off += 1
         if self._put_off > PUT_OFF:
             self._violated("I12", f"{self._put_off} switches in a row were put off")
 
