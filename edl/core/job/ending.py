@@ -63,7 +63,9 @@ class Ending:
             return False
         if any(working.seen.breaks(worker, plan.generation) for worker in plan.roster):
             return False
-        ended = (worker for worker in plan.roster if working.state(worker) is WorkerState.DONE)
+        ended = [worker for worker in plan.roster if working.state(worker) is WorkerState.DONE]
+        if len(ended) == len(plan.roster):  # one may have missed the switch, and ended in the ring of before
+            return False
         return any(working.seen.sits(worker, plan.generation) for worker in ended)
 
     def _is_up(self) -> bool:

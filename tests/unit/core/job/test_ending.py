@@ -9,10 +9,11 @@ from edl.core.job.inputs import TimePassed, Vanished
 from edl.core.job.machine import JobMachine
 from edl.core.job.report import status_of
 from edl.protocol.data import DataSpec
-from edl.protocol.job import JobState, WorkerState
+from edl.protocol.job import OVER, JobState, WorkerState
 from edl.protocol.messages import Phase
 
 SPEC = DataSpec(total=8, epochs=1, batch=2)
+LONG = DataSpec(total=2000, epochs=1, batch=2)
 STEPS = 2  # of two workers
 REASON = "OSError: No space left on device"
 FAILED = (JobState.FAILED, f"worker w0 did not come to the end of its script: {REASON}")
@@ -146,3 +147,20 @@ def test_a_leaver_that_leaves_at_the_end_is_not_missed():
     job.ends("w1")
     job.ends("w0")
     assert job.end == FINISHED
+
+
+def test_who_missed_the_switch_to_the_last_ring_and_ended_in_the_one_before_is_not_awaited():
+    """A smaller ring that stands as it was planned begins without it."""
+    job = Job(LONG)
+    job.join("w2")
+    job.see("w2", Phase.READY, data=LONG)
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 5, data=LONG, marked=(1, 40) if job.machine.record.rebatch else (0, 0))
+    plan = job.machine.record.plan
+    assert plan is not None and plan.after_step is not None and plan.roster == ("w0", "w1", "w2")
+    job.train(plan.generation, plan.after_step, "w0", "w2")
+    job.ends("w0", plan.generation, plan.after_step)
+    job.ends("w2", plan.generation, plan.after_step)
+    assert job.machine.record.state is JobState.SCALING, "the third is on its way, or at its end"
+    job.ends("w1", 1, plan.after_step)
+    assert job.machine.record.state in OVER
