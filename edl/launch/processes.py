@@ -18,10 +18,10 @@ from edl.host.processes import may_change_program, process_start_time
 MARK = "EDL_LAUNCH"  # variable that holds the mark of a launch
 POLL_S = 0.05
 TERM_GRACE_S = 2.0
+KILL_GRACE_S = 5.0
 _LISTINGS = 20  # at most, on a machine that starts processes all the time
 _EXEC_POLL_S = 0.001
 _EXEC_S = 1.0  # for a process that changes its program; longer only where that comes from a disk that does not answer
-KILL_GRACE_S = 5.0
 
 
 def is_running(pid: int, started: int) -> bool:

@@ -56,7 +56,8 @@ class Ending:
 
     def _others_will_tell(self) -> bool:
         """A script has ended in the planned ring, and the others are on their way there, or to their own ends in it:
-        it is the last ring, not the one on record. They are awaited there as in every planned ring (I12).
+        it is the last ring, not the one on record. They are awaited there as in every planned ring (I12), unless all
+        have ended: one may have missed the switch, and ended in the ring of before.
         """
         working, plan = self._working, self._working.record.plan
         if plan is None or not all(map(working.members.__contains__, plan.roster)):
@@ -64,9 +65,7 @@ class Ending:
         if any(working.seen.breaks(worker, plan.generation) for worker in plan.roster):
             return False
         ended = [worker for worker in plan.roster if working.state(worker) is WorkerState.DONE]
-        if len(ended) == len(plan.roster):  # one may have missed the switch, and ended in the ring of before
-            return False
-        return any(working.seen.sits(worker, plan.generation) for worker in ended)
+        return len(ended) < len(plan.roster) and any(working.seen.sits(worker, plan.generation) for worker in ended)
 
     def _is_up(self) -> bool:
         """The job will have failed whatever comes, and the others have had their time (I12)."""
