@@ -333,6 +333,23 @@ def leader_path(root: str) -> str:
     return f"{root}/leader"
 
 
+async def strike_off(store: Store, root: str, ident: str) -> bool:
+    """Remove what a candidate has there whose process is known to be dead; whether there was anything.
+
+    Of one that lives it would end the reign as the end of its session does, and it would stand again. Raises as
+    `Store.read` does.
+    """
+    folder, found = f"{root}/candidates", False
+    for name in sorted(filter(_NAME.fullmatch, await store.children(folder)), key=_seq):
+        path = f"{folder}/{name}"
+        node = await store.read(path)
+        if node is not None and node.value == ident.encode():
+            with contextlib.suppress(NoNode):
+                await store.delete(path)
+                found = True
+    return found
+
+
 async def read_leader(store: Store, root: str) -> Elected | None:
     """The candidate that began the newest term below `root`; None before the first. Raises as `Store.read` does."""
     node = await store.read(leader_path(root))

@@ -30,7 +30,7 @@ from edl.coordination import connecting
 from edl.coordination.election import Reign
 from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
-from edl.coordination.store import Create, Delete, Link, NodeExists, Store, StoreRefused
+from edl.coordination.store import Store
 from edl.core.job.lead_times import LeadTimes
 from edl.core.worker.moves import NEVER, attention_step
 from edl.daemon.garbage import collect_regularly, collect_seldom
@@ -41,10 +41,13 @@ from edl.daemon.mustering import Neighbours
 from edl.daemon.observer import Observer
 from edl.daemon.office import Office
 from edl.daemon.policies import Code, job_policy, own_code
+from edl.daemon.roll_entry import RollEntry
+from edl.daemon.siblings import Kin, Process, Siblings
 from edl.daemon.stand_in import StandInLink
 from edl.daemon.storing import PartStore, resumed_from
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
 from edl.host.credentials import coordinator_of, shared_secret
+from edl.host.host_id import host_id
 from edl.host.life_lock import LIFE, watch_life
 from edl.host.network import LOOPBACK, address_of, address_towards, interface_of
 from edl.host.processes import raise_open_files, used_by, watch_exit, yield_to_trainers
@@ -102,11 +105,11 @@ class Daemon:
         self._membership: Membership | None = None
         self._introductions: Introductions | None = None
         self._mustering: Neighbours | None = None
+        self._siblings: Siblings | None = None
         self._stand_in: StandInLink | None = None
         self._interface, self._address_here = "lo", LOOPBACK
         self._keys: Keys | None = None
         self._clock = SystemClock()
-        self._restored_at = float("-inf")  # the connection to the coordinator: since when it is there
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -139,7 +142,6 @@ class Daemon:
         self._job_policy = job_policy(self._settings, self._code)
         coordinator = coordinator_of(self._settings)
         store = await self._connect(coordinator)
-        self._restored_at = self._clock.now()  # the first worker after an outage cannot tell of it
         try:
             secret = await shared_secret(store, self._job, self._settings.secret())
             await self._serve(store, secret, self._address(coordinator))
@@ -187,16 +189,20 @@ class Daemon:
             termless=(messages.AskAddresses, messages.AskPresence),  # a ring forms on while the job changes leaders
         )
         port = await server.start(address)
-        office = self._office = self._opened(store, server, address, port)
+        marks = {tree.worker(self._job, self._worker): socket.gethostname().encode()}
+        entry = RollEntry(store, self._clock, marks)
+        office = self._office = self._opened(store, server, address, port, entry)
+        self._siblings = siblings = self._looking_after(store, address, office.ident, marks)
         self._keys = Keys(secret, self._job)
         self._introductions = introductions = self._introducing(secret)
         self._mustering = mustering = Neighbours(
             introductions, introductions.hold_s, introductions.answer_s, self._on_met
         )
-        presence = store.watch_link(lambda link: self._on_link(link, store))
         metrics: MetricsOffer | None = None
         try:
-            await self._appear(store)
+            await entry.begin()
+            if siblings is not None:
+                siblings.start()
             await self._either(self._greeted, self._trainer_gone)
             metrics = await self._offer_metrics(office)
             office.stand()
@@ -209,10 +215,12 @@ class Daemon:
             # have to be found first. A ring may need a step's time to form.
             await office.wait_at_rest(2 * self._settings.session_timeout_s)
         finally:
-            presence.close()
+            entry.close()
             if metrics is not None:
                 await metrics.stop()
             await office.leave()
+            if siblings is not None:
+                await siblings.stop()
             await mustering.stop()
             await introductions.stop()
             await server.stop()
@@ -249,6 +257,15 @@ class Daemon:
             lambda address: Client(secret, self._job, self._worker, address), self._refusals, hold_s, answer_s
         )
 
+    def _looking_after(self, store: Store, address: str, candidate: str, marks: dict[str, bytes]) -> Siblings | None:
+        """They find us by one of our `marks`. None where this system does not tell which processes are beside us."""
+        host, daemon, trainer = host_id(address), Process.of(os.getpid()), Process.of(self._trainer)
+        if host is None or daemon is None or trainer is None:
+            return None
+        folder = tree.host(self._job, host)
+        marks[f"{folder}/{self._worker}"] = msgspec.json.encode(Kin(candidate, daemon, trainer))
+        return Siblings(store, tree.root(self._job), folder, self._worker, self._on_siblings)
+
     async def _until_the_end_is_known(self, membership: Membership, office: Office) -> None:
         """Known to the job, that is; or until there is no leader left to tell, long after the trainer is gone (I12)."""
         reporting = asyncio.ensure_future(membership.run())
@@ -267,13 +284,13 @@ class Daemon:
         with contextlib.suppress(asyncio.CancelledError):
             await reporting
 
-    def _opened(self, store: Store, server: Server, address: str, port: int) -> Office:
+    def _opened(self, store: Store, server: Server, address: str, port: int, entry: RollEntry) -> Office:
         settings = self._settings
         session_s, step_s = settings.session_timeout_s, settings.step_timeout_s
         about = Reigning(self._job, self._worker, address, session_s, step_s, self._code)
 
         def lead(reign: Reign) -> Leader:
-            return Leader(about, store, reign, self._clock, self._refusals, lambda: self._restored_at)
+            return Leader(about, store, reign, self._clock, self._refusals, lambda: entry.restored_at)
 
         return Office(about, port, store, server, self._clock, lead)
 
@@ -343,6 +360,12 @@ class Daemon:
         if self._membership is not None:
             self._membership.stir()
 
+    def _on_siblings(self) -> None:
+        if self._siblings is not None:
+            self._observer.dead = self._siblings.dead
+        if self._membership is not None:
+            self._membership.stir()
+
     def _on_met(self) -> None:
         """All the daemons that we ask are there for the next ring."""
         if self._mustering is not None and self._membership is not None:
@@ -407,28 +430,6 @@ class Daemon:
         finally:
             for task in tasks:
                 task.cancel()
-
-    # ---------------------------------------------------------------------------------------------------- presence
-
-    async def _appear(self, store: Store) -> None:
-        """Be in the roll call of this session. A node of an earlier session of ours gives way in one transaction."""
-        path, value = tree.worker(self._job, self._worker), socket.gethostname().encode()
-        try:
-            await store.create(path, value, ephemeral=True)
-        except NodeExists:
-            await store.commit([Delete(path), Create(path, value, ephemeral=True)])
-
-    def _on_link(self, link: Link, store: Store) -> None:
-        if link is Link.CONNECTED:
-            self._restored_at = self._clock.now()
-            self._tasks.add(task := asyncio.ensure_future(self._appear_again(store)))
-            task.add_done_callback(self._tasks.discard)
-
-    async def _appear_again(self, store: Store) -> None:
-        node = await store.read(tree.worker(self._job, self._worker))
-        if node is None or node.owner != store.session:
-            with contextlib.suppress(StoreUnavailable, StoreRefused):  # the link changes again, and we come back here
-                await self._appear(store)
 
     async def _answer(self, call: Call) -> messages.Reply:
         if isinstance(call.body, messages.AskAddresses) and self._introductions is not None:

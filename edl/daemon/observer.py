@@ -31,6 +31,7 @@ class Observer:
         self._refused = refused
         self._account = TrainerAccount()
         self.met: tuple[int, ...] = (0,)  # what our daemon has seen of those who are called to a next ring
+        self.dead: tuple[str, ...] = ()  # other workers of this host, as our daemon has seen
         self.driver: Word | None = None  # what the stand-in has said of horovodrun's driver
         self._step_times_s: tuple[float, ...] = (0.0, 0.0)
         self._sitting_s = self._computed_s = 0.0  # in rings; and there neither waiting nor loading
@@ -114,6 +115,7 @@ class Observer:
             save_failed=account.save_failed,
             save_wanted=account.save_wanted,
             foreign=account.foreign,
+            dead=self.dead,
             at=now,
         )
 

@@ -47,9 +47,10 @@ class Office:
         self._door = door
         self._clock = clock
         self._lead = lead
-        ident = f"{about.worker} {about.address}:{port}"
+        self.ident = f"{about.worker} {about.address}:{port}"
+        """As which it stands for election."""
         root = tree.root(about.job)
-        self._candidate = Candidate(store, root, ident, self._on_reign, on_crash=self._on_crash)
+        self._candidate = Candidate(store, root, self.ident, self._on_reign, on_crash=self._on_crash)
         self._leader: Leader | None = None
         self._reign: asyncio.Task[None] | None = None
         self._resigning: asyncio.Task[None] | None = None

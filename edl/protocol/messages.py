@@ -78,6 +78,7 @@ class Observation(msgspec.Struct, frozen=True):
     save_failed: tuple[int, Reason] = (0, "")  # the newest to which it has no part to give, and why
     save_wanted: int = 0  # its script has asked that the job be saved after this step, or a later one
     foreign: bool = False  # it has failed as what was saved does not go with its script
+    dead: tuple[str, ...] = ()  # other workers of its host of which neither the trainer nor the daemon lives
     at: float = 0.0  # when that was so, by a clock of the worker's machine that never goes back
 
 

@@ -3,6 +3,7 @@
 /edl/<job>/candidates/...   who stands for election (ephemeral)         each daemon (edl.coordination.election)
 /edl/<job>/term, /leader    the last term, and who leads in it           edl.coordination.election
 /edl/<job>/workers/<id>     a worker's daemon is alive (ephemeral)       its daemon
+/edl/<job>/hosts/<host>/<id> which processes a worker has there (the same) its daemon, for those beside it
 /edl/<job>/record           all that the leader has decided (Record)     the leader, fenced (I1)
 /edl/<job>/events/e-<n>     what has happened; e<k>-<n>: k events        the leader, in the same transaction
 /edl/<job>/resigned         leaders that could not lead, and why         those leaders, fenced
@@ -30,6 +31,10 @@ def workers(job: str) -> str:
 
 def worker(job: str, worker_id: str) -> str:
     return f"{workers(job)}/{worker_id}"
+
+
+def host(job: str, host_id: str) -> str:
+    return f"{root(job)}/hosts/{host_id}"
 
 
 def candidates(job: str) -> str:

@@ -91,9 +91,9 @@ class Checks:
         self.training.durable(record)
 
     def missed(self, worker: SimWorker) -> None:
-        """Its daemon has had no session for long."""
+        """Its daemon has had no session for long, or its death was seen."""
         if any(one.identity.id == worker.id and one.state is not WorkerState.DONE for one in self.job.durable.members):
-            self.violated("I12", f"{worker.id} is gone, host and all, and still is a member")
+            self.violated("I12", f"{worker.id} is gone, and still is a member")
 
     def reached(self, size: int) -> None:
         """`size` was the last that was asked for, long ago, and nothing has happened since."""

@@ -46,6 +46,14 @@ class SimDaemons:
     def lose_session(self, worker: SimWorker) -> None:
         self._roll.discard(worker.id)
 
+    def see_dead(self, victim: SimWorker) -> bool:
+        """By each daemon of its host that lives; whether one of them can tell a leader."""
+        beside = [one for one in self.job.workers.values() if one.host == victim.host and one.daemon and one.alive]
+        for worker in beside:
+            worker.dead = (*worker.dead, victim.id)
+            self.stir(worker)
+        return any(worker.admitted and worker.presented for worker in beside)
+
     def durable(self, record: Record) -> None:
         """`record` was written: the daemon of a worker that is done, or no member, goes once its trainer has."""
         members = {member.identity.id: member.state for member in record.members}
@@ -82,6 +90,7 @@ class SimDaemons:
         """Another daemon registers, and is told the trainer's story a moment later."""
         worker.daemon += 1
         worker.sent, worker.presented = None, False
+        worker.dead = ()  # it has not seen those alive
         self.job.meetings.give_up(worker, "its daemon died")
         self.job.next_rings.give_up(worker)
         self._present(worker, worker.daemon)

@@ -5,6 +5,7 @@ Owns: the kinds of fault, and drawing a plan of them. Does not own: carrying one
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -18,6 +19,7 @@ class SimFault(StrEnum):
     LEAVE = "leave"  # SIGTERM
     KILL = "kill a trainer"  # its daemon tells
     VANISH = "vanish"  # host and all: only the session's end tells
+    KILL_WORKER = "kill a worker"  # trainer and daemon at once: another daemon of its host tells, if there is one
     STALL = "stall"  # a trainer hangs; its daemon lives
     DEAFEN = "deafen"  # the word reaches one worker late
     CHANGE_LEADER = "change leader"  # another takes over; the old one does not know it yet, and goes on talking
@@ -90,6 +92,16 @@ STRIKES: Final = (
     SimFault.RENEW_DAEMON,
 )
 AROUND: Final = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, SimFault.SCALE)
+
+
+def with_witnesses(plan: list[Planned], source: random.Random) -> list[Planned]:
+    """The same, but that of some of the workers that vanish the host is still there, with others of the job."""
+    return [
+        dataclasses.replace(one, fault=SimFault.KILL_WORKER)
+        if one.fault is SimFault.VANISH and source.random() < 0.5
+        else one
+        for one in plan
+    ]
 
 
 def draw_beside(source: random.Random) -> list[Planned]:

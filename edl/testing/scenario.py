@@ -13,7 +13,16 @@ import msgspec
 from edl.protocol.data import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.saving import Auto, Checkpointing
-from edl.testing.faults import Moment, Planned, SimFault, draw, draw_beside, draw_saved, draw_sending
+from edl.testing.faults import (
+    Moment,
+    Planned,
+    SimFault,
+    draw,
+    draw_beside,
+    draw_saved,
+    draw_sending,
+    with_witnesses,
+)
 from edl.testing.simulation import SimJob
 
 OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows nothing of
@@ -82,7 +91,8 @@ def scenario(
     if sends_large:
         _send_large(job, random.Random(f"large {seed}"))  # noqa: S311
     within_s = 0.05 + 0.01 * steps
-    job.plan(draw(source, source.choice((1, 2, 2, 3, 3, 4, 6, 9)) * (1 + size), within_s))
+    witnessed = random.Random(f"witnessed {seed}")  # noqa: S311
+    job.plan(with_witnesses(draw(source, source.choice((1, 2, 2, 3, 3, 4, 6, 9)) * (1 + size), within_s), witnessed))
     if source.random() < 0.3:
         job.after(0.3 * within_s, job.requests.demand, source.randint(minimum, maximum or 4))
     cut = random.Random(f"cut off {seed}")  # noqa: S311
@@ -93,10 +103,10 @@ def scenario(
         )
     if not in_line:
         job.next_rings.refuse = REFUSE
-        job.plan(draw_beside(beside))
-        job.plan(draw_sending(sending))
+        job.plan(with_witnesses(draw_beside(beside), witnessed))
+        job.plan(with_witnesses(draw_sending(sending), witnessed))
     if is_saved:
-        job.plan(draw_saved(saving))
+        job.plan(with_witnesses(draw_saved(saving), witnessed))
         for number in range(saving.choice((0, 1, 1, 3))):
             job.after(saving.random() * within_s, job.requests.ask_checkpoint, f"r{number}")
     wishing = random.Random(f"wishing {seed}")  # noqa: S311

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
 OF_THE_JOB = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, SimFault.SCALE, SimFault.AWAY)
+SEEN_DEAD_S = 0.05  # at most, from a process's death until others of its host see it
+KNOWN_S = 0.2  # at most, from there until the leader knows
 AWAY_S = 2 * SESSION_S  # at most
 
 
@@ -59,6 +61,11 @@ class SimFaults:
                 self.die(victim)
                 victim.daemon = 0
                 self.job.after(SESSION_S, self.expire, victim)
+            case SimFault.KILL_WORKER:
+                self.die(victim)
+                victim.daemon = 0
+                self.job.after(SESSION_S, self.expire, victim)
+                self.job.after(SEEN_DEAD_S * self.job.random.random(), self._see_dead, victim)
             case SimFault.STALL:
                 victim.stalled = True
                 self.job.rings.missed(victim)
@@ -87,6 +94,11 @@ class SimFaults:
         self.job.daemons.lose_session(worker)
         self.job.call(Vanished(worker.id, "its daemon's session ended"))
         self.job.after(2 * SESSION_S, self._is_missed, worker, self.job.calm_at)
+
+    def _see_dead(self, worker: SimWorker) -> None:
+        """The other daemons of its host do; a session's end is not waited for then."""
+        if self.job.daemons.see_dead(worker) and not self.job.node.is_away:
+            self.job.after(KNOWN_S, self._is_missed, worker, self.job.calm_at)
 
     def _is_missed(self, worker: SimWorker, calm_at: float) -> None:
         """By the leader, unless something else has happened meanwhile."""

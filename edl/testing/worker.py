@@ -56,6 +56,7 @@ class SimWorker:
         "count",
         "cut_off",
         "daemon",
+        "dead",
         "deaf_until",
         "host",
         "id",
@@ -105,6 +106,7 @@ class SimWorker:
         self.orders: Orders | None = None
         self.attention = NEVER
         self.admitted = False  # a leader has taken its registration
+        self.dead: tuple[str, ...] = ()  # other workers of its host, as its daemon has seen
         self.daemon = 1  # number of the process; 0: gone with its host
         self.presented = True  # a leader knows that process
         self.met: tuple[int, ...] = (0,)  # the newest call to a next ring, and whom it has not met there
@@ -263,4 +265,5 @@ class SimWorker:
             save_failed=account.save_failed,
             save_wanted=account.save_wanted,
             foreign=account.foreign,
+            dead=self.dead,
         )

@@ -18,6 +18,7 @@ from edl.core.worker.states import TrainerState
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
 from edl.testing import Moment, Planned, SimFault, SimJob, scenario
+from edl.testing.faults import ANY
 from edl.testing.rings import STEP_S
 from edl.testing.shells import SimShells
 from edl.testing.worker import SimWorker
@@ -205,6 +206,21 @@ def test_a_newcomer_that_dies_or_hangs_costs_no_step_before_its_ring_forms_and_o
         assert job.struck[fault] == 1
         assert not set(job.durable.roster) & {job.newcomer}, job.story("the newcomer was not dropped")
         assert max(job.shells.voids.values(), default=0) <= (moment in SEEN), job.story(f"{job.shells.voids}")
+
+
+@pytest.mark.parametrize("moment", [moment for moment in ANY if moment is not Moment.BOOTING])
+def test_of_a_worker_that_is_killed_whole_no_session_is_waited_for(moment: Moment) -> None:
+    """Checked in each job: `edl.testing.striking`."""
+    for seed in range(3):
+        job = run(Planned(SimFault.JOIN, 0.1), Planned(SimFault.KILL_WORKER, moment), seed=seed)
+        assert job.struck[SimFault.KILL_WORKER] <= 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_worker_may_be_killed_whole_with_the_leader_in_it(seed: int) -> None:
+    at = 0.1 + 0.02 * seed
+    job = run(Planned(SimFault.KILL_WORKER, at), Planned(SimFault.CRASH_LEADER, at), seed=seed)
+    assert job.durable.losses == 1
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,16 @@ def takes_over_and_misses_no_worker(patch: Patch) -> None:
         machine._fitness.take_over()
 
     patch.setattr(job.JobMachine, "_on_took_over", took_over)
+
+
+def waits_for_the_session_of_the_dead(patch: Patch) -> None:
+    handle = job.JobMachine._on_reported
+
+    def on_reported(machine, happened):
+        seen = msgspec.structs.replace(happened.observation, dead=())
+        return handle(machine, dataclasses.replace(happened, observation=seen))
+
+    patch.setattr(job.JobMachine, "_on_reported", on_reported)
 
 
 def lets_no_leaver_hand_on_the_model(patch: Patch) -> None:
@@ -216,6 +227,7 @@ WRONG: dict[Mutant, Case] = {
     goes_on_with_half_a_copy: Case("I5", (IN_A_STEP,), workers=4, job=LosesTheNewest),
     forgets_who_is_gone: Case("ids", (Planned(SimFault.KILL, 0.1),), job=ComesBack),
     takes_over_and_misses_no_worker: Case("I12", (Planned(SimFault.VANISH, 0.1),), job=LeaderDiesToo),
+    waits_for_the_session_of_the_dead: Case("I12", (Planned(SimFault.KILL_WORKER, 0.1),)),
     lets_no_leaver_hand_on_the_model: Case("I5", (JOIN, Planned(SimFault.LEAVE, 0.1)), workers=1),
     leaves_before_its_step: Case("I3", (Planned(SimFault.LEAVE, 0.1),)),
     gives_all_of_a_host_the_same_local_rank: Case("local ranks"),

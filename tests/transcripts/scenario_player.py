@@ -11,10 +11,11 @@
                                 a daemon presents its worker; it is the N-th of this worker
     report W[,W...] [PHASE] [generation=N] [step=N] [leases_of=N] [opens] [epochs=N] [leaving] [missed=N]
            [step_time=S] [mark=NUMBER:STEP] [pause=LEAVE+ENTER+STATE] [diverged=W] [reason=TEXT] [at=S] [foreign]
+           [dead=W[,W...]]
                                 a daemon tells what its worker was seen doing. What is not said is as in its report
                                 before; a reason and a pause are said once. `opens`: its script has asked for data;
                                 `at`: it was seen then, and not just now; `foreign`: what was saved does not go
-                                with its script
+                                with its script; `dead`: of these workers of its host no process lives
     meet [without=W[,W...]]     the daemons that are called, but these, tell that they have met the others
     prepared [without=W[,W...]] the members of the next ring, but these, tell that it stands beside the one that trains
     unprepared W[,W...] REASON  these tell why it does not
@@ -338,6 +339,7 @@ class Player:
             prepares=settings.prepares,
             sends_state=settings.sends,
             foreign=given.flag("foreign"),
+            dead=given.option("dead", lambda one: tuple(_names(one)), last.dead),
             save_wanted=given.option("wants", int, last.save_wanted),
             at=given.option("at", float, self.now),
         )

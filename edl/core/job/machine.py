@@ -51,7 +51,7 @@ from edl.core.resize.sizing import Sizing
 from edl.core.switch.arrivals import Arrivals
 from edl.core.switch.fitness import Fitness
 from edl.core.switch.switching import Switching
-from edl.core.worker.account import DIED
+from edl.core.worker.account import DIED, DIED_WHOLE
 from edl.core.worker.divergence import causes, heals, told
 from edl.errors import InvalidTransition
 from edl.protocol.divergence import Divergence
@@ -281,6 +281,8 @@ class JobMachine:
         before = self.record
         self._checkpoints.heed(observation.save_wanted)
         self._follow(member, observation)
+        for other in observation.dead:
+            self._lose(other, DIED_WHOLE, LossCause.DIED)
         if last is None or self.record is not before or self._arrivals.matters(worker, observation, last):
             return True
         return self._leasing.matters(worker, observation.step)

@@ -81,6 +81,7 @@ def says_more(heard: Observation, last: Observation) -> bool:
         or heard.saved_part != last.saved_part
         or heard.save_failed != last.save_failed
         or heard.save_wanted != last.save_wanted
+        or heard.dead != last.dead
     )
 
 

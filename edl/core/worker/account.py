@@ -16,6 +16,7 @@ from edl.protocol.messages import Pause, Phase, clipped
 from edl.protocol.saving import PartInfo
 
 DIED: Final = "its process ended without a word: it was killed, or it crashed"
+DIED_WHOLE: Final = "its process and its daemon ended without a word: both were killed"
 
 
 class TrainerAccount:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from edl.coordination.election import Candidate, Elected, Reign, leader_path, read_leader
+from edl.coordination.election import Candidate, Elected, Reign, leader_path, read_leader, strike_off
 from edl.coordination.memory import MemoryServer
 from edl.coordination.store import Create, Link
 from edl.errors import Fenced, StoreUnavailable
@@ -164,6 +164,29 @@ async def _stands(contender):
         if node and node.owner == store.session:
             return True
     return False
+
+
+async def test_a_dead_candidate_is_struck_off_and_the_next_one_leads(server, one, two):
+    """Its session lives on."""
+    first = await one.crown()
+    await two.follow()
+    server.suspend(one.store.session)  # it does nothing any more
+    assert await strike_off(two.store, ROOT, "one")
+    assert (await two.next()).term == 2
+    with pytest.raises(Fenced):
+        await server.connect().commit([Create("/log")], fence=first.fence)
+    assert not await strike_off(two.store, ROOT, "one")
+    assert two.candidate.reign
+
+
+async def test_one_that_lives_and_is_struck_off_stands_again(one, two):
+    await one.crown()
+    await two.follow()
+    await strike_off(two.store, ROOT, "one")
+    assert await one.next() is None
+    assert (await two.next()).term == 2
+    await two.candidate.resign()
+    assert (await one.next()).term == 3
 
 
 async def test_a_leader_whose_node_is_deleted_steps_down_and_stands_again(one):

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 
 import pytest
 
 from edl.clock import SystemClock
-from edl.config import Settings
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.memory import MemoryServer
-from edl.coordination.store import Store
-from edl.daemon.daemon import Daemon
 from edl.daemon.leader import Leader, Reigning
 from edl.protocol import messages as say
 from edl.protocol import tree
 from edl.protocol.job import Identity
-from edl.transport.page import Page
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 
@@ -76,26 +71,6 @@ class Reigned:
     async def lose_w1(self) -> None:
         while "w1" in await self.members():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
-
-
-class Leaderly(Daemon):
-    """A daemon that has just connected, and what it would tell a leader of its own."""
-
-    async def _connect(self, coordinator: object) -> Store:
-        return MemoryServer().connect()
-
-    async def _serve(self, store: Store, secret: bytes, address: str) -> None:
-        self.connected_s = self._clock.now() - self._restored_at
-
-
-async def test_a_leader_that_has_just_connected_gives_all_time_to_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be the first after an outage that has ended the sessions of all others."""
-    Page.create(tmp_path / "page")
-    daemon = Leaderly(Settings(job=JOB), tmp_path, 1)
-    await daemon._live()
-    assert 0 <= daemon.connected_s < SESSION_S
 
 
 @pytest.mark.parametrize("ago_s", [float("inf"), 2 * SESSION_S])

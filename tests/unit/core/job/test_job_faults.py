@@ -12,10 +12,12 @@ from edl.core.job.machine import JobMachine, new_record
 from edl.core.job.orders import OrderBook
 from edl.core.worker.moves import Enter, Location, Stay, are_newer, given_up, next_move
 from edl.events import Kind
+from edl.facts import WorkerLost
 from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import OVER, Identity, JobState, WorkerState
 from edl.protocol.messages import AskScale, Observation, Phase, Register
+from edl.protocol.tally import LossCause
 
 SPEC = DataSpec(total=40, epochs=1, batch=10)  # two steps of two workers
 LONG = DataSpec(total=100_000, epochs=1, batch=10)
@@ -75,6 +77,30 @@ def test_a_leader_that_comes_after_some_are_done_does_not_wait_for_their_reports
     job.see("w1", Phase.DONE, 1, 2)
     job.succeed("w0")  # the daemon of w1 has ended, as it was told that its end is known
     job.see("w0", Phase.DONE, 1, 2)
+    assert (job.machine.record.state, job.machine.record.reason) == (JobState.FINISHED, "")
+
+
+def test_a_worker_is_lost_as_soon_as_another_one_has_seen_it_die() -> None:
+    """Its session lives on for a while. It is told of in each report, and by each of its host."""
+    job = Job("w0", "w1", "w2", spec=LONG)
+    job.sit("w0", "w1", "w2", step=5)
+    told = job.see("w0", Phase.TRAINING, 1, 5, dead=("w1",))
+    [lost] = [one.fact for one in told if isinstance(one, Tell) and isinstance(one.fact, WorkerLost)]
+    assert (lost.worker, lost.cause, job.plan.roster) == ("w1", LossCause.DIED.value, ("w0", "w2"))
+    for worker in ("w2", "w0"):
+        told = job.see(worker, Phase.BROKEN, 1, 5, dead=("w1",))
+        assert not [one for one in told if isinstance(one, Tell) and isinstance(one.fact, WorkerLost)]
+    assert job.plan.roster == ("w0", "w2")
+
+
+def test_one_that_has_ended_well_is_not_lost_by_its_death() -> None:
+    """Its processes end once a leader knows."""
+    job = Job("w0", "w1")
+    job.sit("w0", "w1")
+    job.see("w1", Phase.DONE, 1, 2)
+    job.see("w0", Phase.TRAINING, 1, 2, dead=("w1", "a stranger"))
+    assert job.state("w1") is WorkerState.DONE
+    job.see("w0", Phase.DONE, 1, 2, dead=("w1",))
     assert (job.machine.record.state, job.machine.record.reason) == (JobState.FINISHED, "")
 
 

@@ -42,6 +42,7 @@ def test_mere_progress_is_told_from_news() -> None:
     training = seen(Phase.TRAINING, 3, 9)
     assert only_stepped(msgspec.structs.replace(training, step=10), training)
     assert not only_stepped(msgspec.structs.replace(training, leaving=True), training)
+    assert not only_stepped(msgspec.structs.replace(training, dead=("w1",)), training)
     assert not only_stepped(seen(Phase.BROKEN, 3, 9), training)
 
 
