@@ -45,7 +45,7 @@ class What(StrEnum):
 
     KILL_TRAINER = "kill trainer"  # -9; its daemon tells
     KILL_DAEMON = "kill daemon"  # its trainer starts another
-    KILL_WORKER = "kill worker"  # both at once: only the session's end tells
+    KILL_WORKER = "kill worker"  # both at once: another daemon of this machine tells, or the session's end
     FREEZE_TRAINER = "freeze trainer"
     FREEZE_DAEMON = "freeze daemon"
     FREEZE_WORKER = "freeze worker"

@@ -46,13 +46,14 @@ class SimDaemons:
     def lose_session(self, worker: SimWorker) -> None:
         self._roll.discard(worker.id)
 
-    def see_dead(self, victim: SimWorker) -> bool:
-        """By each daemon of its host that lives; whether one of them can tell a leader."""
+    def see_dead(self, victim: SimWorker) -> set[str]:
+        """By each daemon of its host that lives; those of them that can tell a leader."""
         beside = [one for one in self.job.workers.values() if one.host == victim.host and one.daemon and one.alive]
+        beside = [one for one in beside if one.doing is not TrainerState.OVER]
         for worker in beside:
             worker.dead = (*worker.dead, victim.id)
             self.stir(worker)
-        return any(worker.admitted and worker.presented for worker in beside)
+        return {worker.id for worker in beside if worker.admitted and worker.presented}
 
     def durable(self, record: Record) -> None:
         """`record` was written: the daemon of a worker that is done, or no member, goes once its trainer has."""

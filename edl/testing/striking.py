@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from edl.core.job.inputs import Vanished
 from edl.core.worker.inputs import LeaveWanted
-from edl.protocol.job import OVER
+from edl.protocol.job import OVER, WorkerState
 from edl.testing.faults import SimFault
 from edl.testing.rings import STEP_S
 from edl.testing.worker import KILLED, SESSION_S, SimWorker
 
 if TYPE_CHECKING:
+    from edl.testing.leading import SimLeader
     from edl.testing.simulation import SimJob
 
 OF_THE_JOB = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, SimFault.SCALE, SimFault.AWAY)
@@ -97,8 +98,15 @@ class SimFaults:
 
     def _see_dead(self, worker: SimWorker) -> None:
         """The other daemons of its host do; a session's end is not waited for then."""
-        if self.job.daemons.see_dead(worker) and not self.job.node.is_away:
-            self.job.after(KNOWN_S, self._is_missed, worker, self.job.calm_at)
+        witnesses = self.job.daemons.see_dead(worker)
+        if not self.job.node.is_away:
+            self.job.after(KNOWN_S, self._is_known, worker, witnesses, self.job.leader, self.job.calm_at)
+
+    def _is_known(self, worker: SimWorker, witnesses: set[str], leader: SimLeader, calm_at: float) -> None:
+        """By this leader, if one of them has told it: who is no member any more is not listened to."""
+        members = {one.identity.id for one in self.job.durable.members if one.state is not WorkerState.DONE}
+        if self.job.leader is leader and witnesses & members:
+            self._is_missed(worker, calm_at)
 
     def _is_missed(self, worker: SimWorker, calm_at: float) -> None:
         """By the leader, unless something else has happened meanwhile."""

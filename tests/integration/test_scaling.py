@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 
 import pytest
@@ -49,11 +50,31 @@ def test_a_signal_to_all_of_a_worker_lets_it_leave(edl, tmp_path):
     job.expect_exactly_once()
 
 
+def test_workers_that_are_killed_whole_cost_no_session_time_out(edl, tmp_path):
+    """Trainer and daemon at once: others of their host see it, though each session lives on for longer than this test."""
+    job = Job(edl, tmp_path / "out", workers=3, EDL_SESSION_TIMEOUT="60", EDL_MAX_RESTARTS="0")
+    status = job.wait_size(3)
+    leader = next(worker for worker in status["workers"] if worker["id"] == status["leader"])
+    other = next(worker for worker in status["workers"] if worker["id"] != status["leader"])
+    for left, victim in ((2, leader), (1, other)):
+        for pid in (victim["daemon_pid"], victim["pid"]):
+            os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        job.wait_size(left)
+        job.wait_steps(1)
+        assert time.monotonic() - killed < 20
+    events = job.finish()
+    lost = [(event["worker"], event["cause"]) for event in events if event["kind"] == "worker_lost"]
+    assert lost == [(leader["id"], "died"), (other["id"], "died")]
+    job.expect_exactly_once()
+
+
 def test_a_killed_daemon_of_the_leader_is_replaced_and_the_job_goes_on(edl, tmp_path):
-    job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="8")  # the other daemon must be there by then
+    job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="60")  # which neither of the two waits for
     status = job.wait_size(2)
     leader = next(worker for worker in status["workers"] if worker["id"] == status["leader"])
     os.kill(leader["daemon_pid"], signal.SIGKILL)
+    killed = time.monotonic()
 
     def replaced() -> bool:
         now = job.status()
@@ -62,6 +83,7 @@ def test_a_killed_daemon_of_the_leader_is_replaced_and_the_job_goes_on(edl, tmp_
         return now.get("term", 0) > status["term"] and len(daemons) == 2 and leader["daemon_pid"] not in daemons
 
     edl.wait(replaced, "another leader, and another daemon", timeout_s=150)
+    assert time.monotonic() - killed < 20
     events = job.finish()
     kinds = Counter(event["kind"] for event in events)
     assert kinds["leader_elected"] >= 2
