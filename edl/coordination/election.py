@@ -350,6 +350,21 @@ async def strike_off(store: Store, root: str, ident: str) -> bool:
     return found
 
 
+async def strike_off_first(store: Store, root: str, is_dead: Callable[[str], Awaitable[bool]]) -> None:
+    """Remove the candidate that is first in the line, and the next one, as long as they are dead by their `ident`.
+
+    As `strike_off`.
+    """
+    folder = f"{root}/candidates"
+    for name in sorted(filter(_NAME.fullmatch, await store.children(folder)), key=_seq):
+        node = await store.read(f"{folder}/{name}")
+        if node is not None:
+            if not await is_dead(node.value.decode()):
+                return
+            with contextlib.suppress(NoNode):
+                await store.delete(f"{folder}/{name}")
+
+
 async def read_leader(store: Store, root: str) -> Elected | None:
     """The candidate that began the newest term below `root`; None before the first. Raises as `Store.read` does."""
     node = await store.read(leader_path(root))

@@ -23,6 +23,7 @@ from edl.coordination.store import AccessDenied, Store
 from edl.core.job.deadlines import END_OF_TIME, Deadlines
 from edl.core.job.inputs import (
     Input,
+    NotListening,
     Reported,
     Tell,
     TimePassed,
@@ -37,6 +38,7 @@ from edl.core.job.writing import BatchDecided, DeclareRest, GiveAnswer, Publish,
 from edl.daemon import remains
 from edl.daemon.chronicle import Chronicle, patiently
 from edl.daemon.governor import Governor
+from edl.daemon.knocking import Knocking
 from edl.daemon.policies import Code
 from edl.daemon.resigning import forget
 from edl.daemon.storing import Publisher
@@ -103,6 +105,7 @@ class Leader:
         self._pressing = 0  # the newest version that was published for all to hear at once
         self._at_rest = asyncio.Event()
         self._publisher = Publisher(clock, lambda happened: self._queue.put_nowait((happened, None)))
+        self._knocking = Knocking(lambda gone: self._queue.put_nowait((NotListening(gone), None)))
         self._heard: dict[str, float] = {}  # when a worker's daemon has said something last
 
     async def run(self) -> None:
@@ -124,6 +127,7 @@ class Leader:
         finally:
             watch.close()
             self._publisher.close()
+            self._knocking.close()
             self._turn_away()
 
     # ---------------------------------------------------------------------------------------------------- the owner
@@ -149,6 +153,7 @@ class Leader:
             while len(batch) < BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             await self._chronicle.keep(decide(machine, batch, self._clock.now()))
+            self._knocking.look_for(machine.silent)
 
     async def _next_input(self, wake_at: float) -> Pending:
         try:

@@ -17,10 +17,11 @@ from collections.abc import Callable
 import msgspec
 
 from edl.clock import SystemClock
-from edl.coordination.election import leader_path, read_leader
+from edl.coordination.election import leader_path, read_leader, strike_off_first
 from edl.coordination.store import Store
 from edl.core.job.lead_times import LeadTimes, going_report_period_s, report_period_s
 from edl.core.worker.moves import NEVER, are_newer, attention_step
+from edl.daemon.knocking import refuses
 from edl.daemon.observer import Observer
 from edl.errors import JobFailed, PeerError, StoreUnavailable
 from edl.protocol import messages as say
@@ -95,9 +96,19 @@ class Membership:
             return await self._converse(client, leader.term, changed)
         except PeerError as error:
             logger.debug("leader %s of term %d: %s", worker, leader.term, error)
+            if self._observer.broken:
+                await self._make_way()
             return False
         finally:
             await client.close()
+
+    async def _make_way(self) -> None:
+        """Our ring is broken, and a leader is needed at once: one that died, and others of its fate, lead no more.
+
+        A ring that trains needs none so soon.
+        """
+        with contextlib.suppress(StoreUnavailable):
+            await strike_off_first(self._store, self._root, _is_dead)
 
     async def _converse(self, client: Client, term: int, changed: asyncio.Event) -> bool:
         await self._admit(client, term)
@@ -173,6 +184,12 @@ class Membership:
         deadline_s = hold_s + self._about.session_timeout_s / 2
         reply: say.Reply = await client.call(body, say.Reply, term=term, deadline_s=deadline_s)
         return reply
+
+
+async def _is_dead(ident: str) -> bool:
+    """A candidate, whose host says that no process listens where it did."""
+    host, _, port = ident.rpartition(" ")[2].rpartition(":")
+    return await refuses(host, int(port))
 
 
 def _differs(observation: say.Observation, sent: say.Observation | None) -> bool:

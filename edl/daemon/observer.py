@@ -50,6 +50,11 @@ class Observer:
         return self._account.copied[0]
 
     @property
+    def broken(self) -> bool:
+        """Its ring has failed, and it sits in no other yet."""
+        return self._account.phase is Phase.BROKEN
+
+    @property
     def over(self) -> bool:
         """The script has ended, one way or the other."""
         return self._account.over

@@ -16,7 +16,7 @@ from edl.core.worker.inputs import OrdersHeard, StillWaiting
 from edl.core.worker.moves import are_newer, attention_step
 from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Assignment
-from edl.protocol.job import OVER, Record, WorkerState
+from edl.protocol.job import OVER, Identity, Record, WorkerState
 from edl.protocol.messages import Phase, Register
 from edl.testing.rings import STEP_S
 from edl.testing.worker import SESSION_S, SimWorker
@@ -54,6 +54,11 @@ class SimDaemons:
             worker.dead = (*worker.dead, victim.id)
             self.stir(worker)
         return {worker.id for worker in beside if worker.admitted and worker.presented}
+
+    def refuses(self, identity: Identity) -> bool:
+        """The host of this daemon says that it has died; a host that has vanished says nothing."""
+        worker = self.job.workers[identity.id]
+        return not worker.vanished and worker.identity() != identity
 
     def durable(self, record: Record) -> None:
         """`record` was written: the daemon of a worker that is done, or no member, goes once its trainer has."""

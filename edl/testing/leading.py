@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edl.core.job.deadlines import END_OF_TIME
-from edl.core.job.inputs import Input, TimePassed
+from edl.core.job.inputs import Input, NotListening, TimePassed
 from edl.core.job.orders import OrderBook
 from edl.core.job.writing import (
     BatchDecided,
@@ -29,12 +29,14 @@ from edl.core.job.writing import (
     WritingState,
     decide,
 )
+from edl.protocol.job import Identity
 from edl.protocol.messages import Rejected
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
 TICK_S = 0.1
+KNOCK_S = 0.02
 LOOK_EACH = 8  # of so many writes, the job's status is asked for during one
 Asker = Callable[[bool], None]  # told whether what was asked was taken, once that is durable
 
@@ -54,6 +56,7 @@ class SimLeader:
         self._inbox: list[tuple[Input, Asker | None]] = []
         self._under_way: Commit | None = None
         self._busy = False
+        self._knocks = False
         job.after(TICK_S, self._tick)
 
     def receive(self, happened: Input, answer: Asker | None = None) -> None:
@@ -68,6 +71,20 @@ class SimLeader:
         if self.alive and written and self._under_way is not None:
             self.job.node.commit(self._under_way, self.term)
         self.alive = False
+
+    def _knock(self, silent: tuple[Identity, ...]) -> None:
+        """At the addresses of these; twice, so that it takes a moment."""
+        self._knocks = False
+        if not self.alive or self.term != self.job.term:
+            return
+        if gone := tuple(one for one in silent if self.job.daemons.refuses(one)):
+            self.receive(NotListening(gone))
+        self._look_for_silent()
+
+    def _look_for_silent(self) -> None:
+        if (silent := self.machine.silent) and not self._knocks:
+            self._knocks = True
+            self.job.after(KNOCK_S, self._knock, silent)
 
     def _tick(self) -> None:
         if self.alive and self.term == self.job.term:
@@ -101,6 +118,7 @@ class SimLeader:
         self._busy = False
         if (wake_at := self.machine.wake_at) < END_OF_TIME:
             self.job.after(max(0.0, wake_at - self.job.now), self._wake, wake_at)
+        self._look_for_silent()
         if self._inbox:
             self._busy = True
             self.job.after(0.0002, self._work)

@@ -265,7 +265,7 @@ class NextRings:
                     self._violated(f"ring {muster.generation} is to stand beside another, and {worker.id} cannot")
 
     def _count_alone(self, newcomers: set[str]) -> None:
-        if len(newcomers) > 1:
+        if len(newcomers) > 1 or self.job.hangs():  # the only one that trains: it is waited for
             return
         self._alone.update(newcomers)
         for one in newcomers:

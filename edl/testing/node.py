@@ -46,6 +46,7 @@ class RecordNode:
         self.version = 0
         self.has_secret = True
         self.lost = LOST
+        self.unanswered = 0  # calls so far
         self.away_until = 0.0
         self._job = job
         self._fates = random.Random(f"answers {seed}")  # noqa: S311 - repeatable is the point
@@ -103,5 +104,6 @@ class RecordNode:
         if not self._job.late or self._fates.random() >= self.lost:
             return None
         fate = self._fates.choice(tuple(LostCall))
+        self.unanswered += 1
         self._job.note(f"the coordinator's answer is lost: {fate.value}")
         return fate

@@ -60,7 +60,7 @@ class SimFaults:
                 self.job.daemons.stir(victim)
             case SimFault.VANISH:
                 self.die(victim)
-                victim.daemon = 0
+                victim.daemon, victim.vanished = 0, True
                 self.job.after(SESSION_S, self.expire, victim)
             case SimFault.KILL_WORKER:
                 self.die(victim)
@@ -98,15 +98,20 @@ class SimFaults:
 
     def _see_dead(self, worker: SimWorker) -> None:
         """The other daemons of its host do; a session's end is not waited for then."""
-        witnesses = self.job.daemons.see_dead(worker)
-        if not self.job.node.is_away:
-            self.job.after(KNOWN_S, self._is_known, worker, witnesses, self.job.leader, self.job.calm_at)
+        witnesses, node = self.job.daemons.see_dead(worker), self.job.node
+        if worker.id in self._members() and not node.is_away:
+            telling = witnesses, self.job.leader, node.unanswered
+            self.job.after(KNOWN_S, self._is_known, worker, telling, self.job.calm_at)
 
-    def _is_known(self, worker: SimWorker, witnesses: set[str], leader: SimLeader, calm_at: float) -> None:
+    def _is_known(self, worker: SimWorker, telling: tuple[set[str], SimLeader, int], calm_at: float) -> None:
         """By this leader, if one of them has told it: who is no member any more is not listened to."""
-        members = {one.identity.id for one in self.job.durable.members if one.state is not WorkerState.DONE}
-        if self.job.leader is leader and witnesses & members:
+        witnesses, leader, unanswered = telling
+        undisturbed = self.job.leader is leader and self.job.node.unanswered == unanswered
+        if undisturbed and witnesses & self._members():
             self._is_missed(worker, calm_at)
+
+    def _members(self) -> set[str]:
+        return {one.identity.id for one in self.job.durable.members if one.state is not WorkerState.DONE}
 
     def _is_missed(self, worker: SimWorker, calm_at: float) -> None:
         """By the leader, unless something else has happened meanwhile."""

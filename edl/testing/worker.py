@@ -75,6 +75,7 @@ class SimWorker:
         "sent",
         "stalled",
         "unsent",
+        "vanished",
         "wanted",
         "weight",
     )
@@ -107,7 +108,8 @@ class SimWorker:
         self.attention = NEVER
         self.admitted = False  # a leader has taken its registration
         self.dead: tuple[str, ...] = ()  # other workers of its host, as its daemon has seen
-        self.daemon = 1  # number of the process; 0: gone with its host
+        self.daemon = 1  # number of the process; 0: it is gone
+        self.vanished = False  # its host is
         self.presented = True  # a leader knows that process
         self.met: tuple[int, ...] = (0,)  # the newest call to a next ring, and whom it has not met there
         self.met_before: tuple[int, ...] = (0,)  # the same of a daemon that died

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,14 @@ class Job:
     def events(self) -> list[dict]:
         return self.edl.events("s")
 
-    def join(self, **environ: str) -> subprocess.Popen[bytes]:
-        """By hand. Who comes so and dies within a second, between two looks of `edl run`, is replaced by it."""
+    def join(self, *, container: Sequence[str] = (), **environ: str) -> subprocess.Popen[bytes]:
+        """By hand. Who comes so and dies within a second, between two looks of `edl run`, is replaced by it.
+
+        `container`: the command that runs another one in it; a warm Python would not be inside.
+        """
         environ = {**self.edl.environ, **self.environ, "EDL_JOB": "s", **environ}
-        return subprocess.Popen(self.command, env=environ, stdin=subprocess.DEVNULL)
+        command = [*container, sys.executable, str(self.script), *self.arguments] if container else self.command
+        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL)
 
     def grow(self, size: int, *deaths: str) -> None:
         """By `edl run`. Each worker that it starts from now on dies of the next of these deaths (`jobs/mortal.py`)."""

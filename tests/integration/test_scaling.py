@@ -51,7 +51,7 @@ def test_a_signal_to_all_of_a_worker_lets_it_leave(edl, tmp_path):
 
 
 def test_workers_that_are_killed_whole_cost_no_session_time_out(edl, tmp_path):
-    """Trainer and daemon at once: others of their host see it, though each session lives on for longer than this test."""
+    """Trainer and daemon at once: others of their host see it, though each session would live for a minute."""
     job = Job(edl, tmp_path / "out", workers=3, EDL_SESSION_TIMEOUT="60", EDL_MAX_RESTARTS="0")
     status = job.wait_size(3)
     leader = next(worker for worker in status["workers"] if worker["id"] == status["leader"])
@@ -89,4 +89,41 @@ def test_a_killed_daemon_of_the_leader_is_replaced_and_the_job_goes_on(edl, tmp_
     assert kinds["leader_elected"] >= 2
     assert (kinds["scaled"], kinds["worker_lost"]) == (0, 0)  # the ring was not touched
     job.expect_equal_models()
+    job.expect_exactly_once()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces of processes: needs root")
+def test_a_container_that_is_killed_costs_no_session_time_out(edl, tmp_path):
+    """Trainer and daemon at once, and the others cannot see its processes: its host says that no process listens."""
+    container = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    job = Job(edl, tmp_path / "out", workers=1, EDL_SESSION_TIMEOUT="60", EDL_MAX_RESTARTS="0")
+    job.wait_size(1)
+    first = job.join(container=container)
+    job.wait_size(2)
+    second = job.join(container=container)
+    status = job.wait_size(3)
+    leader = next(worker for worker in status["workers"] if worker["id"] == status["leader"])
+    follower = next(worker["id"] for worker in status["workers"] if worker["rank"] == 1)
+
+    def kill_follower() -> None:
+        first.kill()
+
+    def kill_leader() -> None:
+        for pid in (leader["daemon_pid"], leader["pid"]):
+            os.kill(pid, signal.SIGKILL)
+
+    for left, kill in ((2, kill_follower), (1, kill_leader)):
+        kill()
+        killed = time.monotonic()
+        job.wait_size(left)
+        job.wait_steps(1)
+        assert time.monotonic() - killed < 20
+    assert first.wait() == -signal.SIGKILL
+    job.finish()
+    assert second.wait(patient(30)) == 0
+    lost = {event["worker"]: event["cause"] for event in job.events() if event["kind"] == "worker_lost"}
+    assert list(lost) == [follower, leader["id"]]
+    assert (
+        lost[leader["id"]] == "session"
+    )  # the daemon of the other may be the last of its container to die, and say so
     job.expect_exactly_once()

@@ -26,6 +26,7 @@
     published, unpublished REASON
                                 what came of publishing it
     vanish W                    a daemon has no session any more
+    refuse W[,W...]             no process listens any more where these daemons did
     scale N, scale_out N, scale_in N or W[,W...] [request=ID]
                                 another size is asked for
     batch N                     so many samples a step are asked for
@@ -60,6 +61,7 @@ from edl.core.job.deadlines import Deadlines
 from edl.core.job.inputs import (
     Acknowledge,
     Input,
+    NotListening,
     PublishingFailed,
     PublishSaving,
     Refuse,
@@ -279,9 +281,8 @@ class Player:
                 yield from self._prepared(_names(given.word(0)), given.word(1))
             case "save" | "preempt" | "stored" | "not_stored" | "published" | "unpublished":
                 yield from self._of_saving(given)
-            case "vanish":
-                given.end(1)
-                yield Vanished(given.word(0), "its daemon's session ended")
+            case "vanish" | "refuse":
+                yield self._gone(given)
             case "scale" | "scale_out" | "scale_in":
                 yield _scaling(given)
             case "batch":
@@ -312,6 +313,13 @@ class Player:
         np, least, most = settings.np, settings.minimum, settings.maximum
         policy = JobPolicy(checkpointing=settings.checkpointing)
         return Register(identity, np, least, most, answering=answering, again=again, job_policy=policy)
+
+    def _gone(self, given: Command) -> Vanished | NotListening:
+        given.end(1)
+        if given.name == "vanish":
+            return Vanished(given.word(0), "its daemon's session ended")
+        known = {member.identity.id: member.identity for member in self._machine.record.members}
+        return NotListening(tuple(known[worker] for worker in _names(given.word(0)) if worker in known))
 
     def _observation(self, worker: str, given: Command) -> Observation:
         """What is not said is as before, but a reason and a pause are said once."""

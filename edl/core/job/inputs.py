@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from edl.facts import Fact
 from edl.protocol.figures import Rate
+from edl.protocol.job import Identity
 from edl.protocol.messages import (
     AskBatch,
     AskCheckpoint,
@@ -43,6 +44,13 @@ class Vanished:
 
     worker: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotListening:
+    """Of those that were `silent`: at the addresses of these daemons no process listens any more."""
+
+    daemons: tuple[Identity, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,7 @@ class TimePassed:
 
 
 FromPublisher = SavingPublished | PublishingFailed
-FromWorkers = Register | Reported | Vanished
+FromWorkers = Register | Reported | Vanished | NotListening
 Asked = AskStop | AskBatch | AskCheckpoint | AskPreempt | AskMigrate | Scaling
 Input = TookOver | FromWorkers | Asked | FromPublisher | Measured | Ruled | TimePassed
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Final
 
 from edl import facts
 from edl.core.checkpoint.checkpoints import Checkpoints
@@ -31,6 +32,7 @@ from edl.core.job.inputs import (
     Command,
     Input,
     Measured,
+    NotListening,
     PublishingFailed,
     Refuse,
     Reported,
@@ -43,6 +45,7 @@ from edl.core.job.inputs import (
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.members import Cause, may
 from edl.core.job.observations import only_stepped, overtaken
+from edl.core.job.silent import silent
 from edl.core.job.working_state import LONG_AGO, WorkingState
 from edl.core.resize import migration, scaling
 from edl.core.resize.migrating import Migrating
@@ -55,7 +58,7 @@ from edl.core.worker.account import DIED, DIED_WHOLE
 from edl.core.worker.divergence import causes, heals, told
 from edl.errors import InvalidTransition
 from edl.protocol.divergence import Divergence
-from edl.protocol.job import OVER, FailedBy, Gone, JobState, Limits, Member, Record, WorkerState
+from edl.protocol.job import OVER, FailedBy, Gone, Identity, JobState, Limits, Member, Record, WorkerState
 from edl.protocol.messages import (
     AskBatch,
     AskCheckpoint,
@@ -70,6 +73,8 @@ from edl.protocol.messages import (
     Register,
 )
 from edl.protocol.tally import LossCause
+
+NOT_LISTENING: Final = "its ring broke, it was not heard of, and no process listens any more where its daemon did"
 
 
 def new_record(job: str, started: float) -> Record:
@@ -147,8 +152,8 @@ class JobMachine:
                 self._on_registered(happened)
             case Reported():
                 news = self._on_reported(happened)
-            case Vanished():
-                self._miss(happened.worker, happened.reason)
+            case Vanished() | NotListening():
+                self._on_gone(happened)
             case (
                 AskStop()
                 | AskBatch()
@@ -262,6 +267,14 @@ class JobMachine:
             full = f"the job has {present} workers and may have at most {maximum}"
             return f"{full}: wait until one leaves, or give it a larger --max-np at its next start"
         return self._fitness.refusal(newcomer.identity)
+
+    def _on_gone(self, happened: Vanished | NotListening) -> None:
+        match happened:
+            case Vanished():
+                self._miss(happened.worker, happened.reason)
+            case NotListening():
+                for identity in [one for one in self.silent if one in happened.daemons]:
+                    self._miss(identity.id, NOT_LISTENING)
 
     def _on_reported(self, happened: Reported) -> bool:
         """False when nothing can follow from the report."""
@@ -487,6 +500,11 @@ class JobMachine:
     def save_interval(self) -> Interval | None:
         """From one checkpoint to the next, where the job chooses that by itself."""
         return self._checkpoints.interval
+
+    @property
+    def silent(self) -> tuple[Identity, ...]:
+        """Members that may be gone, daemon and all: they are asked for, and lost if no process listens there."""
+        return silent(self.record, self.seen)
 
     @property
     def at_rest(self) -> bool:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from edl.coordination.election import Candidate, Elected, Reign, leader_path, read_leader, strike_off
+from edl.coordination.election import Candidate, Elected, Reign, leader_path, read_leader, strike_off, strike_off_first
 from edl.coordination.memory import MemoryServer
 from edl.coordination.store import Create, Link
 from edl.errors import Fenced, StoreUnavailable
@@ -177,6 +177,28 @@ async def test_a_dead_candidate_is_struck_off_and_the_next_one_leads(server, one
         await server.connect().commit([Create("/log")], fence=first.fence)
     assert not await strike_off(two.store, ROOT, "one")
     assert two.candidate.reign
+
+
+async def test_all_that_are_dead_at_the_head_of_the_line_make_way(server, one, two):
+    """A leader, and one of its fate; a dead one farther back does not hold up any."""
+    three, four = Contender(server, "three"), Contender(server, "four")
+    await one.crown()
+    for follower in (two, three, four):
+        await follower.follow()
+    server.suspend(one.store.session)
+    server.suspend(two.store.session)
+    asked = []
+
+    async def is_dead(ident):
+        asked.append(ident)
+        return ident in {"one", "two", "four"}
+
+    await strike_off_first(three.store, ROOT, is_dead)
+    assert (await three.next()).term == 2
+    assert asked == ["one", "two", "three"]
+    await strike_off_first(three.store, ROOT, is_dead)
+    assert three.candidate.reign
+    assert len(await three.store.children(f"{ROOT}/candidates")) == 2
 
 
 async def test_one_that_lives_and_is_struck_off_stands_again(one, two):

@@ -1,0 +1,66 @@
+"""Whether a process still listens at the address of a daemon: its host says at once if none does.
+
+A host that is gone, or cut off, says nothing; and one that is frozen still takes a connection. So a refusal is sure
+enough to end a session early, which a living daemon would come through as through its session's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from edl.protocol.job import Identity
+
+PATIENCE_S = 0.5  # for a connection
+AGAIN_S = 0.1  # between two knocks: the first may have met a daemon that just ends, or begins
+
+
+async def refuses(address: str, port: int) -> bool:
+    """Twice in a row."""
+    if not await _refuses_once(address, port):
+        return False
+    await asyncio.sleep(AGAIN_S)
+    return await _refuses_once(address, port)
+
+
+async def _refuses_once(address: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            _, writer = await asyncio.open_connection(address, port)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False
+
+
+class Knocking:
+    """One leader's, at the doors of those that are silent (`edl.core.job.silent`)."""
+
+    def __init__(self, tell: Callable[[tuple[Identity, ...]], None]) -> None:
+        """`tell`: at the doors of these no process listens any more."""
+        self._tell = tell
+        self._silent: Sequence[Identity] = ()
+        self._task: asyncio.Task[None] | None = None
+
+    def look_for(self, silent: Sequence[Identity]) -> None:
+        """At these from now on, until others are said, or none."""
+        self._silent = silent
+        if silent and self._task is None:
+            self._task = asyncio.ensure_future(self._knock())
+
+    def close(self) -> None:
+        """No word comes after this."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _knock(self) -> None:
+        while self._silent:
+            asked = tuple(one for one in self._silent if one.port)
+            refused = await asyncio.gather(*(refuses(one.address, one.port) for one in asked))
+            gone = tuple(one for one, refuses_us in zip(asked, refused, strict=True) if refuses_us)
+            if gone:
+                self._tell(gone)
+            await asyncio.sleep(AGAIN_S)
+        self._task = None
