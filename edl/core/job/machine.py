@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 from edl import facts
@@ -294,8 +295,7 @@ class JobMachine:
         before = self.record
         self._checkpoints.heed(observation.save_wanted)
         self._follow(member, observation)
-        for other in observation.dead:
-            self._lose(other, DIED_WHOLE, LossCause.DIED)
+        self._miss_dead(observation.dead)
         if last is None or self.record is not before or self._arrivals.matters(worker, observation, last):
             return True
         return self._leasing.matters(worker, observation.step)
@@ -438,11 +438,17 @@ class JobMachine:
         plan = self.record.plan
         return worker in self.record.roster or (plan is not None and self.seen.sits(worker, plan.generation))
 
-    def _miss(self, worker: str, reason: str) -> None:
+    def _miss_dead(self, workers: Iterable[str]) -> None:
+        """As one of their host has seen. A worker that is done dies, too."""
+        for worker in workers:
+            if (member := self._working.members.get(worker)) and member.state is not WorkerState.DONE:
+                self._miss(worker, DIED_WHOLE, LossCause.DIED)
+
+    def _miss(self, worker: str, reason: str, cause: LossCause = LossCause.SESSION) -> None:
         """Not its process alone is gone, but its daemon too: perhaps the host, which horovodrun then has to replace."""
         if (member := self._working.members.get(worker)) is not None:
             self._driver.lose(member.identity)
-        self._lose(worker, reason, LossCause.SESSION)
+        self._lose(worker, reason, cause)
 
     def _lose(self, worker: str, reason: str, cause: LossCause) -> None:
         member = self._working.members.get(worker)

@@ -99,6 +99,13 @@ def test_who_is_lost_meanwhile_is_not_waited_for():
     assert job.count.answered == 1
 
 
+def test_the_slot_of_a_worker_that_is_killed_whole_may_have_failed_in_the_drivers_eyes():
+    """Its daemon cannot say so."""
+    job = driven("a:0", "a:1")
+    job.see("w0", Phase.TRAINING, generation=1, dead=("w1",))
+    assert job.count.lost_slots == ("a:1",)
+
+
 def test_a_host_that_is_gone_lets_the_driver_count_and_is_shown():
     job = driven("a:0", "b:0")
     job.feed(Vanished("w1", "its daemon's session ended"))

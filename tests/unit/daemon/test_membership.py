@@ -1,0 +1,74 @@
+"""A worker whose leader is dead: where its ring is broken the dead make way, else it waits for their sessions' end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from edl.coordination.election import Candidate, Reign
+from edl.coordination.memory import MemoryServer, MemoryStore
+from edl.daemon.membership import Candidacy, Membership
+from edl.daemon.observer import Observer
+from edl.protocol import link, tree
+from edl.protocol import messages as say
+from edl.protocol.job import Identity
+from edl.transport.page import Page
+
+JOB, SECRET = "j", b"s" * 32
+
+
+class World:
+    """Two candidates that are dead, though their sessions live, and one of a process that is there."""
+
+    def __init__(self, folder: Path, dead: int, living: int) -> None:
+        self.server = MemoryServer()
+        self.store = self.server.connect()
+        self.reigns: asyncio.Queue[Reign] = asyncio.Queue()
+        Page.create(folder / "page")
+        self.observer = Observer(Page.open(folder / "page"))
+        about = Candidacy(JOB, SECRET, say.Register(Identity("w2", "h", "127.0.0.1", 1, 2), 3, 1, 0), 60.0)
+        self.membership = Membership(about, self.store, self.observer, lambda _: None)
+        self._dead, self._living = dead, living
+        self._stores: list[MemoryStore] = []
+
+    async def elect(self) -> None:
+        for worker, port in (("w0", self._dead), ("w1", self._dead), ("w3", self._living)):
+            store = self.server.connect()
+            self._stores.append(store)
+            Candidate(store, tree.root(JOB), f"{worker} 127.0.0.1:{port}", self._on_reign).stand()
+            async with asyncio.timeout(5.0):
+                while len(await self.store.children(tree.candidates(JOB))) < len(self._stores):  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+        assert (await self.reigns.get()).term == 1
+        for store in self._stores[:2]:
+            self.server.suspend(store.session)
+
+    def _on_reign(self, reign: Reign | None) -> None:
+        if reign is not None:
+            self.reigns.put_nowait(reign)
+
+    def break_ring(self) -> None:
+        self.observer.hear(link.Hello())
+        self.observer.hear(link.Broke(1, 5, "reset by peer"))
+
+
+async def test_the_dead_make_way_once_the_ring_is_broken(tmp_path: Path) -> None:
+    with socket.socket() as dead, socket.socket() as living:
+        dead.bind(("127.0.0.1", 0))
+        living.bind(("127.0.0.1", 0))
+        living.listen()
+        world = World(tmp_path, dead.getsockname()[1], living.getsockname()[1])
+        await world.elect()
+        belonging = asyncio.ensure_future(world.membership.run())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):  # while the ring trains, no leader is needed so soon
+                await world.reigns.get()
+        world.break_ring()
+        async with asyncio.timeout(10.0):
+            assert (await world.reigns.get()).term == 2
+        assert len(await world.store.children(tree.candidates(JOB))) == 1
+        belonging.cancel()
+        await asyncio.gather(belonging, return_exceptions=True)
