@@ -1,10 +1,10 @@
 """One of three workers is killed: when do the others train on? edl beside Horovod elastic and torchrun, in one run.
 
     python -m benchmarks.recovery [--rounds 3] [--frameworks torch tensorflow] [--modes edl horovod torchrun]
-                                  [--ring horovod] [--ranks 0 1 2] [--commit-every 10] [--json]
+                                  [--ring horovod] [--ranks 0 1 2] [--kill trainer] [--commit-every 10] [--json]
 
 The same model and data, three workers on loopback, gloo. In each round the trainer of another of `--ranks` gets a
-`kill -9`; each worker notes when it has made which step. All figures are of the slowest worker, from the kill on:
+`kill -9` (with `--kill worker` edl's daemon beside it, too); each worker notes when it has made which step. All figures are of the slowest worker, from the kill on:
 
     first     until the first step in a ring without the victim, whichever step that is
     new       until the first step that no worker had made before the kill
@@ -118,9 +118,19 @@ class Round:
     """One job of one kind, in a folder of its own."""
 
     def __init__(
-        self, mode: str, framework: str, ring: str, commit_every: int, folder: Path, device: dict[str, str]
+        self,
+        mode: str,
+        framework: str,
+        ring: str,
+        commit_every: int,
+        folder: Path,
+        device: dict[str, str],
+        *,
+        whole: bool = False,
     ) -> None:
+        """`whole`: with the trainer its daemon is killed."""
         self.mode, self.ring, self.folder = mode, ring, folder
+        self._whole = whole
         self._before = STEPS + commit_every // 2
         self.log = folder / "output.log"
         self.environ = {
@@ -145,8 +155,10 @@ class Round:
                 lambda: len(self._training(WORKERS, 0.0, self._before)) == WORKERS, "three workers train", BOOT_S
             )
             victim = next(worker for worker in self._workers() if worker.steps[-1].rank == rank)
+            doomed = [victim.pid, *(daemons_of(victim.pid) if self._whole else ())]
             killed, wall = time.monotonic(), time.time()
-            os.kill(victim.pid, signal.SIGKILL)
+            for pid in doomed:
+                os.kill(pid, signal.SIGKILL)
             left = WORKERS if self.mode == "torchrun" else WORKERS - 1
             self._wait(
                 lambda: sum(bool(one.since(killed)) for one in self._workers()) >= left,
@@ -229,6 +241,12 @@ def command_line(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def daemons_of(trainer: int) -> list[int]:
+    found = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline")]
+    begun = b"edl.daemon.daemon\0", b"--trainer\0%d\0" % trainer
+    return [pid for pid in found if all(part in command_line(pid) for part in begun)]
 
 
 def figures(workers: list[Worker], victim: int, killed: float, joins: float) -> Found:
@@ -332,6 +350,7 @@ def main() -> int:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of edl's jobs in PyTorch")
     parser.add_argument("--apart", action="store_true", help="workers share a GPU as if each were of another host")
     parser.add_argument("--ranks", type=int, nargs="+", default=[0, 1, 2], help="who is killed, round by round")
+    parser.add_argument("--kill", choices=["trainer", "worker"], default="trainer")
     parser.add_argument("--commit-every", type=int, default=10, help="steps, of the peers")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -346,7 +365,9 @@ def main() -> int:
         ring = options.ring if framework == "torch" else "horovod"
         try:
             with tempfile.TemporaryDirectory() as folder:
-                job = Round(mode, framework, ring, options.commit_every, Path(folder), device)
+                job = Round(
+                    mode, framework, ring, options.commit_every, Path(folder), device, whole=options.kill == "worker"
+                )
                 rounds.append(job.measure(rank))
             told = ", ".join(f"{name} {value:.0f}" for name, value in rounds[-1].items())
         except NotComeTrue as error:

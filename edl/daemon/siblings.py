@@ -11,7 +11,6 @@ daemon looked first.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -101,13 +100,13 @@ class Siblings:
     def start(self) -> None:
         """Look after them, until `stop`."""
         self._running = asyncio.ensure_future(self._run())
+        self._running.add_done_callback(_tell_of_crash)
 
     async def stop(self) -> None:
         """No word comes after this."""
         if self._running is not None:
             self._running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._running
+            await asyncio.gather(self._running, return_exceptions=True)
         for one in self._followed.values():
             one.close()
 
@@ -159,6 +158,11 @@ class Siblings:
                 return
             except StoreUnavailable:
                 await asyncio.sleep(RETRY_S)
+
+
+def _tell_of_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("siblings are not looked after any more: their sessions tell", exc_info=error)
 
 
 def _is_seen(kin: Kin) -> bool:
