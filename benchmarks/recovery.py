@@ -4,7 +4,8 @@
                                   [--ring horovod] [--ranks 0 1 2] [--kill trainer] [--commit-every 10] [--json]
 
 The same model and data, three workers on loopback, gloo. In each round the trainer of another of `--ranks` gets a
-`kill -9` (with `--kill worker` edl's daemon beside it, too); each worker notes when it has made which step. All figures are of the slowest worker, from the kill on:
+`kill -9`; with `--kill worker` edl's daemon beside it, too. Each worker notes when it has made which step. All figures
+are of the slowest worker, from the kill on:
 
     first     until the first step in a ring without the victim, whichever step that is
     new       until the first step that no worker had made before the kill
@@ -125,12 +126,8 @@ class Round:
         commit_every: int,
         folder: Path,
         device: dict[str, str],
-        *,
-        whole: bool = False,
     ) -> None:
-        """`whole`: with the trainer its daemon is killed."""
         self.mode, self.ring, self.folder = mode, ring, folder
-        self._whole = whole
         self._before = STEPS + commit_every // 2
         self.log = folder / "output.log"
         self.environ = {
@@ -147,15 +144,15 @@ class Round:
         self._worker += ["--commit-every", str(commit_every)]
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def measure(self, rank: int) -> Found:
-        """Kill the worker of that rank."""
+    def measure(self, rank: int, *, whole: bool = False) -> Found:
+        """Kill the worker of that rank; `whole`: its daemon, too."""
         self._start(self._command())
         try:
             self._wait(
                 lambda: len(self._training(WORKERS, 0.0, self._before)) == WORKERS, "three workers train", BOOT_S
             )
             victim = next(worker for worker in self._workers() if worker.steps[-1].rank == rank)
-            doomed = [victim.pid, *(daemons_of(victim.pid) if self._whole else ())]
+            doomed = [victim.pid, *(daemons_of(victim.pid) if whole else ())]
             killed, wall = time.monotonic(), time.time()
             for pid in doomed:
                 os.kill(pid, signal.SIGKILL)
@@ -365,10 +362,8 @@ def main() -> int:
         ring = options.ring if framework == "torch" else "horovod"
         try:
             with tempfile.TemporaryDirectory() as folder:
-                job = Round(
-                    mode, framework, ring, options.commit_every, Path(folder), device, whole=options.kill == "worker"
-                )
-                rounds.append(job.measure(rank))
+                job = Round(mode, framework, ring, options.commit_every, Path(folder), device)
+                rounds.append(job.measure(rank, whole=options.kill == "worker"))
             told = ", ".join(f"{name} {value:.0f}" for name, value in rounds[-1].items())
         except NotComeTrue as error:
             rounds.append({})

@@ -100,6 +100,8 @@ class Checks:
         record = self.job.durable
         if self.job.hangs() or self.job.struck[SimFault.CUT_OFF]:  # then hosts may be refused for a while
             return
+        if any(one.state is WorkerState.DONE for one in record.members):  # it ends, and may wait for its last save
+            return
         if record.state not in OVER and (record.target, len(record.roster)) != (size, size):
             self.violated(
                 "requests", f"{size} workers were asked for, and generation {record.generation} has {record.roster}"

@@ -13,7 +13,7 @@ from edl.core.data.ledger import Ledger
 from edl.core.job.machine import JobMachine
 from edl.core.worker.states import TrainerState
 from edl.errors import InvalidTransition
-from edl.protocol.job import Record
+from edl.protocol.job import Record, WorkerState
 from edl.testing.models import learn, mean, of_own, of_sample
 from edl.testing.rings import Sample
 from edl.testing.worker import SimWorker
@@ -33,6 +33,7 @@ class TrainingChecks:
         self._trained_until: list[int] = [len(self._before)]  # samples in all steps up to this one
         self._learned: dict[int, int] = {}  # by each step, as its samples make it
         self._first = 0  # generation on record
+        self._go: set[str] = set()  # leavers that an announced plan is without: others have read by its leases
         self._stable = 0  # by the ledger in force
         self._ledger: tuple[Ledger | None, int, int] = (None, 0, 0)
         self._farthest, self.moved_on_at = 0, 0.0  # a step with samples, and when it was trained
@@ -64,6 +65,9 @@ class TrainingChecks:
     def durable(self, record: Record) -> None:
         """A record was written."""
         self._first = self._first or record.generation
+        if record.plan is not None and record.plan.after_step is not None:
+            leavers = {one.identity.id for one in record.members if one.state is WorkerState.LEAVING}
+            self._go |= leavers.difference(record.plan.roster)
 
     def handled(self, machine: JobMachine) -> None:
         """A leader's machine has taken an input."""
@@ -165,7 +169,7 @@ class TrainingChecks:
 
     def _void(self, step: int, members: list[SimWorker]) -> None:
         out = self._job.durable.trials.left_out  # of a pair it is not known which is cut off: what it has goes with it
-        others = (worker for worker in self._job.workers.values() if worker not in members and worker.id != out)
+        others = (one for one in self._job.workers.values() if one not in members and one.id not in {out, *self._go})
         holders = [worker.id for worker in others if self._holds(worker, step)]
         if holders:
             self._violated("I5", f"step {step} is trained again, and {holders} have applied it")
