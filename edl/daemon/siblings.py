@@ -20,7 +20,7 @@ import msgspec
 from edl.coordination.election import strike_off
 from edl.coordination.store import Store
 from edl.errors import StoreUnavailable
-from edl.host.processes import process_start_time, watch_exit
+from edl.host.processes import is_ending, process_start_time, watch_exit
 
 logger = logging.getLogger("edl")
 
@@ -66,9 +66,13 @@ class _Followed:
         return not self._living
 
     def _ended(self, process: Process, _: int) -> None:
+        if process not in self._living:
+            return
         self._living.discard(process)
         if process == self.kin.daemon:
             self._on_daemons_end()
+            if self.kin.trainer in self._living and is_ending(self.kin.trainer.pid):
+                self._living.discard(self.kin.trainer)  # it was killed with it; its memory takes a while to go
         if self.is_dead:
             self._on_end()
 

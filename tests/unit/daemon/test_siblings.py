@@ -14,6 +14,7 @@ import pytest
 from edl.coordination.election import Candidate
 from edl.coordination.memory import MemoryServer
 from edl.coordination.store import Store
+from edl.daemon import siblings
 from edl.daemon.siblings import Kin, Process, Siblings
 
 ROOT = "/edl/digits"
@@ -83,6 +84,22 @@ async def test_a_worker_is_dead_once_neither_process_lives(host: Host) -> None:
     async with asyncio.timeout(5.0):
         while not host.told:  # noqa: ASYNC110 - a process ends
             await asyncio.sleep(0.01)
+    assert host.told == [("w1",)]
+    await host.siblings.stop()
+
+
+async def test_a_trainer_that_is_about_to_go_is_not_waited_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was killed with its daemon, and its memory takes longer to be given back. It is told of once."""
+    kin = await host.beside("w1", host.server.connect())
+    monkeypatch.setattr(siblings, "is_ending", lambda pid: pid == kin.trainer.pid)
+    host.siblings.start()
+    await followed(host, "w1")
+    host.kill(kin.daemon)
+    async with asyncio.timeout(5.0):
+        while not host.told:  # noqa: ASYNC110 - a process ends
+            await asyncio.sleep(0.01)
+    host.kill(kin.trainer)
+    await asyncio.sleep(0.1)
     assert host.told == [("w1",)]
     await host.siblings.stop()
 
