@@ -30,9 +30,7 @@ def silent(record: Record, seen: Observations) -> tuple[Identity, ...]:
     quiet = [
         members[worker].identity
         for worker in roster
-        if members[worker].state is not WorkerState.DONE
-        and seen.generation(worker) <= generation
-        and not seen.breaks(worker, generation)
+        if members[worker].state is not WorkerState.DONE and not seen.breaks(worker, generation)
     ]
     return tuple(quiet) if len(quiet) <= MOST else ()
 
@@ -40,4 +38,5 @@ def silent(record: Record, seen: Observations) -> tuple[Identity, ...]:
 def _roster(record: Record, generation: int) -> tuple[str, ...]:
     if record.generation == generation:
         return record.roster
-    return record.plan.roster if record.plan is not None and record.plan.generation == generation else ()
+    plans = [*record.superseded, *([record.plan] if record.plan is not None else [])]
+    return next((plan.roster for plan in plans if plan.generation == generation), ())

@@ -35,11 +35,12 @@ async def test_the_nodes_come_back_with_the_next_session() -> None:
     store, other = server.connect(), server.connect()
     entry = RollEntry(store, SystemClock(), MARKS)
     await entry.begin()
-    first = store.session
+    first, before = store.session, entry.restored_at
     server.expire(store.session)
     async with asyncio.timeout(5.0):
         while await _owners(other) & {first, other.session}:  # noqa: ASYNC110 - it is in the store
             await asyncio.sleep(0.01)
+    assert entry.restored_at > before
     entry.close()
 
 

@@ -16,6 +16,7 @@ from edl.coordination.memory import MemoryServer
 from edl.coordination.store import Store
 from edl.daemon import siblings
 from edl.daemon.siblings import Kin, Process, Siblings
+from edl.errors import StoreUnavailable
 
 ROOT = "/edl/digits"
 FOLDER = f"{ROOT}/hosts/here"
@@ -188,6 +189,23 @@ async def test_the_next_leader_comes_as_soon_as_the_daemon_of_the_last_is_dead(h
     assert host.siblings.dead == ()
     await host.siblings.stop()
     await next_one.resign()
+
+
+async def test_a_question_that_was_not_answered_is_asked_again(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the connection stands, and no node changes after it."""
+    await host.beside("w1", host.server.connect())
+    children, asked = host.store.children, []
+
+    async def answered_late(path: str) -> tuple[str, ...]:
+        asked.append(path)
+        if len(asked) == 1:
+            raise StoreUnavailable("no answer in time")
+        return await children(path)
+
+    monkeypatch.setattr(host.store, "children", answered_late)
+    host.siblings.start()
+    await followed(host, "w1")
+    await host.siblings.stop()
 
 
 async def test_a_coordinator_that_is_away_is_asked_again(host: Host) -> None:

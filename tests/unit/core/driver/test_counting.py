@@ -106,6 +106,14 @@ def test_the_slot_of_a_worker_that_is_killed_whole_may_have_failed_in_the_driver
     assert job.count.lost_slots == ("a:1",)
 
 
+def test_the_slot_of_a_worker_that_has_ended_well_has_not_failed():
+    """Its processes end, too."""
+    job = driven("a:0", "a:1")
+    job.see("w1", Phase.DONE, generation=1)
+    job.see("w0", Phase.TRAINING, generation=1, dead=("w1",))
+    assert job.count.lost_slots == ()
+
+
 def test_a_host_that_is_gone_lets_the_driver_count_and_is_shown():
     job = driven("a:0", "b:0")
     job.feed(Vanished("w1", "its daemon's session ended"))

@@ -11,7 +11,7 @@ from edl.core.job.inputs import NotListening, TookOver
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine
 from edl.protocol.job import Plan, WorkerState
-from edl.protocol.messages import Phase, Register
+from edl.protocol.messages import AskStop, Phase, Register
 
 
 @pytest.fixture
@@ -97,9 +97,45 @@ def test_members_of_a_ring_that_breaks_as_it_forms_are_asked_for(job: Job) -> No
     assert silent(job) == ["w0"]
 
 
+def test_members_of_a_ring_that_broke_before_it_was_on_record_are_asked_for(job: Job) -> None:
+    """Also once another is planned, without the newcomer, which did not say of itself that it cannot come."""
+    job.join("w3")
+    job.see("w3", Phase.READY, 0)
+    first = plan(job)
+    assert first.after_step
+    for worker in ("w1", "w2", "w3"):
+        job.see(worker, Phase.BROKEN, first.generation, first.after_step)
+    assert silent(job) == ["w0"]
+    job.see("w3", Phase.FAILED, first.generation, reason="it was killed")
+    assert silent(job) == []  # which explains the break
+    anew = plan(job)
+    assert (anew.generation > first.generation, anew.roster) == (True, ("w0", "w1", "w2"))
+
+
+def test_members_of_a_ring_that_came_to_nothing_are_asked_for(job: Job) -> None:
+    """It is planned anew as soon as the first has told."""
+    job.join("w3")
+    job.see("w3", Phase.READY, 0)
+    first = plan(job)
+    assert first.after_step
+    for worker in ("w3", "w1", "w2"):
+        job.see(worker, Phase.BROKEN, first.generation, first.after_step, reason="no route to host")
+    assert plan(job).generation > first.generation
+    assert silent(job) == ["w0"]
+    refuse(job, "w0")
+    assert state(job, "w0") is None
+
+
 def test_where_most_have_not_told_yet_all_are_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rule, "MOST", 1)
     job.see("w1", Phase.BROKEN, 1, 5)
+    assert silent(job) == []
+
+
+def test_in_a_job_that_is_over_none_is_asked_for(job: Job) -> None:
+    job.see("w1", Phase.BROKEN, 1, 5)
+    assert silent(job)
+    job.feed(AskStop("by its user"))
     assert silent(job) == []
 
 
