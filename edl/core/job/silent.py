@@ -19,9 +19,11 @@ MOST: Final = 16  # of a large ring, most members have just not told yet
 
 def silent(record: Record, seen: Observations) -> tuple[Identity, ...]:
     """None where a loss that is known already may have broken that ring: a daemon that is gone may come back."""
+    if not seen.broken or record.state in OVER:
+        return ()
     members = {member.identity.id: member for member in record.members}
     broken = [worker for worker in seen.broken if worker in members]
-    if not broken or record.state in OVER:
+    if not broken:
         return ()
     generation = max(seen.generation(worker) for worker in broken)
     roster = _roster(record, generation)
