@@ -149,15 +149,18 @@ class Siblings:
 
     def _follow(self, worker: str, kin: Kin) -> None:
         def strike_off_the_dead() -> None:
-            followed.striking_off = asyncio.ensure_future(self._strike_off(worker, kin.candidate))
+            followed.striking_off = asyncio.ensure_future(self._strike_off(worker, kin))
 
         followed = self._followed[worker] = _Followed(kin, strike_off_the_dead, self._tell)
 
-    async def _strike_off(self, worker: str, candidate: str) -> None:
-        """That the next leader comes at once, also where this worker's trainer lives and starts another daemon."""
+    async def _strike_off(self, worker: str, kin: Kin) -> None:
+        """That the next leader comes at once, also where this worker's trainer lives and starts another daemon.
+
+        One that has ended well has closed its session before: then there is nothing to look for among all candidates.
+        """
         while True:
             try:
-                if await strike_off(self._store, self._root, candidate):
+                if await self._read(worker) == kin and await strike_off(self._store, self._root, kin.candidate):
                     logger.info("the daemon of worker %s is dead: it stands in no election any more", worker)
                 return
             except StoreUnavailable:
