@@ -51,6 +51,7 @@ class SimLeader:
         self.writing: Writing[Asker] = Writing(job.durable, job.node.version, term)
         self.book = OrderBook(job.durable, term)
         self.alive = True
+        self.since = job.now
         self.at_rest = False
         self.unanswered: list[Asker] = []
         self._inbox: list[tuple[Input, Asker | None]] = []

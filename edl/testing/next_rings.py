@@ -260,7 +260,8 @@ class NextRings:
             self._count_alone(set(muster.roster).difference(roster))
         if muster.generation:
             for worker in map(self.job.workers.__getitem__, muster.roster):
-                told = self.job.now - self.refused.get(worker.id, self.job.now) > HEARD_S
+                since = max(self.refused.get(worker.id, self.job.now), self.job.leader.since)
+                told = self.job.now - since > HEARD_S
                 if told and worker.alive and worker.daemon == 1 and not (worker.cut_off or worker.is_odd):
                     self._violated(f"ring {muster.generation} is to stand beside another, and {worker.id} cannot")
 
