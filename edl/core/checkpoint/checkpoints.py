@@ -171,8 +171,9 @@ class Checkpoints:
 
     def _why(self) -> Why | None:
         working = self._working
-        step_time_s = self._leasing.step_time_s()
-        return self._timetable.due(working.record, working.ledgers.ledger, working.newest(), step_time_s, working.now)
+        record, ledger, step_time_s = working.record, working.ledgers.ledger, self._leasing.step_time_s()
+        comes = self.members_stand is False
+        return self._timetable.due(record, ledger, working.newest(), step_time_s, working.now, comes=comes)
 
     def _begin_if_due(self) -> None:
         working = self._working

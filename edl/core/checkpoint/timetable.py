@@ -33,16 +33,26 @@ class Timetable:
         self._again_at = 0.0
 
     def due(
-        self, record: Record, ledger: Ledger | None, newest: tuple[int, float], step_time_s: float, now: float
+        self,
+        record: Record,
+        ledger: Ledger | None,
+        newest: tuple[int, float],
+        step_time_s: float,
+        now: float,
+        *,
+        comes: bool = True,
     ) -> Why | None:
-        """What a saving is to be begun for now. `newest`: the newest step, and when it was seen."""
+        """What a saving is to be begun for now. `newest`: the newest step, and when it was seen.
+
+        `comes`: the members make steps. Where they may stand, as a job is to go, they never come to the last one.
+        """
         policy, (step, at) = record.job_policy.checkpointing, newest
         if not policy.folder or not record.generation:
             return None
         since = step - (record.saved.step if record.saved is not None else 0)
         if self._begun_at is None and step_time_s > 0:
             self._begun_at = now - since * step_time_s
-        if policy.last and is_last(record, ledger, step, step_time_s, now - at, self._lead_times):
+        if policy.last and comes and is_last(record, ledger, step, step_time_s, now - at, self._lead_times):
             return Why.LAST
         if now < self._again_at:
             return None
