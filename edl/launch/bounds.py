@@ -18,7 +18,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, session_timeout_s: float, step_timeout_s: float) -> Bounds:
-        """It may have been the leader's: the next one comes after a whole session time-out, and only then finds that
+        """It may have been the leader's: the next one may come after a whole session time-out, and only then finds that
         the worker is gone. A ring may take two step time-outs to form without it.
         """
         return cls(

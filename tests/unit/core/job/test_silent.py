@@ -33,6 +33,17 @@ def state(job: Job, worker: str) -> WorkerState | None:
     return {member.identity.id: member.state for member in job.machine.record.members}.get(worker)
 
 
+def broken_with_a_newcomer(job: Job, *tell: str, reason: str = "") -> Plan:
+    """The next ring, with w3, fails these before it is on record."""
+    job.join("w3")
+    job.see("w3", Phase.READY, 0)
+    first = plan(job)
+    assert first.after_step
+    for worker in tell:
+        job.see(worker, Phase.BROKEN, first.generation, first.after_step, reason=reason)
+    return first
+
+
 def silent(job: Job) -> list[str]:
     return [identity.id for identity in job.machine.silent]
 
@@ -99,12 +110,7 @@ def test_members_of_a_ring_that_breaks_as_it_forms_are_asked_for(job: Job) -> No
 
 def test_members_of_a_ring_that_broke_before_it_was_on_record_are_asked_for(job: Job) -> None:
     """Also once another is planned, without the newcomer, which did not say of itself that it cannot come."""
-    job.join("w3")
-    job.see("w3", Phase.READY, 0)
-    first = plan(job)
-    assert first.after_step
-    for worker in ("w1", "w2", "w3"):
-        job.see(worker, Phase.BROKEN, first.generation, first.after_step)
+    first = broken_with_a_newcomer(job, "w1", "w2", "w3")
     assert silent(job) == ["w0"]
     job.see("w3", Phase.FAILED, first.generation, reason="it was killed")
     assert silent(job) == []  # which explains the break
@@ -114,12 +120,7 @@ def test_members_of_a_ring_that_broke_before_it_was_on_record_are_asked_for(job:
 
 def test_members_of_a_ring_that_came_to_nothing_are_asked_for(job: Job) -> None:
     """It is planned anew as soon as the first has told."""
-    job.join("w3")
-    job.see("w3", Phase.READY, 0)
-    first = plan(job)
-    assert first.after_step
-    for worker in ("w3", "w1", "w2"):
-        job.see(worker, Phase.BROKEN, first.generation, first.after_step, reason="no route to host")
+    first = broken_with_a_newcomer(job, "w3", "w1", "w2", reason="no route to host")
     assert plan(job).generation > first.generation
     assert silent(job) == ["w0"]
     refuse(job, "w0")
