@@ -17,7 +17,7 @@ from edl.core.worker.moves import are_newer, attention_step
 from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Assignment
 from edl.protocol.job import OVER, Identity, Record, WorkerState
-from edl.protocol.messages import Phase, Register
+from edl.protocol.messages import Observation, Phase, Register
 from edl.testing.rings import STEP_S
 from edl.testing.worker import SESSION_S, SimWorker
 
@@ -109,7 +109,7 @@ class SimDaemons:
 
     def _presented(self, worker: SimWorker, daemon: int) -> None:
         if worker.daemon == daemon and not worker.presented:
-            self.job.call(Reported(worker.id, msgspec.structs.replace(worker.present(), at=self.job.now)))
+            self._tell(worker, worker.present())
             self.job.savings.tell_again(worker)
             self.stir(worker)
 
@@ -130,7 +130,12 @@ class SimDaemons:
         observation = worker.observation(STEP_S)
         if worker.daemon and worker.presented and observation != worker.sent:
             worker.sent = observation
-            self.job.call(Reported(worker.id, msgspec.structs.replace(observation, at=self.job.now)))
+            self._tell(worker, observation)
+
+    def _tell(self, worker: SimWorker, observation: Observation) -> None:
+        """The leader of now; another one will be told everything."""
+        said = Reported(worker.id, msgspec.structs.replace(observation, at=self.job.now))
+        self.job.call(said, term=self.job.term)
 
     def find_leader(self) -> None:
         """Another one leads: all daemons tell it everything again."""

@@ -250,14 +250,14 @@ class SimJob:
         chance = self.random.random()
         return 0.0005 + 0.002 * chance if chance < 1 - self.late else LATE_S * self.random.random()
 
-    def call(self, said: Input, answer: Callable[[bool], None] | None = None) -> None:
-        """To the leader that is there when it arrives."""
-        self.after(self.delay(), self._arrive, said, answer)
+    def call(self, said: Input, answer: Callable[[bool], None] | None = None, *, term: int | None = None) -> None:
+        """To the leader that is there when it arrives; what carries a term is refused by the leader of another one."""
+        self.after(self.delay(), self._arrive, said, answer, term)
         if self.random.random() < 0.03:  # tried again, though the first call got through
-            self.after(self.delay() + LATE_S * self.random.random(), self._arrive, said, None)
+            self.after(self.delay() + LATE_S * self.random.random(), self._arrive, said, None, term)
 
-    def _arrive(self, said: Input, answer: Callable[[bool], None] | None) -> None:
-        if self.leader.alive:
+    def _arrive(self, said: Input, answer: Callable[[bool], None] | None, term: int | None) -> None:
+        if self.leader.alive and term in {None, self.term}:
             self.leader.receive(said, answer)
 
     def elect(self, old: SimLeader) -> None:
