@@ -37,6 +37,9 @@
 //    once and as often as it takes (handleEvents in gloo/transport/tcp/pair.cc). Where workers share cores, it keeps one
 //    from the very thread that it needs: two such loops had both cores for 8 ms of a switch, and in training 8 % of
 //    what three workers had of them.
+// 10. Where a connection is taken from gloo's loop, as it is when it stands and when it is closed, that waits for the
+//    loop's next turn (unregisterDescriptor in gloo/transport/tcp/loop.cc). The loop takes one each 10 ms while nothing
+//    happens (run, there): a mesh of three has spent most of its time in such waits, which come one after the other.
 //
 // What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
 // libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:
@@ -54,6 +57,7 @@
 //    getenv                         the library has an environment of its own, before that of the process.
 //    sched_yield                    who waits for a collective naps between two looks, once that takes long.
 //    pthread_mutex_trylock          gloo's loop gives way to who has locked a connection.
+//    epoll_wait                     gloo's loop takes a turn each millisecond while a ring forms or is left.
 //    pthread_mutex_lock, _unlock    a queue of tensors is locked by Horovod's thread to answer all that is in it: it is
 //                                   closed from then on. It is unlocked by one that has enqueued: if it is closed, all
 //                                   that is in it is answered once more.
@@ -72,6 +76,7 @@
 #include <link.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -111,9 +116,11 @@ constexpr int64_t kNapShare = 32;                   // a nap is so small a part 
 constexpr int64_t kBetweenLooksNs = 200'000;        // at most, in one wait
 constexpr int kRefusalsInPlace = 4;                 // who has a lock and a core lets go of it soon
 constexpr long kRefusedNapNs = 50'000;
+constexpr int kTurnMs = 1;
 
 std::atomic<bool> hurry{false};
 std::atomic<bool> standing{false};   // a ring stands: none of its connections may end
+std::atomic<int> changing{0};        // rings that form or are left: connections are taken from gloo's loop
 std::atomic<int> failed_attempt{0};  // the newest attempt whose first thread ended by an exception
 char failure[512] = "";              // written before failed_attempt, read after it
 
@@ -428,6 +435,11 @@ int try_to_lock(pthread_mutex_t* mutex) {
   return result;
 }
 
+int (*real_events)(int, epoll_event*, int, int) = nullptr;
+int wait_for_events(int set, epoll_event* events, int most, int milliseconds) {
+  return real_events(set, events, most, changing ? std::min(milliseconds, kTurnMs) : milliseconds);
+}
+
 struct Replacement {
   const char* name;
   void* ours;
@@ -447,6 +459,7 @@ const Replacement replacements[] = {
     {"gethostname", reinterpret_cast<void*>(&name_of_host), reinterpret_cast<void**>(&real_name)},
     {"getenv", reinterpret_cast<void*>(&variable), reinterpret_cast<void**>(&real_getenv)},
     {"pthread_mutex_trylock", reinterpret_cast<void*>(&try_to_lock), reinterpret_cast<void**>(&real_try)},
+    {"epoll_wait", reinterpret_cast<void*>(&wait_for_events), reinterpret_cast<void**>(&real_events)},
     {"pthread_mutex_lock", reinterpret_cast<void*>(&lock), reinterpret_cast<void**>(&real_lock)},
     {"pthread_mutex_unlock", reinterpret_cast<void*>(&unlock), reinterpret_cast<void**>(&real_unlock)},
 };
@@ -474,8 +487,9 @@ bool write_slot(const Library& library, uintptr_t address, void* value) {
   return true;
 }
 
-// Points the slots of one relocation table to the replacements. Returns which were found, one bit for each.
-int redirect(const Library& library, uintptr_t table, size_t bytes) {
+// Points the slots of one relocation table to the replacements, or to the one of this name. Returns which were found, one
+// bit for each.
+int redirect_table(const Library& library, uintptr_t table, size_t bytes, const char* only) {
   int found = 0;
   const auto* entries = reinterpret_cast<const ElfW(Rela)*>(table);
   for (size_t i = 0; table != 0 && i < bytes / sizeof(ElfW(Rela)); ++i) {
@@ -484,7 +498,8 @@ int redirect(const Library& library, uintptr_t table, size_t bytes) {
     const char* name = library.names + library.symbols[index].st_name;
     int bit = 1;
     for (const auto& replacement : replacements) {
-      if (std::strcmp(name, replacement.name) == 0 && *replacement.real != nullptr &&
+      const bool wanted = only == nullptr || std::strcmp(only, name) == 0;
+      if (wanted && std::strcmp(name, replacement.name) == 0 && *replacement.real != nullptr &&
           write_slot(library, library.base + entries[i].r_offset, replacement.ours)) {
         found |= bit;
       }
@@ -528,6 +543,14 @@ int find(dl_phdr_info* info, size_t, void* data) {
     }
   }
   return 1;
+}
+
+// Finds a library that is loaded, and points its slots to the replacements, or to the one of this name.
+int redirect(Library* library, const char* only = nullptr) {
+  for (const auto& replacement : replacements) *replacement.real = dlsym(RTLD_DEFAULT, replacement.name);
+  if (dl_iterate_phdr(find, library) == 0 || library->symbols == nullptr || library->names == nullptr) return 0;
+  return redirect_table(*library, library->jumps, library->jump_bytes, only) |
+         redirect_table(*library, library->relocations, library->relocation_bytes, only);
 }
 
 // --------------------------------------------------------------------------------------- the functions of a library
@@ -631,15 +654,19 @@ bool know_manager(const Library& library) {
 
 extern "C" {
 
+// The library at `path`, which must be loaded and has a gloo in it, takes the turns of its loop from now on as
+// `edl_set_changing` says; nothing else of it is guarded. Returns whether it has such a loop. Harmless twice.
+int edl_watch_turns(const char* path) {
+  Library library{path};
+  return redirect(&library, "epoll_wait") != 0;
+}
+
 // The library at `path`, which must be loaded, calls our replacements from now on. Returns how many of them it has a
 // use for; its queues count as one, and so do its parameters: fewer than there are means that it is not as we know it.
 // Harmless twice.
 int edl_watch(const char* path) {
-  for (const auto& replacement : replacements) *replacement.real = dlsym(RTLD_DEFAULT, replacement.name);
   Library library{path};
-  if (dl_iterate_phdr(find, &library) == 0 || library.symbols == nullptr || library.names == nullptr) return 0;
-  const int found = redirect(library, library.jumps, library.jump_bytes) |
-                    redirect(library, library.relocations, library.relocation_bytes);
+  const int found = redirect(&library);
   if (found == 0) return 0;
   return __builtin_popcount(static_cast<unsigned>(found)) + know_queues(path) + know_manager(library);
 }
@@ -686,6 +713,8 @@ void edl_set_spin(int64_t nanoseconds, int64_t for_settling) {
 }
 
 void edl_set_standing(int on) { standing = on != 0; }
+
+void edl_set_changing(int on) { changing += on != 0 ? 1 : -1; }
 
 // Shuts down all that the library has open: a thread that waits for it sees the end. Returns how many. From any thread:
 // none of them is closed meanwhile.

@@ -79,8 +79,9 @@ class RingEngine:
         if not self._busy.acquire(timeout=timeout_s):
             raise RingBroken(f"the ring did not form: the one before it was not left within {timeout_s:g} s")
         try:
-            self._leave()
-            self._form(place, timeout_s, wanted)
+            with self._guard.changing():
+                self._leave()
+                self._form(place, timeout_s, wanted)
         finally:
             self._busy.release()
 
@@ -88,7 +89,8 @@ class RingEngine:
         """The ring that stands, if it is of one of these: one that was formed since is not meant."""
         with self._busy:
             if generations is None or (self.place is not None and self.place.generation in generations):
-                self._leave()
+                with self._guard.changing():
+                    self._leave()
 
     def abort(self, given_up: range | None = None) -> None:
         """From any thread, at once: end what the ring does, or its forming."""

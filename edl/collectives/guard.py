@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,23 @@ class Guard:
         if self._native is not None:
             self._native.edl_set_standing(int(standing))
 
+    def changing(self) -> AbstractContextManager[None]:
+        """Inside, a ring forms or is left."""
+        return _brisk(self._native)
+
+
+class LoopTurns:
+    """Those that the loop of a gloo takes which is not Horovod's. That one is not guarded, and needs it less."""
+
+    def __init__(self, library: str) -> None:
+        """The library is loaded."""
+        self._native = _load(copied=True)
+        self.active = self._native is not None and self._native.edl_watch_turns(library.encode()) != 0
+
+    def changing(self) -> AbstractContextManager[None]:
+        """Inside, a ring forms or is left."""
+        return _brisk(self._native)
+
 
 def plain(message: str) -> str:
     """What gloo and Horovod say, without the places in gloo's sources where it says so, without Horovod's guesses at
@@ -111,12 +129,25 @@ def plain(message: str) -> str:
     return re.sub(r"\[/[^\]]*:\d+\] *| This was caused by an exception on one of the ranks[^\n]*", "", message)
 
 
+@contextlib.contextmanager
+def _brisk(native: Any) -> Iterator[None]:
+    """Inside, gloo's loop takes a turn each millisecond: connections come and go, which waits for one each time."""
+    if native is None:
+        yield
+        return
+    native.edl_set_changing(1)
+    try:
+        yield
+    finally:
+        native.edl_set_changing(0)
+
+
 def _load(*, copied: bool) -> Any:
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_guard{suffix}")
         if path.exists():
             native = ctypes.CDLL(private_copy(str(path)) if copied else str(path))
-            if not hasattr(native, "edl_start"):
+            if not hasattr(native, "edl_set_changing"):
                 logger.warning("%s is of another edl than this: install it again (in a checkout, scripts/setup)", path)
                 return None
             native.edl_failure.restype = ctypes.c_char_p

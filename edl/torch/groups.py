@@ -16,10 +16,12 @@ Owns: the groups, and which connections are theirs. Does not own: the ring that 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, Reduc
 from edl.collectives import sockets
 from edl.collectives.asking import Asking
 from edl.collectives.board import TORCH
-from edl.collectives.guard import plain
+from edl.collectives.guard import LoopTurns, plain
 from edl.collectives.torch_addresses import listening
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
@@ -71,7 +73,7 @@ class ProcessGroups:
         """Raises RingBroken."""
         if self._asking is None:
             return
-        with self.failing():
+        with self.failing(), _turns().changing():
             options = self._options()
             self.rest = self._group(DaemonStore(self._asking, self.place.rank, self._hear), options)
             peers = PeerStore(self.of_all, NO_GPU if self._gpu is None else self._gpu.name())
@@ -119,7 +121,8 @@ class ProcessGroups:
         while not all(work.is_completed() for work in self._under_way):
             time.sleep(LOOK_S)
         self._under_way.clear()
-        self.gradients = self.rest = None
+        with _turns().changing():
+            self.gradients = self.rest = None
 
     def of_all(self, mine: bytes) -> list[bytes]:
         """Each member's bytes, by rank; few. Raises RingBroken."""
@@ -281,3 +284,9 @@ class ProcessGroups:
         options._timeout = timedelta(seconds=self._timeout_s + LATER_S)
         options._threads = THREADS
         return options
+
+
+@functools.cache
+def _turns() -> LoopTurns:
+    """Of torch's gloo."""
+    return LoopTurns(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))

@@ -16,7 +16,7 @@ import pytest
 
 from edl.collectives.copies import private_copy
 from edl.collectives.forming import GENTLE_INIT
-from edl.collectives.guard import Guard
+from edl.collectives.guard import Guard, LoopTurns
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -34,6 +34,7 @@ LIBRARY = """
 #include <unordered_map>
 #include <vector>
 #include <arpa/inet.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 using namespace std::chrono_literals;
@@ -103,6 +104,17 @@ extern "C" int refusals(int milliseconds) {
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
   mutex.unlock();
   horovods.join();
+  return count;
+}
+
+// How many turns a loop like gloo's takes in so long, while nothing happens.
+extern "C" int idle_turns(int milliseconds) {
+  epoll_event events[4];
+  const int set = epoll_create1(0);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
+  int count = 0;
+  for (; std::chrono::steady_clock::now() < end; ++count) epoll_wait(set, events, 4, 10);
+  close(set);
   return count;
 }
 
@@ -404,6 +416,31 @@ def test_a_thread_that_waits_for_long_leaves_the_core_to_others(native):
 def test_a_loop_that_is_refused_a_lock_leaves_the_core_to_others(native):
     """Else it asks millions of times a second, and keeps the one that has the lock from letting go of it."""
     assert 4 < native.refusals(200) < 200 / 0.05 + 100
+
+
+def test_a_loop_takes_more_turns_while_a_ring_forms_or_is_left(native):
+    """Who takes a connection from it waits for one. In a ring that stands they would cost time and bring nothing."""
+    with native.guard.changing():
+        assert native.idle_turns(300) > 45
+    assert native.idle_turns(300) <= 31
+
+
+def test_a_library_that_is_not_guarded_takes_more_turns_likewise(built, tmp_path):
+    library = shutil.copy(built, tmp_path)
+    loaded = ctypes.CDLL(library)
+    turns = LoopTurns(library)
+    assert turns.active
+    with turns.changing(), turns.changing():
+        with turns.changing():
+            pass
+        assert loaded.idle_turns(300) > 45
+    assert loaded.idle_turns(300) <= 31
+    assert loaded.start_of_nothing()
+
+
+def test_torchs_gloo_has_such_a_loop():
+    torch = pytest.importorskip("torch")
+    assert LoopTurns(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).active
 
 
 def test_two_copies_of_a_library_share_nothing(native):
