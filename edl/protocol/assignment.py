@@ -54,6 +54,7 @@ class Share(msgspec.Struct, frozen=True):
     batch: int = 0  # samples of a full step, of all workers together
     rebatch: int = 0  # number of the one under way: beyond step `mark` all may come otherwise; 0: there is none
     mark: int = 0
+    foreseen: bool = False  # of a ring in place of a broken one, not in force yet: for one that comes to it now
 
 
 class Verdict(StrEnum):

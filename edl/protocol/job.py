@@ -88,10 +88,16 @@ class Plan(msgspec.Struct, frozen=True):
     generation: int
     roster: tuple[str, ...]
     after_step: int | None
-    ledger: LedgerSnapshot | None  # data as of `after_step`; None when that step is not known beforehand
+    ledger: LedgerSnapshot | None  # data as of `leased_after`; None while that step is not known
     prepared: bool = False  # its ring stands at all members, beside the present one
     beside: int = 0  # over so many steps newcomers get their state while all compute, and have no samples; 0: before
     offer: int = 0  # where they get it: from the first of the roster
+    foreseen: int | None = None  # where the present ring is broken: the newest step, as all its survivors have told
+
+    @property
+    def leased_after(self) -> int | None:
+        """The step after which its ring trains by the leases of its `ledger`, if it begins there."""
+        return self.foreseen if self.after_step is None else self.after_step
 
 
 class Muster(msgspec.Struct, frozen=True):

@@ -174,6 +174,33 @@ class Leasing:
                 mark = Rebatch(working.record.rebatches + 1, newest, planned=True)
         return Crossing(None, None, mark)
 
+    def foresee(self) -> None:
+        """A ring is broken, and all its survivors have told how far they came: they will agree on the newest of these
+        steps. What the next ring trains after it is leased now, while that ring forms, and not once it stands.
+
+        If one more member is lost meanwhile, they may agree on an older one: then these leases hold for no member.
+        """
+        working, record = self._working, self._working.record
+        plan, ledger = record.plan, working.ledgers.ledger
+        if plan is None or plan.after_step is not None or plan.ledger is not None or not record.generation:
+            return
+        survivors = [worker for worker in plan.roster if worker in record.roster]
+        if ledger is None or record.superseded or record.rebatch is not None or not survivors:
+            return
+        if not all(working.seen.breaks(worker, record.generation) for worker in survivors):
+            return
+        step = max(map(working.seen.step, survivors))
+        if step > ledger.covered_step or any(map(self._trained_otherwise, survivors)):
+            return
+        foreseen = working.ledgers.planned(plan.roster, step, self._lease_steps())
+        assert foreseen is not None
+        if foreseen.outdated_until <= step:
+            working.change(plan=msgspec.structs.replace(plan, foreseen=step, ledger=foreseen.snapshot()))
+
+    def _trained_otherwise(self, worker: str) -> bool:
+        """By other leases than those in force."""
+        return self._working.seen.leases_of(worker) != self._working.record.generation
+
     def put_off(self) -> None:
         """The word of a switch came too late for all: that of the next one has twice its time."""
         self._late_words += 1
@@ -226,8 +253,8 @@ class Leasing:
         working, self._late_words = self._working, 0
         seen = [worker for worker in plan.roster if working.seen.get(worker)]
         source = max(map(working.seen.leases_of, seen))
-        planned = source == plan.generation and plan.after_step is not None
-        step = plan.after_step if planned else min(map(working.seen.step, seen))
+        planned = source == plan.generation and plan.leased_after is not None
+        step = plan.leased_after if planned else min(map(working.seen.step, seen))
         assert step is not None
         read = None if planned or source != working.record.generation else self._read_by_survivors(plan, step)
         superseded, ahead = working.record.superseded, self._lease_steps()
@@ -261,7 +288,7 @@ class Leasing:
         plan, stable = record.plan, working.seen.stable_step(told)
         if stable is None:
             return
-        planned = plan is not None and plan.after_step is not None
+        planned = plan is not None and plan.leased_after is not None
         if record.superseded or planned:
             # A daemon begun anew tells how far its trainer is a moment before it tells by whose leases that was.
             if any(working.seen.generation(worker) < record.generation for worker in told):
@@ -343,8 +370,8 @@ class Leasing:
         (newest, at), ahead, covered = working.newest(), self._lease_steps(), ledger.covered_step
         fewest = self._lead_times.fewest_steps(self.step_time_s())
         until, least = newest + ahead, newest + fewest
-        if plan is not None and plan.after_step is not None:
-            until = least = plan.after_step  # what comes after was leased with the plan
+        if plan is not None and plan.leased_after is not None:
+            until = least = plan.leased_after  # what comes after was leased with the plan
         # A broken ring's survivors go on being supplied: one that waits for samples would never find that it is broken.
         if covered <= least and working.ledgers.reach(until):
             left_s = (covered - newest) * self.step_time_s() - (working.now - at)

@@ -404,6 +404,7 @@ class JobMachine:
         self._leasing.commit_stable()
         self._switching.follow()
         self._leasing.go_on_cutting()
+        self._leasing.foresee()
         self._leasing.grant()
         self._checkpoints.follow()
         self._preempting.follow()

@@ -183,12 +183,14 @@ class OrderBook:
             if record.rebatch is not None:
                 present = msgspec.structs.replace(present, rebatch=record.rebatch.number, mark=record.rebatch.mark)
             found.append(present)
-        if plan is not None and plan.after_step is not None and worker in self._ranks and self._planned is not None:
-            found.append(self._planned.share(worker, plan.generation, plan.after_step))
+        if plan is not None and plan.leased_after is not None and worker in self._ranks and self._planned is not None:
+            found.append(
+                self._planned.share(worker, plan.generation, plan.leased_after, foreseen=plan.after_step is None)
+            )
         found += [
-            data.share(worker, one.generation, one.after_step)
+            data.share(worker, one.generation, one.leased_after, foreseen=one.after_step is None)
             for one, data in self._superseded
-            if data is not None and one.after_step is not None and worker in one.roster
+            if data is not None and one.leased_after is not None and worker in one.roster
         ]
         return found
 
@@ -221,7 +223,7 @@ class _Data:
         self._totals, self._covered_step, self._last = ledger.totals(), ledger.covered_step, ledger.fully_leased
         self._batch = sum(member.batch for member in snapshot.members)
 
-    def share(self, worker: str, generation: int, after_step: int) -> Share:
+    def share(self, worker: str, generation: int, after_step: int, *, foreseen: bool = False) -> Share:
         return Share(
             generation=generation,
             after_step=after_step,
@@ -231,6 +233,7 @@ class _Data:
             epochs=self.snapshot.spec.epochs,
             last=self._last,
             batch=self._batch,
+            foreseen=foreseen,
         )
 
 

@@ -21,6 +21,7 @@ class Arrivals:
         self._generation = 0  # of the plan when it was last looked at all members
         self._awaited: set[str] = set()  # of its roster
         self._begun = False  # a member has come, so that the others are awaited
+        self._unheard: set[str] = set()  # survivors of the ring before that have not said that it failed them
 
     def look(self) -> None:
         """Once all that holds of the members together was followed."""
@@ -29,10 +30,12 @@ class Arrivals:
         roster = plan.roster if plan else ()
         self._awaited = {worker for worker in roster if not seen.sits(worker, self._generation)}
         self._begun = len(self._awaited) < len(roster)
+        before = self._working.record.generation
+        self._unheard = {one for one in roster if one in self._working.members and seen.trains(one, before)}
 
     def matters(self, worker: str, heard: Observation, last: Observation) -> bool:
         """False: all that it says is that `worker` has come to the planned ring, where others are awaited yet, or that
-        the ring before has failed it, too, which the plan follows.
+        the ring before has failed it, too, which the plan follows, and others have yet to say so.
         """
         record = self._working.record
         plan = record.plan
@@ -40,7 +43,8 @@ class Arrivals:
             return True
         if heard.phase is Phase.BROKEN:
             before = last.phase is Phase.TRAINING and heard.generation == last.generation == record.generation
-            return plan.after_step is not None or not before
+            self._unheard.discard(worker)
+            return plan.after_step is not None or not before or not self._unheard
         if heard.phase is not Phase.TRAINING or heard.generation != plan.generation or worker not in self._awaited:
             return True
         self._awaited.discard(worker)

@@ -69,7 +69,8 @@ class Preparing:
         return False
 
     def _note_success(self, muster: Muster) -> None:
-        self._in_vain = 0
+        """Whatever others have failed for may be over, too."""
+        self._in_vain, self._in_line = 0, ()
         for worker in muster.roster:
             self._again_at.pop(worker, None)
             self._told.discard(worker)

@@ -424,8 +424,8 @@ class WorkerMachine:
 
     # -------------------------------------------------------------------------------------------------- its data
 
-    def _adopt(self, orders: Orders) -> list[Command]:
-        return self.supply.adopt(orders, self.generation, self.entered_after, self.count.step)
+    def _adopt(self, orders: Orders, *, comes: bool = False) -> list[Command]:
+        return self.supply.adopt(orders, self.generation, self.entered_after, self.count.step, comes=comes)
 
     def _go_on_with_data(self) -> list[Command]:
         self._move(StateChange.HAS_DATA)
@@ -552,7 +552,9 @@ class WorkerMachine:
         self.unusual.sit(entering.assignment.checking, beginning.step, place.size, beside=over)
         sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
         if self.orders is not None:
-            sat += self._adopt(self.orders)  # if it begins after the planned step, its leases are here already
+            sat += self._adopt(
+                self.orders, comes=True
+            )  # it may begin where it was to: then its leases are here already
         self.leases.forget_before(beginning.step + 1)
         sat.append(TellDaemon(self._entered()))
         return [*sat, *self._go_on()]

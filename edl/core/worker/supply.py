@@ -25,10 +25,17 @@ class Supply:
         self.weightless = False  # no worker has samples in the mini-batch being worked on
         self._weights = 0  # so many were set
 
-    def adopt(self, orders: Orders, generation: int, entered_after: int, step: int) -> list[Command]:
-        """Take the share of this generation, if these orders have it: a pipeline may wait for it."""
+    def adopt(
+        self, orders: Orders, generation: int, entered_after: int, step: int, *, comes: bool = False
+    ) -> list[Command]:
+        """Take the share of this generation, if these orders have it: a pipeline may wait for it.
+
+        `comes`: the worker is about to say by whose leases it begins here. Once it has said that those of before hold,
+        it trains by no leases that were only foreseen.
+        """
         for share in orders.shares:
-            if (share.generation, share.after_step) == (generation, entered_after):
+            late = share.foreseen and not comes and self.leases_of != generation
+            if (share.generation, share.after_step) == (generation, entered_after) and not late:
                 self.leases.adopt(share, (orders.term, orders.version), at_work=step + 1)
                 self.leases_of = share.generation
                 return self.heed_mark()

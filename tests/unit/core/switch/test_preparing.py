@@ -219,6 +219,22 @@ def test_those_who_stay_when_one_leaves_form_their_ring_in_line_where_they_canno
     assert planned.after_step is not None
 
 
+def test_after_a_ring_that_stands_one_that_came_to_nothing_before_is_tried_beside_training_again() -> None:
+    job = with_newcomers(prepares=True)
+    job.see("b", Phase.TRAINING, generation=1, step=4, data=LONG, leaving=True)
+    for _ in range(2):
+        says(job, "a", failure="no room for another ring")
+        job.feed(TimePassed())
+    job.see("a", Phase.TRAINING, generation=4, step=400, data=LONG)
+    job.join("c")
+    job.see("c", Phase.READY, data=LONG)
+    says(job, "a", "c")
+    for worker in ("a", "c"):
+        job.see(worker, Phase.TRAINING, generation=5, step=800, data=LONG)
+    job.see("c", Phase.TRAINING, generation=5, step=801, data=LONG, leaving=True)
+    assert (plan(job), prepared(job)) == (None, (6, ("a",)))
+
+
 def test_another_leader_goes_on_with_what_is_prepared() -> None:
     job = with_newcomers("c", prepares=True)
     says(job, "a", "b", "c", generation=9)

@@ -311,6 +311,23 @@ def test_a_ring_whose_data_never_comes_is_left_for_the_next_one() -> None:
 # ---------------------------------------------------------------------------------------------- words, from any thread
 
 
+@pytest.mark.parametrize("in_time", [True, False])
+def test_by_leases_that_were_foreseen_it_trains_only_if_it_says_so_as_it_comes(in_time: bool) -> None:
+    """Else its daemon tells a step that it has made by them, and that those of before hold."""
+    worker = Worker().sits().trains(3)
+    worker.machine.handle(BatchVoid("a peer is gone"))
+    worker.machine.handle(BatchEnded())
+    foreseen = {"shares": (worker.share(2, 3, foreseen=True),)}
+    worker.enters(worker.seat(2, None), **(foreseen if in_time else {}))
+    told = worker.machine.handle(StateCopied())
+    entered = next(one for one in said(told) if isinstance(one, say.Entered))
+    assert entered.leases_of == (2 if in_time else 1)
+    worker.machine.handle(OrdersHeard(worker.orders(**foreseen)))
+    assert worker.machine.has_share is in_time
+    worker.machine.handle(OrdersHeard(worker.orders(shares=(worker.share(2, 3),))))
+    assert worker.machine.has_share
+
+
 def test_a_ring_that_is_given_up_is_cut_while_the_training_thread_is_in_it() -> None:
     worker = Worker().sits().trains(3)
     heard = worker.machine.handle(OrdersHeard(worker.orders(assignment=worker.seat(2, None))))
