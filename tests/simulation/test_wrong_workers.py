@@ -163,8 +163,8 @@ def looks_at_no_orders_while_it_trains(patch: Patch) -> None:
 def takes_no_share_but_where_it_may_follow_orders(patch: Patch) -> None:
     adopt = WorkerMachine._adopt
 
-    def adopts(right, self, orders):
-        return [] if self.state is TrainerState.TRAINING else adopt(self, orders)
+    def adopts(right, self, orders, *, comes=False):
+        return [] if self.state is TrainerState.TRAINING else adopt(self, orders, comes=comes)
 
     replace(patch, "_adopt", adopts)
 
@@ -240,7 +240,7 @@ def takes_its_state_for_half_copied_for_ever(patch: Patch) -> None:
 
 
 def takes_the_newest_share_whichever_ring_it_is_of(patch: Patch) -> None:
-    def adopts(_right, self, orders, _generation, _entered_after, step):
+    def adopts(_right, self, orders, _generation, _entered_after, step, *, comes=False):
         for share in orders.shares[-1:]:
             self.leases.adopt(share, (orders.term, orders.version), at_work=step + 1)
             self.leases_of = share.generation

@@ -190,16 +190,12 @@ class Leasing:
         if not all(working.seen.breaks(worker, record.generation) for worker in survivors):
             return
         step = max(map(working.seen.step, survivors))
-        if step > ledger.covered_step or any(map(self._trained_otherwise, survivors)):
+        if step > ledger.covered_step:
             return
         foreseen = working.ledgers.planned(plan.roster, step, self._lease_steps())
         assert foreseen is not None
         if foreseen.outdated_until <= step:
             working.change(plan=msgspec.structs.replace(plan, foreseen=step, ledger=foreseen.snapshot()))
-
-    def _trained_otherwise(self, worker: str) -> bool:
-        """By other leases than those in force."""
-        return self._working.seen.leases_of(worker) != self._working.record.generation
 
     def put_off(self) -> None:
         """The word of a switch came too late for all: that of the next one has twice its time."""
