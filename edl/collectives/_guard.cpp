@@ -40,6 +40,7 @@
 // 10. Where a connection is taken from gloo's loop, as it is when it stands and when it is closed, that waits for the
 //    loop's next turn (unregisterDescriptor in gloo/transport/tcp/loop.cc). The loop takes one each 10 ms while nothing
 //    happens (run, there): a mesh of three has spent most of its time in such waits, which come one after the other.
+//    Beside training that is well, as it leaves the cores to those who train; after a death all wait for the ring.
 //
 // What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
 // libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:
@@ -57,7 +58,7 @@
 //    getenv                         the library has an environment of its own, before that of the process.
 //    sched_yield                    who waits for a collective naps between two looks, once that takes long.
 //    pthread_mutex_trylock          gloo's loop gives way to who has locked a connection.
-//    epoll_wait                     gloo's loop takes a turn each millisecond while a ring forms or is left.
+//    epoll_wait                     gloo's loop takes a turn each millisecond while a ring forms that all wait for.
 //    pthread_mutex_lock, _unlock    a queue of tensors is locked by Horovod's thread to answer all that is in it: it is
 //                                   closed from then on. It is unlocked by one that has enqueued: if it is closed, all
 //                                   that is in it is answered once more.
@@ -120,7 +121,7 @@ constexpr int kTurnMs = 1;
 
 std::atomic<bool> hurry{false};
 std::atomic<bool> standing{false};   // a ring stands: none of its connections may end
-std::atomic<int> changing{0};        // rings that form or are left: connections are taken from gloo's loop
+std::atomic<int> awaited{0};         // rings that form while their members wait for them
 std::atomic<int> failed_attempt{0};  // the newest attempt whose first thread ended by an exception
 char failure[512] = "";              // written before failed_attempt, read after it
 
@@ -437,7 +438,7 @@ int try_to_lock(pthread_mutex_t* mutex) {
 
 int (*real_events)(int, epoll_event*, int, int) = nullptr;
 int wait_for_events(int set, epoll_event* events, int most, int milliseconds) {
-  return real_events(set, events, most, changing ? std::min(milliseconds, kTurnMs) : milliseconds);
+  return real_events(set, events, most, awaited ? std::min(milliseconds, kTurnMs) : milliseconds);
 }
 
 struct Replacement {
@@ -655,7 +656,7 @@ bool know_manager(const Library& library) {
 extern "C" {
 
 // The library at `path`, which must be loaded and has a gloo in it, takes the turns of its loop from now on as
-// `edl_set_changing` says; nothing else of it is guarded. Returns whether it has such a loop. Harmless twice.
+// `edl_set_awaited` says; nothing else of it is guarded. Returns whether it has such a loop. Harmless twice.
 int edl_watch_turns(const char* path) {
   Library library{path};
   return redirect(&library, "epoll_wait") != 0;
@@ -714,7 +715,7 @@ void edl_set_spin(int64_t nanoseconds, int64_t for_settling) {
 
 void edl_set_standing(int on) { standing = on != 0; }
 
-void edl_set_changing(int on) { changing += on != 0 ? 1 : -1; }
+void edl_set_awaited(int on) { awaited += on != 0 ? 1 : -1; }
 
 // Shuts down all that the library has open: a thread that waits for it sees the end. Returns how many. From any thread:
 // none of them is closed meanwhile.

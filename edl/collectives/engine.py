@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -74,12 +75,17 @@ class RingEngine:
         """Whether the ring of this generation does, and no member has left it yet, as far as is known here."""
         return self.place is not None and self.place.generation == generation and not self._guard.hurries
 
-    def form(self, place: Place, timeout_s: float, wanted: Callable[[], bool] = lambda: True) -> None:
-        """The ring of `place`, once the one before is left; if it still is `wanted` then. Raises RingBroken in time."""
+    def form(
+        self, place: Place, timeout_s: float, wanted: Callable[[], bool] = lambda: True, *, awaited: bool = True
+    ) -> None:
+        """The ring of `place`, once the one before is left; if it still is `wanted` then. Raises RingBroken in time.
+
+        `awaited`: its members do not train meanwhile.
+        """
         if not self._busy.acquire(timeout=timeout_s):
             raise RingBroken(f"the ring did not form: the one before it was not left within {timeout_s:g} s")
         try:
-            with self._guard.changing():
+            with self._guard.awaited() if awaited else nullcontext():
                 self._leave()
                 self._form(place, timeout_s, wanted)
         finally:
@@ -89,8 +95,7 @@ class RingEngine:
         """The ring that stands, if it is of one of these: one that was formed since is not meant."""
         with self._busy:
             if generations is None or (self.place is not None and self.place.generation in generations):
-                with self._guard.changing():
-                    self._leave()
+                self._leave()
 
     def abort(self, given_up: range | None = None) -> None:
         """From any thread, at once: end what the ring does, or its forming."""

@@ -102,8 +102,8 @@ class Guard:
         if self._native is not None:
             self._native.edl_set_standing(int(standing))
 
-    def changing(self) -> AbstractContextManager[None]:
-        """Inside, a ring forms or is left."""
+    def awaited(self) -> AbstractContextManager[None]:
+        """Inside, a ring forms that its members wait for."""
         return _brisk(self._native)
 
 
@@ -115,8 +115,8 @@ class LoopTurns:
         self._native = _load(copied=True)
         self.active = self._native is not None and self._native.edl_watch_turns(library.encode()) != 0
 
-    def changing(self) -> AbstractContextManager[None]:
-        """Inside, a ring forms or is left."""
+    def awaited(self) -> AbstractContextManager[None]:
+        """Inside, a ring forms that its members wait for."""
         return _brisk(self._native)
 
 
@@ -131,15 +131,15 @@ def plain(message: str) -> str:
 
 @contextlib.contextmanager
 def _brisk(native: Any) -> Iterator[None]:
-    """Inside, gloo's loop takes a turn each millisecond: connections come and go, which waits for one each time."""
+    """Inside, gloo's loop takes a turn each millisecond: whatever opens or closes a connection waits for one."""
     if native is None:
         yield
         return
-    native.edl_set_changing(1)
+    native.edl_set_awaited(1)
     try:
         yield
     finally:
-        native.edl_set_changing(0)
+        native.edl_set_awaited(0)
 
 
 def _load(*, copied: bool) -> Any:
@@ -147,7 +147,7 @@ def _load(*, copied: bool) -> Any:
         path = Path(__file__).with_name(f"_guard{suffix}")
         if path.exists():
             native = ctypes.CDLL(private_copy(str(path)) if copied else str(path))
-            if not hasattr(native, "edl_set_changing"):
+            if not hasattr(native, "edl_set_awaited"):
                 logger.warning("%s is of another edl than this: install it again (in a checkout, scripts/setup)", path)
                 return None
             native.edl_failure.restype = ctypes.c_char_p

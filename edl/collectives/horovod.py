@@ -75,10 +75,10 @@ class HorovodRing:
     def prepares(self) -> bool:
         return self._spare is not None and not self._spare.spent
 
-    def prepare(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:  # noqa: ARG002 - no difference
+    def prepare(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         if self._spare is None or self._spare.spent:
             raise RingBroken(f"ring {place.generation} cannot form beside one that stands")
-        self._spare.form(place, timeout_s, wanted=lambda: place.generation > self._released)
+        self._spare.form(place, timeout_s, lambda: place.generation > self._released, awaited=not all_prepare)
 
     def adopt(self, generation: int) -> None:
         spare = self._spare

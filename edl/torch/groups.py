@@ -69,11 +69,11 @@ class ProcessGroups:
         self._sums: DeviceSums | None = None  # where each member has a GPU of its own
         self._waiting: set[threading.Event] = set()  # of those who wait for long
 
-    def form(self) -> None:
-        """Raises RingBroken."""
+    def form(self, *, awaited: bool = True) -> None:
+        """Raises RingBroken. `awaited`: the members do not train meanwhile."""
         if self._asking is None:
             return
-        with self.failing(), _turns().changing():
+        with self.failing(), _turns().awaited() if awaited else contextlib.nullcontext():
             options = self._options()
             self.rest = self._group(DaemonStore(self._asking, self.place.rank, self._hear), options)
             peers = PeerStore(self.of_all, NO_GPU if self._gpu is None else self._gpu.name())
@@ -121,8 +121,7 @@ class ProcessGroups:
         while not all(work.is_completed() for work in self._under_way):
             time.sleep(LOOK_S)
         self._under_way.clear()
-        with _turns().changing():
-            self.gradients = self.rest = None
+        self.gradients = self.rest = None
 
     def of_all(self, mine: bytes) -> list[bytes]:
         """Each member's bytes, by rank; few. Raises RingBroken."""

@@ -418,9 +418,9 @@ def test_a_loop_that_is_refused_a_lock_leaves_the_core_to_others(native):
     assert 4 < native.refusals(200) < 200 / 0.05 + 100
 
 
-def test_a_loop_takes_more_turns_while_a_ring_forms_or_is_left(native):
-    """Who takes a connection from it waits for one. In a ring that stands they would cost time and bring nothing."""
-    with native.guard.changing():
+def test_a_loop_takes_more_turns_while_a_ring_forms_that_is_waited_for(native):
+    """Who takes a connection from it waits for one. Else they would cost time and bring nothing."""
+    with native.guard.awaited():
         assert native.idle_turns(300) > 45
     assert native.idle_turns(300) <= 31
 
@@ -430,8 +430,8 @@ def test_a_library_that_is_not_guarded_takes_more_turns_likewise(built, tmp_path
     loaded = ctypes.CDLL(library)
     turns = LoopTurns(library)
     assert turns.active
-    with turns.changing(), turns.changing():
-        with turns.changing():
+    with turns.awaited(), turns.awaited():
+        with turns.awaited():
             pass
         assert loaded.idle_turns(300) > 45
     assert loaded.idle_turns(300) <= 31
