@@ -8,7 +8,7 @@ from machine_job import LONG, Job
 from edl.core.job.inputs import Vanished
 from edl.protocol.assignment import Share
 from edl.protocol.job import Plan
-from edl.protocol.messages import Phase
+from edl.protocol.messages import AskBatch, Phase
 
 WORKERS = ("a", "b", "c", "d")
 
@@ -63,6 +63,7 @@ def test_where_that_step_is_lost_with_another_member_its_leases_hold_for_none(jo
         breaks(job, worker, step)
     job.feed(Vanished("b", "killed"))
     assert plan(job).foreseen is None, "a or c may be in the ring before, and train by what was foreseen for it"
+    assert [one.generation for one in job.orders("a").shares if one.foreseen] == [2], "else it would starve there"
     for worker in ("a", "c"):
         job.see(worker, Phase.TRAINING, generation=3, step=5, leases_of=1, data=LONG)
     assert job.machine.record.began_step == 5
@@ -85,6 +86,37 @@ def test_who_has_come_by_the_leases_of_before_makes_them_count(job: Job) -> None
 
 def share_in_force(job: Job) -> Share:
     return next(one for one in job.orders("a").shares if one.generation == job.machine.record.generation)
+
+
+def test_no_step_in_the_next_ring_counts_by_the_leases_of_before(job: Job) -> None:
+    """A newcomer is awaited there yet, and the survivors train."""
+    job.unmet.add("e")
+    job.join("e")
+    job.see("e", Phase.READY, data=LONG)
+    job.feed(Vanished("d", "killed"))
+    assert plan(job).roster == ("a", "b", "c", "e")
+    for worker in ("a", "b", "c"):
+        breaks(job, worker, 5)
+    for worker in ("a", "b", "c"):
+        job.see(worker, Phase.TRAINING, generation=2, step=7, leases_of=2, data=LONG)
+    ledger = job.machine.ledger
+    assert ledger is not None
+    assert (job.machine.record.generation, ledger.step) == (1, 5)
+    job.see("e", Phase.TRAINING, generation=2, step=7, leases_of=2, data=LONG)
+    ledger = job.machine.ledger
+    assert ledger is not None
+    assert (job.machine.record.generation, job.machine.record.began_step, ledger.step) == (2, 5, 7)
+
+
+def test_nothing_is_foreseen_while_leases_are_cut_anew(job: Job) -> None:
+    job.feed(AskBatch(80))
+    assert job.machine.record.rebatch is not None
+    job.feed(Vanished("d", "killed"))
+    for worker in ("a", "b", "c"):
+        breaks(job, worker, 5)
+    assert (plan(job).foreseen, job.machine.record.rebatch is None) == (None, False), (
+        "how far they read is told as they come"
+    )
 
 
 def test_nothing_is_foreseen_beyond_what_was_leased(job: Job) -> None:

@@ -324,6 +324,8 @@ def test_by_leases_that_were_foreseen_it_trains_only_if_it_says_so_as_it_comes(i
     assert entered.leases_of == (2 if in_time else 1)
     worker.machine.handle(OrdersHeard(worker.orders(**foreseen)))
     assert worker.machine.has_share is in_time
+    worker.machine.handle(OrdersHeard(worker.orders(shares=(worker.share(2, 3, foreseen=True, batch=9),))))
+    assert worker.machine.leases.batch == (9 if in_time else 0), "those that it trains by may grow"
     worker.machine.handle(OrdersHeard(worker.orders(shares=(worker.share(2, 3),))))
     assert worker.machine.has_share
 
