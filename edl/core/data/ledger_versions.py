@@ -129,8 +129,9 @@ class LedgerVersions:
     ) -> Epochs:
         """`plan` comes into force after `step`; the steps up to it were trained by the leases of `source`.
 
-        If the ring agreed on the planned step, its leases were made with the plan and are in use already. Else the
-        step is known only now, and no worker trains on before the leases are. `read`: as in `planned`.
+        If the ring agreed on the planned step, or on the one that was foreseen, its leases were made for that and are
+        in use already. Else the step is known only now, and no worker trains on before the leases are. `read`: as in
+        `planned`.
         """
         if self.ledger is None:
             return ()

@@ -551,10 +551,8 @@ class WorkerMachine:
         over = entering.assignment.beside if beginning.offer else 0
         self.unusual.sit(entering.assignment.checking, beginning.step, place.size, beside=over)
         sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
-        if self.orders is not None:
-            sat += self._adopt(
-                self.orders, comes=True
-            )  # it may begin where it was to: then its leases are here already
+        if self.orders is not None:  # if it begins after the planned step, or the foreseen one, its leases are here
+            sat += self._adopt(self.orders, comes=True)
         self.leases.forget_before(beginning.step + 1)
         sat.append(TellDaemon(self._entered()))
         return [*sat, *self._go_on()]

@@ -40,6 +40,10 @@ def share(job: Job, worker: str) -> Share | None:
     return next((one for one in job.orders(worker).shares if one.generation == generation), None)
 
 
+def share_in_force(job: Job) -> Share:
+    return next(one for one in job.orders("a").shares if one.generation == job.machine.record.generation)
+
+
 def test_survivors_will_agree_on_the_newest_step_that_one_of_them_has_told(job: Job) -> None:
     job.feed(Vanished("d", "killed"))
     breaks(job, "a", 5)
@@ -53,7 +57,7 @@ def test_survivors_will_agree_on_the_newest_step_that_one_of_them_has_told(job: 
     for worker in ("a", "b", "c"):
         job.see(worker, Phase.TRAINING, generation=2, step=7, leases_of=2, data=LONG)
     assert (job.machine.record.generation, job.machine.record.began_step) == (2, 6)
-    in_force = next(one for one in job.orders("a").shares if one.generation == 2)
+    in_force = share_in_force(job)
     assert (in_force.leases[0].ranges, in_force.foreseen) == (held.leases[0].ranges, False)
 
 
@@ -82,10 +86,6 @@ def test_who_has_come_by_the_leases_of_before_makes_them_count(job: Job) -> None
         job.see(worker, Phase.TRAINING, generation=2, step=5, leases_of=1, data=LONG)
     assert job.machine.record.began_step == 5
     assert share_in_force(job).after_step == 5
-
-
-def share_in_force(job: Job) -> Share:
-    return next(one for one in job.orders("a").shares if one.generation == job.machine.record.generation)
 
 
 def test_no_step_in_the_next_ring_counts_by_the_leases_of_before(job: Job) -> None:
