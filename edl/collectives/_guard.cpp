@@ -121,7 +121,7 @@ constexpr int kTurnMs = 1;
 
 std::atomic<bool> hurry{false};
 std::atomic<bool> standing{false};   // a ring stands: none of its connections may end
-std::atomic<int> awaited{0};         // rings that form while their members wait for them
+std::atomic<bool> awaited{false};    // a ring forms while its members wait for it
 std::atomic<int> failed_attempt{0};  // the newest attempt whose first thread ended by an exception
 char failure[512] = "";              // written before failed_attempt, read after it
 
@@ -488,9 +488,8 @@ bool write_slot(const Library& library, uintptr_t address, void* value) {
   return true;
 }
 
-// Points the slots of one relocation table to the replacements, or to the one of this name. Returns which were found, one
-// bit for each.
-int redirect_table(const Library& library, uintptr_t table, size_t bytes, const char* only) {
+// Points the slots of one relocation table to the replacements. Returns which were found, one bit for each.
+int redirect(const Library& library, uintptr_t table, size_t bytes) {
   int found = 0;
   const auto* entries = reinterpret_cast<const ElfW(Rela)*>(table);
   for (size_t i = 0; table != 0 && i < bytes / sizeof(ElfW(Rela)); ++i) {
@@ -499,8 +498,7 @@ int redirect_table(const Library& library, uintptr_t table, size_t bytes, const 
     const char* name = library.names + library.symbols[index].st_name;
     int bit = 1;
     for (const auto& replacement : replacements) {
-      const bool wanted = only == nullptr || std::strcmp(only, name) == 0;
-      if (wanted && std::strcmp(name, replacement.name) == 0 && *replacement.real != nullptr &&
+      if (std::strcmp(name, replacement.name) == 0 && *replacement.real != nullptr &&
           write_slot(library, library.base + entries[i].r_offset, replacement.ours)) {
         found |= bit;
       }
@@ -544,14 +542,6 @@ int find(dl_phdr_info* info, size_t, void* data) {
     }
   }
   return 1;
-}
-
-// Finds a library that is loaded, and points its slots to the replacements, or to the one of this name.
-int redirect(Library* library, const char* only = nullptr) {
-  for (const auto& replacement : replacements) *replacement.real = dlsym(RTLD_DEFAULT, replacement.name);
-  if (dl_iterate_phdr(find, library) == 0 || library->symbols == nullptr || library->names == nullptr) return 0;
-  return redirect_table(*library, library->jumps, library->jump_bytes, only) |
-         redirect_table(*library, library->relocations, library->relocation_bytes, only);
 }
 
 // --------------------------------------------------------------------------------------- the functions of a library
@@ -655,19 +645,15 @@ bool know_manager(const Library& library) {
 
 extern "C" {
 
-// The library at `path`, which must be loaded and has a gloo in it, takes the turns of its loop from now on as
-// `edl_set_awaited` says; nothing else of it is guarded. Returns whether it has such a loop. Harmless twice.
-int edl_watch_turns(const char* path) {
-  Library library{path};
-  return redirect(&library, "epoll_wait") != 0;
-}
-
 // The library at `path`, which must be loaded, calls our replacements from now on. Returns how many of them it has a
 // use for; its queues count as one, and so do its parameters: fewer than there are means that it is not as we know it.
 // Harmless twice.
 int edl_watch(const char* path) {
+  for (const auto& replacement : replacements) *replacement.real = dlsym(RTLD_DEFAULT, replacement.name);
   Library library{path};
-  const int found = redirect(&library);
+  if (dl_iterate_phdr(find, &library) == 0 || library.symbols == nullptr || library.names == nullptr) return 0;
+  const int found = redirect(library, library.jumps, library.jump_bytes) |
+                    redirect(library, library.relocations, library.relocation_bytes);
   if (found == 0) return 0;
   return __builtin_popcount(static_cast<unsigned>(found)) + know_queues(path) + know_manager(library);
 }
@@ -715,7 +701,7 @@ void edl_set_spin(int64_t nanoseconds, int64_t for_settling) {
 
 void edl_set_standing(int on) { standing = on != 0; }
 
-void edl_set_awaited(int on) { awaited += on != 0 ? 1 : -1; }
+void edl_set_awaited(int on) { awaited = on != 0; }
 
 // Shuts down all that the library has open: a thread that waits for it sees the end. Returns how many. From any thread:
 // none of them is closed meanwhile.

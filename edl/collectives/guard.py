@@ -12,7 +12,6 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -102,22 +101,17 @@ class Guard:
         if self._native is not None:
             self._native.edl_set_standing(int(standing))
 
-    def awaited(self) -> AbstractContextManager[None]:
-        """Inside, a ring forms that its members wait for."""
-        return _brisk(self._native)
-
-
-class LoopTurns:
-    """Those that the loop of a gloo takes which is not Horovod's. That one is not guarded, and needs it less."""
-
-    def __init__(self, library: str) -> None:
-        """The library is loaded."""
-        self._native = _load(copied=True)
-        self.active = self._native is not None and self._native.edl_watch_turns(library.encode()) != 0
-
-    def awaited(self) -> AbstractContextManager[None]:
-        """Inside, a ring forms that its members wait for."""
-        return _brisk(self._native)
+    @contextlib.contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Inside, a ring forms that its members wait for, and gloo's loop takes a turn each millisecond."""
+        if self._native is None:
+            yield
+            return
+        self._native.edl_set_awaited(1)
+        try:
+            yield
+        finally:
+            self._native.edl_set_awaited(0)
 
 
 def plain(message: str) -> str:
@@ -127,19 +121,6 @@ def plain(message: str) -> str:
     if re.search(r"HTTP (\w+ )?request failed", message):
         return "its daemon did not answer"
     return re.sub(r"\[/[^\]]*:\d+\] *| This was caused by an exception on one of the ranks[^\n]*", "", message)
-
-
-@contextlib.contextmanager
-def _brisk(native: Any) -> Iterator[None]:
-    """Inside, gloo's loop takes a turn each millisecond: whatever opens or closes a connection waits for one."""
-    if native is None:
-        yield
-        return
-    native.edl_set_awaited(1)
-    try:
-        yield
-    finally:
-        native.edl_set_awaited(0)
 
 
 def _load(*, copied: bool) -> Any:

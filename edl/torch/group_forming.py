@@ -55,7 +55,7 @@ class GroupForming:
 
     def _form(self) -> None:
         try:
-            self.groups.form(awaited=not self._all_prepare)
+            self.groups.form()
             if self._all_prepare:
                 self.groups.await_sums()
         except RingBroken as error:

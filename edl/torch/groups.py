@@ -16,12 +16,10 @@ Owns: the groups, and which connections are theirs. Does not own: the ring that 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +28,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, Reduc
 from edl.collectives import sockets
 from edl.collectives.asking import Asking
 from edl.collectives.board import TORCH
-from edl.collectives.guard import LoopTurns, plain
+from edl.collectives.guard import plain
 from edl.collectives.torch_addresses import listening
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
@@ -69,11 +67,11 @@ class ProcessGroups:
         self._sums: DeviceSums | None = None  # where each member has a GPU of its own
         self._waiting: set[threading.Event] = set()  # of those who wait for long
 
-    def form(self, *, awaited: bool = True) -> None:
-        """Raises RingBroken. `awaited`: the members do not train meanwhile."""
+    def form(self) -> None:
+        """Raises RingBroken."""
         if self._asking is None:
             return
-        with self.failing(), _turns().awaited() if awaited else contextlib.nullcontext():
+        with self.failing():
             options = self._options()
             self.rest = self._group(DaemonStore(self._asking, self.place.rank, self._hear), options)
             peers = PeerStore(self.of_all, NO_GPU if self._gpu is None else self._gpu.name())
@@ -283,9 +281,3 @@ class ProcessGroups:
         options._timeout = timedelta(seconds=self._timeout_s + LATER_S)
         options._threads = THREADS
         return options
-
-
-@functools.cache
-def _turns() -> LoopTurns:
-    """Of torch's gloo."""
-    return LoopTurns(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))

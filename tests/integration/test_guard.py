@@ -16,7 +16,7 @@ import pytest
 
 from edl.collectives.copies import private_copy
 from edl.collectives.forming import GENTLE_INIT
-from edl.collectives.guard import Guard, LoopTurns
+from edl.collectives.guard import Guard
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -423,24 +423,6 @@ def test_a_loop_takes_more_turns_while_a_ring_forms_that_is_waited_for(native):
     with native.guard.awaited():
         assert native.idle_turns(300) > 45
     assert native.idle_turns(300) <= 31
-
-
-def test_a_library_that_is_not_guarded_takes_more_turns_likewise(built, tmp_path):
-    library = shutil.copy(built, tmp_path)
-    loaded = ctypes.CDLL(library)
-    turns = LoopTurns(library)
-    assert turns.active
-    with turns.awaited(), turns.awaited():
-        with turns.awaited():
-            pass
-        assert loaded.idle_turns(300) > 45
-    assert loaded.idle_turns(300) <= 31
-    assert loaded.start_of_nothing()
-
-
-def test_torchs_gloo_has_such_a_loop():
-    torch = pytest.importorskip("torch")
-    assert LoopTurns(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).active
 
 
 def test_two_copies_of_a_library_share_nothing(native):
