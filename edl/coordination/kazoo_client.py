@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -132,7 +133,16 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         self._patience_s = patience_s
 
     def select(self, reads: Sequence[Any], writes: Sequence[Any], others: Sequence[Any], timeout: float) -> Any:
-        """Wait as kazoo does, but less long for an answer that is due: that to a greeting, or the rest of one."""
+        """Wait as kazoo does, with two differences.
+
+        It waits less long for an answer that is due: that to a greeting, or the rest of one. And it does not wait for
+        what TLS has read from the network already: several answers may come in one record, and kazoo would see those
+        after the first only with the next that comes, or at its ping.
+        """
+        held = [connection for connection in reads if isinstance(connection, ssl.SSLSocket) and connection.pending()]
+        if held:
+            readable, writable, wrong = super().select(reads, writes, others, 0)
+            return held + [connection for connection in readable if connection not in held], writable, wrong
         due = len(reads) == 1 and not writes  # when idle, kazoo also waits for requests of ours
         return super().select(reads, writes, others, min(timeout, self._patience_s) if due else timeout)
 

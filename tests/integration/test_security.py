@@ -298,7 +298,7 @@ class opened:  # noqa: N801 - reads as a function
         self._settings = settings
 
     async def __aenter__(self):
-        self._store = await zookeeper.connect(self._settings, 4.0)
+        self._store = await zookeeper.connect(self._settings, 20.0)  # a machine may stand still for some seconds
         return self._store
 
     async def __aexit__(self, *_):
