@@ -159,9 +159,14 @@ class PlanChecks:
 
     def _respects_limits(self, record: Record, roster: tuple[str, ...]) -> None:
         minimum, maximum = record.limits.minimum, record.limits.maximum
-        minimum = 1 if record.preemption is not None else minimum  # those that are left save it
+        if record.preemption is not None or self._all_is_trained():
+            minimum = 1  # those that are left save it, or only come to the ends of their scripts
         if len(roster) < minimum or (maximum and len(roster) > maximum):
             self._violated("limits", f"{roster} is not {minimum} to {maximum or 'any number of'} workers")
+
+    def _all_is_trained(self) -> bool:
+        spec = self._job.spec
+        return spec is not None and len(self._job.checks.training.samples) == spec.total * spec.epochs
 
     def _holds_only_the_ready(self, roster: tuple[str, ...]) -> None:
         for worker in roster:

@@ -36,8 +36,10 @@ class Situation:
 
     @property
     def minimum(self) -> int:
-        """A job that is to go waits for no others: those that are left save it."""
-        return 1 if self.record.preemption is not None else self.record.limits.minimum
+        """A job that is to go waits for no others: those that are left save it. Nor does one that has nothing left to
+        be trained: those that are left only come to the ends of their scripts.
+        """
+        return 1 if self.record.preemption is not None or self.spent else self.record.limits.minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +210,10 @@ def _why_none_has_the_state(now: Situation) -> str:
 
 
 def _no_worker_would_come(now: Situation) -> bool:
-    """All are at the end of their scripts, also if a member is lost there."""
-    at_the_end = now.spent and now.record.plan is None and not is_broken(now)
+    """All are at the end of their scripts, also if a member is lost there. But one that left the ring on record for one
+    that came to nothing waits for another.
+    """
+    at_the_end = now.spent and now.record.plan is None and not is_broken(now) and not _has_left(now)
     return at_the_end or outlived(now.record.roster, now.members)
 
 

@@ -12,7 +12,7 @@ A ring that fails says little: all its members fail with it. So three things are
 - **which are new**. Those of the ring before go back to it at once, without the newcomers that came to nothing with
   them. Each newcomer is tried once more, alone, when the others train again. Failing twice makes a worker unfit, once
   the others have a ring without it: if one of them turns out to be gone instead, that may have been the reason, and no
-  worker is blamed for it. What a worker says of itself needs no such proof;
+  worker is blamed for it. Nor are several that failed twice together. What a worker says of itself needs no such proof;
 - **trying**. Where no newcomer is there to suspect, the same ring is tried once more; then one after another is left
   out, the most suspect first, and last one that alone has the newest step: it is no newcomer, either. If the ring makes
   a step without it, that one is unfit.
@@ -212,11 +212,15 @@ def undecided_no_more(trials: Trials) -> Trials:
 
 
 def stood(trials: Trials, roster: Sequence[str]) -> Judgement:
-    """A ring of `roster` has made a step: its members are fit, and one that was left out is not."""
+    """A ring of `roster` has made a step: its members are fit, and one that was left out is not.
+
+    Of several that came to nothing together it is not known which is to blame: each is tried once more, alone.
+    """
     unfit = {trials.left_out: "a ring stood without it, and none with it"} if trials.left_out else {}
-    out = condemned(trials).difference(roster)
-    unfit |= {strike.worker: strike.reason for strike in trials.strikes if strike.worker in out}
-    strikes = tuple(strike for strike in trials.strikes if strike.worker not in roster and strike.worker not in unfit)
+    out = [strike for strike in trials.strikes if strike.worker in condemned(trials).difference(roster)]
+    unfit |= {strike.worker: strike.reason for strike in out if len(out) == 1}
+    left = [strike for strike in trials.strikes if strike.worker not in roster and strike.worker not in unfit]
+    strikes = tuple(msgspec.structs.replace(strike, times=min(strike.times, ENOUGH - 1)) for strike in left)
     return Judgement(undecided_no_more(msgspec.structs.replace(trials, strikes=strikes)), unfit)
 
 

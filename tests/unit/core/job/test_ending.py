@@ -23,8 +23,8 @@ FINISHED = (JobState.FINISHED, "")
 class Job(Machine):
     """Two workers in a ring."""
 
-    def __init__(self, spec: DataSpec | None = SPEC) -> None:
-        super().__init__(np=2)
+    def __init__(self, spec: DataSpec | None = SPEC, minimum: int = 1) -> None:
+        super().__init__(np=2, minimum=minimum)
         self.spec = spec
         for worker in ("w0", "w1"):
             self.join(worker)
@@ -164,3 +164,36 @@ def test_who_missed_the_switch_to_the_last_ring_and_ended_in_the_one_before_is_n
     assert job.machine.record.state is JobState.SCALING, "the third is on its way, or at its end"
     job.ends("w1", 1, plan.after_step)
     assert job.machine.record.state in OVER
+
+
+@pytest.mark.parametrize("known", [STEPS - 1, STEPS])
+def test_after_the_last_step_a_survivor_ends_its_script_in_a_ring_smaller_than_the_job_may_train_with(known):
+    """The other one has ended in the ring of before, and comes to no other."""
+    job = Job(minimum=2)
+    job.train(1, known, "w0", "w1")
+    job.see("w0", Phase.BROKEN, 1, STEPS, reason="reset", data=SPEC)
+    wait(job, 20.0)  # the other may tell why
+    plan = job.machine.record.plan
+    assert plan is not None and plan.roster == ("w0", "w1")
+    job.ends("w1")
+    plan = job.machine.record.plan
+    assert plan is not None and plan.roster == ("w0",)
+    job.train(plan.generation, STEPS, "w0")
+    job.ends("w0", plan.generation)
+    assert job.end == FINISHED
+
+
+def test_who_waits_there_for_a_ring_as_the_other_is_gone_gets_one_and_the_job_fails_for_that_other():
+    """Before all was known to be trained, too few were left."""
+    job = Job(minimum=2)
+    job.train(1, STEPS - 1, "w0", "w1")
+    job.see("w0", Phase.BROKEN, 1, STEPS - 1, reason="reset", data=SPEC)
+    wait(job, 20.0)
+    left = job.machine.record.plan
+    assert left is not None
+    job.raises("w1", step=STEPS - 1)
+    assert job.machine.record.plan is None
+    assert "the job needs 2" in status_of(job.machine, 1, "w0", {}).reason
+    job.see("w0", Phase.BROKEN, left.generation, STEPS, reason="reset", data=SPEC)
+    plan = job.machine.record.plan
+    assert plan is not None and plan.roster == ("w0",)

@@ -209,6 +209,21 @@ def test_a_newcomer_that_sat_in_the_ring_goes_along_to_the_next_as_its_pipeline_
     assert [worker for worker, _ in job.unfit()] == ["w2"], "the others have a ring without it"
 
 
+def test_of_newcomers_that_sat_in_the_ring_and_failed_together_none_is_unfit_for_the_others_sake() -> None:
+    """Both have read by leases that the others are given anew: in their places come others."""
+    job = training()
+    for worker in ("w2", "bad", "w3"):
+        job.ready(worker)
+    job.train()  # w2 came first, and alone
+    job.sit()
+    for _ in range(2):
+        assert set(job.roster) == {"w0", "w1", "w2", "bad", "w3"}
+        job.fail()
+    assert set(job.roster) == {"w0", "w1", "w2"}
+    job.train()
+    assert (job.unfit(), job.members) == ([], {"w0", "w1", "w2"})
+
+
 def test_a_newcomer_is_parted_with_whose_samples_the_others_were_given_before_it_told_that_it_sat() -> None:
     job = training()
     job.ready("w2")
