@@ -1,7 +1,8 @@
 """One of three workers is killed: when do the others train on? edl beside Horovod elastic and torchrun, in one run.
 
     python -m benchmarks.recovery [--rounds 3] [--frameworks torch tensorflow] [--modes edl horovod torchrun]
-                                  [--ring horovod] [--ranks 0 1 2] [--kill trainer] [--commit-every 10] [--json]
+                                  [--ring horovod] [--eager] [--ranks 0 1 2] [--kill trainer] [--commit-every 10]
+                                  [--json]
 
 The same model and data, three workers on loopback, gloo. In each round the trainer of another of `--ranks` gets a
 `kill -9`; with `--kill worker` edl's daemon beside it, too. Each worker notes when it has made which step. All figures
@@ -21,6 +22,9 @@ file, which workers of torchrun read when they are all started again (`--standal
 and ends its other workers; so here its workers are three hosts of one slot each, which are all this machine, and a host
 may come back after two seconds (`--blacklist-cooldown-range 1 2`). `edl run` and torchrun start another
 worker by themselves.
+
+A step of TensorFlow is a `tf.function` inside `edl.voidable()`, and eager under Horovod, whose elastic mode does not
+know what a `tf.function` raises; `--eager`: under edl, too.
 
 Where edl's milliseconds go:
 
@@ -53,6 +57,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.pause import program
 from benchmarks.pause_worker import APART, DEVICE
+from benchmarks.recovery_worker import EAGER
 
 WORKERS = 3
 STEPS = 40  # that must be made before the kill, and at the end; before it half as many more as the peers commit after
@@ -345,6 +350,7 @@ def main() -> int:
     parser.add_argument("--modes", nargs="+", default=["edl", "horovod", "torchrun"])
     parser.add_argument("--ring", choices=["horovod", "torch"], default="horovod", help="of edl's jobs in PyTorch")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of edl's jobs in PyTorch")
+    parser.add_argument("--eager", action="store_true", help="steps of TensorFlow in edl's jobs, too")
     parser.add_argument("--apart", action="store_true", help="workers share a GPU as if each were of another host")
     parser.add_argument("--ranks", type=int, nargs="+", default=[0, 1, 2], help="who is killed, round by round")
     parser.add_argument("--kill", choices=["trainer", "worker"], default="trainer")
@@ -352,7 +358,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of the ends of all that was started
-    device = {DEVICE: options.device, APART: "1" if options.apart else ""}
+    device = {DEVICE: options.device, APART: "1" if options.apart else "", EAGER: "1" if options.eager else ""}
     results: dict[tuple[str, str], list[Found]] = {}
     pairs = [
         pair for pair in itertools.product(options.frameworks, options.modes) if pair != ("tensorflow", "torchrun")

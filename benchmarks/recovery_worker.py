@@ -16,12 +16,24 @@ from typing import Any
 
 from benchmarks.pause_worker import BATCH, SAMPLES, STEP_S, TASKS, TensorFlowTask, TorchTask, choose_device, until
 
+EAGER = "EDL_BENCHMARK_EAGER"
+
 
 class Eager(TensorFlowTask):
-    """A `tf.function` of the script's own would raise when the ring breaks."""
+    """As a step must be under Horovod: a `tf.function` raises what its elastic mode does not know."""
 
     def train(self) -> None:
         self._forward_and_back()
+
+
+class Voidable(TensorFlowTask):
+    """A `tf.function`, of which edl makes a void mini-batch when the ring breaks."""
+
+    def train(self) -> None:
+        import edl.tensorflow as edl
+
+        with edl.voidable():
+            self._step()
 
 
 class Notes:
@@ -51,8 +63,8 @@ class Notes:
         setattr(owner, method, noted)
 
 
-def task_of(framework: str, local_rank: int) -> Any:
-    return (Eager if framework == "tensorflow" else TASKS[framework])(0, local_rank)
+def task_of(framework: str, local_rank: int, of_tensorflow: type[TensorFlowTask] = Eager) -> Any:
+    return (of_tensorflow if framework == "tensorflow" else TASKS[framework])(0, local_rank)
 
 
 def run_edl(framework: str, folder: Path, notes: Notes, _: int) -> None:
@@ -64,7 +76,7 @@ def run_edl(framework: str, folder: Path, notes: Notes, _: int) -> None:
     notes.timed(WorkerShell, "_agree", "state")
     notes.timed(WorkerShell, "_copy", "state")  # the last of these calls is when all have the state
     edl.init()
-    task = task_of(framework, edl.local_rank())
+    task = task_of(framework, edl.local_rank(), Eager if os.environ.get(EAGER) else Voidable)
     task.use_edl(edl)
     generation, began = -1, 0.0
     for _batch in edl.elastic_shard_generator(SAMPLES, epochs=1000).batches(BATCH):
