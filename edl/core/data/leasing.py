@@ -311,7 +311,8 @@ class Leasing:
                 working.keep_ledger(rebatch=rebatch.lifted(working.record))
                 ledger = working.ledgers.ledger
         if self._holds_up():
-            working.change(rebatch=None)
+            self._supply_who_is_late()
+            return
         match rebatch.follows(working.record, ledger, working.seen, self._mark):
             case rebatch.SetMark(step):
                 self._set_mark(step)
@@ -344,7 +345,7 @@ class Leasing:
 
     def _holds_up(self) -> bool:
         """A member waits for samples at the mark of a plan that came to nothing, and cannot come to the ring that
-        follows. It has not left the ring of before, so that plan's never stood, nor will: all is as before.
+        follows.
 
         While the plan itself is to come into force, a worker that got samples here would take them along to its ring.
         """
@@ -352,6 +353,16 @@ class Leasing:
         if mark is None or not mark.planned or plan is None or plan.after_step is not None:
             return False
         return any(self._working.seen.misses(worker, plan.generation) for worker in plan.roster)
+
+    def _supply_who_is_late(self) -> None:
+        """In the ring of before, which it has not left, at the mark that it reads no further than: by the leases of
+        before, or those of the plan, where another member reads by these in its ring. What both have read will be
+        trained by one ledger (I7).
+        """
+        working, plans = self._working, self._working.record.superseded
+        seen = (working.seen.leases_of(worker) for plan in plans for worker in plan.roster if working.seen.get(worker))
+        working.ledgers.go_by(max(seen, default=0), plans)
+        working.keep_ledger(rebatch=None)
 
     def grant(self) -> None:
         """Lease as far ahead as it takes, and see which members' steps matter next."""

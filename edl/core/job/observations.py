@@ -201,6 +201,13 @@ class Observations:
         seen = self.observation(worker)
         return seen is not None and (seen.booted or seen.phase in (Phase.TRAINING, Phase.READY))
 
+    def is_known(self, worker: str) -> bool:
+        """`worker` was seen, and its daemon knows where it has been: a new one sees what step it has made before it is
+        told in which ring.
+        """
+        seen = self.observation(worker)
+        return seen is not None and (seen.step == 0 or self.has_booted(worker))
+
     def breaks(self, worker: str, generation: int) -> bool:
         """The ring of `generation` failed `worker`."""
         observed = self._newest.get(worker)

@@ -413,12 +413,20 @@ def _first(now: Situation, roster: tuple[str, ...]) -> Decision:
     No worker has a rank to keep yet, so its ranks go host by host, as Horovod's do.
     """
     record = now.record
-    if len(roster) >= record.target:
+    if len(roster) >= record.target and not _may_be_ahead(now):
         # A worker that sat in a ring that came to nothing may have trained there, and keeps what it was leased.
         forced = record.plan is not None or record.begun
         roster = grouped(roster[: record.target], now.members)
         return Follow(roster, forced, why=why(now, roster))
     return WaitAnew() if record.plan is not None else None
+
+
+def _may_be_ahead(now: Situation) -> bool:
+    """A worker has sat in a first ring that came to nothing, and it is not known whether a member has: it may have made
+    a step there, which a ring without it would make again.
+    """
+    staying = (one for one, member in now.members.items() if member.state not in GOING)
+    return now.record.begun and not all(map(now.seen.is_known, staying))
 
 
 def _could_enter(now: Situation, member: Member) -> bool:

@@ -148,6 +148,26 @@ def test_the_mark_holds_as_long_as_its_plan_may_come_into_force_whichever_member
     assert job.machine.record.rebatch is None
 
 
+def test_who_misses_the_switch_reads_on_by_the_leases_of_a_member_that_sits_in_the_ring_of_the_plan():
+    """That one reads by these already, so they are what the next ring goes by."""
+    job = Marked()
+    _, mark = job.mark
+    for worker in "ab":
+        job.tell(worker, mark)
+    planned = job.plan
+    assert planned.ledger is not None
+    theirs = {member.worker: member.leases for member in planned.ledger.members}
+    job.see("a", Phase.TRAINING, generation=2, step=mark, data=DATA, leases_of=2)
+    job.tell("b", mark, missed=2)
+    job.now += job.machine.lead_times.torn_s
+    job.feed(TimePassed())
+    assert (job.plan.generation, job.plan.after_step, job.mark[1]) == (3, None, mark)
+    job.tell("b", mark, missed=3)
+    assert job.machine.record.rebatch is None
+    share = next(share for share in job.orders("b").shares if share.generation == 1)
+    assert held(share.leases, mark, mark + 5) == held(theirs["b"], mark, mark + 5)
+
+
 def test_no_mark_where_newcomers_have_samples_anyway():
     job = Job(np=2)
     for worker in ("a", "b"):

@@ -577,6 +577,25 @@ def test_another_leader_knows_that_a_ring_has_trained() -> None:
     assert job.machine.record.plan is None
 
 
+@pytest.mark.parametrize("first", [(Phase.BROKEN, 1, True), (Phase.BOOTING, 0, False)])
+def test_no_other_first_ring_begins_without_a_member_of_which_it_is_not_known_whether_it_trained(
+    first: tuple[Phase, int, bool],
+) -> None:
+    """Its daemon died with the leader, and a new one says what step it has made before it knows in which ring."""
+    job = after_the_first_ring_broke()
+    job.succeed("w0")
+    for worker in ("w2", "w3"):
+        job.join(worker)
+        for phase in (Phase.REHEARSING, Phase.READY):
+            job.see(worker, phase, 0)
+    assert job.machine.record.plan is None
+    phase, generation, booted = first
+    job.see("w0", phase, generation, 5, booted=booted)
+    assert (job.machine.record.plan is None) == (not booted)
+    job.see("w0", Phase.BROKEN, 1, 5, booted=True)
+    assert job.plan.roster[0] == "w0"
+
+
 def test_a_member_of_the_first_ring_that_never_sat_boots_alone_when_others_have() -> None:
     """Its ring stood for the others only: it would make them wait for its boot in the next."""
     job = Job("w0", "w1", spec=LONG)
