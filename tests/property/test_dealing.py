@@ -59,11 +59,25 @@ def shares_of_a_step(available: int, batches: Sequence[int]) -> Iterator[int]:
         yield from batches
         return
     more = available - sum(available * batch // a_step for batch in batches)
+    shares = []
     for batch in batches:
         share = available * batch // a_step
         extra = more > 0 and share < batch
         more -= extra
-        yield share + extra
+        shares.append(share + extra)
+    yield from without_singles(shares, batches)
+
+
+def without_singles(shares: list[int], batches: Sequence[int]) -> list[int]:
+    """One sample is too few for batch norm: of those who have one each second gives it to the one before, and who is
+    left over to the first that has more, and room.
+    """
+    while len(single := [rank for rank, share in enumerate(shares) if share == 1 < batches[rank]]) > 1:
+        shares[single[0]], shares[single[1]] = 2, 0
+    takes = [rank for rank, share in enumerate(shares) if 1 < share < batches[rank]]
+    if single and takes:
+        shares[takes[0]], shares[single[0]] = shares[takes[0]] + 1, 0
+    return shares
 
 
 class Job:

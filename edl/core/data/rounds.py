@@ -13,7 +13,10 @@ from edl.protocol.data import Lease, Range, Totals
 
 
 def evenly(available: int, steps: int, batches: Sequence[int]) -> tuple[int, list[int]]:
-    """Steps and each member's samples: full batches, then in one more step what is left, by the batches' sizes."""
+    """Steps and each member's samples: full batches, then in one more step what is left, by the batches' sizes.
+
+    A member has two of that or none, where it can be: a model with batch norm cannot train on one.
+    """
     a_step = sum(batches)
     full = min(steps, available // a_step)
     rest = available - full * a_step if full < steps else 0
@@ -21,7 +24,19 @@ def evenly(available: int, steps: int, batches: Sequence[int]) -> tuple[int, lis
     room = [index for index, (share, batch) in enumerate(zip(shares, batches, strict=True)) if share < batch]
     for index in room[: rest - sum(shares)]:  # rounding down left room in as many batches at least
         shares[index] += 1
+    _put_singles_together(shares, batches)
     return full + (rest > 0), [full * batch + share for batch, share in zip(batches, shares, strict=True)]
+
+
+def _put_singles_together(shares: list[int], batches: Sequence[int]) -> None:
+    singles = [index for index, share in enumerate(shares) if share == 1 and batches[index] > 1]
+    for one, other in zip(singles[::2], singles[1::2], strict=False):
+        shares[one], shares[other] = 2, 0
+    if len(singles) % 2:
+        for index, share in enumerate(shares):
+            if 1 < share < batches[index]:
+                shares[index], shares[singles[-1]] = share + 1, 0
+                break
 
 
 def whole_batches(available: int, steps: int, batches: Sequence[int]) -> list[int]:

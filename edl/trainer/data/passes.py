@@ -222,7 +222,8 @@ class Pass:
             self._audit.given(lease, step, ids)
         if ids.size == 0:
             # What fills a batch, as the others have: a script that cuts batches itself must get that, and one that goes
-            # through a batch in parts may have collectives of its own in each. The end of the pass is short for all.
-            full = self._spec.batch if self._spec.by_sample else lease.batch
-            ids = first_ids(self._spec, lease.epoch, 1 if ends_pass else max(1, full))
+            # through a batch in parts may have collectives of its own in each. The end of the pass is short for all: of
+            # two, as batch norm cannot do with one.
+            full = max(1, self._spec.batch if self._spec.by_sample else lease.batch)
+            ids = first_ids(self._spec, lease.epoch, min(2, full) if ends_pass else full)
         return Batch(ids, ends_pass)

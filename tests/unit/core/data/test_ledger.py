@@ -197,9 +197,33 @@ def test_a_stream_is_leased_about_an_epoch_at_a_time():
 def test_fewer_samples_than_workers_leave_some_with_an_empty_share():
     ledger = ledger_of(2, "a", "b", "c")
     given = ledger.grant(5)
-    assert [len(given[worker][0]) for worker in "abc"] == [1, 1, 0]
+    assert [len(given[worker][0]) for worker in "abc"] == [2, 0, 0]
     assert [lease.steps for leases in given.values() for lease in leases] == [1, 1, 1]
     assert ledger.commit(1) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [
+        (1, [1, 0, 0]),
+        (2, [2, 0, 0]),
+        (3, [3, 0, 0]),
+        (4, [2, 2, 0]),
+        (5, [3, 2, 0]),
+        (6, [2, 2, 2]),
+        (10, [4, 3, 3]),
+    ],
+)
+def test_where_an_epoch_ends_a_worker_has_two_samples_or_none_as_batch_norm_cannot_do_with_one(left, expected):
+    ledger = ledger_of(12 + left, "a", "b", "c")
+    ledger.grant(5)
+    assert [len(ledger.leases(worker)[0]) - 4 for worker in "abc"] == expected
+
+
+def test_batches_of_one_stay_so():
+    ledger = Ledger(DataSpec(total=5, epochs=1, batch=1), ["a", "b", "c"])
+    ledger.grant(5)
+    assert [len(ledger.leases(worker)[0]) for worker in "abc"] == [2, 2, 1]
 
 
 def test_less_than_one_global_batch_is_one_step():
@@ -400,7 +424,7 @@ def test_members_may_take_batches_of_their_own():
     slow = msgspec.structs.replace(snapshot.members[1], batch=2)
     ledger = Ledger.restore(msgspec.structs.replace(snapshot, members=(snapshot.members[0], slow)))
     ledger.grant(99)
-    assert [len(ledger.leases(worker)[0]) for worker in "ab"] == [19, 9]  # four steps of 4 + 2, then 3 + 1
+    assert [len(ledger.leases(worker)[0]) for worker in "ab"] == [20, 8]  # four steps of 4 + 2, then 4 and none
     assert run_out(ledger) == [6, 6, 6, 6, 4]
 
 
@@ -525,7 +549,7 @@ def test_by_sample_the_final_step_waits_until_all_before_is_trained():
     ledger.commit(1)
     assert ledger.grant(9) == {}
     ledger.commit(2)
-    assert [(len(leases[0]), leases[0].final) for leases in ledger.grant(9).values()] == [(1, True), (1, True)]
+    assert [(len(leases[0]), leases[0].final) for leases in ledger.grant(9).values()] == [(2, True), (0, True)]
 
 
 def test_by_sample_a_full_last_step_is_final_too():

@@ -34,7 +34,7 @@ def written(piece: Range) -> str:
 
 
 def test_the_example_is_true():
-    ledger = Ledger(DataSpec(total=46, epochs=1, batch=4), ["a", "b"])
+    ledger = Ledger(DataSpec(total=48, epochs=1, batch=4), ["a", "b"])
     ledger.grant(3)
     before = table_of(ledger)
     ledger.enter(["a", "c", "d"], 1)
