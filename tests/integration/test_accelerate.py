@@ -22,7 +22,7 @@ def test_a_loop_grows_loses_a_worker_and_shrinks(edl: Any, tmp_path: Any) -> Non
 
 
 def test_the_whole_story_ends_where_accelerate_alone_does(edl: Any, tmp_path: Any) -> None:
-    results, alone, epochs = tell(edl, tmp_path, SCRIPT)
+    results, alone, epochs, _ = tell(edl, tmp_path, SCRIPT)
     assert len(results) == 2 and results[0]["state"] == results[1]["state"]
     assert results[0]["loss"] == pytest.approx(alone["loss"], abs=1e-6)
     for result in results:

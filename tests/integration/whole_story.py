@@ -29,6 +29,7 @@ class Story(NamedTuple):
     results: list[dict[str, Any]]  # of the workers that were there at the end
     alone: dict[str, Any]  # of the library alone
     epochs: int
+    empty: int  # steps in which no worker had samples: who had those of an epoch's last one was gone
 
 
 def tell(edl: Any, folder: Path, script: str, *arguments: str, at_least: int = 0) -> Story:
@@ -66,24 +67,22 @@ def tell(edl: Any, folder: Path, script: str, *arguments: str, at_least: int = 0
     assert all(epoch.over and epoch.trained == epoch.total for epoch in found.epochs), found
     steps = [step for audit in audits for step in global_batches(audit)]
     replayed = folder / "steps.json"
-    replayed.write_text(json.dumps(steps))
+    replayed.write_text(json.dumps([step for step in steps if step]))
     alone = folder / "alone"
     command = [*edl.warm.command(JOBS / script), "--out", str(alone), "--replay", str(replayed), *ways]
     process = edl.start_command([*command, "--step-time", "0"])
     out, err = process.communicate(timeout=patient(120))
     assert process.returncode == 0, out + err
     [replay] = alone.glob("result-*.json")
-    return Story(then.results(), json.loads(replay.read_text()), epochs)
+    return Story(then.results(), json.loads(replay.read_text()), epochs, sum(not step for step in steps))
 
 
 def global_batches(audits: Sequence[WorkerAudit]) -> Iterator[list[int]]:
-    """The samples of each step of a life, of all workers; not of one that had none."""
+    """The samples of each step of a life, of all workers."""
     spec = next(line.spec for one in audits for line in one.lines if isinstance(line, DataOpened))  # one order in all
     for span in lineage(audits):
         members = [one for one in audits if one.worker in span.members]
         given = [{line.step: line for line in one.lines if isinstance(line, BatchGiven)} for one in members]
         for step in range(span.after_step + 1, span.until_step + 1):
             pieces = [piece for lines in given if step in lines for piece in lines[step].ranges]
-            ids = [int(one) for piece in pieces for one in samples_at(spec, piece)]
-            if ids:
-                yield ids
+            yield [int(one) for piece in pieces for one in samples_at(spec, piece)]
