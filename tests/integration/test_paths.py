@@ -58,7 +58,7 @@ def ids(job: Job) -> set[str]:
 
 
 def expect_equal_after_every_switch(job: Job) -> None:
-    """All of the model and its optimizer, statistics of batch norm too, before the next step."""
+    """All that the job has told of, before the next step."""
     found = defaultdict(list)
     for file in job.out.glob("switches-*.jsonl"):
         for line in map(json.loads, file.read_text().splitlines()):

@@ -141,7 +141,8 @@ samples = TensorDataset(numbers, inputs, targets)
 if options.replay:
     loader = DataLoader(samples, batch_sampler=json.loads(options.replay.read_text()))
 else:
-    path.tell_of_switches(elastic, options.out, lambda: tensors(net))
+    # Without statistics of batch norm, which stay each survivor's own.
+    path.tell_of_switches(elastic, options.out, lambda: tensors(dict(net.named_parameters())))
     loader = DataLoader(samples, batch_size=8, shuffle=True)
 trainer.fit(net, loader, DataLoader(samples, batch_size=64))
 learned = [parameter.detach().numpy() for parameter in net.parameters()]
