@@ -217,8 +217,9 @@ def stood(trials: Trials, roster: Sequence[str]) -> Judgement:
     Of several that came to nothing together it is not known which is to blame: each is tried once more, alone.
     """
     unfit = {trials.left_out: "a ring stood without it, and none with it"} if trials.left_out else {}
-    out = [strike for strike in trials.strikes if strike.worker in condemned(trials).difference(roster)]
-    unfit |= {strike.worker: strike.reason for strike in out if len(out) == 1}
+    out = condemned(trials).difference(roster)
+    if len(out) == 1:
+        unfit |= {strike.worker: strike.reason for strike in trials.strikes if strike.worker in out}
     left = [strike for strike in trials.strikes if strike.worker not in roster and strike.worker not in unfit]
     strikes = tuple(msgspec.structs.replace(strike, times=min(strike.times, ENOUGH - 1)) for strike in left)
     return Judgement(undecided_no_more(msgspec.structs.replace(trials, strikes=strikes)), unfit)
