@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -34,7 +35,8 @@ def start(tmp_path: Path) -> Iterator:
     for process, mark, path in started:
         path.write_text("")  # a successor that reads it ends
         for pid in marked(mark):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself just now
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
 
