@@ -109,8 +109,9 @@ def test_a_container_that_is_killed_costs_no_session_time_out(edl, tmp_path):
         first.kill()
 
     def kill_leader() -> None:
-        for pid in (leader["daemon_pid"], leader["pid"]):
-            os.kill(pid, signal.SIGKILL)
+        for signum in (signal.SIGSTOP, signal.SIGKILL):  # a trainer that outlives its daemon has a next one
+            for pid in (leader["daemon_pid"], leader["pid"]):
+                os.kill(pid, signum)
 
     for left, kill in ((2, kill_follower), (1, kill_leader)):
         kill()
@@ -123,7 +124,6 @@ def test_a_container_that_is_killed_costs_no_session_time_out(edl, tmp_path):
     assert second.wait(patient(30)) == 0
     lost = {event["worker"]: event["cause"] for event in job.events() if event["kind"] == "worker_lost"}
     assert list(lost) == [follower, leader["id"]]
-    assert (
-        lost[leader["id"]] == "session"
-    )  # the daemon of the other may be the last of its container to die, and say so
+    # the daemon of the other may be the last of its container to die, and say so
+    assert lost[leader["id"]] == "session"
     job.expect_exactly_once()
