@@ -34,6 +34,8 @@ from edl.protocol.ring import Place
 class HorovodRing:
     """`edl.collectives.ring.Ring` on one of Horovod's libraries."""
 
+    pairs_by_name = True
+
     def __init__(self, module: str, tensors: Bytes, failed: Callable[[BaseException], bool]) -> None:
         """`module` is Horovod's, `tensors` moves bytes with it, `failed` knows what its broken collectives raise."""
         self._face = Face(module)

@@ -15,7 +15,7 @@ from edl.protocol.ring import Place
 class Ring(Protocol):
     """A process sits in one ring at most; one more may be prepared beside it.
 
-    All methods but `prepare`, `release` and `abort` belong to the training thread.
+    What does not say that it is any thread's belongs to the training thread.
     """
 
     @property
@@ -25,6 +25,10 @@ class Ring(Protocol):
     @property
     def prepares(self) -> bool:
         """Whether it can form a ring beside one that stands. Callers look here first; where not, `enter` forms it."""
+
+    @property
+    def pairs_by_name(self) -> bool:
+        """Members' collectives meet by their names; else by their order, which only the training thread can keep."""
 
     def prepare(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         """From any thread, one at a time: form the ring of `place.generation` beside the one that stands.
@@ -57,7 +61,7 @@ class Ring(Protocol):
 
     def same(self, value: int) -> Callable[[], bool]:
         """Ask whether all members pass the same value (64 bits, no sign). What is returned waits for the answer: other
-        collectives may come in between. Both raise RingBroken.
+        collectives may come in between. Both raise RingBroken. Any thread may ask where collectives meet by name.
         """
 
     def abort(self, given_up: range | None = None) -> None:

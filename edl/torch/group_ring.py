@@ -33,6 +33,7 @@ class GroupRing:
     """`edl.collectives.ring.Ring` on process groups."""
 
     prepares = True
+    pairs_by_name = False
 
     def __init__(self, gpu: Callable[[], Gpu | None] = lambda: None) -> None:
         """`gpu`: where the gradients of this worker lie, if all of them do; asked when a ring forms."""

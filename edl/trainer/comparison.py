@@ -7,7 +7,8 @@ right (`edl.core.worker.divergence`), what is compared (the adapters), nor wheth
 One number of each member goes into one small all-reduce. Only where these differ do all hear all fingerprints of all.
 
 In a ring whose members were equal before, training goes on while that number travels. They look at the answer a step
-later. A large state is read meanwhile, too, until its next update. What the script does with it by then may be read
+later. A large state is read meanwhile, too, until its next update; where members' collectives meet by name, the number
+goes on its way as soon as all is read, else with that update. What the script does with it by then may be read
 along, so where numbers differ that were found so, members compare once more, in line, before one counts as differing.
 """
 
@@ -15,23 +16,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 
-from edl.collectives.ring import of_all_members
+from edl.collectives.ring import Ring, of_all_members
 from edl.core.worker.digest import of_all
 from edl.core.worker.divergence import difference, heals, told
 from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.divergence import Divergence, Fingerprint
+from edl.trainer import aside
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
 from edl.trainer.shell import WorkerShell
 
 logger = logging.getLogger("edl")
+
+Reading: TypeAlias = Callable[[], list[Fingerprint]]  # waits until all is read
 
 
 class _Teller(msgspec.Struct, frozen=True):
@@ -42,14 +47,37 @@ class _Teller(msgspec.Struct, frozen=True):
     is_new: bool  # it got its state in this ring, and has not been compared since
 
 
-@dataclass(slots=True)
 class _Begun:
-    """A comparison whose answer is on its way, or what it is of is being read."""
+    """A comparison whose answer is on its way, or what it is of is being read. What has no comment is any thread's."""
 
-    step: int
-    reading: Callable[[], list[Fingerprint]] | None  # beside the mini-batch
-    fingerprints: list[Fingerprint]
-    answer: Callable[[], bool] | None = None
+    def __init__(self, ring: Ring, step: int, reading: Reading | None, fingerprints: list[Fingerprint]) -> None:
+        self.step = step
+        self.reading = reading  # beside the mini-batch
+        self.fingerprints = fingerprints
+        self._ring = ring
+        self._turn = threading.Lock()
+        self._answer: Callable[[], bool] | None = None
+        self._is_vain = False
+
+    @property
+    def is_asked(self) -> bool:
+        return self._answer is not None
+
+    def ask(self) -> Callable[[], bool]:
+        """Of the ring, once: the first call does. Raises RingBroken."""
+        if self.reading is not None:
+            self.fingerprints = self.reading()
+        with self._turn:
+            if self._is_vain:
+                raise RingBroken("the ring of this comparison is left")
+            if self._answer is None:
+                self._answer = self._ring.same(of_all(self.fingerprints))
+            return self._answer
+
+    def give_up(self) -> None:
+        """Nothing is asked in the next ring."""
+        with self._turn:
+            self._is_vain = True
 
 
 class Comparison:
@@ -74,25 +102,28 @@ class Comparison:
         if self._told:
             return False
         reading = self._framework.fingerprints_begun(self._extras._compared())
-        self._begun = _Begun(self._shell.machine.step, reading, [] if reading else self._fingerprints())
+        ring, known = self._framework.ring, [] if reading else self._fingerprints()
+        begun = self._begun = _Begun(ring, self._shell.machine.step, reading, known)
         if reading is None:
-            self._ask(self._begun)
+            begun.ask()
+        elif ring.pairs_by_name:  # so the answer is here by the end of the mini-batch
+            aside.begin("edl-asking", begun.ask)
         return True
 
     def before_update(self) -> None:
         """What is being read is about to change. If the ring is broken, its next collective meets that, too. Belongs to
         the training thread where something is being read, else to any.
         """
-        if self._begun is not None and self._begun.answer is None:
+        if self._begun is not None and not self._begun.is_asked:
             with contextlib.suppress(RingBroken):
-                self._ask(self._begun)
+                self._begun.ask()
 
     def finish(self, timeout_s: float) -> bool:
         """Whether one was begun, and all were equal then. Raises JobFailed, and what ends a script."""
         if (begun := self._take_begun()) is None:
             return False
         try:
-            if self._waiting(begun.answer or self._ask(begun)):
+            if self._waiting(begun.ask()):
                 return True
             mine = begun.fingerprints
             if begun.reading is not None:
@@ -112,7 +143,7 @@ class Comparison:
         """At the end of the script: that one was begun, and they differed. Who did cannot be asked any more."""
         begun = self._take_begun()
         with contextlib.suppress(RingBroken):
-            if begun is None or self._waiting(begun.answer or self._ask(begun)):
+            if begun is None or self._waiting(begun.ask()):
                 return False
             if begun.reading is None:
                 return True
@@ -174,14 +205,10 @@ class Comparison:
     def _take_begun(self) -> _Begun | None:
         """None also where the mini-batch is void: its ring is left, and the next one's members compare anew."""
         begun, self._begun = self._begun, None
-        return begun if self._shell.machine.void is None else None
-
-    def _ask(self, begun: _Begun) -> Callable[[], bool]:
-        """All members call it after the same collective. Raises RingBroken."""
-        if begun.reading is not None:
-            begun.fingerprints = begun.reading()
-        answer = begun.answer = self._framework.ring.same(of_all(begun.fingerprints))
-        return answer
+        if begun is not None and self._shell.machine.void is not None:
+            begun.give_up()
+            return None
+        return begun
 
     def _heals(self, found: Divergence) -> bool:
         return heals(found, self._shell.machine.unusual.checking.on_divergence)

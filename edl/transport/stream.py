@@ -345,7 +345,7 @@ class Taker:
         if not hmac.compare_digest(seal, talk._mac(head)):
             raise StreamBroken("the head was changed on its way")
         connection.settimeout(self._timeout_s)
-        self._buffer = memoryview(mmap.mmap(-1, size) if size else b"")  # its pages are not touched before they fill
+        self._buffer = _room(size)
         return head
 
     def _take(self) -> None:
@@ -418,6 +418,13 @@ class Taker:
                 if not self._news.wait(self._timeout_s):
                     return False
             return bool(self._state)
+
+
+def _room(size: int) -> memoryview:
+    """Its pages are not touched before they fill. Pages that could be shared would cost more, and twice."""
+    if not size:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _sealed(talk: _Talk, kind: bytes, length: int) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.divergence import Checking, Fingerprint, OnDivergence
 from edl.protocol.ring import Place
+from edl.trainer import aside
 from edl.trainer.comparison import Comparison, _Teller
 from edl.trainer.extras import Extras
 
@@ -27,8 +30,11 @@ class FakeRing:
         self.new = new  # ranks
         self.broadcasts = 0
         self.broken = False
+        self.pairs_by_name = False
+        self.asked = threading.Event()
 
     def same(self, value: int) -> Callable[[], bool]:
+        self.asked.set()
         found = {of_all(fingerprints(state)) for state in self.states} == {value}
 
         def wait() -> bool:
@@ -257,6 +263,41 @@ def test_where_no_update_comes_it_is_read_at_the_end() -> None:
     _, comparison = member(1, ["abc", "abc", "abc"], large=True)
     assert comparison.begin()
     assert comparison.finish(1.0)
+
+
+def test_where_collectives_meet_by_name_the_question_does_not_wait_for_the_update() -> None:
+    shell, comparison = member(1, ["abc", "abc", "abc"], large=True)
+    shell.ring.pairs_by_name = True
+    assert comparison.begin()
+    assert shell.ring.asked.wait(10.0)
+    shell.ring.asked.clear()
+    comparison.before_update()
+    assert comparison.finish(1.0)
+    assert not shell.ring.asked.is_set()
+
+
+def test_of_a_mini_batch_that_is_void_nothing_is_asked_in_the_next_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell, comparison = member(1, ["abc", "abc", "abc"], large=True)
+    shell.ring.pairs_by_name = True
+    read, begun = threading.Event(), list[Future[Any]]()
+
+    def reading() -> list[Fingerprint]:
+        assert read.wait(10.0)
+        return fingerprints("abc")
+
+    def on_a_thread(name: str, act: Callable[[], Any]) -> Future[Any]:
+        begun.append(aside.begin(name, act))
+        return begun[-1]
+
+    monkeypatch.setattr(comparison._framework, "fingerprints_begun", lambda more: reading)
+    monkeypatch.setattr("edl.trainer.comparison.aside", SimpleNamespace(begin=on_a_thread))
+    assert comparison.begin()
+    shell.machine.void = "reset by peer"
+    assert not comparison.finish(1.0)
+    read.set()
+    with pytest.raises(RingBroken):
+        begun[0].result(10.0)
+    assert not shell.ring.asked.is_set()
 
 
 def test_what_a_script_has_changed_and_put_back_meanwhile_is_no_difference() -> None:
