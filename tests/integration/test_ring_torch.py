@@ -46,7 +46,7 @@ def fleet(warm: WarmPython, kind: str, ring: str) -> Iterator[Fleet]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ring", RINGS)
-def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet, kind: str) -> None:
+def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet, kind: str, ring: str) -> None:
     source = random.Random(7)
     check_changing_rings(fleet, source)
     a_parameter_without_gradient_on_some_workers(fleet)
@@ -56,6 +56,9 @@ def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet, kin
         gradients_are_averaged_when_backward_returns(fleet, source)
         the_noise_of_gradients_is_what_their_norms_say(fleet, source)
     scripts_learn_of_hosts(fleet)
+    if ring == "horovod":
+        fleet.form([0, 1])
+        assert fleet.together([0, 1], "ask_beside", [(True,), (False,)]) == [[0.5, True]] * 2
 
 
 @pytest.mark.timeout(120)

@@ -19,6 +19,7 @@ from torch_values import Registered
 
 import edl.torch as hvd
 from edl.torch.process import framework
+from edl.trainer import aside
 
 torch.set_num_threads(1)
 torch.manual_seed(int(sys.argv[1][1:]))  # each worker starts from weights of its own
@@ -183,8 +184,21 @@ def collectives() -> list[list[str]]:
     return torch_collectives.all_of_them(place.rank, place.size)
 
 
+def ask_beside(first: bool) -> list[Any]:
+    """Of the ring, on a thread, whether all say the same: before a collective of the script's own, or after it."""
+
+    def asked() -> Callable[[], bool]:
+        return aside.begin("asking", lambda: framework.ring.same(7)).result()
+
+    early = asked() if first else None
+    handle = hvd.allreduce_async(torch.tensor([float(first)]), name="loss")
+    answer = early or asked()
+    return [float(hvd.synchronize(handle)), answer()]
+
+
 commands = {
     "train": train,
+    "ask_beside": ask_beside,
     "collectives": collectives,
     "gradient": gradient,
     "backward": backward,
