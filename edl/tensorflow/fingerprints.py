@@ -17,9 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from edl import aside
 from edl.core.worker.digest import fingerprint_of_array, fingerprint_of_value
 from edl.protocol.divergence import Fingerprint
-from edl.trainer import aside
 from edl.trainer.framework import LONG_BYTES
 
 
@@ -52,7 +52,7 @@ def fingerprints_begun(leaves: Iterable[tuple[str, Any]]) -> Callable[[], list[F
             found += fingerprints([read.popleft()])
         return found
 
-    looked = aside.begin("edl-comparing", look)
+    looked = aside.begin(look)
     return lambda: [*first, *looked.result()]
 
 

@@ -6,9 +6,7 @@ Owns: moving them. Does not own: what they say (`edl.collectives.words`).
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -18,6 +16,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.eager.execute import execute
 from tensorflow.python.framework import op_def_registry
 
+from edl import aside
 from edl.tensorflow.state import broadcast_bytes
 
 LARGEST = "EdlLargest"  # of edl/collectives/_turns.cpp
@@ -31,16 +30,7 @@ class TensorFlowBytes:
 
     def largest(self, values: list[int], name: str) -> Callable[[], list[int]]:
         """By a thread: Horovod has no call for TensorFlow that comes back before its answer."""
-        answer = Future[list[int]]()
-
-        def ask() -> None:
-            try:
-                answer.set_result(_largest(values, name.replace(".", "_")))
-            except Exception as error:  # noqa: BLE001 - the caller gets it
-                answer.set_exception(error)
-
-        threading.Thread(target=ask, name=f"edl-{name}", daemon=True).start()
-        return answer.result
+        return aside.begin(lambda: _largest(values, name.replace(".", "_"))).result
 
 
 def _largest(values: list[int], name: str) -> list[int]:

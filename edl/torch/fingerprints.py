@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from edl import aside
 from edl.core.worker import digest
 from edl.core.worker.digest import OF_HALVES, OF_WORDS, ROW
 from edl.core.worker.digest_sums import HALF
 from edl.protocol.divergence import Fingerprint
-from edl.trainer import aside
 from edl.trainer.framework import LONG_BYTES
 
 STRETCH = 512 * ROW  # words: what a device holds beside a tensor meanwhile is twice that
@@ -63,7 +63,7 @@ def fingerprints_begun(
     if sum(tensor.numel() * tensor.element_size() for _, tensor in here) < LONG_BYTES:
         return None
     first = fingerprints(itertools.chain(away, rest))
-    read = aside.begin("edl-comparing", lambda: fingerprints(here))
+    read = aside.begin(lambda: fingerprints(here))
     return lambda: [*first, *read.result()]
 
 

@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from edl import aside
 from edl.core.worker.inputs import WHOLE, StatePortion
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import Place
-from edl.trainer import aside
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework, Late
 from edl.transport.stream import PART_BYTES, Contents, Giver, StreamBroken, Taker
@@ -227,7 +227,7 @@ class Beside:
             return Coming(late, early_bytes, unpacked)
 
         if not (portion.is_first or portion.is_last):
-            self._coming = aside.begin("edl-fetching", begin)
+            self._coming = aside.begin(begin)
             return
         try:
             self._coming = aside.done(begin())
@@ -299,7 +299,7 @@ class Beside:
             return taker.wait_first(min(begin + size, taker.size), timeout_s)[begin:]
 
         with self._turn:
-            unpacked = self._unpacked = aside.begin("edl-unpacking", lambda: unpack(first))
+            unpacked = self._unpacked = aside.begin(lambda: unpack(first))
         return unpacked
 
     def _gives(self) -> bool:

@@ -23,13 +23,13 @@ from typing import TypeAlias
 
 import msgspec
 
+from edl import aside
 from edl.collectives.ring import Ring, of_all_members
 from edl.core.worker.digest import of_all
 from edl.core.worker.divergence import difference, heals, told
 from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.divergence import Divergence, Fingerprint
-from edl.trainer import aside
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
 from edl.trainer.shell import WorkerShell
@@ -107,7 +107,7 @@ class Comparison:
         if reading is None:
             begun.ask()
         elif ring.pairs_by_name:  # so the answer is here by the end of the mini-batch
-            aside.begin("edl-asking", begun.ask)
+            aside.begin(begun.ask)
         return True
 
     def before_update(self) -> None:

@@ -29,6 +29,7 @@ import threading
 import time
 from typing import Protocol
 
+from edl import aside
 from edl.errors import PeerError
 
 MAGIC = b"edl state 2\n"
@@ -313,7 +314,7 @@ class Taker:
             asked.add(source)
             answer = self._ask(address_of(source))
             if isinstance(answer, bytes):
-                threading.Thread(target=self._take, name="edl-taking", daemon=True).start()
+                aside.let_go(self._take)
                 return answer
             source = answer
 

@@ -44,17 +44,18 @@ def even_shares(batch: int, size: int) -> tuple[int, ...]:
 def weighted_shares(batch: int, paces: Sequence[float]) -> tuple[int, ...]:
     """Of `batch` samples, what each rank takes when it works at such a pace: all should be done at the same time.
 
-    Each gets at least one, as long as there are as many samples as workers; what rounding leaves goes to those that
-    came off worst by it.
+    Each gets at least two, or one where there are not twice as many samples as workers: batch norm cannot train on one.
+    What rounding leaves goes to those that came off worst by it.
     """
     size, total = len(paces), sum(paces)
     if size == 0 or total <= 0 or batch < size or min(paces) <= 0:
         return even_shares(batch, size) if size else ()
+    least = min(2, batch // size)
     exact = [batch * pace / total for pace in paces]
-    found = [max(1, int(part)) for part in exact]
+    found = [max(least, int(part)) for part in exact]
     while (left := batch - sum(found)) != 0:
         step = 1 if left > 0 else -1
-        able = (rank for rank in range(size) if found[rank] + step >= 1)
+        able = (rank for rank in range(size) if found[rank] + step >= least)
         for rank in sorted(able, key=lambda rank: (step * (found[rank] - exact[rank]), rank))[: abs(left)]:
             found[rank] += step
     return tuple(found)

@@ -18,8 +18,8 @@ from seat import FakeTrainer, serve
 from torch_values import Registered
 
 import edl.torch as hvd
+from edl import aside
 from edl.torch.process import framework
-from edl.trainer import aside
 
 torch.set_num_threads(1)
 torch.manual_seed(int(sys.argv[1][1:]))  # each worker starts from weights of its own
@@ -188,7 +188,7 @@ def ask_beside(first: bool) -> list[Any]:
     """Of the ring, on a thread, whether all say the same: before a collective of the script's own, or after it."""
 
     def asked() -> Callable[[], bool]:
-        return aside.begin("asking", lambda: framework.ring.same(7)).result()
+        return aside.begin(lambda: framework.ring.same(7)).result()
 
     early = asked() if first else None
     handle = hvd.allreduce_async(torch.tensor([float(first)]), name="loss")

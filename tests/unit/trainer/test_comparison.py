@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from edl import aside
 from edl.core.worker.digest import of_all
 from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.divergence import Checking, Fingerprint, OnDivergence
 from edl.protocol.ring import Place
-from edl.trainer import aside
 from edl.trainer.comparison import Comparison, _Teller
 from edl.trainer.extras import Extras
 
@@ -285,8 +285,8 @@ def test_of_a_mini_batch_that_is_void_nothing_is_asked_in_the_next_ring(monkeypa
         assert read.wait(10.0)
         return fingerprints("abc")
 
-    def on_a_thread(name: str, act: Callable[[], Any]) -> Future[Any]:
-        begun.append(aside.begin(name, act))
+    def on_a_thread(act: Callable[[], Any]) -> Future[Any]:
+        begun.append(aside.begin(act))
         return begun[-1]
 
     monkeypatch.setattr(comparison._framework, "fingerprints_begun", lambda more: reading)
