@@ -81,7 +81,8 @@ class PlanChecks:
         for gone in record.gone:
             worker = self._job.workers[gone.worker]
             hangs = gone not in before.gone and "hangs" in gone.reason
-            if hangs and not worker.is_odd and (worker.sits or "beside" in gone.reason):
+            beside = worker.alive and "beside" in gone.reason  # the dead hang until their sessions end, too
+            if hangs and not worker.is_odd and (worker.sits or beside):
                 self._violated("I12", f"{worker.id} is given up as one that hangs: {gone.reason}")
 
     def _admits_no_more_than_may_train(self, record: Record) -> None:

@@ -423,10 +423,12 @@ class JobMachine:
     # ---------------------------------------------------------------------------------------------------- endings
 
     def _end_of(self, member: Member) -> None:
-        """A script came to its end: it has left if it was asked to, else it is done."""
+        """A script came to its end: it has left if it was asked to, else it is done. From the planned ring, which it
+        is of, no leader has let it go yet: all that was to be trained is.
+        """
         working, worker = self._working, member.identity.id
         self._checkpoints.keep_part_of(worker)
-        leaving = member.state is WorkerState.LEAVING
+        leaving = member.state is WorkerState.LEAVING and not self._sits_in_planned_ring(worker)
         if leaving or not self._sat(worker):
             leaving_ms, why = working.spent_ms(worker, WorkerState.LEAVING), working.leaves_as.get(worker, "")
             working.tell(facts.WorkerLeft(worker=worker, leaving_ms=leaving_ms, why=why))
@@ -436,8 +438,11 @@ class JobMachine:
 
     def _sat(self, worker: str) -> bool:
         """It has trained in the newest ring."""
+        return worker in self.record.roster or self._sits_in_planned_ring(worker)
+
+    def _sits_in_planned_ring(self, worker: str) -> bool:
         plan = self.record.plan
-        return worker in self.record.roster or (plan is not None and self.seen.sits(worker, plan.generation))
+        return plan is not None and self.seen.sits(worker, plan.generation)
 
     def _miss_dead(self, workers: Iterable[str]) -> None:
         """As one of their host has seen. A worker that is done dies, too."""

@@ -124,6 +124,18 @@ def test_a_job_does_not_begin_anew_once_a_script_has_ended_in_its_first_ring() -
     assert "w0 did not come to the end of its script" in job.machine.record.reason
 
 
+def test_one_that_was_to_leave_and_has_trained_to_the_end_of_the_first_ring_has_not_left() -> None:
+    """The leader was away meanwhile. It let nobody go, and the job would begin anew."""
+    job = Job("w0", "w1")
+    job.see("w0", Phase.BOOTING, 0, leaving=True)
+    assert job.state("w0") is WorkerState.LEAVING
+    job.see("w0", Phase.DONE, 1, 14, leaving=True)
+    assert (job.machine.record.generation, job.state("w0")) == (1, WorkerState.DONE)
+    job.see("w1", Phase.DONE, 1, 14)
+    assert job.state("w1") is WorkerState.DONE
+    assert job.machine.record.roster == ("w0", "w1")
+
+
 def test_the_first_ring_waits_for_all_where_a_script_ended_without_a_step() -> None:
     """Perhaps the others never came to it."""
     job = Job("w0", "w1")
