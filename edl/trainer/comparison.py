@@ -48,7 +48,7 @@ class _Teller(msgspec.Struct, frozen=True):
 
 
 class _Begun:
-    """A comparison whose answer is on its way, or what it is of is being read. What has no comment is any thread's."""
+    """A comparison whose answer is on its way, or what it is of is being read. Any thread's."""
 
     def __init__(self, ring: Ring, step: int, reading: Reading | None, fingerprints: list[Fingerprint]) -> None:
         self.step = step
