@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from edl.core.job.hosts import grouped
@@ -136,7 +137,8 @@ def wanted_roster(now: Situation, forced: bool, *, leavers_too: bool = False) ->
     most = record.limits.maximum or len(now.members)
     if staying.intersection(_outgoing(now, able, forced)):  # it hands the model on: the job is no larger for that
         most = max(record.target, 2)
-    if not staying.intersection(record.roster).difference(leavers):  # none that stays has the model: they hand it on
+    if not staying.intersection(record.roster).difference(leavers) and not any(map(partial(_has_newest, now), staying)):
+        # None that stays has the model: they hand it on.
         # All have the newest state unless the ring broke, and one is enough to hand it on: the others make room.
         staying.update(leavers if forced else leavers[: max(1, most - len(staying))])
         if forced:
@@ -149,13 +151,33 @@ def wanted_roster(now: Situation, forced: bool, *, leavers_too: bool = False) ->
 
 
 def _readers_of_a_plan(now: Situation, staying: set[str], leavers: Sequence[str]) -> set[str]:
-    """Newcomers whose pipelines read by the leases of a plan in which those of leavers were given to others. They await
-    their state, and all that had it in that ring are gone. A leaver hands it on, and may have read its own yet (I7).
+    """Newcomers whose pipelines read by the leases of a plan in which those of leavers were given to others, or may: it
+    is not known whether they came to that ring. They await their state, and all that had it there are gone. A leaver
+    hands it on, and may have read its own yet (I7).
     """
     of = {worker: now.seen.leases_of(worker) for worker in [*staying, *leavers] if now.seen.get(worker)}
     theirs = [of[worker] for worker in leavers if worker in of]
     new = staying.difference(now.record.roster)
-    return {worker for worker in new if theirs and of.get(worker, 0) > max(theirs)}
+    return {one for one in new if (theirs and of.get(one, 0) > max(theirs)) or (leavers and _may_sit(now, one))}
+
+
+def _may_sit(now: Situation, newcomer: str) -> bool:
+    """In a ring that was planned, and would go by its leases: it has not told yet."""
+    record = now.record
+    plans = [*record.superseded, *([record.plan] if record.plan else [])]
+    told = max(now.seen.generation(newcomer), now.seen.leases_of(newcomer) if now.seen.get(newcomer) else 0)
+    return any(newcomer in plan.roster and told < plan.generation for plan in plans)
+
+
+def awaits_newcomer(now: Situation) -> bool:
+    """All that stay of the ring on record are gone, and a newcomer of the planned one has not told whether it came to
+    that. Where it has trained there, leavers that are not in it are not needed.
+    """
+    record, plan = now.record, now.record.plan
+    if plan is None or not lacks_member(now, plan.roster) or not _leavers(now):
+        return False
+    staying = [worker for worker in plan.roster if worker in now.members and now.members[worker].state not in GOING]
+    return not set(staying).intersection(record.roster) and any(_may_sit(now, worker) for worker in staying)
 
 
 def _able(now: Situation, forced: bool, *, leavers_too: bool) -> set[str]:
@@ -249,6 +271,12 @@ def is_ahead(now: Situation, worker: str) -> bool:
     if seen is None or seen.generation <= record.generation:
         return False
     return any(map(now.members.__contains__, record.roster)) and seen.step > now.seen.newest_step(record.roster)[0]
+
+
+def _has_newest(now: Situation, worker: str) -> bool:
+    """It is ahead of all that are left of the present ring, and these have told where they are."""
+    left = [one for one in now.record.roster if one in now.members]
+    return is_ahead(now, worker) and all(map(now.seen.is_known, left))
 
 
 def outlived(roster: tuple[str, ...], members: Mapping[str, Member]) -> bool:

@@ -33,6 +33,7 @@ from edl.core.switch.planning import (
     Situation,
     TooFew,
     WaitAnew,
+    awaits_newcomer,
     decide,
     fails_unexplained,
     missing,
@@ -213,13 +214,13 @@ class Switching:
 
     def _may_hear_why(self, situation: Situation) -> bool:
         """A member that is gone from the ring, or says why it failed, will be known in a moment: a plan with that
-        member would fail, too.
+        member would fail, too. So will be where a newcomer is that may have the only newest state.
         """
         now = self._working.now
         if due := self._fitness.hears_more(situation):
             self.wake_at = due
             return True
-        if not fails_unexplained(situation):
+        if not fails_unexplained(situation) and not awaits_newcomer(situation):
             self._broken_at, self.wake_at = None, END_OF_TIME
             return False
         self._broken_at = now if self._broken_at is None else self._broken_at

@@ -707,6 +707,38 @@ def test_a_leaver_is_in_no_ring_with_one_that_may_have_read_by_the_leases_of_a_p
     assert job.machine.record.state is JobState.SCALING
 
 
+def all_but_a_leaver_and_a_newcomer_are_gone() -> Job:
+    """A leaver has missed a switch, and of the ring of that switch only the newcomer lives. Another is ready."""
+    job = Job("w0", "w1", spec=LONG, minimum=2)
+    job.sit("w0", "w1")
+    job.join("w2")
+    job.join("w3")
+    job.see("w0", Phase.TRAINING, 1, 3, leaving=True)
+    job.see("w2", Phase.READY, 0)
+    step = job.plan.after_step
+    job.see("w3", Phase.READY, 0)
+    assert (job.plan.roster, step is None) == (("w1", "w2"), False)
+    job.see("w0", Phase.TRAINING, 1, step or 0, leaving=True, missed=job.plan.generation)
+    job.feed(Vanished("w1", "gone"))
+    return job
+
+
+def test_a_leaver_is_not_called_back_where_a_newcomer_has_trained_without_it() -> None:
+    job = all_but_a_leaver_and_a_newcomer_are_gone()
+    first, step = job.plan.generation, job.plan.after_step or 0
+    job.see("w2", Phase.BROKEN, first, step + 5, reason="connection reset by peer", leases_of=first)
+    assert (job.plan.generation, job.plan.roster, job.plan.after_step) == (first + 1, ("w2", "w3"), None)
+
+
+def test_a_newcomer_that_has_not_told_where_it_is_may_have_read_what_was_a_leavers() -> None:
+    """It is waited for a moment; then the leaver hands the model on without it."""
+    job = all_but_a_leaver_and_a_newcomer_are_gone()
+    first = job.plan.generation
+    assert job.plan.generation == first
+    job.wait(job.machine.lead_times.loss_s)
+    assert (job.plan.generation, job.plan.roster, job.plan.after_step) == (first + 1, ("w0", "w3"), None)
+
+
 def test_a_switch_is_as_many_steps_away_as_were_made_while_its_leader_could_do_nothing() -> None:
     distances = []
     for lay_about_s in (0.0, 4.0):
