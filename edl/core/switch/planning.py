@@ -166,7 +166,7 @@ def _may_sit(now: Situation, newcomer: str) -> bool:
     record = now.record
     plans = [*record.superseded, *([record.plan] if record.plan else [])]
     told = max(now.seen.generation(newcomer), now.seen.leases_of(newcomer) if now.seen.get(newcomer) else 0)
-    return any(newcomer in plan.roster and told < plan.generation for plan in plans)
+    return any(plan.ledger and newcomer in plan.roster and told < plan.generation for plan in plans)
 
 
 def awaits_newcomer(now: Situation) -> bool:
