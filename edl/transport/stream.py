@@ -177,7 +177,9 @@ class Giver:
             return self._newest in self._gifts and self._gifts[self._newest].came > 0
 
     def wait_given(self, callers: int, timeout_s: float) -> bool:
-        """Until so many have come for the newest, and the first has all of it. False: it does not come to that."""
+        """Until so many have come for the newest, and the first has all of it: no thread looks at it any more. False: it
+        does not come to that.
+        """
         until = time.monotonic() + timeout_s
         with self._news:
             gift = self._gifts.setdefault(self._newest, _Gift())
@@ -249,7 +251,7 @@ class Giver:
             given = True
         finally:
             with self._news:
-                gift.given = given
+                gift.given, gift.contents = given, None  # what is sent may be the giver's own memory, about to change
                 self._news.notify_all()
 
     def _send(self, talk: _Talk, gift: _Gift) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -85,6 +86,19 @@ def test_three_newcomers_are_fed_in_a_chain(givers: list[Giver]) -> None:
     assert [one.asked for one in givers] == [True, True, True, False], "each has handed it to one other"
     assert givers[1].wait_given(1, PATIENCE_S)
     assert givers[2].wait_given(1, PATIENCE_S)
+
+
+def test_what_was_given_is_let_go_of(givers: list[Giver]) -> None:
+    """TensorFlow would copy what is still looked at, as it makes the update that is waited for."""
+    root, parts = giver(givers), Parts()
+    root.give(b"head", parts)
+    kept = weakref.ref(parts)
+    del parts
+    taking = taker(givers, root)
+    assert root.wait_given(1, PATIENCE_S)
+    assert kept() is None
+    assert bytes(taking.wait_whole(PATIENCE_S)) == BYTES
+    assert bytes(taker(givers, root).wait_whole(PATIENCE_S)) == BYTES, "who comes later gets it from the first"
 
 
 def test_who_comes_before_there_is_anything_waits(givers: list[Giver]) -> None:
