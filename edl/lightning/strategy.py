@@ -13,7 +13,7 @@ import contextlib
 import math
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,15 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+)
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
@@ -41,6 +49,16 @@ from edl.torch.ring_words import Ask, RingWords
 
 SETTING_UP = frozenset({"pre_setup", "post_setup", "run-stage", "_CheckpointConnector.resume_end"})
 LOADERS = "_dataloader()"
+
+_BEFORE = "it makes trainings of its own first: let it look in a script without edl, and write down what it finds"
+_REFUSED: Mapping[type[Callback], str] = {  # with the remedy
+    GradientAccumulationScheduler: "how many batches make a step is the same in a whole job: say "
+    "Trainer(accumulate_grad_batches=...)",
+    StochasticWeightAveraging: "it changes the schedule and the loop of a worker, and a newcomer would have others; "
+    "WeightAveraging averages weights, and goes with it",
+    LearningRateFinder: _BEFORE,
+    BatchSizeFinder: _BEFORE,
+}
 
 
 class EdlStrategy(Strategy):  # type: ignore[misc]
@@ -222,11 +240,9 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         for name, (given, remedy) in refused.items():
             if given:
                 raise UsageError(f"Trainer({name}=...) does not go with strategy='edl': {remedy}")
-        if any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):
-            raise UsageError(
-                "GradientAccumulationScheduler does not go with strategy='edl': how many batches make a step is the "
-                "same in a whole job: say Trainer(accumulate_grad_batches=...)"
-            )
+        for kind, remedy in _REFUSED.items():
+            if any(isinstance(one, kind) for one in trainer.callbacks):
+                raise UsageError(f"{kind.__name__} does not go with strategy='edl': {remedy}")
         if trainer.accumulate_grad_batches > 1 and (timed := _asks_the_clock(trainer.callbacks)):
             raise UsageError(
                 f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) and {timed} do not go together "
@@ -284,6 +300,15 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
 
     # --------------------------------------------------------------------------------------------------- training
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A worker that leaves a batch out takes part with gradients of zero. Lightning refuses that where there are
+        others, as they would wait for it.
+        """
+        found = super().training_step(*args, **kwargs)
+        if found is None and self.lightning_module.automatic_optimization:
+            return torch.zeros((), device=self.root_device, requires_grad=True)
+        return found
+
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Gradients of one batch: averaged over the workers once they are those of the whole step."""
         parts, trainer = self._parts, self.lightning_module.trainer
@@ -296,8 +321,8 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """One update. Only an optimizer that looks at the loss needs that of all workers here.
 
-        Gradients are averaged before the script looks at them or clips them, also where `training_step` has returned
-        None here, and backward has not done it.
+        Gradients are averaged before the script looks at them or clips them, also where this worker leaves a batch
+        out, and backward has not done it.
         """
         if isinstance(optimizer, torch.optim.LBFGS) or not type(optimizer).__module__.startswith("torch.optim"):
             return super().optimizer_step(optimizer, closure, model, **kwargs)

@@ -177,8 +177,8 @@ class Giver:
             return self._newest in self._gifts and self._gifts[self._newest].came > 0
 
     def wait_given(self, callers: int, timeout_s: float) -> bool:
-        """Until so many have come for the newest, and the first has all of it: no thread looks at it any more. False: it
-        does not come to that.
+        """Until so many have come for the newest, and the first has all of it: no thread looks at it any more.
+        False: it does not come to that.
         """
         until = time.monotonic() + timeout_s
         with self._news:

@@ -60,6 +60,16 @@ def test_what_a_trainer_is_told_holds(
     assert (first["state"][0], first["global_step"], first["state"][1]) == (epochs, steps, validations)
 
 
+def test_a_worker_that_leaves_a_batch_out_takes_part_in_the_step(edl: Any, tmp_path: Any) -> None:
+    script = [SCRIPT, "--way", "leaves out", "--leaves-out", "--step-time", "0"]
+    job = Job(edl, tmp_path / "out", 2, epochs=2, script=script)
+    out, err = job.launcher.communicate(timeout=patient(120))
+    assert job.launcher.returncode == 0, out + err
+    first, second = job.results()
+    assert first["state"] == second["state"] and first["state"][0] == [0, 1]
+    assert first["global_step"] == first["steps"]
+
+
 @pytest.mark.soak
 def test_workers_stop_together_where_a_callback_says_so(edl: Any, tmp_path: Any) -> None:
     script = [SCRIPT, "--way", "stops", "--patience", "2", "--step-time", "0"]

@@ -24,6 +24,7 @@ path.parser.add_argument("--replay", type=Path, help="of these mini-batches, by 
 path.parser.add_argument("--set", action="append", default=[], help="NAME=VALUE, more of the Trainer")
 path.parser.add_argument("--manual", action="store_true", help="two optimizers, which the module steps")
 path.parser.add_argument("--turns", action="store_true", help="each of them by a backward pass of its own, as a GAN's")
+path.parser.add_argument("--leaves-out", action="store_true", help="each worker some batches, not the same as others")
 path.parser.add_argument("--plain", action="store_true", help="a model without statistics of its own")
 options = path.parser.parse_args()
 torch.set_num_threads(1)
@@ -42,6 +43,8 @@ class Net(pl.LightningModule):  # type: ignore[misc]
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
         if options.turns:
             return self.take_turns(batch)
+        if options.leaves_out and (batch_idx + self.trainer.global_rank) % 5 == 3:
+            return None
         loss = self.loss_of(batch)
         if options.manual:
             optimizers = self.optimizers()

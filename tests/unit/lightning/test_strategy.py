@@ -9,7 +9,15 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+)
+from lightning.pytorch.strategies.strategy import Strategy
 
 from edl.errors import UsageError
 from edl.lightning.strategy import EdlStrategy, _batches_between_validations
@@ -63,6 +71,35 @@ def test_other_numbers_of_batches_in_a_step_are_refused() -> None:
     with pytest.raises(UsageError, match="accumulate_grad_batches") as caught:
         strategy()._check(made_with(callbacks=[GradientAccumulationScheduler({0: 2})]))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("callback", "remedy"),
+    [
+        (StochasticWeightAveraging(swa_lrs=0.01), "WeightAveraging averages"),
+        (LearningRateFinder(), "in a script without edl"),
+        (BatchSizeFinder(), "in a script without edl"),
+    ],
+)
+def test_a_callback_that_changes_the_training_of_one_worker_is_refused(callback: pl.Callback, remedy: str) -> None:
+    with pytest.raises(UsageError, match=remedy) as caught:
+        strategy()._check(made_with(callbacks=[callback]))
+    assert str(caught.value).startswith(f"{type(callback).__name__} does not go with strategy='edl': ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_worker_that_leaves_a_batch_out_goes_on_with_a_loss_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, module = strategy(), pl.LightningModule()
+    one._lightning_module = module
+    given = iter([None, torch.tensor(2.0), None])
+    monkeypatch.setattr(Strategy, "training_step", lambda *_: next(given))
+    monkeypatch.setattr(EdlStrategy, "root_device", torch.device("cpu"))
+    loss = one.training_step()
+    loss.backward()
+    assert loss.item() == 0.0
+    assert one.training_step().item() == 2.0
+    module.automatic_optimization = False
+    assert one.training_step() is None
 
 
 def test_the_time_at_each_epoch_goes_with_them() -> None:
