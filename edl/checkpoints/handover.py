@@ -4,7 +4,7 @@ Owns: the form of both, and which worker writes what. Does not own: copying (`ed
 (`edl.daemon.storing`), nor the manifest (`edl.checkpoints.publishing`).
 
 Replicas are equal, so each worker writes its share of what an update makes. What forward passes and scripts change by
-themselves (statistics, hyper-parameters, registered values) is all of rank 0, as after a change of the ring.
+themselves (statistics, hyper-parameters, registered values) is all of rank 0, as after a ring that broke.
 """
 
 from __future__ import annotations

@@ -63,6 +63,11 @@ def values(*holders: Any) -> list[Any]:
     return [variable.numpy() for holder in holders for variable in holder]
 
 
+def trained_values(model: keras.Model, optimizer: Any, average: keras.Model) -> list[Any]:
+    """Without statistics of batch norm, which are each survivor's own."""
+    return values(model.trainable_variables, optimizer.variables, average.trainable_variables)
+
+
 class Averaged:
     """A moving average of a model, as the script keeps it: a second model, which is registered."""
 
@@ -132,7 +137,7 @@ def tape(traced: bool) -> list[Any]:
     decay = keras.optimizers.schedules.ExponentialDecay(0.01, decay_steps=10, decay_rate=0.99)
     optimizer = edl.Optimizer(keras.optimizers.Adam(decay), model=model)  # its variables come with the first step
     averaged = Averaged(model)
-    path.tell_of_switches(edl, options.out, lambda: values(model.weights, optimizer.variables, averaged.ema.weights))
+    path.tell_of_switches(edl, options.out, lambda: trained_values(model, optimizer, averaged.ema))
 
     def step(ids: Any) -> None:
         with edl.GradientTape() as recorded:
@@ -268,7 +273,7 @@ def fit() -> list[Any]:
     adam = keras.optimizers.Adam(decay, global_clipnorm=0.5)
     optimizer = keras.optimizers.LossScaleOptimizer(adam, initial_scale=2.0**20, dynamic_growth_steps=7)
     optimizer = edl.Optimizer(optimizer, model=model)
-    path.tell_of_switches(edl, options.out, lambda: values(model.weights, optimizer.variables, averaged.ema.weights))
+    path.tell_of_switches(edl, options.out, lambda: trained_values(model, optimizer, averaged.ema))
     loss = lambda wanted, found: mean_square(tf.cast(wanted, tf.float32), tf.cast(found, tf.float32))  # noqa: E731
     model.compile(optimizer=optimizer, loss=loss, metrics=[Seen()])
     model.fit(
