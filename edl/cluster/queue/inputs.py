@@ -47,6 +47,11 @@ class JobLook(msgspec.Struct, frozen=True):
     grad_sqr: float | None = None  # the squared norm of the true gradient, where its script measures its noise
     grad_var: float | None = None  # likewise, the variance of the gradient of one sample
 
+    @property
+    def over(self) -> bool:
+        """Its workers are about to end, those that come to it too."""
+        return self.state in {"finished", "failed", "preempted"}
+
 
 # ------------------------------------------------------------------------------------------------------------- inputs
 

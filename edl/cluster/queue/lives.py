@@ -178,8 +178,8 @@ def _hurry(state: QueueState, job: JobEntry, now: float) -> None:
 
 def _settle(state: QueueState, job: JobEntry, now: float) -> None:
     look = state.seen_of(job).look
-    if any(one.cause is None for one in job.exits):
-        return  # it is ending
+    if state.is_ending(job):
+        return
     going = any(worker.wish is not WorkerWish.RUN for worker in job.workers)
     if job.phase is JobPhase.RUNNING and (going or (look.size and look.size != len(job.staying))):
         state.turn(job, Turn.CHANGES, now, f"from {look.size} to {len(job.staying)} workers")

@@ -90,7 +90,7 @@ def is_settled(state: QueueState, job: JobEntry) -> bool:
     return (
         job.phase is JobPhase.RUNNING
         and len(job.staying) == len(job.workers) == state.seen_of(job).look.size
-        and not any(one.cause is None for one in job.exits)  # else it is ending
+        and not state.is_ending(job)
     )
 
 

@@ -285,7 +285,7 @@ def _shrink(state: QueueState, job: JobEntry, surplus: Placement, now: float) ->
 
 def _grow(state: QueueState, job: JobEntry, missing: Placement, free: FreeDevices, now: float) -> None:
     """Also in the place of workers that have failed, while there are tries left. A job that ends takes no more."""
-    if any(one.cause is None for one in job.exits):
+    if state.is_ending(job):
         return
     if job.strikes and not job.tries_left:
         if len(job.staying) < job.asked.min_np:

@@ -126,6 +126,10 @@ class QueueState:
             seen = self.seen[job.name] = SeenJob(job.life, step_s=step_s, left=left)
         return seen
 
+    def is_ending(self, job: JobEntry) -> bool:
+        """Its present life: a worker has come to its end, or its leader has said how it ends."""
+        return any(one.cause is None for one in job.exits) or self.seen_of(job).look.over
+
     def ask(self, job: JobEntry, what: str, act: Act) -> None:
         """Once, as far as this scheduler knows."""
         seen = self.seen_of(job)

@@ -257,7 +257,8 @@ def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> se
         least = sorted(staying - sure, key=lambda worker: (struck.get(worker, 0), now.members[worker].number))
         return sure.union(least[:needed])
     trains = now.seen.newest_step(record.roster)[0] > record.began_step
-    if not forced and trains and sure.issubset(record.roster):
+    others = sure - migration.held_back(record)  # these may wait for just that newcomer
+    if not forced and trains and others.issubset(record.roster):
         order = sorted(staying & doubted, key=lambda worker: now.members[worker].number)
         sure.update(order[:1])
     return sure

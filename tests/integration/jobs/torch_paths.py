@@ -56,8 +56,8 @@ def groups() -> list[Any]:
     optimizer = edl.Optimizer(optimizer, model=model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
     extra = edl.register(batches=0, scheduler=scheduler)
-    learned = dict(model.named_parameters())  # statistics of batch norm are each survivor's own
-    path.tell_of_switches(edl, options.out, lambda: [*leaves(learned), *tensors(optimizer, scheduler)])
+    trained = dict(model.named_parameters())  # statistics of batch norm are each survivor's own
+    path.tell_of_switches(edl, options.out, lambda: [*leaves(trained), *tensors(optimizer, scheduler)])
     shards = edl.elastic_shard_generator(task.SAMPLES, epochs=options.epochs, shuffle=True)
     while shards.epochs_done < path.epochs_wanted(options):
         for ids in shards.batches(BATCH):

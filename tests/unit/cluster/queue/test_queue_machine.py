@@ -33,6 +33,7 @@ from edl.cluster.queue.yielding import Shares
 from edl.errors import InvalidTransition
 
 BUG = "Traceback (most recent call last):\n  File t.py\nValueError: no\n"
+FOLLOWS = "Traceback (most recent call last):\n  File t.py\nedl.errors.JobFailed: no worker has the model\n"
 FLAKY = "Traceback (most recent call last):\n  File t.py\nConnectionResetError: no\n"
 
 
@@ -175,6 +176,19 @@ def test_a_job_that_ends_takes_no_more_workers() -> None:
     play.submit("a", np=2, least=1)
     play.look("a", step=30)
     play.gone("a-2", code=0)
+    assert play.workers("a") == ["a-1"]
+
+
+def test_a_life_that_its_leader_says_has_failed_takes_no_more_workers() -> None:
+    """Each that comes ends at once, as no other has the model: one after the other would come for ever."""
+    play = QueuePlay(n=3)
+    play.submit("a", np=2, least=1)
+    play.look("a", step=30)
+    play(JobLooked("a", 1, JobLook("failed", reason="no worker is left that has the model's state", step=30)))
+    play.gone("a-2", code=1, tail=FOLLOWS)
+    assert play.workers("a") == ["a-1"]
+    play.now += 1
+    play()
     assert play.workers("a") == ["a-1"]
 
 
