@@ -84,7 +84,7 @@ class InvalidTransition(EdlError):
         self.history = tuple(history)
 
 
-FAILED_JOB: Final = "edl: the job has failed: "  # begins the line that a worker prints which ends for that
+FAILED_JOB: Final = "edl: this worker ends with its job: "  # begins the line that a worker prints which ends for that
 
 
 def told_of_failed_job(error: JobFailed) -> str:

@@ -55,7 +55,7 @@ finally: print("finally", end=", ")
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        ("JobFailed('nobody has\\nthe model')", "edl: the job has failed: nobody has the model\n"),
+        ("JobFailed('nobody has\\nthe model')", "edl: this worker ends with its job: nobody has the model\n"),
         ("NotResumed('gone')", "edl: gone\n"),
     ],
 )
