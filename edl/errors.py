@@ -84,12 +84,12 @@ class InvalidTransition(EdlError):
         self.history = tuple(history)
 
 
-FAILED_JOB: Final = "edl: this worker ends with its job: "  # begins the line that a worker prints which ends for that
+WITH_ITS_JOB: Final = "edl: this worker ends with its job: "  # begins its last line
 
 
-def told_of_failed_job(error: JobFailed) -> str:
-    """The line with which a worker ends whose job has: the fault is not where its script is."""
-    return f"{FAILED_JOB}{' '.join(str(error).split())}\n"
+def told_of_its_job(error: JobFailed) -> str:
+    """The line with which a worker ends as its job does, or came too late for it: no fault is where its script is."""
+    return f"{WITH_ITS_JOB}{' '.join(str(error).split())}\n"
 
 
 def said_of(error: Exception) -> str:

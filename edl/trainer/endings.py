@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from edl.errors import ForeignCheckpoint, JobFailed, NoSuchJob, NotResumed, told_of_failed_job
+from edl.errors import ForeignCheckpoint, JobFailed, NoSuchJob, NotResumed, told_of_its_job
 from edl.protocol.saving import PREEMPTED_CODE
 
 GRACE_S = 0.3  # for a script to hear that its job is gone, at the end of a mini-batch or where it waits
@@ -114,7 +114,7 @@ def line_of(error: BaseException) -> str:
     if isinstance(error, NotResumed):
         return f"edl: {error}\n"
     if isinstance(error, JobFailed) and not isinstance(error, NoSuchJob):  # that is of another job, asked for by name
-        return told_of_failed_job(error)
+        return told_of_its_job(error)
     return ""
 
 

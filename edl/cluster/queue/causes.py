@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from edl.errors import FAILED_JOB
+from edl.errors import WITH_ITS_JOB
 
 TAIL_BYTES: Final = 8192  # of what a worker printed last, as far as it is looked at
 ROOT_LENGTH: Final = 200
@@ -150,9 +150,9 @@ def raised_last(tail: str) -> str:
     """The exception that a traceback ends with: `Type: message`; empty where none is shown. A worker whose job has
     failed says so in a line.
     """
-    told = [line for line in tail.splitlines() if line.startswith(FAILED_JOB)]
+    told = [line for line in tail.splitlines() if line.startswith(WITH_ITS_JOB)]
     if told:
-        return f"JobFailed: {told[-1].removeprefix(FAILED_JOB)}"[:ROOT_LENGTH]
+        return f"JobFailed: {told[-1].removeprefix(WITH_ITS_JOB)}"[:ROOT_LENGTH]
     _, is_one, rest = tail.rpartition("Traceback (most recent call last):")
     if not is_one:
         found = [line for line in tail.splitlines() if re.match(r"(Syntax|Indentation|Tab)Error: ", line)]

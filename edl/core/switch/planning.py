@@ -155,10 +155,12 @@ def _readers_of_a_plan(now: Situation, staying: set[str], leavers: Sequence[str]
     is not known whether they came to that ring. They await their state, and all that had it there are gone. A leaver
     hands it on, and may have read its own yet (I7).
     """
+    if not leavers:
+        return set()
     of = {worker: now.seen.leases_of(worker) for worker in [*staying, *leavers] if now.seen.get(worker)}
     theirs = [of[worker] for worker in leavers if worker in of]
     new = staying.difference(now.record.roster)
-    return {one for one in new if (theirs and of.get(one, 0) > max(theirs)) or (leavers and _may_sit(now, one))}
+    return {one for one in new if (theirs and of.get(one, 0) > max(theirs)) or _may_sit(now, one)}
 
 
 def _may_sit(now: Situation, newcomer: str) -> bool:

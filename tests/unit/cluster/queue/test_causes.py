@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.cluster.queue.causes import Domain, EndEvidence, classify, first
-from edl.errors import FAILED_JOB
+from edl.errors import WITH_ITS_JOB
 
 TRACE = "Traceback (most recent call last):\n  File 't.py', line 1, in <module>\n    x\n"
 
@@ -43,7 +43,7 @@ TRACE = "Traceback (most recent call last):\n  File 't.py', line 1, in <module>\
         (EndEvidence(code=1, tail=TRACE + "edl.errors.RingBroken: x"), "peer", Domain.INFRASTRUCTURE, True),
         (EndEvidence(code=1, tail=TRACE + "edl.errors.PeerError: killed"), "peer", Domain.INFRASTRUCTURE, True),
         (
-            EndEvidence(code=1, tail=TRACE + f"KeyError: handled\n{FAILED_JOB}nobody has the model\nmore words"),
+            EndEvidence(code=1, tail=TRACE + f"KeyError: handled\n{WITH_ITS_JOB}nobody has the model\nmore words"),
             "peer",
             Domain.INFRASTRUCTURE,
             True,
