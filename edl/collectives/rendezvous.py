@@ -129,9 +129,9 @@ class Rendezvous:
             self._tell(scope, key)
 
     @property
-    def is_waited_for(self) -> bool:
-        """The trainer has asked for what is not here yet."""
-        return bool(self._waiting)
+    def awaited(self) -> frozenset[int]:
+        """The ranks whose addresses the trainer has asked for, which are not here yet."""
+        return frozenset(int(rank) for _, rank in self._waiting)
 
     def refusals(self) -> dict[str, int]:
         """Reason to number of requests that were not taken."""

@@ -92,9 +92,9 @@ class Introductions:
         await asyncio.gather(*(caller.close() for caller in callers.values()))
 
     @property
-    def waited_for(self) -> bool:
-        """Our trainer has asked for an address, and waits for it."""
-        return self._open is not None and self._open.is_waited_for
+    def awaited(self) -> frozenset[int]:
+        """The ranks whose addresses our trainer has asked for, and waits for."""
+        return frozenset() if self._open is None else self._open.awaited
 
     def explained(self, message: say.FromTrainer) -> say.FromTrainer:
         """The same, with why its ring cannot form, where another daemon has told. Horovod knows only that it waits."""
@@ -251,9 +251,8 @@ class Introduction:
         await self._server.stop()
 
     @property
-    def is_waited_for(self) -> bool:
-        """Our trainer has asked for an address, and waits for it."""
-        return self._server.is_waited_for
+    def awaited(self) -> frozenset[int]:
+        return self._server.awaited
 
     def trade(self, asked: AskAddresses, sender: str) -> tuple[bytes, ...] | None:
         """Take what a question brings, and return what is given for that; None: not here yet. Raises Refused."""

@@ -64,9 +64,9 @@ class Gathering:
         await self._start(self._names[rank], rank)
 
     @property
-    def waiting(self) -> int:
-        """How many trainers have asked for an address that is not known yet, and wait for it."""
-        return sum(daemon.waited_for for daemon in self.daemons)
+    def awaited(self) -> list[frozenset[int]]:
+        """By rank, whose addresses a trainer has asked for, and waits for."""
+        return [daemon.awaited for daemon in self.daemons]
 
     async def _start(self, name: str, rank: int | None = None) -> None:
         connect = partial(self.network.client, SECRET, JOB, name)

@@ -42,7 +42,7 @@ class Served:
         self.asking = Asking(self.server.open(), TORCH, timeout_s)
 
     async def is_asked(self) -> None:
-        while not self.server.is_waited_for:  # noqa: ASYNC110 - the server has no event for what only tests look at
+        while not self.server.awaited:  # noqa: ASYNC110 - the server has no event for what only tests look at
             await asyncio.sleep(0.01)
 
     async def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
