@@ -336,13 +336,14 @@ class Daemon:
         self._hear(end)
 
     def _hear(self, message: say.FromTrainer) -> None:
+        calm = self._observer.is_calm(message)
         self._observer.hear(message)
         if isinstance(message, say.Copied):
             self._parts.take(message)
         if self._membership is not None:
             if isinstance(message, say.Entered | say.Copied | say.CopyMissed):
                 self._page.attention_step = self._membership.attention_step()
-            self._membership.stir()
+            self._membership.stir(calm=calm)
 
     def _on_trainer_hung_up(self, connection: Connection) -> None:
         if connection is self._connection:

@@ -20,6 +20,7 @@ from edl.clock import SystemClock
 from edl.coordination.election import leader_path, read_leader, strike_off_first
 from edl.coordination.store import Store
 from edl.core.job.lead_times import LeadTimes, going_report_period_s, report_period_s
+from edl.core.worker.account import CALM_S
 from edl.core.worker.moves import NEVER, are_newer, attention_step
 from edl.daemon.knocking import refuses
 from edl.daemon.observer import Observer
@@ -56,12 +57,15 @@ class Membership:
         self._orders: Orders | None = None
         self._on_orders = on_orders
         self._stirred = asyncio.Event()
+        self._urged = asyncio.Event()
         self._sent: say.Observation | None = None
         self._admitted = False
 
-    def stir(self) -> None:
-        """There is something new to report."""
+    def stir(self, *, calm: bool = False) -> None:
+        """There is something new to report. `calm`: it may wait a moment for what is not."""
         self._stirred.set()
+        if not calm:
+            self._urged.set()
 
     def attention_step(self) -> int:
         """The step after which the trainer must look at the newest orders."""
@@ -139,12 +143,15 @@ class Membership:
     async def _report(self, client: Client, term: int) -> None:
         """Returns when the worker's end was reported.
 
-        What is new is said at once. Mere progress is said ever less often, since the leader can reckon it: on hosts
-        whose cores are all busy with training, each report costs a trainer its time.
+        What is new is said at once; but that a planned switch was made is said a moment later: on hosts with few cores
+        it would take these from the first step of the ring, which all wait for. Mere progress is said ever less often,
+        since the leader can reckon it: on hosts whose cores are all busy with training, each report costs a trainer its
+        time.
         """
         period_s = FIRST_REPORT_S
         while True:
             self._stirred.clear()
+            self._urged.clear()
             observation, over = self._observer.observe(self._clock.now()), self._observer.over
             if _differs(observation, self._sent):
                 reply = await self._call(client, term, say.Report(observation))
@@ -157,6 +164,9 @@ class Membership:
                 async with asyncio.timeout(period_s):
                     await self._stirred.wait()
                 period_s = FIRST_REPORT_S
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CALM_S):
+                        await self._urged.wait()
             except TimeoutError:
                 period_s = min(2 * period_s, self._longest_period_s())
 

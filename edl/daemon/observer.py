@@ -59,6 +59,10 @@ class Observer:
         """The script has ended, one way or the other."""
         return self._account.over
 
+    def is_calm(self, message: say.FromTrainer) -> bool:
+        """Of a message that the trainer has just sent: no worker waits for what the leader makes of it."""
+        return self._account.is_calm(message)
+
     def hear(self, message: say.FromTrainer) -> None:
         """Take a message of the trainer."""
         self._account.hear(message)

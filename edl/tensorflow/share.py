@@ -63,6 +63,7 @@ class TensorShare(Weight):
         if self._variable is None:
             with tf.init_scope(), tf.device("CPU:0"):  # what branches by it looks there
                 self._variable = tf.Variable(self._scale, trainable=False, dtype=tf.float32, name="edl_share")
+                self._variable.assign(self._scale)  # the first takes half a millisecond, and all wait for a newcomer's
 
     def _told(self, before: Callable[[], None]) -> NDArray[np.float32]:
         before()

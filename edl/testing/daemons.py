@@ -12,6 +12,7 @@ import msgspec
 
 from edl.core.job.inputs import Reported
 from edl.core.job.orders import OrderBook
+from edl.core.worker.account import CALM_S
 from edl.core.worker.inputs import OrdersHeard, StillWaiting
 from edl.core.worker.moves import are_newer, attention_step
 from edl.core.worker.states import TrainerState
@@ -115,11 +116,11 @@ class SimDaemons:
 
     # --------------------------------------------------------------------------------------------------- reports
 
-    def stir(self, worker: SimWorker) -> None:
-        """There is something to report: its daemon does so soon."""
+    def stir(self, worker: SimWorker, *, calm: bool = False) -> None:
+        """There is something to report: its daemon does so soon, or, where it is calm, a moment later."""
         if worker.daemon and worker.admitted and worker.presented and not worker.report_due:
             worker.report_due = True
-            self.job.after(REPORT_S * self.job.random.random(), self.report, worker)
+            self.job.after((CALM_S if calm else 0.0) + REPORT_S * self.job.random.random(), self.report, worker)
 
     def report(self, worker: SimWorker) -> None:
         """Now, if there is anything that it has not said."""

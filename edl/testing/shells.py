@@ -97,8 +97,9 @@ class SimShells:
 
     def _told(self, worker: SimWorker, said: say.FromTrainer) -> None:
         """Its daemon hears of it, and reports."""
+        calm = worker.account.is_calm(said)
         worker.account.hear(said)
-        self.job.daemons.stir(worker)
+        self.job.daemons.stir(worker, calm=calm)
         if isinstance(said, say.Entered | say.Copied | say.CopyMissed) and worker.orders is not None:
             worker.attention = attention_step(worker.generation, worker.orders, worker.account.copied[0])
         if isinstance(said, say.Copied):

@@ -175,7 +175,7 @@ def of_large_states(play: Play) -> Play:
 
 
 class QuickDaemons(SimDaemons):
-    def stir(self, worker: SimWorker) -> None:
+    def stir(self, worker: SimWorker, *, calm: bool = False) -> None:
         self.job.after(0.0, self.report, worker)
 
 

@@ -15,6 +15,7 @@ from edl.protocol.divergence import Divergence
 from edl.protocol.messages import Pause, Phase, clipped
 from edl.protocol.saving import PartInfo
 
+CALM_S: Final = 0.03  # so long a calm message waits for another one
 DIED: Final = "its process ended without a word: it was killed, or it crashed"
 DIED_WHOLE: Final = "its process and its daemon ended without a word: both were killed"
 
@@ -50,6 +51,12 @@ class TrainerAccount:
     def over(self) -> bool:
         """The script has ended, one way or the other."""
         return self.phase in (Phase.DONE, Phase.FAILED)
+
+    def is_calm(self, message: say.FromTrainer) -> bool:
+        """The leader need not hear of it at once: this trainer, whose message comes next, has gone from one ring to the
+        next as planned, and trains on by what came with the plan.
+        """
+        return isinstance(message, say.Entered) and self.phase is Phase.TRAINING
 
     def hear(self, message: say.FromTrainer) -> None:
         """Take a message of the trainer."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.memory import MemoryServer, MemoryStore
+from edl.daemon import membership
 from edl.daemon.membership import Candidacy, Membership
 from edl.daemon.observer import Observer
 from edl.protocol import link, tree
 from edl.protocol import messages as say
 from edl.protocol.job import Identity
 from edl.transport.page import Page
+from edl.transport.rpc import Client
 
 JOB, SECRET = "j", b"s" * 32
 
@@ -72,3 +75,42 @@ async def test_the_dead_make_way_once_the_ring_is_broken(tmp_path: Path) -> None
         assert len(await world.store.children(tree.candidates(JOB))) == 1
         belonging.cancel()
         await asyncio.gather(belonging, return_exceptions=True)
+
+
+class Leader:
+    """Hears reports, and has nothing to say to them."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[say.Observation] = asyncio.Queue()
+
+    async def call(self, body: say.Report, *_: object, **__: object) -> say.Reply:
+        self.heard.put_nowait(body.observation)
+        return say.Done()
+
+    async def newest(self) -> say.Observation:
+        async with asyncio.timeout(10.0):
+            return await self.heard.get()
+
+
+@pytest.mark.parametrize("is_urged", [True, False])
+async def test_what_is_calm_waits_for_what_is_not_but_not_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_urged: bool
+) -> None:
+    monkeypatch.setattr(membership, "FIRST_REPORT_S", 60.0)
+    monkeypatch.setattr(membership, "CALM_S", 60.0 if is_urged else 0.05)
+    world, leader = World(tmp_path, 1, 2), Leader()
+    reporting = asyncio.ensure_future(world.membership._report(cast(Client, leader), 1))
+    world.observer.hear(link.Entered(1, 0, 1, None))
+    assert (await leader.newest()).generation == 1
+    world.observer.hear(link.Entered(2, 5, 1, None))
+    world.membership.stir(calm=True)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert leader.heard.empty()
+    if is_urged:
+        world.observer.hear(link.LeaveAsked())
+        world.membership.stir()
+    newest = await leader.newest()
+    assert (newest.generation, newest.leaving) == (2, is_urged)
+    reporting.cancel()
+    await asyncio.gather(reporting, return_exceptions=True)

@@ -38,6 +38,7 @@ from edl.core.worker.states import TrainerState
 from edl.errors import InvalidTransition, RingBroken
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
+from edl.protocol.data import DataSpec
 from edl.protocol.messages import Phase
 from edl.protocol.ring import Place
 
@@ -239,6 +240,16 @@ def test_the_daemon_hears_how_large_the_state_is_and_of_each_change() -> None:
     account = TrainerAccount()
     account.hear(say.StateSized(5))
     assert account.state_bytes == 5
+
+
+def test_only_that_a_planned_switch_was_made_is_calm() -> None:
+    account, entered = TrainerAccount(), say.Entered(2, 5, 1, None)
+    assert not account.is_calm(entered)  # its first ring
+    account.hear(say.Entered(1, 0, 1, None))
+    assert account.is_calm(entered)
+    assert not account.is_calm(say.Opened(DataSpec(10, 1, 1)))
+    account.hear(say.Broke(1, 5, "reset by peer"))
+    assert not account.is_calm(entered)
 
 
 def test_a_newcomer_without_a_state_makes_no_step() -> None:
