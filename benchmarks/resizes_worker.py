@@ -132,7 +132,7 @@ def main() -> None:
                 note("switch", size=edl.size(), digest=digest(task.weights()))
             first_in_ring = enters
         if edl.rank() == 0:
-            note("epoch", loss=task.loss(), samples=1797 * shards.epochs_done)
+            note("epoch", samples=1797 * shards.epochs_done)
         wanted = int(until.read_text()) if until.exists() else wanted
     note("end", digest=digest(task.weights()), loss=task.loss())
 
