@@ -60,7 +60,7 @@ class Observer:
         return self._account.over
 
     def is_calm(self, message: say.FromTrainer) -> bool:
-        """Of a message that the trainer has just sent: no worker waits for what the leader makes of it."""
+        """Of a message that the trainer has just sent: the leader need not hear of it at once."""
         return self._account.is_calm(message)
 
     def hear(self, message: say.FromTrainer) -> None:
