@@ -53,8 +53,8 @@ class TrainerAccount:
         return self.phase in (Phase.DONE, Phase.FAILED)
 
     def is_calm(self, message: say.FromTrainer) -> bool:
-        """Of a message that comes next: the leader need not hear of it at once. This trainer has gone from one ring to the
-        next as planned, and trains on by what came with the plan.
+        """Of a message that comes next: the leader need not hear of it at once. This trainer has gone from one ring to
+        the next as planned, and trains on by what came with the plan.
         """
         return isinstance(message, say.Entered) and self.phase is Phase.TRAINING
 
