@@ -42,34 +42,41 @@ Names& names() {
   return *all;
 }
 
+// The kernel of one copy for a node with the name of one of Horovod's operations. Null: what is wrong is in the context.
+std::unique_ptr<OpKernel> kernel_of(OpKernelConstruction* context, NodeDef node, size_t copy) {
+  node.set_op(names().copies[copy] + node.op().substr(names().horovods.size()));
+  std::shared_ptr<const NodeProperties> properties;
+  OpKernel* kernel = nullptr;
+  absl::Status status = NodeProperties::CreateFromNodeDef(std::move(node), OpRegistry::Global(), &properties);
+  if (status.ok()) {
+    status = CreateOpKernel(context->device_type(), context->device(),
+                            context->device()->GetAllocator(AllocatorAttributes()), context->function_library(),
+                            context->resource_manager(), properties, context->graph_def_version(), &kernel);
+  }
+  if (!status.ok()) context->CtxFailure(status);
+  return std::unique_ptr<OpKernel>(kernel);
+}
+
+void compute(OpKernel* kernel, OpKernelContext* context, AsyncOpKernel::DoneCallback done) {
+  if (auto* waiting = kernel->AsAsync()) {
+    waiting->ComputeAsync(context, std::move(done));
+  } else {
+    kernel->Compute(context);
+    done();
+  }
+}
+
+// One of Horovod's operations.
 class InTurn : public AsyncOpKernel {
  public:
-  explicit InTurn(OpKernelConstruction* context) : InTurn(context, context->def()) {}
-
-  // `asked`: the node in the place of the context's own, with the name of one of Horovod's operations.
-  InTurn(OpKernelConstruction* context, const NodeDef& asked) : AsyncOpKernel(context) {
-    for (const auto& copy : names().copies) {
-      NodeDef node = asked;
-      node.set_op(copy + node.op().substr(names().horovods.size()));
-      std::shared_ptr<const NodeProperties> properties;
-      OP_REQUIRES_OK(context, NodeProperties::CreateFromNodeDef(std::move(node), OpRegistry::Global(), &properties));
-      OpKernel* kernel = nullptr;
-      OP_REQUIRES_OK(context,
-                     CreateOpKernel(context->device_type(), context->device(),
-                                    context->device()->GetAllocator(AllocatorAttributes()), context->function_library(),
-                                    context->resource_manager(), properties, context->graph_def_version(), &kernel));
-      kernels_.emplace_back(kernel);
+  explicit InTurn(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    for (size_t copy = 0; copy < names().copies.size(); ++copy) {
+      kernels_.push_back(kernel_of(context, context->def(), copy));
     }
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
-    OpKernel* kernel = kernels_[turn].get();
-    if (auto* waiting = kernel->AsAsync()) {
-      waiting->ComputeAsync(context, std::move(done));
-    } else {
-      kernel->Compute(context);
-      done();
-    }
+    compute(kernels_[turn].get(), context, std::move(done));
   }
 
  private:
@@ -78,16 +85,19 @@ class InTurn : public AsyncOpKernel {
 
 OpKernel* make(OpKernelConstruction* context) { return new InTurn(context); }
 
-// The largest of all members' values, in each place. Horovod's operation has a name only in a graph, and knows all that
-// execute eagerly by one; a graph takes TensorFlow some 60 ms to get ready, once in each process.
-constexpr char kLargest[] = "EdlLargest";
+// Horovod's all-reduce by a name of the caller's, in one of the copies. Horovod's own operation has a name only in a graph,
+// and knows all that execute eagerly by one; a graph takes TensorFlow some 60 ms to get ready, once in each process.
+constexpr char kAllreduce[] = "EdlAllreduce";
+constexpr int kInTurn = -1;  // in the place of a copy's number: the one whose turn it is
 
-absl::Status largest(OpRegistrationData* data) {
-  return OpDefBuilder(kLargest)
+absl::Status allreduce(OpRegistrationData* data) {
+  return OpDefBuilder(kAllreduce)
       .Attr("tensor_name: string")
-      .Attr("reduce_op: int")  // Horovod's Max
-      .Input("values: int64")
-      .Output("largest: int64")
+      .Attr("reduce_op: int")  // Horovod's Average, say
+      .Attr("copy: int")
+      .Attr("T: type")
+      .Input("values: T")
+      .Output("reduced: T")
       .SetShapeFn([](shape_inference::InferenceContext* context) {
         context->set_output(0, context->input(0));
         return absl::OkStatus();
@@ -95,24 +105,52 @@ absl::Status largest(OpRegistrationData* data) {
       .Finalize(data);
 }
 
-NodeDef allreduce(OpKernelConstruction* context) {
-  NodeDef node;
-  std::string name;
-  int64_t reduce_op = 0;
-  if (!context->GetAttr("tensor_name", &name).ok() || !context->GetAttr("reduce_op", &reduce_op).ok()) return node;
-  node.set_name(name);
-  node.set_op(names().horovods + "Allreduce");
-  node.set_device(context->def().device());
-  node.add_input("values");
-  AddNodeAttr("T", DT_INT64, &node);
-  AddNodeAttr("reduce_op", reduce_op, &node);
-  for (const char* factor : {"prescale_factor", "postscale_factor"}) AddNodeAttr(factor, 1.0f, &node);
-  const OpDef* known;
-  if (OpRegistry::Global()->LookUpOpDef(node.op(), &known).ok()) AddDefaultsToNodeDef(*known, &node);
-  return node;
-}
+class Named : public AsyncOpKernel {
+ public:
+  explicit Named(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    int copy = 0;
+    OP_REQUIRES_OK(context, context->GetAttr("copy", &copy));
+    const int copies = static_cast<int>(names().copies.size());
+    OP_REQUIRES(context, kInTurn <= copy && copy < copies, absl::InvalidArgumentError("there is no such copy"));
+    NodeDef node;
+    OP_REQUIRES_OK(context, horovods(context, &node));
+    kernels_.resize(copies);
+    for (int one = 0; one < copies; ++one) {
+      if (copy == kInTurn || copy == one) kernels_[one] = kernel_of(context, node, one);
+    }
+    copy_ = copy;
+  }
 
-OpKernel* make_largest(OpKernelConstruction* context) { return new InTurn(context, allreduce(context)); }
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    compute(kernels_[copy_ == kInTurn ? turn.load() : copy_].get(), context, std::move(done));
+  }
+
+ private:
+  static absl::Status horovods(OpKernelConstruction* context, NodeDef* node) {
+    std::string name;
+    int64_t reduce_op = 0;
+    DataType type;
+    TF_RETURN_IF_ERROR(context->GetAttr("tensor_name", &name));
+    TF_RETURN_IF_ERROR(context->GetAttr("reduce_op", &reduce_op));
+    TF_RETURN_IF_ERROR(context->GetAttr("T", &type));
+    node->set_name(name);
+    node->set_op(names().horovods + "Allreduce");
+    node->set_device(context->def().device());
+    node->add_input("values");
+    AddNodeAttr("T", type, node);
+    AddNodeAttr("reduce_op", reduce_op, node);
+    for (const char* factor : {"prescale_factor", "postscale_factor"}) AddNodeAttr(factor, 1.0f, node);
+    const OpDef* known;
+    TF_RETURN_IF_ERROR(OpRegistry::Global()->LookUpOpDef(node->op(), &known));
+    AddDefaultsToNodeDef(*known, node);
+    return absl::OkStatus();
+  }
+
+  std::vector<std::unique_ptr<OpKernel>> kernels_;
+  int copy_ = kInTurn;
+};
+
+OpKernel* make_named(OpKernelConstruction* context) { return new Named(context); }
 
 // The operations whose names begin so.
 std::vector<std::string> operations(const std::string& prefix) {
@@ -155,11 +193,14 @@ int edl_take_turns(const char* horovods, const char* const* copies, int number) 
         KernelDefBuilder(name.c_str()).Device(DEVICE_CPU).Priority(kBeforeHorovods).Build();  // the registrar's
     kernel_factory::OpKernelRegistrar(kernel, "InTurn", make);
   }
-  OpRegistry::Global()->Register(largest);
-  kernel_factory::OpKernelRegistrar(KernelDefBuilder(kLargest).Device(DEVICE_CPU).Build(), "InTurn", make_largest);
+  OpRegistry::Global()->Register(allreduce);
+  kernel_factory::OpKernelRegistrar(KernelDefBuilder(kAllreduce).Device(DEVICE_CPU).Build(), "Named", make_named);
   return static_cast<int>(found.size());
 }
 
 void edl_turn_to(int copy) { turn = copy; }
+
+// What is built against the same TensorFlow of an edl before this one lacks it.
+const char* edl_allreduce() { return kAllreduce; }
 
 }

@@ -16,7 +16,7 @@ from typing import Any
 from edl.collectives.environment import variables
 from edl.collectives.forming import Forming
 from edl.collectives.libraries import Library
-from edl.collectives.spinning import spinning
+from edl.collectives.spinning import Spinning, spinning
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
@@ -39,6 +39,7 @@ class RingEngine:
         self._busy = threading.Lock()
         self._turn = threading.Lock()  # an abort is over before the next ring begins to form
         self._timeout_s = LEAVE_TIMEOUT_S
+        self._spin = Spinning(0.0, 0.0)
         self._tell_of_hosts(self._native)
 
     @property
@@ -74,6 +75,10 @@ class RingEngine:
     def stands(self, generation: int) -> bool:
         """Whether the ring of this generation does, and no member has left it yet, as far as is known here."""
         return self.place is not None and self.place.generation == generation and not self._guard.hurries
+
+    def settle(self) -> None:
+        """The ring here is about to be trained in: its next wait begins the time in which waits are short."""
+        self._guard.set_spin(*self._spin)
 
     def form(
         self, place: Place, timeout_s: float, wanted: Callable[[], bool] = lambda: True, *, awaited: bool = True
@@ -114,14 +119,14 @@ class RingEngine:
         if self._native.horovod_is_initialized():  # by the script's own hvd.init()
             self.library.shut_down()
         self.broken, self._timeout_s = False, timeout_s
-        spin = spinning(place.local_size, os.environ)
+        self._spin = spinning(place.local_size, os.environ)
         with self._guard.environment(variables(place, timeout_s, keep_elastic=self._needs_elastic)):
             with self._turn:
                 if not wanted():
                     raise RingBroken("the ring did not form: it was given up before")
                 self._guard.set_hurry(False)
                 self._guard.set_host(place.address)
-                self._guard.set_spin(*spin)
+                self.settle()
                 self._forming = Forming(self._native, self._guard, place.generation)
             try:
                 self._forming.wait(timeout_s)

@@ -21,14 +21,20 @@ import atexit
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from edl.collectives.engine import RingEngine
 from edl.collectives.face import Face
 from edl.collectives.guard import plain
+from edl.collectives.names import Named, Sums, go_through
 from edl.collectives.words import Bytes, Words
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
+
+
+class Tensors(Bytes, Sums, Protocol):
+    """One framework's."""
 
 
 class HorovodRing:
@@ -36,16 +42,25 @@ class HorovodRing:
 
     pairs_by_name = True
 
-    def __init__(self, module: str, tensors: Bytes, failed: Callable[[BaseException], bool]) -> None:
-        """`module` is Horovod's, `tensors` moves bytes with it, `failed` knows what its broken collectives raise."""
+    def __init__(
+        self,
+        module: str,
+        tensors: Tensors,
+        failed: Callable[[BaseException], bool],
+        named: Callable[[], Sequence[Named]] = tuple,
+    ) -> None:
+        """`module` is Horovod's, `tensors` moves bytes with it, `failed` knows what its broken collectives raise,
+        `named` tells what a step reduces, for any thread.
+        """
         self._face = Face(module)
         elastic = self._face.needs_elastic
         self._engines = [RingEngine(library, needs_elastic=elastic) for library in self._face.libraries]
         self._engine = self._engines[0]  # of the moment
         self._spare = self._engines[1] if len(self._engines) > 1 else None
         self._released = 0  # up to this generation, no ring that is prepared will be adopted
-        self._words = Words(tensors)
+        self._words, self._sums = Words(tensors), tensors
         self._failed = failed
+        self._named = named
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
         atexit.register(self._end)
 
@@ -80,13 +95,26 @@ class HorovodRing:
     def prepare(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         if self._spare is None or self._spare.spent:
             raise RingBroken(f"ring {place.generation} cannot form beside one that stands")
-        self._spare.form(place, timeout_s, lambda: place.generation > self._released, awaited=not all_prepare)
+        spare = self._spare
+        spare.form(place, timeout_s, lambda: place.generation > self._released, awaited=not all_prepare)
+        if all_prepare and place.size > 1:
+            self._go_through_names(spare)
+
+    def _go_through_names(self, spare: RingEngine) -> None:
+        try:
+            go_through(self._sums, spare.library.taker, self._named())
+        except Exception as error:
+            if not isinstance(error, RingBroken) and not self._failed(error):
+                raise
+            spare.broken = True
+            raise RingBroken(f"the ring did not form: a member is gone: {plain(str(error))}") from error
 
     def adopt(self, generation: int) -> None:
         spare = self._spare
         if spare is None or not spare.stands(generation):
             raise RingBroken(f"ring {generation} was not prepared, or has failed since")
         left, self._engine, self._spare = self._engine, spare, self._engine
+        self._engine.settle()
         self._sit()
         _let_go(left)
 

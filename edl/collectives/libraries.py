@@ -32,7 +32,7 @@ class Library:
     native: Native
     take_turn: Callable[[], None]  # from now on, its framework's tensors go here
     forget: Callable[[], None]  # what is known of tensors of the ring that is left
-    module: Any = None  # what takes PyTorch's tensors
+    taker: Any = None  # of its framework's tensors: a module of PyTorch's, a number among TensorFlow's
 
     def shut_down(self) -> None:
         """As `hvd.shutdown()` does it: all members of the ring have to, or one of them has to be cut off."""

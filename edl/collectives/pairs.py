@@ -80,13 +80,15 @@ def turns_of(version: str) -> Path:
 
 
 def _taking_turns(path: str, turns: Any) -> Sequence[Library]:
+    if not hasattr(turns, "edl_allreduce"):
+        raise ImportError(f"{turns._name} is of another edl than this: scripts/setup builds it")
     turns.edl_operations.restype = ctypes.c_char_p
     names = turns.edl_operations(HOROVODS.encode()).split()
     copies = [copy_of(path, _renaming(names, prefix)) for prefix in COPIES]
     prefixes = (ctypes.c_char_p * len(COPIES))(*(prefix.encode() for prefix in COPIES))
     if turns.edl_take_turns(HOROVODS.encode(), prefixes, len(COPIES)) != len(names):
         raise ImportError("a copy of Horovod's library has other operations than itself")
-    return [Library(copy, partial(turns.edl_turn_to, number), nothing) for number, copy in enumerate(copies)]
+    return [Library(copy, partial(turns.edl_turn_to, number), nothing, number) for number, copy in enumerate(copies)]
 
 
 def _renaming(names: Sequence[bytes], prefix: str) -> Callable[[bytes], bytes]:

@@ -19,6 +19,7 @@ from tensorflow.python.eager import context
 
 from edl.collectives.environment import prepare_environment
 from edl.collectives.horovod import HorovodRing
+from edl.collectives.names import Named
 from edl.errors import UsageError
 from edl.protocol.divergence import Fingerprint
 from edl.tensorflow import keras_optimizer, random_states, v1_optimizer
@@ -65,7 +66,7 @@ class TensorFlowFramework:
 
     def __init__(self) -> None:
         prepare_environment()
-        self.ring = HorovodRing("horovod.tensorflow", TensorFlowBytes(), _failed)
+        self.ring = HorovodRing("horovod.tensorflow", TensorFlowBytes(), _failed, self._named)
         self.sort = TensorFlowTensors()
         self._share = TensorShare(lambda: self.ring.size)
         self._measures = Measures(Waiting(), TensorNoise())
@@ -125,6 +126,10 @@ class TensorFlowFramework:
         if self._tape_reducer is None:
             self._tape_reducer = self._reducer(trainer, "tape")
         return self._tape_reducer
+
+    def _named(self) -> list[Named]:
+        """What a step reduces. Any thread."""
+        return [one for reducer in list(self._reducers) for one in reducer.named()]
 
     def _reducer(self, trainer: StepPort, number: int | str) -> Reducer:
         reducer = Reducer(trainer, self.ring, self._share, self._measures, self._averaged, number)

@@ -30,6 +30,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from edl.collectives.horovod import HorovodRing
+from edl.collectives.names import Named
 from edl.errors import UsageError
 from edl.tensorflow.averaged import Averaged
 from edl.tensorflow.kernels import AVERAGED, SUMMED, kernels_for
@@ -71,6 +72,7 @@ class Reducer:
             int, Any
         ] = {}  # positions of gradients that were sparse here, with the type of their indices
         self._all_present: Any = None
+        self._traced: dict[str, Named] = {}
         self.skipped = 0  # updates that were not made, as no worker had samples
         self.asks = True  # each function traced so far asks before its update (`edl.tensorflow.kernels`)
 
@@ -116,6 +118,10 @@ class Reducer:
         """An update is about to be made. False: this mini-batch has become void. Any thread."""
         self._trainer.await_state()
         return not self._trainer.voided
+
+    def named(self) -> list[Named]:
+        """What graphs that were traced reduce. Any thread."""
+        return list(self._traced.values())
 
     # -------------------------------------------------------------------------------------------------- eagerly
 
@@ -209,6 +215,9 @@ class Reducer:
     def _summed(self, gradient: Gradient, name: str) -> Gradient:
         if isinstance(gradient, tf.IndexedSlices):
             return self._gathered(gradient, name)
+        if gradient.shape.is_fully_defined():
+            kind: tf.DType = gradient.dtype
+            self._traced[name] = Named(name, tuple(gradient.shape), kind.name, kind.size)
         return hvd._allreduce(gradient, op=hvd.Average, name=name, ignore_name_scope=True)
 
     def _gathered(self, gradient: Any, name: str) -> Any:

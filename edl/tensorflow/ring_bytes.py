@@ -6,7 +6,7 @@ Owns: moving them. Does not own: what they say (`edl.collectives.words`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -17,13 +17,16 @@ from tensorflow.python.eager.execute import execute
 from tensorflow.python.framework import op_def_registry
 
 from edl import aside
+from edl.collectives.names import Named
 from edl.tensorflow.state import broadcast_bytes
 
-LARGEST = "EdlLargest"  # of edl/collectives/_turns.cpp
+ALLREDUCE = "EdlAllreduce"  # of edl/collectives/_turns.cpp
+IN_TURN = -1  # there, in the place of a copy's number
+AT_ONCE = 16  # reductions that wait for the other members, each on a thread of its own
 
 
 class TensorFlowBytes:
-    """`edl.collectives.words.Bytes`."""
+    """`edl.collectives.horovod.Tensors`."""
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         return broadcast_bytes(np.frombuffer(payload, np.uint8), root, name.replace(".", "_")).tobytes()
@@ -32,25 +35,40 @@ class TensorFlowBytes:
         """By a thread: Horovod has no call for TensorFlow that comes back before its answer."""
         return aside.begin(lambda: _largest(values, name.replace(".", "_"))).result
 
+    def largest_in(self, library: int, values: list[int], name: str) -> list[int]:
+        return _largest(values, name.replace(".", "_"), library)
 
-def _largest(values: list[int], name: str) -> list[int]:
+    def reduce_zeros(self, library: int, tensors: Sequence[Named]) -> None:
+        """All members take them in the same order: one that a member waits for is begun by the others in the end."""
+        left = iter(tensors)  # of all threads
+
+        def reduce() -> None:
+            with context.eager_mode(), tf.device("CPU:0"):
+                for one in left:
+                    _by_our_own(tf.zeros(one.shape, one.kind), one.name, hvd.Average, library)
+
+        for thread in [aside.begin(reduce) for _ in range(min(AT_ONCE, len(tensors)))]:
+            thread.result()
+
+
+def _largest(values: list[int], name: str, library: int = IN_TURN) -> list[int]:
     with context.eager_mode(), tf.device("CPU:0"):
         tensor = tf.constant(values, tf.int64)
-        reduced = _by_our_own(tensor, name) if _has_our_own() else _reduction(name)(tensor)
+        reduced = _by_our_own(tensor, name, hvd.Max, library) if _has_our_own() else _reduction(name)(tensor)
         return [int(value) for value in reduced.numpy()]
 
 
 def _has_our_own() -> bool:
     """It comes with what lets two copies of Horovod's library take turns."""
-    return op_def_registry.get(LARGEST) is not None
+    return op_def_registry.get(ALLREDUCE) is not None
 
 
-def _by_our_own(tensor: Any, name: str) -> Any:
+def _by_our_own(tensor: Any, name: str, operation: int, library: int) -> Any:
     """Horovod knows all that execute eagerly by one name, and refuses one that comes while another, say a script's, is
     on its way. This one says its name.
     """
-    attributes = ("tensor_name", name, "reduce_op", hvd.Max)
-    return execute(LARGEST, 1, [tensor], attributes, context.context())[0]
+    attributes = ("tensor_name", name, "reduce_op", operation, "copy", library, "T", tensor.dtype.as_datatype_enum)
+    return execute(ALLREDUCE, 1, [tensor], attributes, context.context())[0]
 
 
 @functools.cache

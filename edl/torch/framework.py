@@ -17,6 +17,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from edl.collectives.environment import prepare_environment
+from edl.collectives.names import Named
 from edl.collectives.share import Weight
 from edl.core.worker.digest import leaves
 from edl.errors import UsageError
@@ -61,7 +62,11 @@ class TorchFramework:
     @functools.cached_property
     def ring(self) -> TensorRing:
         """Chosen when first needed: by then a script, or what has forked it, has said which. Raises ConfigError."""
-        return chosen(self.gpu)
+        return chosen(self.gpu, self.named)
+
+    def named(self) -> list[Named]:
+        """The gradients in main memory that a step reduces. Any thread."""
+        return [one for reducer in list(self._reducers) for one in reducer.named()]
 
     def gpu(self) -> Gpu | None:
         """Where all that the optimizers train lies, if that is one GPU."""

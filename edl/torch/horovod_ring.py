@@ -7,7 +7,7 @@ scripts call by name (`edl.torch.horovod_names`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -17,6 +17,7 @@ from horovod.torch import mpi_ops
 from edl.collectives.engine import RingEngine
 from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
+from edl.collectives.names import Named
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 from edl.torch.device_sums import WARM, Gpu
@@ -28,7 +29,7 @@ IS_ROCM = hvd.rocm_built()
 
 
 class TorchBytes:
-    """`edl.collectives.words.Bytes` with torch's tensors."""
+    """`edl.collectives.horovod.Tensors` with torch's."""
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         tensor = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
@@ -39,6 +40,19 @@ class TorchBytes:
         handle = hvd.allreduce_async_(torch.tensor(values, dtype=torch.int64), op=hvd.Max, name=name)
         return lambda: hvd.synchronize(handle).tolist()
 
+    def largest_in(self, library: Any, values: list[int], name: str) -> list[int]:
+        tensor = torch.tensor(values, dtype=torch.int64)
+        with _broken_ring():
+            library.horovod_torch_wait_and_clear(_begun_in(library, tensor, name, hvd.Max))
+        return tensor.tolist()
+
+    def reduce_zeros(self, library: Any, tensors: Sequence[Named]) -> None:
+        zeros = [torch.zeros(one.shape, dtype=getattr(torch, one.kind)) for one in tensors]
+        with _broken_ring():
+            handles = [_begun_in(library, zero, one.name) for zero, one in zip(zeros, tensors, strict=True)]
+            for handle in handles:
+                library.horovod_torch_wait_and_clear(handle)
+
 
 def _failed(error: BaseException) -> bool:
     return isinstance(error, hvd.HorovodInternalError)
@@ -47,9 +61,13 @@ def _failed(error: BaseException) -> bool:
 class TorchHorovodRing(HorovodRing):
     """`edl.torch.tensor_ring.TensorRing`."""
 
-    def __init__(self, gpu: Callable[[], Gpu | None] = lambda: None) -> None:
-        """`gpu`: where the gradients of this worker lie, if all of them do; asked when a ring is formed."""
-        super().__init__("horovod.torch", TorchBytes(), _failed)
+    def __init__(
+        self, gpu: Callable[[], Gpu | None] = lambda: None, named: Callable[[], Sequence[Named]] = tuple
+    ) -> None:
+        """`gpu`: where the gradients of this worker lie, if all of them do; `named`: those in main memory. Both are
+        asked when a ring is formed.
+        """
+        super().__init__("horovod.torch", TorchBytes(), _failed, named)
         self._gpu = gpu
 
     def enter(self, place: Place, timeout_s: float) -> None:
@@ -66,7 +84,7 @@ class TorchHorovodRing(HorovodRing):
         """Each member does, in whichever way it forms the ring: so its first step begins nothing. Raises RingBroken."""
         if place.size > 1 and hvd.nccl_built():
             with _broken_ring():
-                _warm(engine.library.module, self._gpu(), f"edl.warm.{place.generation}")
+                _warm(engine.library.taker, self._gpu(), f"edl.warm.{place.generation}")
 
     def averaging(self) -> ByName:
         return ByName()
@@ -147,10 +165,15 @@ def _warm(module: Any, gpu: Gpu | None, name: str) -> None:
     device = torch.device("cpu") if gpu is None else gpu.device
     with beside(device):
         for number, size in enumerate(WARM):
-            tensor = torch.zeros(size, device=device)
-            enqueue = getattr(module, mpi_ops._check_function(mpi_ops._allreduce_function_factory, tensor))
-            handle = enqueue(tensor, tensor, DIVISOR, f"{name}.{number}".encode(), AVERAGE, 1.0, 1.0, ALL_RANKS)
+            handle = _begun_in(module, torch.zeros(size, device=device), f"{name}.{number}")
             module.horovod_torch_wait_and_clear(handle)
+
+
+def _begun_in(library: Any, tensor: torch.Tensor, name: str, op: int = AVERAGE) -> int:
+    """In place. Horovod keeps the tensor for as long as it needs it."""
+    enqueue = getattr(library, mpi_ops._check_function(mpi_ops._allreduce_function_factory, tensor))
+    handle: int = enqueue(tensor, tensor, DIVISOR, name.encode(), op, 1.0, 1.0, ALL_RANKS)
+    return handle
 
 
 @contextlib.contextmanager

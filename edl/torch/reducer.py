@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from edl.collectives.names import Named
 from edl.collectives.share import Weight
 from edl.errors import RingBroken, UsageError
 from edl.policy.noise import of_step
@@ -81,6 +82,14 @@ class Reducer:
             self._lazy[parameter] = name
         elif parameter.requires_grad:  # without a hook: reduced at the end of backward
             parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
+
+    def named(self) -> list[Named]:
+        """The gradients in main memory that it reduces. Any thread."""
+        return [
+            Named(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), one.element_size())
+            for one, name in list(self._names.items())
+            if one.requires_grad and not is_lazy(one) and one.device.type == "cpu"
+        ]
 
     def expect_again(self, parameters: Iterable[torch.Tensor]) -> None:
         """The script may add these, which are here already."""

@@ -7,11 +7,12 @@ Owns: that port, and which ring stands behind it in this process. Does not own: 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
 
+from edl.collectives.names import Named
 from edl.collectives.ring import Ring
 from edl.config import Settings
 from edl.errors import ConfigError
@@ -59,8 +60,10 @@ class TensorRing(Ring, Protocol):
         """Fill `contents`, bytes, with those of `root`; what is returned waits for that. Both raise RingBroken."""
 
 
-def chosen(gpu: Callable[[], Gpu | None]) -> TensorRing:
-    """The ring of this process's settings. `gpu`: where its gradients lie, if all of them do. Raises ConfigError."""
+def chosen(gpu: Callable[[], Gpu | None], named: Callable[[], Sequence[Named]]) -> TensorRing:
+    """The ring of this process's settings. `gpu`: where its gradients lie, if all of them do; `named`: those in main
+    memory. Raises ConfigError.
+    """
     if Settings.from_given({}, os.environ).ring == TORCH:
         from edl.torch.group_ring import GroupRing
 
@@ -74,7 +77,7 @@ def chosen(gpu: Callable[[], Gpu | None]) -> TensorRing:
             "Horovod is not installed: train with `edl run --ring torch` (EDL_RING=torch), or build Horovod by "
             "scripts/setup from a clone of edl"
         ) from None
-    return TorchHorovodRing(gpu)
+    return TorchHorovodRing(gpu, named)
 
 
 def scale(gradient: torch.Tensor, factor: float) -> None:

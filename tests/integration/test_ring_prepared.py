@@ -123,6 +123,21 @@ def test_the_next_ring_forms_while_this_one_reduces(fleet: Fleet) -> None:
     adopt(fleet, [1, 0, 2], following.generation)
 
 
+@pytest.mark.parametrize("fleet", ["torch", "function"], indirect=True)
+def test_its_members_go_through_the_names_of_the_gradients_where_all_know_the_same(fleet: Fleet) -> None:
+    train(fleet, [0, 1])  # a function is traced by now
+    fleet.together([0, 1], "names")
+    change(fleet, [1, 0])
+    first, second = fleet.together([0, 1], "names")
+    assert first == second != []
+    fleet[0].call("know_of_name", "stranger")
+    change(fleet, [0, 1])
+    assert fleet.together([0, 1], "names") == [[], []]
+    fleet[1].call("know_of_name", "stranger")
+    change(fleet, [1, 0])
+    assert fleet.together([0, 1], "names") == [sorted([*first, "stranger"])] * 2
+
+
 def test_of_thirty_changes_nothing_remains(fleet: Fleet) -> None:
     """But two threads that sleep, of an engine that has held a ring."""
     change(fleet, [0, 1])

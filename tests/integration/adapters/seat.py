@@ -15,12 +15,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from edl.collectives.names import Named
 from edl.protocol.ring import Place, solo
 from edl.trainer.data.rehearsals import Rehearsals
 from edl.trainer.data.shards import Held
@@ -83,6 +84,29 @@ class Next:
             self._outcome = ""
         except Exception as error:  # noqa: BLE001 - the test is told, whatever it is
             self._outcome = f"{type(error).__name__}: {error}"
+
+
+class Names:
+    """Those by which rings that were prepared have reduced zeros."""
+
+    def __init__(self, ring: Any) -> None:
+        self._ring = ring
+        self._taken: list[str] = []
+        if hasattr(ring, "_sums"):  # Horovod's
+            reduce = ring._sums.reduce_zeros
+            ring._sums.reduce_zeros = lambda library, tensors: (self._note(tensors), reduce(library, tensors))
+
+    def know_of(self, name: str) -> None:
+        """One more, which the others need not know of."""
+        named = self._ring._named
+        self._ring._named = lambda: [*named(), Named(name, (3,), "float32", 4)]
+
+    def take(self) -> list[str]:
+        taken, self._taken = self._taken, []
+        return taken
+
+    def _note(self, tensors: Sequence[Named]) -> None:
+        self._taken += [one.name for one in tensors]
 
 
 def used() -> dict[str, Any]:
@@ -206,7 +230,7 @@ def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any
         while timers:
             timers.pop().join()
 
-    following = Next(framework.ring)
+    following, names = Next(framework.ring), Names(framework.ring)
 
     def train_beside(*batch: Any) -> tuple[int, str]:
         """Steps, as long as the next ring forms on any member; how many, and what the last one of them failed of."""
@@ -230,8 +254,10 @@ def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any
         "aborted": aborted,
         "adopt": framework.ring.adopt,
         "enter": enter,
+        "know_of_name": names.know_of,
         "later": later,
         "leave": framework.ring.leave,
+        "names": names.take,
         "agree": framework.ring.agree,
         "broadcast": lambda text, root: framework.ring.broadcast(text and text.encode(), root).decode(),
         "prepare": following.prepare,

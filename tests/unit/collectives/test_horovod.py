@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edl.collectives import horovod
 from edl.collectives.horovod import HorovodRing
+from edl.collectives.names import Named
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
 PATIENCE_S = 10.0
+BIAS = Named("bias", (10,), "float32", 4)
+
+
+class Gone(Exception):
+    """As the framework says that a collective failed."""
 
 
 class FakeEngine:
@@ -24,8 +31,9 @@ class FakeEngine:
     broken = False
     whole = False  # a peer has cut it
 
-    def __init__(self, library: str, *, needs_elastic: bool) -> None:
+    def __init__(self, library: SimpleNamespace, *, needs_elastic: bool) -> None:
         self.library = library
+        self.settled = 0
         self.place: Place | None = None
         self.busy = False
         self.may_leave = threading.Event()
@@ -48,9 +56,17 @@ class FakeEngine:
     def leaving(self) -> bool:
         return self.place is not None and not self.may_leave.is_set()
 
-    def form(self, place: Place, timeout_s: float, wanted: Callable[[], bool] = lambda: True) -> None:
+    def form(
+        self, place: Place, timeout_s: float, wanted: Callable[[], bool] = lambda: True, *, awaited: bool = True
+    ) -> None:
         assert self.place is None
         self.place = place
+
+    def stands(self, generation: int) -> bool:
+        return self.place is not None and self.place.generation == generation
+
+    def settle(self) -> None:
+        self.settled += 1
 
     def leave(self, generations: range | None = None) -> None:
         if self.place is not None and (generations is None or self.place.generation in generations):
@@ -63,27 +79,78 @@ class FakeEngine:
 
 class FakeFace:
     needs_elastic = False
-    libraries = ("one", "two")
+    libraries = (SimpleNamespace(taker="one"), SimpleNamespace(taker="two"))
 
     def __init__(self, module: str) -> None:
         self.called: list[str] = []
 
-    def call(self, library: str) -> None:
-        self.called.append(library)
+    def call(self, library: SimpleNamespace) -> None:
+        self.called.append(library.taker)
+
+
+class FakeTensors:
+    """Of a ring whose members all know of the same names; or one is gone."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.reduced: list[tuple[str, list[str]]] = []
+        self.fails: Exception | None = None
+
+    def largest_in(self, library: str, values: list[int], name: str) -> list[int]:
+        self.asked.append(library)
+        if self.fails is not None:
+            raise self.fails
+        return values
+
+    def reduce_zeros(self, library: str, tensors: list[Named]) -> None:
+        self.reduced.append((library, [one.name for one in tensors]))
 
 
 @pytest.fixture
 def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(horovod, "Face", FakeFace)
     monkeypatch.setattr(horovod, "RingEngine", FakeEngine)
-    made: Any = HorovodRing("horovod.none", None, lambda _: False)  # type: ignore[arg-type]
+    tensors: Any = FakeTensors()
+    made: Any = HorovodRing("horovod.none", tensors, lambda error: isinstance(error, Gone), lambda: [BIAS])
     yield made
     for engine in made._engines:
         engine.may_leave.set()
 
 
-def place(generation: int) -> Place:
-    return Place(generation, 0, 2, "w")
+def place(generation: int, size: int = 2) -> Place:
+    return Place(generation, 0, size, "w")
+
+
+def test_a_ring_that_all_prepare_goes_through_the_names_in_its_own_engine(ring: Any) -> None:
+    ring.enter(place(1), 1.0)
+    ring.prepare(place(2), 1.0, all_prepare=True)
+    assert ring._sums.reduced == [("two", ["bias"])]
+    assert (ring.place, ring._face.called) == (place(1), ["one"])
+    before = ring._spare.settled
+    ring.adopt(2)
+    assert (ring.place, ring._engines[1].settled) == (place(2), before + 1)
+
+
+def test_where_some_enter_in_line_or_nobody_else_is_no_names_are_gone_through(ring: Any) -> None:
+    ring.enter(place(1), 1.0)
+    ring.prepare(place(2), 1.0, all_prepare=False)
+    ring.release(2)
+    assert ring._engines[1].left.wait(PATIENCE_S)
+    ring.prepare(place(3, size=1), 1.0, all_prepare=True)
+    ring.enter(place(4), 1.0)
+    assert ring._sums.asked == []
+
+
+def test_a_member_that_goes_while_names_are_gone_through_breaks_that_ring_alone(ring: Any) -> None:
+    ring.enter(place(1), 1.0)
+    ring._sums.fails = Gone("[/x/gloo.cc:1] connection closed")
+    with pytest.raises(RingBroken, match=r"^the ring did not form: a member is gone: connection closed$"):
+        ring.prepare(place(2), 1.0, all_prepare=True)
+    assert [engine.broken for engine in ring._engines] == [False, True]
+    ring._sums.fails = ValueError("a fault of ours")
+    ring._engines[1].place = None
+    with pytest.raises(ValueError, match="ours"):
+        ring.prepare(place(3), 1.0, all_prepare=True)
 
 
 def test_the_next_ring_is_formed_while_the_one_before_is_being_left(ring: Any) -> None:

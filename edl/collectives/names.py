@@ -1,0 +1,52 @@
+"""The names of what a ring of Horovod reduces in each step, gone through once before its first one.
+
+Horovod pairs up by name what members begin in any order. They have to tell each other of a name that is new in their
+ring, which takes as long as several reductions. So the members of a ring that is prepared beside one that works reduce
+zeros by these names.
+
+Owns: which names these are, and that all members take the same. Does not own: reducing (behind `Sums`), nor when
+(`edl.collectives.horovod`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+MOST_BYTES = 2**20  # of zeros, beside training. Where there is more to reduce, a step takes far longer than its names
+
+
+class Named(NamedTuple):
+    """What is reduced by one name."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str  # of its numbers, as its framework calls them
+    item_bytes: int
+
+
+class Sums(Protocol):
+    """Reductions by one framework in any of Horovod's libraries, not only in that whose turn it is.
+
+    `library` is what `edl.collectives.libraries.Library.taker` says. All of it raises what the framework raises.
+    """
+
+    def largest_in(self, library: Any, values: list[int], name: str) -> list[int]:
+        """The largest of all members' values in each place: signed, of 64 bits."""
+
+    def reduce_zeros(self, library: Any, tensors: Sequence[Named]) -> None:
+        """Each as a gradient of this name is."""
+
+
+def go_through(sums: Sums, library: Any, named: Sequence[Named]) -> None:
+    """All members of the ring in `library` do, one time. Those who know of different names pass over all of them: else
+    each would wait for the others' names. Raises what `sums` does.
+    """
+    whole = sum(math.prod(one.shape) * one.item_bytes for one in named)
+    chosen = sorted(named) if whole <= MOST_BYTES else []
+    digest = int.from_bytes(hashlib.blake2b(repr(chosen).encode(), digest_size=7).digest(), "little")
+    most, least = sums.largest_in(library, [digest, ~digest], "edl.same")
+    if most == ~least:
+        sums.reduce_zeros(library, chosen)
