@@ -42,13 +42,13 @@ class TorchBytes:
 
     def largest_in(self, library: Any, values: list[int], name: str) -> list[int]:
         tensor = torch.tensor(values, dtype=torch.int64)
-        with _broken_ring():
+        with _aside():
             library.horovod_torch_wait_and_clear(_begun_in(library, tensor, name, hvd.Max))
         return tensor.tolist()
 
     def reduce_zeros(self, library: Any, tensors: Sequence[Named]) -> None:
         zeros = [torch.zeros(one.shape, dtype=getattr(torch, one.kind)) for one in tensors]
-        with _broken_ring():
+        with _aside():
             handles = [_begun_in(library, zero, one.name) for zero, one in zip(zeros, tensors, strict=True)]
             for handle in handles:
                 library.horovod_torch_wait_and_clear(handle)
@@ -83,7 +83,7 @@ class TorchHorovodRing(HorovodRing):
     def _begin_nccl(self, engine: RingEngine, place: Place) -> None:
         """Each member does, in whichever way it forms the ring: so its first step begins nothing. Raises RingBroken."""
         if place.size > 1 and hvd.nccl_built():
-            with _broken_ring():
+            with _aside():
                 _warm(engine.library.taker, self._gpu(), f"edl.warm.{place.generation}")
 
     def averaging(self) -> ByName:
@@ -182,6 +182,16 @@ def _broken_ring() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        raise RingBroken(plain(str(error))) from error
+
+
+@contextlib.contextmanager
+def _aside() -> Iterator[None]:
+    """The same in a ring that another thread may leave meanwhile: then Horovod knows its handles no more."""
+    try:
+        with _broken_ring():
+            yield
+    except ValueError as error:
         raise RingBroken(plain(str(error))) from error
 
 

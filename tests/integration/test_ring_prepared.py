@@ -28,7 +28,7 @@ WAYS = ["torch", "groups", pytest.param("eager", marks=pytest.mark.soak), *REST]
 
 @pytest.fixture(scope="module", params=WAYS)
 def fleet(request: pytest.FixtureRequest, warm: WarmPython) -> Iterator[Fleet]:
-    with by(request.param, warm, 4, "sgd") as fleet:
+    with by(request.param, warm, 6, "sgd") as fleet:
         assert fleet.together([0, 1, 2, 3], "prepares") == [True] * 4
         yield fleet
 
@@ -136,6 +136,22 @@ def test_its_members_go_through_the_names_of_the_gradients_where_all_know_the_sa
     fleet[1].call("know_of_name", "stranger")
     change(fleet, [1, 0])
     assert fleet.together([0, 1], "names") == [sorted([*first, "stranger"])] * 2
+
+
+@pytest.mark.parametrize("fleet", ["torch", "function"], indirect=True)
+@pytest.mark.parametrize(("fault", "victim"), [("die_before_names", 4), ("hang_before_names", 5)])
+def test_a_member_does_not_go_through_the_names(fleet: Fleet, fault: str, victim: int) -> None:
+    """It dies, which frees the others where their ring stands by then, or hangs. The leader's word frees them."""
+    fleet[victim].call(fault)
+    with fleet.preparing([0, victim, 1], 60.0) as following:
+        following.come(victim, 0, 1)
+        fleet.together([0, 1], "later", [(2.0, "release", following.generation)] * 2)
+        train_beside(fleet)
+        check_untouched(fleet)
+        check_not_formed(fleet, fleet.together([0, 1], "prepared"))
+        fleet.together([0, 1], "aborted")
+    fleet[victim].end()
+    change(fleet, [1, 0])
 
 
 def test_of_thirty_changes_nothing_remains(fleet: Fleet) -> None:

@@ -101,6 +101,10 @@ class Names:
         named = self._ring._named
         self._ring._named = lambda: [*named(), Named(name, (3,), "float32", 4)]
 
+    def stop_before(self, *, alive: bool) -> None:
+        """This process comes to the names of the next ring, and no further."""
+        self._ring._named = threading.Event().wait if alive else lambda: os.kill(os.getpid(), signal.SIGKILL)
+
     def take(self) -> list[str]:
         taken, self._taken = self._taken, []
         return taken
@@ -254,6 +258,8 @@ def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any
         "aborted": aborted,
         "adopt": framework.ring.adopt,
         "enter": enter,
+        "die_before_names": lambda: names.stop_before(alive=False),
+        "hang_before_names": lambda: names.stop_before(alive=True),
         "know_of_name": names.know_of,
         "later": later,
         "leave": framework.ring.leave,
