@@ -33,8 +33,8 @@ from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
 
-class Tensors(Bytes, Sums, Protocol):
-    """One framework's."""
+class Collectives(Bytes, Sums, Protocol):
+    """What one framework does in Horovod's rings for edl itself."""
 
 
 class HorovodRing:
@@ -45,7 +45,7 @@ class HorovodRing:
     def __init__(
         self,
         module: str,
-        tensors: Tensors,
+        tensors: Collectives,
         failed: Callable[[BaseException], bool],
         named: Callable[[], Sequence[Named]] = tuple,
     ) -> None:

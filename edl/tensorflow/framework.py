@@ -30,7 +30,7 @@ from edl.tensorflow.kernels import kernels_for
 from edl.tensorflow.noise import TensorNoise
 from edl.tensorflow.rate import TensorRate
 from edl.tensorflow.reducer import Measures, Reducer
-from edl.tensorflow.ring_bytes import TensorFlowBytes
+from edl.tensorflow.ring_bytes import TensorFlowCollectives
 from edl.tensorflow.share import TensorShare
 from edl.tensorflow.snapshot import TensorFlowSnapshot, restore
 from edl.tensorflow.state import (
@@ -66,7 +66,7 @@ class TensorFlowFramework:
 
     def __init__(self) -> None:
         prepare_environment()
-        self.ring = HorovodRing("horovod.tensorflow", TensorFlowBytes(), _failed, self._named)
+        self.ring = HorovodRing("horovod.tensorflow", TensorFlowCollectives(), _failed, self._named)
         self.sort = TensorFlowTensors()
         self._share = TensorShare(lambda: self.ring.size)
         self._measures = Measures(Waiting(), TensorNoise())

@@ -25,8 +25,8 @@ IN_TURN = -1  # there, in the place of a copy's number
 AT_ONCE = 16  # reductions that wait for the other members, each on a thread of its own
 
 
-class TensorFlowBytes:
-    """`edl.collectives.horovod.Tensors`."""
+class TensorFlowCollectives:
+    """`edl.collectives.horovod.Collectives`."""
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         return broadcast_bytes(np.frombuffer(payload, np.uint8), root, name.replace(".", "_")).tobytes()

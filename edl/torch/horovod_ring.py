@@ -28,8 +28,8 @@ AVERAGE, DIVISOR, ALL_RANKS = hvd.Average, 1, 0  # of Horovod's native calls; on
 IS_ROCM = hvd.rocm_built()
 
 
-class TorchBytes:
-    """`edl.collectives.horovod.Tensors` with torch's."""
+class TorchCollectives:
+    """`edl.collectives.horovod.Collectives` with torch's tensors."""
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         tensor = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
@@ -67,7 +67,7 @@ class TorchHorovodRing(HorovodRing):
         """`gpu`: where the gradients of this worker lie, if all of them do; `named`: those in main memory. Both are
         asked when a ring is formed.
         """
-        super().__init__("horovod.torch", TorchBytes(), _failed, named)
+        super().__init__("horovod.torch", TorchCollectives(), _failed, named)
         self._gpu = gpu
 
     def enter(self, place: Place, timeout_s: float) -> None:

@@ -66,7 +66,7 @@ assert not any(name.startswith("horovod.") for name in sys.modules)
 os.environ["EDL_RING"] = "horovod"
 try:
     from edl.torch.tensor_ring import chosen
-    chosen(framework.gpu)
+    chosen(framework.gpu, framework.named)
 except ConfigError as error:
     assert "edl run --ring torch" in str(error), error
 print("{}")
