@@ -85,7 +85,8 @@ class Rings:
             self.arm(ring, LONG_STEP * STEP_S)
         elif not whole:
             for worker in supplied:  # a peer is gone: the mini-batch fails, and is void (I8). Others wait for samples
-                self.job.shells.broken(worker, "connection reset by peer")
+                if worker.sits:  # and was not killed as another one found that out
+                    self.job.shells.broken(worker, "connection reset by peer")
         elif len(supplied) == len(ring.members):
             self._train(ring)
         elif supplied and (busy or late or any(worker.stalled for worker in here)):
