@@ -96,6 +96,12 @@ class RingEngine:
         finally:
             self._busy.release()
 
+    def note_broken(self, generation: int) -> None:
+        """From any thread: a collective of that ring has failed, which may be left by now."""
+        with self._turn:
+            if self.place is not None and self.place.generation == generation:
+                self.broken = True
+
     def leave(self, generations: range | None = None) -> None:
         """The ring that stands, if it is of one of these: one that was formed since is not meant."""
         with self._busy:
@@ -118,12 +124,13 @@ class RingEngine:
             raise RingBroken("Horovod still holds on to a ring that did not form")
         if self._native.horovod_is_initialized():  # by the script's own hvd.init()
             self.library.shut_down()
-        self.broken, self._timeout_s = False, timeout_s
+        self._timeout_s = timeout_s
         self._spin = spinning(place.local_size, os.environ)
         with self._guard.environment(variables(place, timeout_s, keep_elastic=self._needs_elastic)):
             with self._turn:
                 if not wanted():
                     raise RingBroken("the ring did not form: it was given up before")
+                self.broken = False
                 self._guard.set_hurry(False)
                 self._guard.set_host(place.address)
                 self.settle()

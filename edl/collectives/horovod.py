@@ -98,15 +98,15 @@ class HorovodRing:
         spare = self._spare
         spare.form(place, timeout_s, lambda: place.generation > self._released, awaited=not all_prepare)
         if all_prepare and place.size > 1:
-            self._go_through_names(spare)
+            self._go_through_names(spare, place.generation)
 
-    def _go_through_names(self, spare: RingEngine) -> None:
+    def _go_through_names(self, spare: RingEngine, generation: int) -> None:
         try:
             go_through(self._sums, spare.library.taker, self._named())
         except Exception as error:
             if not isinstance(error, RingBroken) and not self._failed(error):
                 raise
-            spare.broken = True
+            spare.note_broken(generation)
             raise RingBroken(f"the ring did not form: a member is gone: {plain(str(error))}") from error
 
     def adopt(self, generation: int) -> None:

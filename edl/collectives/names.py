@@ -41,7 +41,7 @@ class Sums(Protocol):
 
 
 def go_through(sums: Sums, library: Any, named: Sequence[Named]) -> None:
-    """All members of the ring in `library` do, one time. Those who know of different names pass over all of them: else
+    """All members of the ring in `library` do, once. Those who know of different names pass over all of them: else
     each would wait for the others' names. Raises what `sums` does.
     """
     whole = sum(math.prod(one.shape) * one.item_bytes for one in named)

@@ -84,14 +84,18 @@ class Rings:
         if not whole and supplied and self.job.random.random() < 0.4:  # some notice late: their mini-batch is long
             self.arm(ring, LONG_STEP * STEP_S)
         elif not whole:
-            for worker in supplied:  # a peer is gone: the mini-batch fails, and is void (I8). Others wait for samples
-                if worker.sits:  # and was not killed as another one found that out
-                    self.job.shells.broken(worker, "connection reset by peer")
+            self._find_broken(supplied)  # others wait for samples
         elif len(supplied) == len(ring.members):
             self._train(ring)
         elif supplied and (busy or late or any(worker.stalled for worker in here)):
             for worker in supplied:
                 self.job.after(STEP_TIMEOUT_S, self._give_up, ring, worker, worker.step)
+
+    def _find_broken(self, supplied: list[SimWorker]) -> None:
+        """A peer is gone: their mini-batch fails, and is void (I8)."""
+        for worker in supplied:
+            if worker.sits:  # and was not killed as another one found that out
+                self.job.shells.broken(worker, "connection reset by peer")
 
     def _has_batch(self, worker: SimWorker) -> bool:
         if self.job.spec is None:

@@ -65,6 +65,9 @@ class FakeEngine:
     def stands(self, generation: int) -> bool:
         return self.place is not None and self.place.generation == generation
 
+    def note_broken(self, generation: int) -> None:
+        self.broken = self.broken or self.stands(generation)
+
     def settle(self) -> None:
         self.settled += 1
 
