@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -36,7 +37,9 @@ class TensorFlowCollectives:
         return aside.begin(lambda: _largest(values, name.replace(".", "_"))).result
 
     def largest_in(self, library: int, values: list[int], name: str) -> list[int]:
-        return _largest(values, name.replace(".", "_"), library)
+        with context.eager_mode(), tf.device("CPU:0"):
+            tensor = tf.constant(values, tf.int64)
+            return _numbers(_by_our_own(tensor, name.replace(".", "_"), hvd.Max, library))
 
     def reduce_zeros(self, library: int, tensors: Sequence[Named]) -> None:
         """All members take them in the same order: one that a member waits for is begun by the others in the end."""
@@ -47,15 +50,20 @@ class TensorFlowCollectives:
                 for one in left:
                     _by_our_own(tf.zeros(one.shape, one.kind), one.name, hvd.Average, library)
 
-        for thread in [aside.begin(reduce) for _ in range(min(AT_ONCE, len(tensors)))]:
-            thread.result()
+        threads = [aside.begin(reduce) for _ in range(min(AT_ONCE, len(tensors)))]
+        wait(threads)  # for all: none may come upon the next ring there
+        for one in threads:
+            one.result()
 
 
-def _largest(values: list[int], name: str, library: int = IN_TURN) -> list[int]:
+def _largest(values: list[int], name: str) -> list[int]:
     with context.eager_mode(), tf.device("CPU:0"):
         tensor = tf.constant(values, tf.int64)
-        reduced = _by_our_own(tensor, name, hvd.Max, library) if _has_our_own() else _reduction(name)(tensor)
-        return [int(value) for value in reduced.numpy()]
+        return _numbers(_by_our_own(tensor, name, hvd.Max, IN_TURN) if _has_our_own() else _reduction(name)(tensor))
+
+
+def _numbers(reduced: Any) -> list[int]:
+    return [int(value) for value in reduced.numpy()]
 
 
 def _has_our_own() -> bool:

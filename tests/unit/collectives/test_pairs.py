@@ -40,6 +40,13 @@ def test_a_library_whose_names_are_elsewhere_is_not_copied(contents: bytes) -> N
         pairs._renaming(NAMES, COPIES[0])(contents)
 
 
+def test_what_was_built_for_an_edl_before_this_one_is_not_used() -> None:
+    """Its worker could not go through the names of a ring, and all others would wait for that."""
+    before = SimpleNamespace(_name="_turns.so", edl_take_turns=None, edl_turn_to=None, edl_operations=None)
+    with pytest.raises(ImportError, match=r"^_turns.so is of another edl than this: scripts/setup builds it$"):
+        pairs._taking_turns("libhorovod.so", before)
+
+
 def test_names_stay_as_long_as_they_are() -> None:
     assert {len(prefix) for prefix in COPIES} == {len(HOROVODS)}
     assert not any(prefix.startswith(HOROVODS) for prefix in COPIES)
