@@ -155,8 +155,9 @@ def test_a_member_does_not_go_through_the_names(fleet: Fleet, fault: str, victim
 
 
 def test_of_thirty_changes_nothing_remains(fleet: Fleet) -> None:
-    """But two threads that sleep, of an engine that has held a ring."""
-    change(fleet, [0, 1])
+    """But two threads that sleep, of an engine that has held a ring. Each has held one of three by then."""
+    for members in ([0, 1, 2], [1, 0], [0, 1, 2], [1, 0]):
+        change(fleet, members)
     fleet.together([0, 1], "leave")
     alone = quiet(fleet)
     fleet.form([0, 1])
