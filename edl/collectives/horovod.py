@@ -146,9 +146,9 @@ class HorovodRing:
         with self.failing():
             return self._words.broadcast(self._seat(), payload, root)
 
-    def agree(self, value: int) -> int:
+    def largest(self, values: Sequence[int]) -> list[int]:
         with self.failing():
-            return self._words.agree(self._seat(), value)
+            return self._words.largest(self._seat(), values)
 
     def same(self, value: int) -> Callable[[], bool]:
         with self.failing():

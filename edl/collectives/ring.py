@@ -6,7 +6,7 @@ stuck in it. Does not own: who is in it (`edl.core`), nor when to change it (`ed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from edl.protocol.ring import Place
@@ -56,8 +56,8 @@ class Ring(Protocol):
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
         """Bytes of rank `root`, on all members; others pass None. Raises RingBroken."""
 
-    def agree(self, value: int) -> int:
-        """The largest of all members' values (0 <= value < 2**53). Raises RingBroken."""
+    def largest(self, values: Sequence[int]) -> list[int]:
+        """Of all members' values the largest in each place: signed, of 64 bits. Raises RingBroken."""
 
     def same(self, value: int) -> Callable[[], bool]:
         """Ask whether all members pass the same value (64 bits, no sign). What is returned waits for the answer: other

@@ -5,7 +5,7 @@ Owns: what one message says. Does not own: moving it (behind `Bytes`), nor the r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from edl.protocol.ring import Place
@@ -20,8 +20,11 @@ class Bytes(Protocol):
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         """All members pass payloads of the same length; all get that of `root`."""
 
-    def largest(self, values: list[int], name: str) -> Callable[[], list[int]]:
-        """The largest of all members' values in each place: signed, of 64 bits. What is returned waits for them."""
+    def largest(self, values: Sequence[int], name: str) -> list[int]:
+        """The largest of all members' values in each place: signed, of 64 bits."""
+
+    def largest_begun(self, values: Sequence[int], name: str) -> Callable[[], list[int]]:
+        """The same; what is returned waits for it."""
 
 
 class Words:
@@ -44,16 +47,14 @@ class Words:
         whole = payload if sending and payload is not None else bytes(length)
         return self._tensors.broadcast(whole, root, "edl.broadcast.body")
 
-    def agree(self, place: Place, value: int) -> int:
-        if not 0 <= value < 2**53:
-            raise ValueError(f"a value to agree on must be in 0..2**53-1, not {value}")
-        return value if place.size == 1 else self._tensors.largest([value], "edl.agree")()[0]
+    def largest(self, place: Place, values: Sequence[int]) -> list[int]:
+        return list(values) if place.size == 1 else self._tensors.largest(values, "edl.largest")
 
     def same(self, place: Place, value: int) -> Callable[[], bool]:
         if place.size == 1:
             return lambda: True
         signed = value - 2**64 if value >= 2**63 else value
-        largest = self._tensors.largest([signed, ~signed], "edl.same")
+        largest = self._tensors.largest_begun([signed, ~signed], "edl.same")
 
         def wait() -> bool:
             most, least = largest()

@@ -32,9 +32,12 @@ class TensorFlowCollectives:
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         return broadcast_bytes(np.frombuffer(payload, np.uint8), root, name.replace(".", "_")).tobytes()
 
-    def largest(self, values: list[int], name: str) -> Callable[[], list[int]]:
+    def largest(self, values: Sequence[int], name: str) -> list[int]:
+        return _largest(values, name.replace(".", "_"))
+
+    def largest_begun(self, values: Sequence[int], name: str) -> Callable[[], list[int]]:
         """By a thread: Horovod has no call for TensorFlow that comes back before its answer."""
-        return aside.begin(lambda: _largest(values, name.replace(".", "_"))).result
+        return aside.begin(lambda: self.largest(values, name)).result
 
     def largest_in(self, library: int, values: list[int], name: str) -> list[int]:
         with context.eager_mode(), tf.device("CPU:0"):
@@ -56,7 +59,7 @@ class TensorFlowCollectives:
             one.result()
 
 
-def _largest(values: list[int], name: str) -> list[int]:
+def _largest(values: Sequence[int], name: str) -> list[int]:
     with context.eager_mode(), tf.device("CPU:0"):
         tensor = tf.constant(values, tf.int64)
         return _numbers(_by_our_own(tensor, name, hvd.Max, IN_TURN) if _has_our_own() else _reduction(name)(tensor))

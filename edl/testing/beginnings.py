@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edl.core.worker.agreement import Vote
 from edl.core.worker.inputs import (
     Agree,
     Command,
     CopyRest,
     CopyState,
     FetchState,
-    NumberHeard,
     RingFormed,
     StateComes,
     StateCopied,
+    VotesHeard,
 )
 from edl.testing.faults import Moment
 from edl.testing.models import Model
@@ -140,13 +141,13 @@ class Beginnings:
         self.job.note(f"ring {generation} of {[one.id for one in members]} stands after step {members[0].step}")
 
     def _agree(self, members: list[SimWorker]) -> dict[str, list[Command]]:
-        """They agree, all at once: each number of theirs is an all-reduce of the highest. What each does then."""
+        """They agree, all at once, by an all-reduce of the highest. What each does then."""
         answers = {worker.id: worker.machine.handle(RingFormed()) for worker in members}
-        while said := {one: command.number for one, (command, *_) in answers.items() if isinstance(command, Agree)}:
+        if said := {one: command.vote for one, (command, *_) in answers.items() if isinstance(command, Agree)}:
             if gone_on := answers.keys() - said.keys():
-                self.job.checks.violated("I3", f"{sorted(said)} wait for numbers of {sorted(gone_on)}, who go on")
-            highest = max(said.values())
-            answers = {worker.id: worker.machine.handle(NumberHeard(highest)) for worker in members}
+                self.job.checks.violated("I3", f"{sorted(said)} wait for votes of {sorted(gone_on)}, who go on")
+            highest = Vote(*map(max, zip(*said.values(), strict=True)))
+            answers = {worker.id: worker.machine.handle(VotesHeard(highest)) for worker in members}
         return answers
 
     def _begin(self, worker: SimWorker, commands: list[Command], models: list[Model]) -> None:

@@ -10,7 +10,7 @@ import atexit
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
@@ -159,8 +159,8 @@ class GroupRing:
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
         return self._words.broadcast(self.groups.place, payload, root)
 
-    def agree(self, value: int) -> int:
-        return self._words.agree(self.groups.place, value)
+    def largest(self, values: Sequence[int]) -> list[int]:
+        return self._words.largest(self.groups.place, values)
 
     def same(self, value: int) -> Callable[[], bool]:
         return self._words.same(self.groups.place, value)
@@ -219,7 +219,10 @@ class _Tensors:
         groups.wait(groups.begun(groups.rest.broadcast([tensor], rooted(root))))
         return tensor.numpy().tobytes()
 
-    def largest(self, values: list[int], name: str) -> Callable[[], list[int]]:  # noqa: ARG002
+    def largest(self, values: Sequence[int], name: str) -> list[int]:
+        return self.largest_begun(values, name)()
+
+    def largest_begun(self, values: Sequence[int], name: str) -> Callable[[], list[int]]:  # noqa: ARG002
         tensor = torch.tensor(values, dtype=torch.int64)
         groups = self._ring.groups
         options = AllreduceOptions()

@@ -36,7 +36,10 @@ class TorchCollectives:
         hvd.broadcast_(tensor, root, name=name)
         return tensor.numpy().tobytes()
 
-    def largest(self, values: list[int], name: str) -> Callable[[], list[int]]:
+    def largest(self, values: Sequence[int], name: str) -> list[int]:
+        return self.largest_begun(values, name)()
+
+    def largest_begun(self, values: Sequence[int], name: str) -> Callable[[], list[int]]:
         handle = hvd.allreduce_async_(torch.tensor(values, dtype=torch.int64), op=hvd.Max, name=name)
         return lambda: hvd.synchronize(handle).tolist()
 

@@ -118,8 +118,8 @@ class RingWords:
         if self._seat.size() == 1:
             return decision
         says = int(not decision) if of_all else int(decision)
-        found = self._try(lambda: self._holder.ring.agree(says), says)
-        return not found if of_all else bool(found)
+        found = self._try(lambda: self._holder.ring.largest([says]), [says]) == [1]
+        return not found if of_all else found
 
     def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
         """All workers' tensors of one shape, by rank."""
@@ -159,7 +159,7 @@ class RingWords:
         if (ask := self._between()) is not None:
             self._told_by_all(ask, "barrier", lambda: None)
         elif self._seat.size() > 1:
-            self._try(lambda: self._holder.ring.agree(0), 0)
+            self._try(lambda: self._holder.ring.largest([0]), [0])
 
     def share_buffers(self, model: torch.nn.Module) -> None:
         """All have those of the first worker."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from edl.core.worker.agreement import Vote
 from edl.core.worker.inputs import (
     AbortRings,
     AdoptRing,
@@ -37,7 +38,6 @@ from edl.core.worker.inputs import (
     HealingBegins,
     Input,
     LeaveRing,
-    NumberHeard,
     OrdersHeard,
     OrdersRead,
     PrepareRing,
@@ -59,6 +59,7 @@ from edl.core.worker.inputs import (
     TakeCopy,
     TellDaemon,
     TrainStandIns,
+    VotesHeard,
 )
 from edl.core.worker.inputs import BatchVoid as Void
 from edl.core.worker.machine import WorkerMachine
@@ -282,8 +283,8 @@ class WorkerShell:
                 return OrdersRead(self._await_orders())
             case EnterRing() | AdoptRing():
                 return self._enter(command)
-            case Agree(number):
-                return self._agree(number)
+            case Agree(vote):
+                return self._agree(vote)
             case CopyState() | CopyRest() | FetchState():
                 return self._fetch(command) if isinstance(command, FetchState) else self._copy(command)
             case EndScript() | Fail() | BreakIteration():
@@ -379,10 +380,9 @@ class WorkerShell:
         else:
             ring.enter(place, self.step_timeout_s)
 
-    def _agree(self, number: int) -> Input:
-        """Each number is an all-reduce of its own."""
+    def _agree(self, vote: Vote) -> Input:
         try:
-            return NumberHeard(self._framework.ring.agree(number))
+            return VotesHeard(Vote(*self._framework.ring.largest(vote)))
         except RingBroken as error:
             return RingFailed(str(error))
 

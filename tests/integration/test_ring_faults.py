@@ -104,7 +104,7 @@ def test_a_broken_ring_refuses_until_it_is_formed_anew(fleet: Fleet) -> None:
     fleet.form([0, 1])
     fleet.together([0, 1], "abort")
     assert fleet.together([0, 1], "own_works") == [True] * 2, "connections of the script's own"
-    for command, arguments in (("agree", (1,)), ("broadcast", ("x", 0)), ("synchronize", (0,))):
+    for command, arguments in (("largest", ([1],)), ("broadcast", ("x", 0)), ("synchronize", (0,))):
         with pytest.raises(WorkerFailed, match="RingBroken"):
             fleet.together([0, 1], command, [arguments] * 2)
     check_goes_on(fleet)

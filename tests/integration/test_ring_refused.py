@@ -34,9 +34,9 @@ def said(act, generation, arguments=right):
 
 first = [said(ring.enter, 1), ring.prepares]
 prepare = functools.partial(ring.prepare, all_prepare=True)
-refused = [said(prepare, 2, wrong), said(prepare, 3), ring.prepares, ring.agree(7)]
+refused = [said(prepare, 2, wrong), said(prepare, 3), ring.prepares, ring.largest([7])]
 horovods = bool(ring._spare._native.horovod_init(*right))
-in_line = [said(ring.enter, 4), ring.size, ring.agree(8)]
+in_line = [said(ring.enter, 4), ring.size, ring.largest([8])]
 both = [said(ring.enter, 5, wrong), said(ring.enter, 6)]
 print(json.dumps([first, refused, horovods, in_line, both]))
 """
@@ -52,8 +52,8 @@ def test_a_copy_that_said_no_is_not_asked_again() -> None:
         "the ring did not form: Horovod said no",
         "ring 3 cannot form beside one that stands",
         False,
-        7,
+        [7],
     ]
     assert not horovods, "or Horovod can be started again by now, and none of this is needed"
-    assert in_line == ["", 1, 8]
+    assert in_line == ["", 1, [8]]
     assert both == ["the ring did not form: Horovod said no", REFUSED]

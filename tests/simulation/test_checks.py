@@ -61,14 +61,14 @@ def never_asks_who_is_behind(patch: Patch) -> None:
 
 
 def follows_the_lowest_step(patch: Patch) -> None:
-    def vote(step: int, rank: int, *, has_state: bool) -> int:
+    def newness(step: int, rank: int, *, has_state: bool) -> int:
         return ((10_000 - step) << agreement.RANK_BITS) + rank if has_state else 0
 
     def agreed(highest: int) -> agreement.Agreed | None:
         step = 10_000 - (highest >> agreement.RANK_BITS)
         return agreement.Agreed(step, highest & agreement.RANKS) if highest else None
 
-    patch.setattr(agreement, "vote", vote)
+    patch.setattr(agreement, "newness", newness)
     patch.setattr(agreement, "agreed", agreed)
 
 

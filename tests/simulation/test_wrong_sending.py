@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from mutants import Mutant, Patch, Play, Prompt, expect_noticed
@@ -115,13 +117,18 @@ def asks_nothing_where_newcomers_lack_the_state(patch: Patch) -> None:
 def leaves_out_one_that_is_not_as_planned(patch: Patch) -> None:
     """It takes the state of the others for its own in a ring without newcomers."""
 
-    def begin(assignment, generation, step, **of):
-        if assignment.begins_as_planned and not assignment.newcomers:
-            return agreement.Beginning(assignment.after_step, 0, current=True)
-        return (yield from right(assignment, generation, step, **of))
+    def says(entering):
+        planned = entering.assignment.begins_as_planned and not entering.assignment.newcomers
+        return None if planned else right(entering)
 
-    right = agreement.begin
-    patch.setattr(machine, "begin", begin)
+    def begins(entering, heard):
+        planned = entering.assignment.begins_as_planned and not entering.assignment.newcomers
+        found = right_beginning(entering, heard)
+        return replace(found, current=True) if planned else found
+
+    right, right_beginning = agreement.says, agreement.begins
+    patch.setattr(machine, "says", says)
+    patch.setattr(machine, "begins", begins)
 
 
 def growing(seed: int) -> SimJob:

@@ -1,6 +1,6 @@
 """In which state a new ring begins: the newest committed step of its members, from one that has it (I5).
 
-Each member puts a number into a small all-reduce that takes the highest, and hears what that is; once, or a few times.
+Each member says a few numbers, its vote, in a small all-reduce that takes the highest of each, and hears these.
 Where a ring stands as it is planned, and all its members have the state of the planned step, but for newcomers that get
 it beside the first steps, the plan says how it begins, and members say nothing. A survivor that is not in that state
 does not come to that ring, which breaks for the others.
@@ -10,17 +10,23 @@ Owns: these numbers, and what follows from what is heard. Does not own: the all-
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.assignment import Assignment
 
 RANK_BITS: Final = 16
 RANKS: Final = 2**RANK_BITS - 1
-DOUBT: Final = 2**53 - 1  # higher than every vote: one member is enough
+
+
+class Vote(NamedTuple):
+    """What one member says; or the highest of each number that was said."""
+
+    newest: int  # the newer its state the higher, and of two with the same step the lower rank's; 0: it has none
+    behind: int  # minus the step of its state, above all of these where it has none: the highest is the last one's
+    doubts: int  # 1: it is not in the state of the planned step
+    unbooted: int  # 1: it could do nothing with a state yet (I4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,45 +49,63 @@ class Beginning:
     offer: int = 0  # where newcomers get that of the root while all compute the first steps; 0: it is not sent so
 
 
-def begin(
-    assignment: Assignment,
-    generation: int,
-    step: int,
-    *,
-    has_state: bool,
-    voided: bool = False,
-    booted: bool = True,
-) -> Generator[int, int, Beginning]:
-    """One member's part: it yields a number for the all-reduce, and is sent the highest of all.
+@dataclass(slots=True)
+class Entering:
+    """One attempt of a worker to enter a ring, and what it brings."""
 
-    `generation` is the one that it comes from, `step` what it has committed; `voided`: the mini-batch after that was
-    void; `booted`: its script is past `init`. All members yield equally often. Raises JobFailed, RingBroken.
+    assignment: Assignment
+    generation: int  # the one that it comes from
+    step: int  # what it has committed
+    has_state: bool
+    voided: bool = False  # the mini-batch after that was void
+    booted: bool = True  # its script is past `init`
+    beginning: Beginning | None = None  # once it is known
+
+
+def says(entering: Entering) -> Vote | None:
+    """Its vote; None in a ring whose members say nothing. Raises RingBroken."""
+    assignment = entering.assignment
+    if _is_first(assignment):
+        return None
+    doubts_it = doubts(
+        assignment, entering.generation, entering.step, has_state=entering.has_state, voided=entering.voided
+    )
+    if not assignment.begins_as_planned:
+        mine = newness(entering.step, assignment.place.rank, has_state=entering.has_state)
+        return Vote(mine, -entering.step if entering.has_state else 1, int(doubts_it), int(not entering.booted))
+    if doubts_it:
+        raise RingBroken("this worker is not in the state of the planned step, which all others take it to be in")
+    return None
+
+
+def begins(entering: Entering, heard: Vote | None) -> Beginning:
+    """How the ring does, for this member: `heard` is the highest of all votes, None where members say nothing.
+
+    Raises JobFailed, RingBroken.
     """
-    if assignment.place.generation == 1:  # none has trained. A collective would make TensorFlow ready for use, and a
-        return Beginning(0, None)  # script that pins its GPU after init(), as with Horovod, could no more
-    mine = vote(step, assignment.place.rank, has_state=has_state)
-    sure = not doubts(assignment, generation, step, has_state=has_state, voided=voided)
-    if assignment.begins_as_planned:
-        if not sure:
-            raise RingBroken("this worker is not in the state of the planned step, which all others take it to be in")
-        return Beginning(assignment.after_step or 0, 0, current=has_state, offer=assignment.offer)
-    highest = yield mine if sure else DOUBT
-    if doubted := highest == DOUBT:
-        highest = yield mine
-    newest = agreed(highest)
-    if newest is None and step:
+    assignment = entering.assignment
+    if _is_first(assignment):
+        return Beginning(0, None)
+    if heard is None:
+        return Beginning(assignment.after_step or 0, 0, current=entering.has_state, offer=assignment.offer)
+    newest = agreed(heard.newest)
+    if newest is None and entering.step:
         raise JobFailed("the model's state is lost: the worker that had the newest one died while it was copied")
     if newest is None:
         return Beginning(0, None)  # none has trained yet: the first step begins from rank 0's model
-    current = has_state and step == newest.step
-    unsure = doubted or not assignment.after_step  # not all may be at one step
-    whole = assignment.newcomers > 0
-    if unsure:
-        lacking = yield _lack(current, booted)
-        whole = lacking >= Lack.STATE
-        if lacking == Lack.BOOT:
-            raise RingBroken("a member has not booted yet, and others have trained: it boots alone first")
+    unsure = bool(heard.doubts) or not assignment.after_step  # not all may be at one step
+    if unsure and heard.unbooted:
+        raise RingBroken("a member has not booted yet, and others have trained: it boots alone first")
+    whole = heard.behind > -newest.step if unsure else assignment.newcomers > 0
+    current = entering.has_state and entering.step == newest.step
     return Beginning(newest.step, newest.root, whole, unsure, current)
+
+
+def _is_first(assignment: Assignment) -> bool:
+    """None has trained. A collective would make TensorFlow ready for use, and a script that pins its GPU after init(),
+    as with Horovod, could no more.
+    """
+    return assignment.place.generation == 1
 
 
 def has_state(step: int, *, tainted: bool) -> bool:
@@ -89,7 +113,7 @@ def has_state(step: int, *, tainted: bool) -> bool:
     return step > 0 and not tainted
 
 
-def vote(step: int, rank: int, *, has_state: bool) -> int:
+def newness(step: int, rank: int, *, has_state: bool) -> int:
     """One member's number: the newer the step the higher, and of two with the same step the lower rank's."""
     return ((step + 1) << RANK_BITS) + (RANKS - rank) if has_state else 0
 
@@ -111,20 +135,6 @@ def doubts(assignment: Assignment, generation: int, step: int, *, has_state: boo
     return not (has_state and step == assignment.after_step and not voided)
 
 
-class Lack(IntEnum):
-    """What a member lacks of the state that its ring begins in; the highest of all members' decides."""
-
-    NOTHING = 0
-    STATE = 1  # it gets the state of the others
-    BOOT = 2  # and could do nothing with it yet: this ring is not to stand (I4)
-
-
-def _lack(current: bool, booted: bool) -> Lack:
-    if not booted:
-        return Lack.BOOT
-    return Lack.NOTHING if current else Lack.STATE
-
-
 def agreed(highest: int) -> Agreed | None:
-    """What the highest of all votes says; None when no member has a state."""
+    """What the highest number of all says; None when no member has a state."""
     return Agreed((highest >> RANK_BITS) - 1, RANKS - (highest & RANKS)) if highest else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from edl.core.worker.agreement import Vote
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
@@ -77,10 +78,10 @@ class RingNotPrepared:
 
 
 @dataclass(frozen=True, slots=True)
-class NumberHeard:
-    """The highest of the numbers that all members have said."""
+class VotesHeard:
+    """The highest of what all members have said, number by number."""
 
-    highest: int
+    highest: Vote
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ class ScriptEnded:
 
 
 FromOrders = OrdersHeard | OrdersRead | StillWaiting
-FromRing = RingFormed | RingFailed | NumberHeard | StateComes | StateCopied
+FromRing = RingFormed | RingFailed | VotesHeard | StateComes | StateCopied
 FromNextRing = RingPrepared | RingNotPrepared
 FromTraining = BatchBegins | BatchVoid | BatchEnded | StepCovered | RatesHold
 FromPortions = StateNeeded | StateMeasured
@@ -284,9 +285,9 @@ class AdoptRing:
 
 @dataclass(frozen=True, slots=True)
 class Agree:
-    """Put this number into an all-reduce of the highest; `NumberHeard` or `RingFailed` is the answer."""
+    """Put this vote into an all-reduce of the highest; `VotesHeard` or `RingFailed` is the answer."""
 
-    number: int
+    vote: Vote
 
 
 @dataclass(frozen=True, slots=True)

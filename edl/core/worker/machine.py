@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from edl.core.worker.agreement import Beginning, begin, has_state
+from edl.core.worker.agreement import Beginning, Entering, Vote, begins, has_state, says
 from edl.core.worker.copying import Copying
-from edl.core.worker.entering import Entering
 from edl.core.worker.inputs import (
     AbortRings,
     AdoptRing,
@@ -52,7 +51,6 @@ from edl.core.worker.inputs import (
     Input,
     LeaveRing,
     LeaveWanted,
-    NumberHeard,
     OrdersHeard,
     OrdersRead,
     RatesHold,
@@ -78,6 +76,7 @@ from edl.core.worker.inputs import (
     StillWaiting,
     TellDaemon,
     TrainStandIns,
+    VotesHeard,
 )
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.moves import (
@@ -169,7 +168,7 @@ class WorkerMachine:
                 return self._on_training(happened)
             case OrdersHeard() | OrdersRead() | StillWaiting():
                 return self._on_orders(happened)
-            case RingFormed() | RingFailed() | NumberHeard() | StateComes() | StateCopied():
+            case RingFormed() | RingFailed() | VotesHeard() | StateComes() | StateCopied():
                 return self._on_ring(happened)
             case RingPrepared() | RingNotPrepared() | CopyTaken() | CopyFailed() | StateNeeded() | StateMeasured():
                 return self._on_beside(happened)
@@ -440,8 +439,7 @@ class WorkerMachine:
         """Leave this ring and go to the assigned one, to take over the state of its most advanced member (I5)."""
         self._move(StateChange.ENTERS)
         self.portions = Portions()
-        entering = self._entering = Entering(assignment)
-        entering.talk = begin(
+        entering = self._entering = Entering(
             assignment,
             self.generation,
             self.count.step,
@@ -450,7 +448,7 @@ class WorkerMachine:
             booted=self.booted,
         )
         if not assignment.prepared:
-            return self._enter_unprepared(self._entering, assignment)
+            return self._enter_unprepared(entering, assignment)
         if self.next_ring.adopt(assignment.place.generation):
             return [AdoptRing(assignment)]
         return self._fail(entering, "what was prepared of it does not stand any more")  # the others adopt theirs
@@ -471,9 +469,9 @@ class WorkerMachine:
             raise InvalidTransition(self.state, happened)
         match happened:
             case RingFormed():
-                return self._talk(entering, None)
-            case NumberHeard(highest):
-                return self._talk(entering, highest)
+                return self._say(entering)
+            case VotesHeard(highest):
+                return self._begin(entering, highest)
             case StateCopied() | StateComes():
                 return self._sit(entering)
             case RingFailed(reason):
@@ -487,19 +485,22 @@ class WorkerMachine:
         awaited, self._tainted, self.awaits_state = self.awaits_state, False, False
         return [TellDaemon(self._entered())] if awaited else []
 
-    def _talk(self, entering: Entering, heard: int | None) -> list[Command]:
+    def _say(self, entering: Entering) -> list[Command]:
         try:
-            number = entering.say(heard)
+            vote = says(entering)
+        except RingBroken as error:
+            return self._fail(entering, str(error))
+        return self._begin(entering, None) if vote is None else [Agree(vote)]
+
+    def _begin(self, entering: Entering, heard: Vote | None) -> list[Command]:
+        try:
+            beginning = entering.beginning = begins(entering, heard)
         except RingBroken as error:
             return self._fail(entering, str(error))
         except JobFailed as error:
             self._entering = None
             self._move(StateChange.STATE_LOST)
             return [Fail(str(error))]
-        if number is not None:
-            return [Agree(number)]
-        beginning = entering.beginning
-        assert beginning is not None
         if beginning.root is None:
             return self._sit(entering)
         if entering.assignment.begins_as_planned:

@@ -240,7 +240,7 @@ def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any
         """Steps, as long as the next ring forms on any member; how many, and what the last one of them failed of."""
         steps, error = 0, ""
         while not error:
-            under_way = framework.ring.agree(int(following.under_way))
+            under_way = framework.ring.largest([int(following.under_way)]) == [1]
             if not under_way:
                 break
             error = commands["train"](*batch)
@@ -264,7 +264,7 @@ def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any
         "later": later,
         "leave": framework.ring.leave,
         "names": names.take,
-        "agree": framework.ring.agree,
+        "largest": framework.ring.largest,
         "broadcast": lambda text, root: framework.ring.broadcast(text and text.encode(), root).decode(),
         "prepare": following.prepare,
         "prepared": following.outcome,

@@ -78,8 +78,8 @@ class Members:
         places = self.gatherings.places(generation)
         assert self.all(lambda ring, rank: ring.prepare(places[rank], 20.0, all_prepare=True)) == [None] * SIZE
 
-    def agree(self) -> list[Any]:
-        return self.all(lambda ring, rank: ring.agree(rank))
+    def largest(self) -> list[Any]:
+        return self.all(lambda ring, rank: ring.largest([rank]))
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def members(gatherings: Gatherings) -> Iterator[Members]:
 
 def test_bytes_and_numbers(members: Members) -> None:
     members.enter(1)
-    assert members.agree() == [2] * SIZE
+    assert members.largest() == [[2]] * SIZE
     assert members.all(lambda ring, rank: ring.same(2**64 - 1)()) == [True] * SIZE
     assert members.all(lambda ring, rank: ring.same(min(rank, 1))()) == [False] * SIZE
     payload = b""
@@ -109,11 +109,11 @@ def test_bytes_and_numbers(members: Members) -> None:
 def test_a_ring_of_one_needs_no_other() -> None:
     ring = GroupRing()
     ring.enter(solo("w0"), 1.0)
-    assert (ring.agree(3), ring.same(3)(), ring.broadcast(b"x", 0), ring.size) == (3, True, b"x", 1)
+    assert (ring.largest([3]), ring.same(3)(), ring.broadcast(b"x", 0), ring.size) == ([3], True, b"x", 1)
     ring.leave()
     assert (ring.place, ring.size) == (None, 0)
     with pytest.raises(RingBroken, match="in no ring"):
-        ring.agree(1)
+        ring.largest([1])
 
 
 def test_the_next_ring_is_prepared_while_this_one_works(members: Members) -> None:
@@ -125,17 +125,17 @@ def test_the_next_ring_is_prepared_while_this_one_works(members: Members) -> Non
         for ring, place in zip(members.rings, places, strict=True)
     ]
     preparing[0].start()
-    assert members.agree() == [2] * SIZE  # one of three has begun
+    assert members.largest() == [[2]] * SIZE  # one of three has begun
     for thread in preparing[1:]:
         thread.start()
     for thread in preparing:
         thread.join()
-    assert members.agree() == [2] * SIZE
+    assert members.largest() == [[2]] * SIZE
     for ring in members.rings:
         assert ring.place.generation == 1
         ring.adopt(2)
         assert ring.place.generation == 2
-    assert members.agree() == [2] * SIZE
+    assert members.largest() == [[2]] * SIZE
 
 
 def test_who_leaves_first_takes_nothing_away(members: Members) -> None:
@@ -183,7 +183,7 @@ def test_who_goes_on_in_a_ring_that_others_have_left_learns_of_it_at_once(member
         ring.leave()
     began = time.monotonic()
     with pytest.raises(RingBroken, match="collective of generation 1 failed"):
-        members.rings[0].agree(1)
+        members.rings[0].largest([1])
     assert time.monotonic() - began < 5
 
 
@@ -201,7 +201,7 @@ def test_what_was_prepared_can_be_dropped_or_replaced(members: Members) -> None:
         with pytest.raises(RingBroken, match="ring 3 was not prepared, or has failed since"):
             ring.adopt(3)
         ring.adopt(4)
-    assert members.agree() == [2] * SIZE
+    assert members.largest() == [[2]] * SIZE
 
 
 def test_preparing_is_given_up(members: Members) -> None:
@@ -218,7 +218,7 @@ def test_preparing_is_given_up(members: Members) -> None:
             timer.start()
         errors = members.all(prepare, members.rings[:2])
         assert all("the ring did not form: it " in str(error) for error in errors), errors
-        assert members.agree() == [2] * SIZE
+        assert members.largest() == [[2]] * SIZE
 
 
 def test_a_prepared_ring_that_was_aborted_is_not_adopted(members: Members) -> None:
@@ -228,21 +228,21 @@ def test_a_prepared_ring_that_was_aborted_is_not_adopted(members: Members) -> No
     for ring in members.rings:  # the others see it at their connections
         with pytest.raises(RingBroken, match="ring 2 was not prepared, or has failed since"):
             ring.adopt(2)
-    assert members.agree() == [2] * SIZE
+    assert members.largest() == [[2]] * SIZE
 
 
 def test_an_abort_frees_all_that_wait_in_that_ring_and_in_no_other(members: Members) -> None:
     members.enter(5)
     first = members.rings[0]
     first.abort(range(1, 5))  # late, of rings before
-    assert members.agree() == [2] * SIZE
+    assert members.largest() == [[2]] * SIZE
     timer = threading.Timer(0.2, first.abort, [range(1, 6)])
     timer.start()
-    errors = members.all(lambda ring, rank: ring.agree(rank), members.rings[1:])  # without the first one
+    errors = members.all(lambda ring, rank: ring.largest([rank]), members.rings[1:])  # without the first one
     assert all(isinstance(error, RingBroken) for error in errors), errors
     assert all(ring.is_failure(error) for ring, error in zip(members.rings[1:], errors, strict=True))
     members.enter(6)
-    assert members.agree() == [2] * SIZE
+    assert members.largest() == [[2]] * SIZE
 
 
 def test_members_that_are_not_told_learn_of_the_end_from_their_connections(members: Members) -> None:
@@ -310,7 +310,7 @@ def test_a_ring_that_stands_takes_no_connection(members: Members) -> None:
     (ours,) = members.rings[0].groups._ours
     with pytest.raises(TimeoutError):
         socket.create_connection(ours, timeout=0.2)
-    assert members.agree() == [2] * SIZE
+    assert members.largest() == [[2]] * SIZE
 
 
 def test_only_connections_of_the_ring_are_cut(members: Members) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,14 +30,14 @@ class Members:
     """The collectives of one ring, whose members are threads."""
 
     def __init__(self, size: int) -> None:
-        self.values = [0] * size
+        self.values: list[Sequence[int]] = [()] * size
         self.model = ""
         self._met = threading.Barrier(size, timeout=PATIENCE_S)
 
-    def largest(self, rank: int, value: int) -> int:
-        self.values[rank] = value
+    def largest(self, rank: int, values: Sequence[int]) -> list[int]:
+        self.values[rank] = values
         self._met.wait()
-        found = max(self.values)
+        found = [max(column) for column in zip(*self.values, strict=True)]
         self._met.wait()
         return found
 
@@ -83,8 +84,8 @@ class FakeRing:
 
     def leave(self) -> None: ...
     def abort(self, given_up: range | None = None) -> None: ...
-    def agree(self, value: int) -> int:
-        return self.members.largest(self.rank, value)
+    def largest(self, values: Sequence[int]) -> list[int]:
+        return self.members.largest(self.rank, values)
 
 
 class FakeFramework:
@@ -104,7 +105,7 @@ class FakeFramework:
     def synchronize(self, root: int) -> None:
         if self.ring.rank == root:
             self.ring.members.model = self.model
-        self.ring.agree(0)
+        self.ring.largest([0])
         self.model = self.ring.members.model
 
 
@@ -262,7 +263,7 @@ def test_the_daemons_word_cuts_a_collective_in_which_the_training_thread_waits()
     shell.machine.state = TrainerState.BETWEEN
     ring, stuck, cut = shell._framework.ring, threading.Event(), threading.Event()
 
-    def agree(value: int) -> int:
+    def largest(values: Sequence[int]) -> list[int]:
         stuck.set()
         assert cut.wait(PATIENCE_S)
         raise RingBroken("cut")
@@ -271,7 +272,7 @@ def test_the_daemons_word_cuts_a_collective_in_which_the_training_thread_waits()
         if given_up is not None:
             cut.set()
 
-    ring.agree, ring.abort = agree, abort  # type: ignore[method-assign]
+    ring.largest, ring.abort = largest, abort  # type: ignore[method-assign]
     training = threading.Thread(target=goes, args=(shell, Assignment(Place(4, 0, 2, "w"), None, 0)))
     training.start()
     assert stuck.wait(PATIENCE_S)

@@ -1,12 +1,23 @@
-"""One number from each member tells a new ring where it begins, and from whose state (I5)."""
+"""One word from each member tells a new ring where it begins, and from whose state (I5)."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from edl.core.worker.agreement import DOUBT, Agreed, Beginning, agreed, begin, doubts, has_state, vote
-from edl.errors import JobFailed
+from edl.core.worker.agreement import (
+    Agreed,
+    Beginning,
+    Entering,
+    Vote,
+    agreed,
+    begins,
+    doubts,
+    has_state,
+    newness,
+    says,
+)
+from edl.errors import JobFailed, RingBroken
 from edl.protocol.assignment import Assignment
 from edl.protocol.ring import Place
 
@@ -20,14 +31,13 @@ def planned(after_step: int | None, newcomers: int = 0) -> Assignment:
     [([7, 7, 7], Agreed(7, 0)), ([7, 8, 7], Agreed(8, 1)), ([8, 7, 8], Agreed(8, 0)), ([None, 5, 6], Agreed(6, 2))],
 )
 def test_the_newest_step_and_the_lowest_rank_that_has_it(steps: list[int | None], expected: Agreed) -> None:
-    votes = [vote(step or 0, rank, has_state=step is not None) for rank, step in enumerate(steps)]
+    votes = [newness(step or 0, rank, has_state=step is not None) for rank, step in enumerate(steps)]
     assert agreed(max(votes)) == expected
-    assert max(votes) < DOUBT
 
 
 def test_no_member_has_a_state_before_the_first_step() -> None:
     assert not has_state(0, tainted=False)
-    assert agreed(vote(0, 3, has_state=False)) is None
+    assert agreed(newness(0, 3, has_state=False)) is None
 
 
 def test_a_copy_that_broke_off_is_no_state() -> None:
@@ -46,28 +56,23 @@ def test_a_newcomer_does_not_doubt_and_in_a_forced_switch_all_are_asked_anyway()
     assert not doubts(planned(None), generation=1, step=10, has_state=True)
 
 
+def entering(rank: int, size: int, generation: int, step: int, *, plan: Assignment, voided: bool = False) -> Entering:
+    mine = msgspec.structs.replace(plan, place=Place(2, rank, size, f"w{rank}"))
+    return Entering(mine, generation, step, has_state=step > 0, voided=voided)
+
+
 def beginnings(*members: tuple[int, int, bool], plan: Assignment) -> list[Beginning]:
     """All members of a ring agree; each is a generation, a step, and whether the mini-batch after that was void."""
-    talks = [
-        begin(
-            msgspec.structs.replace(plan, place=Place(2, rank, len(members), f"w{rank}")),
-            generation,
-            step,
-            has_state=step > 0,
-            voided=voided,
-        )
-        for rank, (generation, step, voided) in enumerate(members)
-    ]
-    said = [next(talk) for talk in talks]
-    found: list[Beginning] = []
-    while not found:
-        highest, said = max(said), []
-        for talk in talks:
-            try:
-                said.append(talk.send(highest))
-            except StopIteration as over:
-                found.append(over.value)
-    return found
+    size = len(members)
+    return agreed_by(
+        [entering(rank, size, come, at, plan=plan, voided=void) for rank, (come, at, void) in enumerate(members)]
+    )
+
+
+def agreed_by(members: list[Entering]) -> list[Beginning]:
+    said = [says(member) for member in members]
+    heard = Vote(*(max(column) for column in zip(*(vote for vote in said if vote is not None), strict=True)))
+    return [begins(member, heard) for member in members]
 
 
 def test_where_all_come_as_planned_nothing_is_copied_but_statistics() -> None:
@@ -80,13 +85,43 @@ def test_a_member_that_comes_from_a_void_mini_batch_lets_all_take_over_what_that
     assert found == [Beginning(11, 0, unsure=True, current=True)] * 2
 
 
-def test_a_member_that_is_behind_lets_all_take_over_the_newest_state() -> None:
-    found = beginnings((1, 10, True), (1, 11, False), plan=planned(11))
+@pytest.mark.parametrize("after_step", [11, None], ids=["planned", "forced"])
+def test_a_member_that_is_behind_lets_all_take_over_the_newest_state(after_step: int | None) -> None:
+    found = beginnings((1, 10, True), (1, 11, False), plan=planned(after_step))
     assert found == [Beginning(11, 1, whole=True, unsure=True, current=current) for current in (False, True)]
 
 
+def test_in_a_forced_switch_of_equals_only_what_may_differ_goes_to_all() -> None:
+    found = beginnings((1, 11, True), (1, 11, True), plan=planned(None))
+    assert found == [Beginning(11, 0, unsure=True, current=True)] * 2
+
+
+@pytest.mark.parametrize("has_state", [True, False], ids=["of an older step", "half a copy"])
+def test_a_member_without_the_newest_state_gets_it_whole_whoever_else_is_ahead(has_state: bool) -> None:
+    members = [entering(rank, 3, 1, step, plan=planned(None)) for rank, step in enumerate((11, 12, 12))]
+    members[0].has_state = has_state
+    found = agreed_by(members)
+    assert found == [Beginning(12, 1, whole=True, unsure=True, current=current) for current in (False, True, True)]
+
+
+def test_a_planned_switch_with_newcomers_sends_them_the_whole_state() -> None:
+    found = beginnings((1, 11, False), (0, 0, False), plan=planned(11, newcomers=1))
+    assert found == [Beginning(11, 0, whole=True, current=current) for current in (True, False)]
+
+
+def test_a_ring_does_not_stand_with_a_member_that_has_not_booted_where_others_have_trained() -> None:
+    for trained, raises in ((11, True), (0, False)):
+        members = [entering(0, 2, 1, trained, plan=planned(None)), entering(1, 2, 0, 0, plan=planned(None))]
+        members[1].booted = False
+        if raises:
+            with pytest.raises(RingBroken, match="not booted"):
+                agreed_by(members)
+        else:
+            assert agreed_by(members) == [Beginning(0, None)] * 2
+
+
 def test_a_member_that_has_trained_fails_where_none_has_a_whole_state() -> None:
-    talk = begin(planned(None), 1, 10, has_state=False)
-    next(talk)
+    member = entering(0, 1, 1, 10, plan=planned(None))
+    member.has_state = False
     with pytest.raises(JobFailed, match="lost"):
-        talk.send(0)
+        agreed_by([member])

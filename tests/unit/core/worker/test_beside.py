@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from edl.core.worker.account import TrainerAccount
-from edl.core.worker.agreement import DOUBT, Beginning, begin
+from edl.core.worker.agreement import Beginning, Entering, begins, says
 from edl.core.worker.inputs import (
     AdoptRing,
     BatchEnded,
@@ -52,18 +52,16 @@ def planned(rank: int, size: int = 3, newcomers: int = 1, *, beside: int = 1) ->
 
 @pytest.mark.parametrize(("rank", "step"), [(0, 9), (1, 9), (2, 0)], ids=["rank 0", "a survivor", "the newcomer"])
 def test_the_plan_says_how_it_begins(rank: int, step: int) -> None:
-    talk = begin(planned(rank), int(step > 0), step, has_state=step > 0)
-    with pytest.raises(StopIteration) as over:
-        next(talk)
-    assert over.value.value == Beginning(9, 0, current=step > 0, offer=OFFER)
+    entering = Entering(planned(rank), int(step > 0), step, has_state=step > 0)
+    assert says(entering) is None
+    assert begins(entering, None) == Beginning(9, 0, current=step > 0, offer=OFFER)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_where_none_comes_the_plan_says_so_too(rank: int) -> None:
-    talk = begin(planned(rank, size=2, newcomers=0, beside=0), 1, 9, has_state=True)
-    with pytest.raises(StopIteration) as over:
-        next(talk)
-    assert over.value.value == Beginning(9, 0, current=True)
+    entering = Entering(planned(rank, size=2, newcomers=0, beside=0), 1, 9, has_state=True)
+    assert says(entering) is None
+    assert begins(entering, None) == Beginning(9, 0, current=True)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +78,7 @@ def test_where_none_comes_the_plan_says_so_too(rank: int) -> None:
 )
 def test_members_ask_each_other_nothing_where_all_know(plan: Assignment, expected: bool) -> None:
     assert plan.begins_as_planned is expected
-    talk = begin(plan, 1, 9, has_state=True)
-    if expected:
-        with pytest.raises(StopIteration):
-            next(talk)
-    else:
-        assert next(talk) > 0
+    assert (says(Entering(plan, 1, 9, has_state=True)) is None) is expected
 
 
 @pytest.mark.parametrize(
@@ -98,12 +91,13 @@ def test_a_member_that_is_not_as_planned_does_not_begin(
     generation: int, step: int, has_state: bool, voided: bool, beside: int, newcomers: int
 ) -> None:
     plan = planned(1, newcomers=newcomers, beside=beside)
-    talk = begin(plan, generation, step, has_state=has_state, voided=voided)
+    entering = Entering(plan, generation, step, has_state=has_state, voided=voided)
     if plan.begins_as_planned:
         with pytest.raises(RingBroken, match="not in the state of the planned step"):
-            next(talk)
+            says(entering)
     else:
-        assert next(talk) == DOUBT, "where all ask each other it says so"
+        vote = says(entering)
+        assert vote is not None and vote.doubts, "where all ask each other it says so"
 
 
 class Worker:

@@ -23,7 +23,6 @@ from edl.core.worker.inputs import (
     CopyState,
     CopyTaken,
     EndScript,
-    NumberHeard,
     OrdersHeard,
     OrdersRead,
     RecordStep,
@@ -31,6 +30,7 @@ from edl.core.worker.inputs import (
     StateCopied,
     TakeCopy,
     TellDaemon,
+    VotesHeard,
 )
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.machine import WorkerMachine
@@ -65,8 +65,8 @@ class Worker:
         commands = self.machine.handle(OrdersRead(self.orders(assignment=seat, **changes)))
         said = list(commands)
         commands = self.machine.handle(RingFormed())
-        while commands and isinstance(commands[0], Agree):
-            commands = self.machine.handle(NumberHeard(commands[0].number))
+        if commands and isinstance(commands[0], Agree):
+            commands = self.machine.handle(VotesHeard(commands[0].vote))
         if any(isinstance(command, CopyRest | CopyState) for command in commands):
             commands = self.machine.handle(StateCopied())
         return [*said, *commands]

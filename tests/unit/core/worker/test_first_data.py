@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,8 +33,8 @@ class FakeRing:
 
     def leave(self) -> None: ...
     def abort(self, given_up: range | None = None) -> None: ...
-    def agree(self, value: int) -> int:
-        return value
+    def largest(self, values: Sequence[int]) -> list[int]:
+        return list(values)
 
 
 class FakeFramework:

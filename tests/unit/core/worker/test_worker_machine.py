@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from edl.core.worker import inputs as happens
-from edl.core.worker.agreement import RANK_BITS, RANKS, vote
+from edl.core.worker.agreement import Vote, newness
 from edl.core.worker.inputs import (
     AbortRings,
     Agree,
@@ -29,7 +29,6 @@ from edl.core.worker.inputs import (
     EnterRing,
     Fail,
     LeaveRing,
-    NumberHeard,
     OrdersHeard,
     OrdersRead,
     ReadOrders,
@@ -46,6 +45,7 @@ from edl.core.worker.inputs import (
     StillWaiting,
     TellDaemon,
     TrainStandIns,
+    VotesHeard,
 )
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.machine import WorkerMachine
@@ -60,6 +60,13 @@ from edl.protocol.saving import Origin
 
 SPEC = DataSpec(total=80, epochs=1, batch=4)
 MINE = Lease(1, 0, 10, 4, (Range(0, 0, 40),))
+
+
+SILENT = Vote(newest=0, behind=-(10**9), doubts=0, unbooted=0)
+
+
+def in_state_of(step: int, rank: int) -> Vote:
+    return Vote(newness(step, rank, has_state=True), -step, doubts=0, unbooted=0)
 
 
 class Worker:
@@ -85,12 +92,12 @@ class Worker:
     def reads(self, **changes: Any) -> list[Command]:
         return self.machine.handle(OrdersRead(self.orders(**changes)))
 
-    def enters(self, assignment: Assignment, *others: int, **changes: Any) -> list[Command]:
-        """The ring forms; `others` are what those say, one number after the other. Returns what follows then."""
+    def enters(self, assignment: Assignment, other: Vote = SILENT, **changes: Any) -> list[Command]:
+        """The ring forms; `other` is what another member says. Returns what follows then."""
         self.reads(assignment=assignment, **changes)
-        commands, heard = self.machine.handle(RingFormed()), iter(others)
-        while isinstance(commands[0], Agree):
-            commands = self.machine.handle(NumberHeard(max(commands[0].number, next(heard, 0))))
+        commands = self.machine.handle(RingFormed())
+        if isinstance(commands[0], Agree):
+            commands = self.machine.handle(VotesHeard(Vote(*map(max, commands[0].vote, other))))
         return commands
 
     def sits(self) -> Worker:
@@ -248,7 +255,7 @@ def test_states_are_compared_at_numbers_that_all_know_and_when_a_ring_begins() -
     worker.machine.handle(BatchVoid("reset"))
     worker.machine.handle(BatchEnded())
     checking = Checking(every=20)
-    copy = worker.enters(worker.seat(2, None, checking=checking), vote(3, 1, has_state=True))
+    copy = worker.enters(worker.seat(2, None, checking=checking), in_state_of(3, 1))
     assert copy == [CopyRest(0, is_root=True, unsure=True)]
     worker.machine.handle(StateCopied())
     worker.reads(shares=(worker.share(2, 3),))
@@ -260,15 +267,11 @@ def test_states_are_compared_at_numbers_that_all_know_and_when_a_ring_begins() -
 # --------------------------------------------------------------------------------------------------------- a new ring
 
 
-def newest(step: int, rank: int) -> int:
-    return ((step + 1) << RANK_BITS) + RANKS - rank
-
-
 def test_who_is_behind_takes_over_the_newest_state_and_its_step() -> None:
     worker = Worker().sits().trains(3)
     worker.machine.handle(BatchVoid("reset"))
     worker.machine.handle(BatchEnded())
-    assert worker.enters(worker.seat(2, None), newest(4, 1)) == [CopyState(1, is_root=False)]
+    assert worker.enters(worker.seat(2, None), in_state_of(4, 1)) == [CopyState(1, is_root=False)]
     worker.machine.handle(StateCopied())
     assert (worker.count.step, worker.machine.state) == (4, TrainerState.AWAITING_SHARE)
 
@@ -277,11 +280,11 @@ def test_a_state_that_was_half_copied_becomes_no_members() -> None:
     worker = Worker().sits().trains(3)
     worker.machine.handle(BatchVoid("reset"))
     worker.machine.handle(BatchEnded())
-    worker.enters(worker.seat(2, None), newest(4, 1))
+    worker.enters(worker.seat(2, None), in_state_of(4, 1))
     worker.machine.handle(RingFailed("the giver died"))
     assert not worker.machine.has_state
     worker.reads(assignment=worker.seat(3, None))
-    assert worker.machine.handle(RingFormed()) == [Agree(0)]
+    assert worker.machine.handle(RingFormed()) == [Agree(Vote(newest=0, behind=1, doubts=0, unbooted=0))]
 
 
 def test_where_the_only_newest_state_is_lost_the_script_ends_with_the_reason() -> None:
@@ -291,7 +294,7 @@ def test_where_the_only_newest_state_is_lost_the_script_ends_with_the_reason() -
     worker.machine._tainted = True
     worker.reads(assignment=worker.seat(2, None))
     worker.machine.handle(RingFormed())
-    (fail,) = worker.machine.handle(NumberHeard(0))
+    (fail,) = worker.machine.handle(VotesHeard(Vote(newest=0, behind=1, doubts=0, unbooted=0)))
     assert isinstance(fail, Fail) and "lost" in fail.reason
     assert worker.machine.state is TrainerState.LEAVING
 
@@ -318,7 +321,8 @@ def test_by_leases_that_were_foreseen_it_trains_only_if_it_says_so_as_it_comes(i
     worker.machine.handle(BatchVoid("a peer is gone"))
     worker.machine.handle(BatchEnded())
     foreseen = {"shares": (worker.share(2, 3, foreseen=True),)}
-    worker.enters(worker.seat(2, None), **(foreseen if in_time else {}))
+    changes: dict[str, Any] = foreseen if in_time else {}
+    worker.enters(worker.seat(2, None), SILENT, **changes)
     told = worker.machine.handle(StateCopied())
     entered = next(one for one in said(told) if isinstance(one, say.Entered))
     assert entered.leases_of == (2 if in_time else 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,8 +31,8 @@ class Ring:
 
     def leave(self) -> None: ...
     def abort(self, given_up: range | None = None) -> None: ...
-    def agree(self, value: int) -> int:
-        return value
+    def largest(self, values: Sequence[int]) -> list[int]:
+        return list(values)
 
     def same(self, value: int) -> Callable[[], bool]:
         return lambda: True
