@@ -6,6 +6,8 @@ each other (`edl.testing.meetings`), nor what they do once it has begun (`edl.te
 
 from __future__ import annotations
 
+import random
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from edl.core.worker.agreement import Vote
@@ -28,6 +30,8 @@ from edl.testing.worker import SimWorker
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
+UNHEARD = 0.2  # of those whose all-reduce a member's death breaks off
+
 
 class KnownBeginning:
     """Of a ring to which each member comes by itself, as it knows beforehand how that begins."""
@@ -43,8 +47,9 @@ class KnownBeginning:
 class Beginnings:
     """Of all rings of a job."""
 
-    def __init__(self, job: SimJob) -> None:
+    def __init__(self, job: SimJob, seed: int) -> None:
         self.job = job
+        self._hearing = random.Random(f"hearing {seed}")  # noqa: S311 - repeatable is the point
         self._known: dict[int, KnownBeginning] = {}  # by generation
 
     # ---------------------------------------------------------------------------------------- known beforehand
@@ -140,14 +145,17 @@ class Beginnings:
             self._begin(worker, answers[worker.id], models)
         self.job.note(f"ring {generation} of {[one.id for one in members]} stands after step {members[0].step}")
 
-    def _agree(self, members: list[SimWorker]) -> dict[str, list[Command]]:
-        """They agree, all at once, by an all-reduce of the highest. What each does then."""
+    def _agree(self, members: list[SimWorker], unheard: Collection[str] = ()) -> dict[str, list[Command]]:
+        """They agree, all at once, by an all-reduce of the highest. What each does then; `unheard`: but for these, to
+        which the all-reduce does not come back.
+        """
         answers = {worker.id: worker.machine.handle(RingFormed()) for worker in members}
         if said := {one: command.vote for one, (command, *_) in answers.items() if isinstance(command, Agree)}:
             if gone_on := answers.keys() - said.keys():
                 self.job.checks.violated("I3", f"{sorted(said)} wait for votes of {sorted(gone_on)}, who go on")
             highest = Vote(*map(max, zip(*said.values(), strict=True)))
-            answers = {worker.id: worker.machine.handle(VotesHeard(highest)) for worker in members}
+            hearing = [worker for worker in members if worker.id not in unheard]
+            answers = {worker.id: worker.machine.handle(VotesHeard(highest)) for worker in hearing}
         return answers
 
     def _begin(self, worker: SimWorker, commands: list[Command], models: list[Model]) -> None:
@@ -178,8 +186,9 @@ class Beginnings:
         """A member dies in the middle: some of the others may be through, others have half a state, or none."""
         source, rings = self.job.random, self.job.rings.rings
         copying = generation > 1 and any(one.has_state for one in came)
-        copying = copying and source.random() < 0.7  # all agreed: it happened in what comes after
-        answers = self._agree(came) if copying else {}
+        copying = copying and source.random() < 0.7  # all have voted: it happened in what comes after, for most
+        unheard = {worker.id for worker in came if self._hearing.random() < UNHEARD} if copying else set[str]()
+        answers = self._agree(came, unheard) if copying else {}
         models = [worker.model for worker in members]
         for worker in living:
             commands = answers.get(worker.id, [])
@@ -215,7 +224,7 @@ class Beginnings:
         mine, theirs = worker.model, models[copy.root]
         if isinstance(copy, CopyRest) and copy.unsure:
             worker.model = Model(mine.learned, mine.half_copied(theirs).carried)
-        elif isinstance(copy, CopyState) and not (copy.is_root or copy.current):
+        elif isinstance(copy, CopyState) and mine.learned != theirs.learned:  # whatever it takes itself for
             worker.model = mine.half_copied(theirs)
         elif isinstance(copy, CopyState) and worker.step and not worker.has_state:
             self.job.checks.violated("I5", f"{worker.id} has the whole state of step {worker.step}, and gives it up")

@@ -121,7 +121,7 @@ class SimJob:
         self.shells = self.shells_class(self)
         self.requests = SimRequests(self)
         self.meetings = Meetings(self)
-        self.beginnings = Beginnings(self)
+        self.beginnings = Beginnings(self, seed)
         self.rings = Rings(self)
         self.next_rings = NextRings(self, seed)
         self.musters = Musters(self)

@@ -6,6 +6,8 @@ that nothing is wrong with as they are.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from mutants import Mutant, Patch, Play, expect_noticed, full, later
@@ -18,7 +20,7 @@ from edl.core.job import machine as job
 from edl.core.job import working_state as working
 from edl.core.resize import scaling, sizing
 from edl.core.switch import mustering, planning, switching, unfit
-from edl.core.worker import agreement, moves
+from edl.core.worker import agreement, machine, moves
 from edl.core.worker.inputs import Command
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState, Record, WorkerState
@@ -70,6 +72,23 @@ def follows_the_lowest_step(patch: Patch) -> None:
 
     patch.setattr(agreement, "newness", newness)
     patch.setattr(agreement, "agreed", agreed)
+
+
+def takes_half_a_state_for_that_of_its_step(patch: Patch) -> None:
+    def says(entering: agreement.Entering) -> agreement.Vote | None:
+        vote = right(entering)
+        return None if vote is None else vote._replace(behind=-entering.step)
+
+    right = agreement.says
+    patch.setattr(machine, "says", says)
+
+
+def takes_itself_for_as_far_as_all(patch: Patch) -> None:
+    def begins(entering: agreement.Entering, heard: agreement.Vote | None) -> agreement.Beginning:
+        return replace(right(entering, heard), current=True)
+
+    right = agreement.begins
+    patch.setattr(machine, "begins", begins)
 
 
 def forgets_what_the_dead_held(patch: Patch) -> None:
@@ -189,6 +208,8 @@ MUTANTS: dict[Mutant, set[str]] = {
     takes_overtaken_reports: {"I10"},
     never_asks_who_is_behind: {"I5"},
     follows_the_lowest_step: {"I3", "I5"},
+    takes_half_a_state_for_that_of_its_step: {"I5"},
+    takes_itself_for_as_far_as_all: {"I5"},
     forgets_what_the_dead_held: {"I6"},
     forgets_superseded_plans: {"I5", "I6", "I7"},
     remembers_plans_that_are_no_more: {"I6"},
@@ -211,6 +232,23 @@ MUTANTS: dict[Mutant, set[str]] = {
 def leaver_dies(seed: int) -> SimJob:
     """In the very step after which it would have left."""
     job = SimJob(SPEC, seed=seed, workers=3)
+    job.plan([Planned(SimFault.LEAVE, 0.1), Planned(SimFault.KILL, Moment.LAST_STEP)])
+    return job
+
+
+class NewestDie(SimJob):
+    """All that have made the newest step, once the others are about to get their state."""
+
+    def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
+        super().happens(moment, worker)
+        steps = {one: one.step for one in self.workers.values() if one.alive and one.has_state}
+        if moment is Moment.FORMING and len(set(steps.values())) > 1 and not self.struck[SimFault.VANISH]:
+            for newest in [one for one, step in steps.items() if step == max(steps.values())]:
+                self.inflict(SimFault.VANISH, newest)
+
+
+def newest_die(seed: int) -> SimJob:
+    job = NewestDie(LONG, seed=seed, workers=4)
     job.plan([Planned(SimFault.LEAVE, 0.1), Planned(SimFault.KILL, Moment.LAST_STEP)])
     return job
 
@@ -332,6 +370,8 @@ RARE: dict[Mutant, Play] = {  # what few seeds of `scenario` come across soon
     never_notices_a_broken_ring: hangs_on_its_way,
     never_asks_who_is_behind: leaver_dies,
     follows_the_lowest_step: leaver_dies,
+    takes_half_a_state_for_that_of_its_step: newest_die,
+    takes_itself_for_as_far_as_all: newest_die,
     forgets_superseded_plans: survivor_dies,
     remembers_plans_that_are_no_more: survivor_dies,
     loses_requests_during_a_switch: asked_in_a_switch,
