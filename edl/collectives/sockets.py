@@ -6,7 +6,8 @@ Owns: finding, counting and cutting them, and taking no more. Does not own: whic
 gloo hands out none of its connections. But it listens at one address for each ring, and it knows at which the other
 members do: what has the first on this end, or one of the others on the far end, is the ring's, and nothing of the
 script's is. A connection is looked at and cut by a descriptor of our own, so that none is mistaken which came into
-being meanwhile under the same number.
+being meanwhile under the same number. To look through all descriptors of a process takes milliseconds: once all
+connections of a ring stand, their descriptors are kept until it is over.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import secrets
 import socket
 import struct
+import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -25,28 +27,79 @@ from edl.errors import RingBroken
 Listening = tuple[str, int]
 
 DESCRIPTORS = Path("/proc/self/fd")
+AS_IT_IS = socket.SOCK_STREAM | socket.SOCK_NONBLOCK  # else a default time-out of the script would become its own
 SO_ATTACH_FILTER = 26
 TCP_MD5SIG_EXT = 32
 _RETURN_NOTHING = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # BPF_RET | BPF_K, no bytes
 _OF_ALL_PEERS = 1  # TCP_MD5SIG_FLAG_PREFIX, of no bits
 
 
-def cut(ours: Collection[Listening], theirs: Collection[Listening]) -> int:
-    """Shut down all connections made at one of `ours`, or to one of `theirs`. From any thread. Returns how many.
+class Connections:
+    """Of one ring. Any thread may call it."""
 
-    What listens stays: gloo's loop ends the process when that fails.
-    """
-    return _shut_down(ours, theirs, socket.SHUT_RDWR)
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._ours: set[Listening] = set()
+        self._theirs: set[Listening] = set()
+        self._held: list[socket.socket] | None = None  # once all stand
 
+    def know(self, listening: Listening, *, own: bool) -> None:
+        """Of this process, or of another member."""
+        with self._turn:
+            (self._ours if own else self._theirs).add(listening)
 
-def end(ours: Collection[Listening], theirs: Collection[Listening]) -> int:
-    """Say on all of them that nothing more will come from here, behind what did. From any thread. Returns how many."""
-    return _shut_down(ours, theirs, socket.SHUT_WR)
+    def hold(self, least: int) -> None:
+        """All stand, so many at least: none is taken any more. Raises RingBroken."""
+        with self._turn:
+            seal(self._ours)
+            self._held = list(_connections(self._ours, self._theirs))
+            if len(self._held) < least:
+                raise RingBroken(
+                    f"of {least} connections {len(self._held)} stand: a peer is gone, or no more files may be open "
+                    "here (ulimit -n)"
+                )
 
+    def cut(self) -> int:
+        """Shut down all of them. Returns how many.
 
-def living(ours: Collection[Listening], theirs: Collection[Listening]) -> int:
-    """How many of them the other side has not ended, as far as what came is read."""
-    return sum(_lives(connection) for connection in _connections(ours, theirs))
+        What listens stays: gloo's loop ends the process when that fails.
+        """
+        return self._shut_down(socket.SHUT_RDWR)
+
+    def end(self) -> int:
+        """Say on all of them that nothing more will come from here, behind what did. Returns how many."""
+        return self._shut_down(socket.SHUT_WR)
+
+    def living(self) -> int:
+        """How many of them the other side has not ended, as far as what came is read."""
+        with self._all() as connections:
+            return sum(map(_lives, connections))
+
+    def close(self) -> None:
+        """They are cut, and not looked at any more."""
+        self.cut()
+        with self._turn:
+            for connection in self._held or ():
+                connection.close()
+            self._held = []
+
+    def _shut_down(self, way: int) -> int:
+        found = 0
+        with self._all() as connections:
+            for connection in connections:
+                with contextlib.suppress(OSError):  # the other side was first
+                    connection.shutdown(way)
+                    found += 1
+        return found
+
+    @contextlib.contextmanager
+    def _all(self) -> Iterator[list[socket.socket]]:
+        with self._turn:
+            if self._held is not None:
+                yield self._held
+                return
+            with contextlib.ExitStack() as found:
+                yield [found.enter_context(one) for one in _connections(self._ours, self._theirs)]
 
 
 def seal(ours: Collection[Listening]) -> int:
@@ -58,12 +111,13 @@ def seal(ours: Collection[Listening]) -> int:
     """
     found = 0
     for one in _sockets():
-        if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[:2] in ours:
-            try:
-                _filter_out(one)
-            except OSError as error:  # newer kernels let only root filter what comes to a socket of TCP
-                _ask_for_signatures(one, error)
-            found += 1
+        with one:
+            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[:2] in ours:
+                try:
+                    _filter_out(one)
+                except OSError as error:  # newer kernels let only root filter what comes to a socket of TCP
+                    _ask_for_signatures(one, error)
+                found += 1
     return found
 
 
@@ -86,31 +140,39 @@ def _ask_for_signatures(listening: socket.socket, unfiltered: OSError) -> None:
         ) from error
 
 
-def _shut_down(ours: Collection[Listening], theirs: Collection[Listening], way: int) -> int:
-    found = 0
-    for connection in _connections(ours, theirs):
-        with contextlib.suppress(OSError):  # the other side was first
-            connection.shutdown(way)
-            found += 1
-    return found
-
-
 def _connections(ours: Collection[Listening], theirs: Collection[Listening]) -> Iterator[socket.socket]:
+    """For the caller to close."""
     for one in _sockets():
-        with contextlib.suppress(OSError):  # it listens, or is not connected any more
-            if one.getpeername()[:2] in theirs or one.getsockname()[:2] in ours:
-                yield one
+        try:
+            is_theirs = one.getpeername()[:2] in theirs or one.getsockname()[:2] in ours
+        except OSError:  # it listens, or is not connected any more
+            is_theirs = False
+        if is_theirs:
+            yield one
+        else:
+            one.close()
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """All of TCP, each by a descriptor that is closed behind it."""
+    """All of TCP, each once, by a descriptor of our own, for the caller to close."""
+    for descriptor in _listed().values():
+        with contextlib.suppress(OSError):  # closed since
+            duplicate = socket.socket(type=AS_IT_IS, fileno=os.dup(descriptor))
+            if duplicate.family in {socket.AF_INET, socket.AF_INET6}:
+                yield duplicate
+            else:
+                duplicate.close()
+
+
+def _listed() -> dict[str, int]:
+    """Each socket's name of the kernel's, and one of its descriptors."""
+    found = dict[str, int]()
     for entry in DESCRIPTORS.iterdir():
         with contextlib.suppress(OSError):  # of the listing itself, or closed since
-            if not str(entry.readlink()).startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(entry.name))) as duplicate:
-                if duplicate.family in {socket.AF_INET, socket.AF_INET6}:
-                    yield duplicate
+            name = str(entry.readlink())
+            if name.startswith("socket:"):
+                found[name] = int(entry.name)
+    return found
 
 
 def _lives(connection: socket.socket) -> bool:

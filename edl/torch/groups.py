@@ -25,10 +25,10 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, ReduceOp, Store
 
-from edl.collectives import sockets
 from edl.collectives.asking import Asking
 from edl.collectives.board import TORCH
 from edl.collectives.guard import plain
+from edl.collectives.sockets import Connections
 from edl.collectives.torch_addresses import listening
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
@@ -56,13 +56,12 @@ class ProcessGroups:
         self.gradients: Any = None
         self.rest: Any = None
         self._timeout_s = timeout_s
+        self._all = 2 * (place.size - 1)  # connections
         self._asking = None if place.size == 1 else Asking(place.rendezvous, TORCH, timeout_s)
         self._turn = threading.Lock()
-        self._ours: set[sockets.Listening] = set()
-        self._theirs: set[sockets.Listening] = set()
+        self._connections = Connections()
         self._stores: list[Store] = []  # torch keeps only its half of each
         self._under_way: set[Any] = set()  # operations that were not waited for yet, or in vain
-        self._connections = 0  # once they all stand
         self._gpu = gpu
         self._sums: DeviceSums | None = None  # where each member has a GPU of its own
         self._waiting: set[threading.Event] = set()  # of those who wait for long
@@ -77,12 +76,11 @@ class ProcessGroups:
             peers = PeerStore(self.of_all, NO_GPU if self._gpu is None else self._gpu.name())
             self.gradients = self._group(peers, options)
             self.wait(self.begun(self.gradients.allreduce([torch.zeros(1)])))
-            self._connections = 2 * (self.place.size - 1)
             if self._gpu is not None and each_has_its_own(peers.beside):
                 self._begin_sums(self._gpu)
             for group in (self.rest, self.gradients):
                 group._set_default_timeout(timedelta(seconds=BACKSTOP * self._timeout_s))
-            sockets.seal(self._ours)  # all members are there
+            self._connections.hold(self._all)  # all members are there
             self._asking.finish(self.place.rank)
 
     def give_up(self, reason: str) -> None:
@@ -94,7 +92,7 @@ class ProcessGroups:
             news.set()
         if self._asking is not None:
             self._asking.give_up(reason)
-        self._cut()
+        self._connections.cut()  # gloo's own `abort()` frees no thread (torch 2.13)
         if self._sums is not None:
             self._sums.give_up()
 
@@ -107,13 +105,12 @@ class ProcessGroups:
         Of a broken one it is waited here, and not in gloo, for what gloo has forgotten: a thread that is in gloo when
         the interpreter ends takes the process with it.
         """
-        ours, theirs = self._ends()
         if not self.broken:
-            sockets.end(ours, theirs)
+            self._connections.end()
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        while not self.broken and sockets.living(ours, theirs) and time.monotonic() < deadline:
+        while not self.broken and self._connections.living() and time.monotonic() < deadline:
             time.sleep(CLOSED_S)
-        self._cut()  # a result that the script holds, or a child of ours, would keep them open
+        self._connections.close()  # a result that the script holds, or a child of ours, would keep them open
         if self._sums is not None:  # all members are through with it: none ends its connections before
             self._sums.close()
         while not all(work.is_completed() for work in self._under_way):
@@ -136,8 +133,7 @@ class ProcessGroups:
 
     def stands(self) -> bool:
         """No member has left it or given it up yet, as far as is known here."""
-        ours, theirs = self._ends()
-        return not self.broken and sockets.living(ours, theirs) >= self._connections
+        return not self.broken and self._connections.living() >= self._all
 
     def begun(self, work: Any) -> Any:
         """An operation that is to be waited for: itself."""
@@ -251,25 +247,13 @@ class ProcessGroups:
         except RuntimeError as error:
             raise self.failed(error) from error
 
-    def _cut(self) -> None:
-        """All connections of this ring, and no others. gloo's own `abort()` frees no thread (torch 2.13)."""
-        ours, theirs = self._ends()
-        if ours:
-            sockets.cut(ours, theirs)
-
-    def _ends(self) -> tuple[set[sockets.Listening], set[sockets.Listening]]:
-        """Where we listen, and where the others do."""
-        with self._turn:
-            return set(self._ours), set(self._theirs)
-
     def _hear(self, rank: int, row: bytes) -> None:
         """Where a member listens. Raises RingBroken."""
         try:
             found = listening(row)
         except ValueError as error:
             raise RingBroken(f"rank {rank} listens where torch here does not know of: {error}") from error
-        with self._turn:
-            (self._ours if rank == self.place.rank else self._theirs).add(found)
+        self._connections.know(found, own=rank == self.place.rank)
 
     def _group(self, store: Store, options: Any) -> Any:
         self._stores.append(store)

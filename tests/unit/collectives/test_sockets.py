@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Iterator
 
@@ -63,3 +64,55 @@ def test_a_kernel_that_knows_neither_way_forms_no_ring(standing: Pair, monkeypat
     told = r"neither a filter \(Operation not permitted; root may set one\) nor signatures of TCP \(.*not available\)"
     with pytest.raises(RingBroken, match=told):
         sockets.seal({standing[0].getsockname()[:2]})
+
+
+@pytest.fixture
+def known(standing: Pair) -> Iterator[sockets.Connections]:
+    """Of a ring of two, as the one knows it that listens."""
+    ear, *_ = standing
+    connections = sockets.Connections()
+    connections.know(ear.getsockname()[:2], own=True)
+    yield connections
+    connections.close()
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_the_other_side_has_ended_does_not_live(standing: Pair, known: sockets.Connections, held: bool) -> None:
+    _, near, far = standing
+    if held:
+        known.hold(1)
+    assert (known.living(), known.end()) == (1, 1)
+    assert far.recv(9) == b""
+    assert known.living() == 1, "more may come from there"
+    far.shutdown(socket.SHUT_WR)
+    assert near.recv(9) == b""
+    assert known.living() == 0
+
+
+def test_what_is_held_is_not_looked_for_again(
+    standing: Pair, known: sockets.Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known.hold(1)
+    monkeypatch.setattr(sockets, "_sockets", lambda: pytest.fail("it looks through all descriptors"))
+    assert known.living() == 1
+    known.close()
+    assert (known.living(), known.cut()) == (0, 0)
+    assert standing[2].recv(9) == b"", "it was cut"
+
+
+def test_no_ring_stands_with_fewer_than_all_connections(known: sockets.Connections) -> None:
+    with pytest.raises(RingBroken, match=r"of 2 connections 1 stand: .*ulimit -n"):
+        known.hold(2)
+
+
+def test_a_default_time_out_of_the_script_holds_for_its_own_sockets(standing: Pair, known: sockets.Connections) -> None:
+    """It would let each look wait so long, and make what some library of the script's reads from not wait at all."""
+    _, near, far = standing
+    socket.setdefaulttimeout(NOT_ANSWERED_S)
+    try:
+        assert known.living() == 1
+        known.hold(1)
+        assert known.living() == 1
+    finally:
+        socket.setdefaulttimeout(None)
+    assert os.get_blocking(near.fileno()) and os.get_blocking(far.fileno())

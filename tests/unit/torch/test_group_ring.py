@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from edl.collectives import sockets
 from edl.errors import RingBroken
 from edl.protocol.ring import Place, solo
 from edl.testing.gathering import Gathering
@@ -307,7 +306,7 @@ def test_gradients_of_all_kinds_are_averaged_alike_on_all(members: Members) -> N
 
 def test_a_ring_that_stands_takes_no_connection(members: Members) -> None:
     members.enter(1)
-    (ours,) = members.rings[0].groups._ours
+    (ours,) = members.rings[0].groups._connections._ours
     with pytest.raises(TimeoutError):
         socket.create_connection(ours, timeout=0.2)
     assert members.largest() == [[2]] * SIZE
@@ -319,9 +318,9 @@ def test_only_connections_of_the_ring_are_cut(members: Members) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
         accepted, _ = server.accept()
         with accepted:
-            assert sockets.living(groups._ours, groups._theirs) >= 2 * (SIZE - 1)
+            assert groups._connections.living() >= 2 * (SIZE - 1)
             groups.give_up("a test")
-            assert sockets.living(groups._ours, groups._theirs) == 0
+            assert groups._connections.living() == 0
             mine.sendall(b"x")
             assert accepted.recv(1) == b"x"
 
