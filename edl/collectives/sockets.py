@@ -7,13 +7,14 @@ gloo hands out none of its connections. But it listens at one address for each r
 members do: what has the first on this end, or one of the others on the far end, is the ring's, and nothing of the
 script's is. A connection is looked at and cut by a descriptor of our own, so that none is mistaken which came into
 being meanwhile under the same number. To look through all descriptors of a process takes milliseconds: once all
-connections of a ring stand, their descriptors are kept until it is over.
+connections of a ring stand, it is known which they are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import secrets
 import socket
@@ -21,6 +22,7 @@ import struct
 import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from edl.errors import RingBroken
 
@@ -34,6 +36,27 @@ _RETURN_NOTHING = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0
 _OF_ALL_PEERS = 1  # TCP_MD5SIG_FLAG_PREFIX, of no bits
 
 
+class Descriptor(NamedTuple):
+    """Of a socket, as long as it is still that of this number of the kernel's."""
+
+    number: int
+    inode: int
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[socket.socket]:
+        """By a descriptor of our own. Raises OSError: it was closed since."""
+        own = os.dup(self.number)
+        try:
+            if os.fstat(own).st_ino != self.inode:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            found = socket.socket(type=AS_IT_IS, fileno=own)
+        except OSError:
+            os.close(own)
+            raise
+        with found:
+            yield found
+
+
 class Connections:
     """Of one ring. Any thread may call it."""
 
@@ -41,7 +64,7 @@ class Connections:
         self._turn = threading.Lock()
         self._ours: set[Listening] = set()
         self._theirs: set[Listening] = set()
-        self._held: list[socket.socket] | None = None  # once all stand
+        self._held: list[Descriptor] | None = None  # once all stand
 
     def know(self, listening: Listening, *, own: bool) -> None:
         """Of this process, or of another member."""
@@ -52,7 +75,7 @@ class Connections:
         """All stand, so many at least: none is taken any more. Raises RingBroken."""
         with self._turn:
             seal(self._ours)
-            self._held = list(_connections(self._ours, self._theirs))
+            self._held = self._found()
             if len(self._held) < least:
                 raise RingBroken(
                     f"of {least} connections {len(self._held)} stand: a peer is gone, or no more files may be open "
@@ -72,34 +95,22 @@ class Connections:
 
     def living(self) -> int:
         """How many of them the other side has not ended, as far as what came is read."""
-        with self._all() as connections:
-            return sum(map(_lives, connections))
-
-    def close(self) -> None:
-        """They are cut, and not looked at any more."""
-        self.cut()
-        with self._turn:
-            for connection in self._held or ():
-                connection.close()
-            self._held = []
+        return sum(map(_lives, self._all()))
 
     def _shut_down(self, way: int) -> int:
         found = 0
-        with self._all() as connections:
-            for connection in connections:
-                with contextlib.suppress(OSError):  # the other side was first
-                    connection.shutdown(way)
-                    found += 1
+        for one in self._all():
+            with contextlib.suppress(OSError), one.opened() as connection:  # the other side was first
+                connection.shutdown(way)
+                found += 1
         return found
 
-    @contextlib.contextmanager
-    def _all(self) -> Iterator[list[socket.socket]]:
+    def _all(self) -> list[Descriptor]:
         with self._turn:
-            if self._held is not None:
-                yield self._held
-                return
-            with contextlib.ExitStack() as found:
-                yield [found.enter_context(one) for one in _connections(self._ours, self._theirs)]
+            return self._found() if self._held is None else self._held
+
+    def _found(self) -> list[Descriptor]:
+        return [one for one in _listed() if _is_among(one, self._ours, self._theirs)]
 
 
 def seal(ours: Collection[Listening]) -> int:
@@ -110,15 +121,23 @@ def seal(ours: Collection[Listening]) -> int:
     drop what comes to that socket. Raises RingBroken where it will not.
     """
     found = 0
-    for one in _sockets():
-        with one:
-            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[:2] in ours:
-                try:
-                    _filter_out(one)
-                except OSError as error:  # newer kernels let only root filter what comes to a socket of TCP
-                    _ask_for_signatures(one, error)
+    for one in _listed():
+        with contextlib.suppress(OSError), one.opened() as listening:  # it was closed since
+            if _listens_at(listening, ours):
+                _take_none(listening)
                 found += 1
     return found
+
+
+def _listens_at(one: socket.socket, ours: Collection[Listening]) -> bool:
+    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and one.getsockname()[:2] in ours
+
+
+def _take_none(listening: socket.socket) -> None:
+    try:
+        _filter_out(listening)
+    except OSError as error:  # newer kernels let only root filter what comes to a socket of TCP
+        _ask_for_signatures(listening, error)
 
 
 def _filter_out(listening: socket.socket) -> None:
@@ -140,44 +159,28 @@ def _ask_for_signatures(listening: socket.socket, unfiltered: OSError) -> None:
         ) from error
 
 
-def _connections(ours: Collection[Listening], theirs: Collection[Listening]) -> Iterator[socket.socket]:
-    """For the caller to close."""
-    for one in _sockets():
-        try:
-            is_theirs = one.getpeername()[:2] in theirs or one.getsockname()[:2] in ours
-        except OSError:  # it listens, or is not connected any more
-            is_theirs = False
-        if is_theirs:
-            yield one
-        else:
-            one.close()
+def _is_among(one: Descriptor, ours: Collection[Listening], theirs: Collection[Listening]) -> bool:
+    with contextlib.suppress(OSError), one.opened() as found:  # it listens, or is not connected any more
+        if found.family in {socket.AF_INET, socket.AF_INET6}:
+            return found.getpeername()[:2] in theirs or found.getsockname()[:2] in ours
+    return False
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """All of TCP, each once, by a descriptor of our own, for the caller to close."""
-    for descriptor in _listed().values():
-        with contextlib.suppress(OSError):  # closed since
-            duplicate = socket.socket(type=AS_IT_IS, fileno=os.dup(descriptor))
-            if duplicate.family in {socket.AF_INET, socket.AF_INET6}:
-                yield duplicate
-            else:
-                duplicate.close()
-
-
-def _listed() -> dict[str, int]:
-    """Each socket's name of the kernel's, and one of its descriptors."""
-    found = dict[str, int]()
+def _listed() -> list[Descriptor]:
+    """Of all sockets of this process, each once."""
+    found = dict[int, Descriptor]()
     for entry in DESCRIPTORS.iterdir():
         with contextlib.suppress(OSError):  # of the listing itself, or closed since
-            name = str(entry.readlink())
-            if name.startswith("socket:"):
-                found[name] = int(entry.name)
-    return found
+            kind, _, inode = str(entry.readlink()).partition(":")
+            if kind == "socket":
+                found[int(inode.strip("[]"))] = Descriptor(int(entry.name), int(inode.strip("[]")))
+    return list(found.values())
 
 
-def _lives(connection: socket.socket) -> bool:
+def _lives(one: Descriptor) -> bool:
     try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        with one.opened() as connection:
+            return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
     except BlockingIOError:
         return True
     except OSError:

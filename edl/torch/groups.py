@@ -110,7 +110,7 @@ class ProcessGroups:
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         while not self.broken and self._connections.living() and time.monotonic() < deadline:
             time.sleep(CLOSED_S)
-        self._connections.close()  # a result that the script holds, or a child of ours, would keep them open
+        self._connections.cut()  # a result that the script holds, or a child of ours, would keep them open
         if self._sums is not None:  # all members are through with it: none ends its connections before
             self._sums.close()
         while not all(work.is_completed() for work in self._under_way):

@@ -67,13 +67,12 @@ def test_a_kernel_that_knows_neither_way_forms_no_ring(standing: Pair, monkeypat
 
 
 @pytest.fixture
-def known(standing: Pair) -> Iterator[sockets.Connections]:
+def known(standing: Pair) -> sockets.Connections:
     """Of a ring of two, as the one knows it that listens."""
     ear, *_ = standing
     connections = sockets.Connections()
     connections.know(ear.getsockname()[:2], own=True)
-    yield connections
-    connections.close()
+    return connections
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -89,15 +88,33 @@ def test_what_the_other_side_has_ended_does_not_live(standing: Pair, known: sock
     assert known.living() == 0
 
 
+def test_what_the_library_has_closed_does_not_live_whatever_it_has_left_unread(
+    standing: Pair, known: sockets.Connections
+) -> None:
+    ear, near, far = standing
+    known.hold(1)
+    far.send(b"unread")
+    assert known.living() == 1
+    number = near.fileno()
+    near.close()
+    assert known.living() == 0
+    descriptors = len(list(sockets.DESCRIPTORS.iterdir()))
+    os.dup2(ear.fileno(), number)  # another one has that number now
+    try:
+        assert (known.living(), known.cut()) == (0, 0)
+        assert len(list(sockets.DESCRIPTORS.iterdir())) == descriptors + 1
+    finally:
+        os.close(number)
+
+
 def test_what_is_held_is_not_looked_for_again(
     standing: Pair, known: sockets.Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known.hold(1)
-    monkeypatch.setattr(sockets, "_sockets", lambda: pytest.fail("it looks through all descriptors"))
-    assert known.living() == 1
-    known.close()
-    assert (known.living(), known.cut()) == (0, 0)
-    assert standing[2].recv(9) == b"", "it was cut"
+    monkeypatch.setattr(sockets, "_listed", lambda: pytest.fail("it looks through all descriptors"))
+    assert (known.living(), known.cut()) == (1, 1)
+    assert standing[2].recv(9) == b""
+    assert known.living() == 0
 
 
 def test_no_ring_stands_with_fewer_than_all_connections(known: sockets.Connections) -> None:
