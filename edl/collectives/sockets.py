@@ -64,21 +64,21 @@ class Connections:
         self._turn = threading.Lock()
         self._ours: set[Listening] = set()
         self._theirs: set[Listening] = set()
-        self._held: list[Descriptor] | None = None  # once all stand
+        self._settled: list[Descriptor] | None = None  # once all stand
 
     def know(self, listening: Listening, *, own: bool) -> None:
         """Of this process, or of another member."""
         with self._turn:
             (self._ours if own else self._theirs).add(listening)
 
-    def hold(self, least: int) -> None:
-        """All stand, so many at least: none is taken any more. Raises RingBroken."""
+    def settle(self, least: int) -> None:
+        """All stand, so many at least: no other is taken any more. Raises RingBroken."""
         with self._turn:
             seal(self._ours)
-            self._held = self._found()
-            if len(self._held) < least:
+            self._settled = self._found()
+            if len(self._settled) < least:
                 raise RingBroken(
-                    f"of {least} connections {len(self._held)} stand: a peer is gone, or no more files may be open "
+                    f"of {least} connections {len(self._settled)} stand: a peer is gone, or no more files may be open "
                     "here (ulimit -n)"
                 )
 
@@ -107,7 +107,7 @@ class Connections:
 
     def _all(self) -> list[Descriptor]:
         with self._turn:
-            return self._found() if self._held is None else self._held
+            return self._found() if self._settled is None else self._settled
 
     def _found(self) -> list[Descriptor]:
         return [one for one in _listed() if _is_among(one, self._ours, self._theirs)]

@@ -75,11 +75,11 @@ def known(standing: Pair) -> sockets.Connections:
     return connections
 
 
-@pytest.mark.parametrize("held", [False, True])
-def test_what_the_other_side_has_ended_does_not_live(standing: Pair, known: sockets.Connections, held: bool) -> None:
+@pytest.mark.parametrize("settled", [False, True])
+def test_what_the_other_side_has_ended_does_not_live(standing: Pair, known: sockets.Connections, settled: bool) -> None:
     _, near, far = standing
-    if held:
-        known.hold(1)
+    if settled:
+        known.settle(1)
     assert (known.living(), known.end()) == (1, 1)
     assert far.recv(9) == b""
     assert known.living() == 1, "more may come from there"
@@ -92,7 +92,7 @@ def test_what_the_library_has_closed_does_not_live_whatever_it_has_left_unread(
     standing: Pair, known: sockets.Connections
 ) -> None:
     ear, near, far = standing
-    known.hold(1)
+    known.settle(1)
     far.send(b"unread")
     assert known.living() == 1
     number = near.fileno()
@@ -107,10 +107,10 @@ def test_what_the_library_has_closed_does_not_live_whatever_it_has_left_unread(
         os.close(number)
 
 
-def test_what_is_held_is_not_looked_for_again(
+def test_once_all_stand_they_are_not_looked_for_again(
     standing: Pair, known: sockets.Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known.hold(1)
+    known.settle(1)
     monkeypatch.setattr(sockets, "_listed", lambda: pytest.fail("it looks through all descriptors"))
     assert (known.living(), known.cut()) == (1, 1)
     assert standing[2].recv(9) == b""
@@ -119,7 +119,7 @@ def test_what_is_held_is_not_looked_for_again(
 
 def test_no_ring_stands_with_fewer_than_all_connections(known: sockets.Connections) -> None:
     with pytest.raises(RingBroken, match=r"of 2 connections 1 stand: .*ulimit -n"):
-        known.hold(2)
+        known.settle(2)
 
 
 def test_a_default_time_out_of_the_script_holds_for_its_own_sockets(standing: Pair, known: sockets.Connections) -> None:
@@ -128,7 +128,7 @@ def test_a_default_time_out_of_the_script_holds_for_its_own_sockets(standing: Pa
     socket.setdefaulttimeout(NOT_ANSWERED_S)
     try:
         assert known.living() == 1
-        known.hold(1)
+        known.settle(1)
         assert known.living() == 1
     finally:
         socket.setdefaulttimeout(None)
