@@ -80,7 +80,7 @@ class ProcessGroups:
                 self._begin_sums(self._gpu)
             for group in (self.rest, self.gradients):
                 group._set_default_timeout(timedelta(seconds=BACKSTOP * self._timeout_s))
-            self._connections.settle(self._all)  # all members are there
+            self._connections.settle()  # all members are there
             self._asking.finish(self.place.rank)
 
     def give_up(self, reason: str) -> None:

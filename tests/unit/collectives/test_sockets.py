@@ -79,7 +79,7 @@ def known(standing: Pair) -> sockets.Connections:
 def test_what_the_other_side_has_ended_does_not_live(standing: Pair, known: sockets.Connections, settled: bool) -> None:
     _, near, far = standing
     if settled:
-        known.settle(1)
+        known.settle()
     assert (known.living(), known.end()) == (1, 1)
     assert far.recv(9) == b""
     assert known.living() == 1, "more may come from there"
@@ -92,7 +92,7 @@ def test_what_the_library_has_closed_does_not_live_whatever_it_has_left_unread(
     standing: Pair, known: sockets.Connections
 ) -> None:
     ear, near, far = standing
-    known.settle(1)
+    known.settle()
     far.send(b"unread")
     assert known.living() == 1
     number = near.fileno()
@@ -110,16 +110,11 @@ def test_what_the_library_has_closed_does_not_live_whatever_it_has_left_unread(
 def test_once_all_stand_they_are_not_looked_for_again(
     standing: Pair, known: sockets.Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known.settle(1)
+    known.settle()
     monkeypatch.setattr(sockets, "_listed", lambda: pytest.fail("it looks through all descriptors"))
     assert (known.living(), known.cut()) == (1, 1)
     assert standing[2].recv(9) == b""
     assert known.living() == 0
-
-
-def test_no_ring_stands_with_fewer_than_all_connections(known: sockets.Connections) -> None:
-    with pytest.raises(RingBroken, match=r"of 2 connections 1 stand: .*ulimit -n"):
-        known.settle(2)
 
 
 def test_a_default_time_out_of_the_script_holds_for_its_own_sockets(standing: Pair, known: sockets.Connections) -> None:
@@ -128,7 +123,7 @@ def test_a_default_time_out_of_the_script_holds_for_its_own_sockets(standing: Pa
     socket.setdefaulttimeout(NOT_ANSWERED_S)
     try:
         assert known.living() == 1
-        known.settle(1)
+        known.settle()
         assert known.living() == 1
     finally:
         socket.setdefaulttimeout(None)
