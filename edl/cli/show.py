@@ -116,8 +116,9 @@ def progress(status: Status) -> str:
         newcomer = worker.rank is None or worker.state is WorkerState.LEAVING
         if newcomer and worker.state in DOES:
             parts.append(f"{worker.id} {DOES[worker.state]}")
-    if len(here) < status.target:
-        missing = status.target - len(here)
+    if done := sum(worker.state is WorkerState.DONE for worker in status.workers):
+        parts.append(f"{done} {'has' if done == 1 else 'have'} come to the end of the script")
+    if (missing := status.target - len(here) - done) > 0:
         parts.append(f"{missing} more {'has' if missing == 1 else 'have'} not come yet")
     if status.state is JobState.SCALING:
         parts.append("the switch is scheduled")

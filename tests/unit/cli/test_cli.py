@@ -431,6 +431,10 @@ def test_progress_says_who_is_on_the_way(home):
     leaving = msgspec.structs.replace(status.workers[0], state=WorkerState.LEAVING)
     status = msgspec.structs.replace(status, target=1, state=JobState.RUNNING, workers=(leaving, status.workers[1]))
     assert show.progress(status) == "1 of 1 workers train; w1 is leaving; w2 is importing"
+    done = tuple(msgspec.structs.replace(worker, state=WorkerState.DONE) for worker in status.workers)
+    status = msgspec.structs.replace(status, target=3, workers=done)
+    told = "1 of 3 workers train; 2 have come to the end of the script; 1 more has not come yet"
+    assert show.progress(status) == told, "not that all three have not come"
 
 
 def test_progress_is_written_when_it_changes_and_in_lines_where_there_is_no_terminal(capsys):
