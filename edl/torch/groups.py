@@ -56,7 +56,7 @@ class ProcessGroups:
         self.gradients: Any = None
         self.rest: Any = None
         self._timeout_s = timeout_s
-        self._all = 2 * (place.size - 1)  # connections
+        self._standing = 0  # connections, once all are there
         self._asking = None if place.size == 1 else Asking(place.rendezvous, TORCH, timeout_s)
         self._turn = threading.Lock()
         self._connections = Connections()
@@ -81,6 +81,7 @@ class ProcessGroups:
             for group in (self.rest, self.gradients):
                 group._set_default_timeout(timedelta(seconds=BACKSTOP * self._timeout_s))
             self._connections.settle()  # all members are there
+            self._standing = 2 * (self.place.size - 1)
             self._asking.finish(self.place.rank)
 
     def give_up(self, reason: str) -> None:
@@ -133,7 +134,7 @@ class ProcessGroups:
 
     def stands(self) -> bool:
         """No member has left it or given it up yet, as far as is known here."""
-        return not self.broken and self._connections.living() >= self._all
+        return not self.broken and self._connections.living() >= self._standing
 
     def begun(self, work: Any) -> Any:
         """An operation that is to be waited for: itself."""

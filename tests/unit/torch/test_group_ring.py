@@ -20,6 +20,7 @@ from edl.protocol.ring import Place, solo
 from edl.testing.gathering import Gathering
 from edl.torch.group_forming import GroupForming
 from edl.torch.group_ring import GroupRing
+from edl.torch.groups import LOOK_S, ProcessGroups
 
 SIZE = 3
 
@@ -174,6 +175,22 @@ def test_a_ring_that_formed_as_its_waiting_was_interrupted_is_ended(
     for attempt in begun:
         attempt.thread.join(10)
     assert len(begun) == 2 and not any(attempt.thread.is_alive() for attempt in begun)
+
+
+def test_a_member_that_is_slow_while_a_ring_forms_is_waited_for(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not all connections are there yet when the others look whether one was closed."""
+    of_all = ProcessGroups.of_all
+
+    def slow(groups: ProcessGroups, mine: bytes) -> list[bytes]:
+        if groups.place.rank == 0:
+            time.sleep(3 * LOOK_S)
+        return of_all(groups, mine)
+
+    monkeypatch.setattr(ProcessGroups, "of_all", slow)
+    members.enter(1)
+    assert members.largest() == [[2]] * SIZE
 
 
 def test_who_goes_on_in_a_ring_that_others_have_left_learns_of_it_at_once(members: Members) -> None:
