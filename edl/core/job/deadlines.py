@@ -13,7 +13,8 @@ Six things are awaited, each with a bound of its own:
   of a step, and then a ring takes time to form: one that has neither come nor failed to after twice the longest step
   hangs. Likewise a newcomer that has said nothing of the **ring** it forms with others, beside the one that trains;
 - the end of a **step**, where others have waited in vain for as long as the longest step may take, and their ring has
-  failed by that. All have had that time: a member that does not find the same within moments hangs;
+  failed by that. All have had that time: a member that does not find the same within moments hangs, unless it has made
+  that step, which came to it alone;
 - the **last** step that a member has samples for. The others have ended it, so its all-reduce is behind all members;
   they wait for samples, or for the data's end, which come once all have ended it. No ring can fail meanwhile: a member
   that has not ended that step after twice the longest one hangs;
@@ -159,12 +160,18 @@ class Waits:
                 yield worker, what, self.deadlines.seat_s
 
     def _late(self, record: Record, seen: Observations) -> list[str]:
-        """Members still in a step that the others have waited for too long, and that have not failed with them."""
+        """Members still in a step that others have waited for too long, and that have not failed with them.
+
+        One that has made that step held up nobody: it may be between two collectives, for as long as it likes, and its
+        state is the newest (I5).
+        """
         if not seen.broken:
             return []
-        if not self.deadlines.was_too_long(seen.longest_stall_s(record.generation), len(record.roster)):
+        generation, size = record.generation, len(record.roster)
+        waited = [step for step, stall_s in seen.stalls(generation) if self.deadlines.was_too_long(stall_s, size)]
+        if not waited:
             return []
-        return [worker for worker in record.roster if seen.trains(worker, record.generation)]
+        return [one for one in record.roster if seen.trains(one, generation) and seen.step(one) <= min(waited)]
 
 
 def _owing_word(record: Record, members: dict[str, Member], seen: Observations) -> list[str]:

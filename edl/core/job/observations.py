@@ -6,7 +6,7 @@ record). Nothing here is kept: every worker tells it anew to a new leader (I9).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -154,9 +154,10 @@ class Observations:
         self._missed.discard(worker)
         self._stalls.pop(worker, None)
 
-    def longest_stall_s(self, generation: int) -> float:
-        """For how long no step had been made in the ring of `generation` when it failed; 0.0 when it has not."""
-        return max((s for worker, s in self._stalls.items() if self.breaks(worker, generation)), default=0.0)
+    def stalls(self, generation: int) -> Iterator[tuple[int, float]]:
+        """Of each member that the ring of `generation` failed: its step, and for how long it had made none by then."""
+        failed = (worker for worker in self._stalls if self.breaks(worker, generation))
+        return ((self.step(worker), self._stalls[worker]) for worker in failed)
 
     def get(self, worker: str) -> Observed | None:
         return self._newest.get(worker)

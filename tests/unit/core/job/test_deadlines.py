@@ -22,15 +22,16 @@ DEADLINES = Deadlines(boot_s=100.0, seat_s=20.0, step_s=10.0, moments_s=2.5)
 
 
 class Job:
-    """A leader's machine with two workers that train."""
+    """A leader's machine with workers that train."""
 
-    def __init__(self, spec: DataSpec = SPEC) -> None:
+    def __init__(self, spec: DataSpec = SPEC, workers: int = 2) -> None:
         self.spec = spec
         self.machine = JobMachine(new_record("j", 0.0), LeadTimes.of(10.0), DEADLINES)
         self.lost: dict[str, str] = {}
-        for worker in ("w0", "w1"):
+        self.workers = [f"w{number}" for number in range(workers)]
+        for worker in self.workers:
             self.join(worker, 0.0)
-        for worker in ("w0", "w1"):
+        for worker in self.workers:
             self.see(worker, Phase.TRAINING, 1, 0, 0.0)
 
     def feed(self, happened: object, at: float) -> None:
@@ -44,7 +45,7 @@ class Job:
             self.feed(TimePassed(), float(at))
 
     def join(self, worker: str, at: float) -> None:
-        self.feed(Register(Identity(worker, "host", "127.0.0.1", 1, 2), 2, 1, 0), at)
+        self.feed(Register(Identity(worker, "host", "127.0.0.1", 1, 2), len(self.workers), 1, 0), at)
 
     def see(
         self,
@@ -196,6 +197,24 @@ def test_a_worker_that_finds_the_ring_broken_too_is_not_the_one_that_hangs() -> 
     job.see("w1", Phase.BROKEN, 1, 7, 16.0)
     job.wait(16, 24)
     assert not job.lost, "the next ring may take its time"
+
+
+def test_a_worker_that_has_made_the_step_for_which_others_waited_in_vain_is_not_the_one_that_hangs() -> None:
+    """It is ahead: what all reduced came to it alone, and what its script does before the next step takes long."""
+    job = Job(workers=4)
+    for worker in job.workers:
+        job.see(worker, Phase.TRAINING, 1, 7, 5.0)
+    job.see("w1", Phase.TRAINING, 1, 8, 5.5)
+    job.see("w3", Phase.TRAINING, 1, 8, 5.5)
+    job.see("w0", Phase.BROKEN, 1, 7, 15.0)
+    job.wait(15, 18)
+    assert list(job.lost) == ["w2"]
+    job.see("w1", Phase.BROKEN, 1, 8, 19.0)  # as it comes to the next step at last; it has waited for none there
+    job.wait(19, 23)
+    assert list(job.lost) == ["w2"], "w3 is ahead as well, and due in the next ring"
+    assert job.machine.record.plan is not None and job.machine.record.plan.roster == ("w0", "w1", "w3")
+    job.wait(23, 40)
+    assert "has not come to its ring" in job.lost["w3"], "no wait is without an end"
 
 
 def test_a_ring_that_fails_early_in_a_step_leaves_the_others_the_rest_of_their_time() -> None:
