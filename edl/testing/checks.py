@@ -19,6 +19,7 @@ from edl.protocol.job import OVER, Record, WorkerState
 from edl.testing.account_checks import AccountChecks
 from edl.testing.end_checks import EndChecks
 from edl.testing.faults import SimFault
+from edl.testing.loss_checks import LossChecks
 from edl.testing.pace import Pace
 from edl.testing.plan_checks import PlanChecks
 from edl.testing.record_checks import RecordChecks
@@ -49,6 +50,7 @@ class Checks:
         self.pace = Pace(job, self.violated)
         self.savings = SavingChecks(job)
         self.plans = PlanChecks(job)
+        self.losses = LossChecks(job)
         self.training = TrainingChecks(job)
         self.ends = EndChecks(job)
         self._durable: dict[int, Record] = {job.durable.version: job.durable}
@@ -88,6 +90,7 @@ class Checks:
         self.tallies.durable(before, record)
         self.savings.durable(before, record)
         self.plans.durable(before, record)
+        self.losses.durable(before, record)
         self.training.durable(record)
 
     def missed(self, worker: SimWorker) -> None:

@@ -190,7 +190,7 @@ class SimDaemons:
             self.job.rings.arm(self.job.rings.rings[worker.generation])
         if worker.waits or worker.is_held:
             self.job.shells.look(worker)
-        elif worker.is_hungry():
+        elif worker.is_hungry() and worker.busy_until <= self.job.now:
             self.job.shells.tell(worker, StillWaiting(orders))
 
     def _interrupt(self, worker: SimWorker) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from edl.core.resize.scaling import staying
 from edl.core.worker.states import TrainerState
 from edl.protocol.data import DataSpec
-from edl.protocol.job import Record, WorkerState
+from edl.protocol.job import OVER, Record
 from edl.testing.worker import SESSION_S, SimWorker
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class SimLauncher:
         """A job of so many."""
         for _ in range(workers):
             self.start()
-        self.job.after(2 * SESSION_S, self.start_for_the_first, self.job.durable)
+        self.job.after(SESSION_S, self._look, self.job.durable)
 
     def start(self, host: str = "") -> None:
         """One more, on that host or where the job is; on that host, it was asked for."""
@@ -51,21 +52,23 @@ class SimLauncher:
         job.daemons.begin(worker)
 
     def start_missing(self) -> None:
-        """As the job is asked to grow."""
-        outgoing = (WorkerState.LEAVING, WorkerState.DONE)
-        present = sum(member.state not in outgoing for member in self.job.durable.members)
-        present += len(self.under_way())
+        """As the job is asked to grow: those that are neither in it to stay nor on their way, as `edl run` counts."""
+        present = len(staying(self.job.durable)) + len(self.under_way())
         for _ in range((self.job.durable.target or 1) - present):
             self.start()
 
-    def start_for_the_first(self, record: Record) -> None:
+    def _look(self, before: Record) -> None:
         """The first generation waits for as many as were asked for: what started those that died starts others.
 
-        Again and again, as those may die before the job has heard of them.
+        Again and again, as those may die before any leader has heard of them, and leaders with them. `before`: what was
+        on record at the last look.
         """
-        if self.job.durable is record:
+        record = self.job.durable
+        if record.generation or record.state in OVER:
+            return
+        if record is before and record.plan is None:
             self.start_missing()
-            self.job.after(SESSION_S, self.start_for_the_first, record)
+        self.job.after(SESSION_S, self._look, record)
 
     def under_way(self) -> list[SimWorker]:
         """Started, and not let in yet."""

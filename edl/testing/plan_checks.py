@@ -1,7 +1,8 @@
-"""What must hold of a leader's plans: whom it lets in, gives up and leaves out, and of which members it makes rings.
+"""What must hold of a leader's plans: whom it lets in and leaves out, and of which members it makes rings.
 
 Owns: the roster of each generation, and the limits of a job's size. Does not own: a record as a whole
-(`edl.testing.record_checks`), nor rings that form beside others (`edl.testing.next_rings`).
+(`edl.testing.record_checks`), whom it loses (`edl.testing.loss_checks`), nor rings that form beside others
+(`edl.testing.next_rings`).
 """
 
 from __future__ import annotations
@@ -37,8 +38,6 @@ class PlanChecks:
             self._comes_to_steps(record)
         if record.plan is None and before.plan is not None:
             self._is_not_put_off_for_ever(before.plan, came=record.generation > before.generation)
-        if record.gone is not before.gone:
-            self._gives_up_only_who_hangs(before, record)
         if record.arrivals > before.arrivals:
             self._admits_no_more_than_may_train(record)
         if record.muster is not None:
@@ -76,14 +75,6 @@ class PlanChecks:
             known = all_sound or "beside the one that trains" not in one.reason
             if worker.alive and sound and known and not worker.is_odd:
                 self._violated("I14", f"{worker.id} is held to be unfit: {one.reason}")
-
-    def _gives_up_only_who_hangs(self, before: Record, record: Record) -> None:
-        for gone in record.gone:
-            worker = self._job.workers[gone.worker]
-            hangs = gone not in before.gone and "hangs" in gone.reason
-            beside = worker.alive and "beside" in gone.reason  # the dead hang until their sessions end, too
-            if hangs and not worker.is_odd and (worker.sits or beside):
-                self._violated("I12", f"{worker.id} is given up as one that hangs: {gone.reason}")
 
     def _admits_no_more_than_may_train(self, record: Record) -> None:
         outside = record.migration.newcomers if record.migration is not None else ()

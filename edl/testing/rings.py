@@ -7,6 +7,7 @@ does about one that broke (`edl.testing.shells`).
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from edl.core.worker.inputs import BatchBegins, CopyState, StateCopied
@@ -24,6 +25,8 @@ Sample = tuple[int, int]  # epoch, position
 STEP_S = 0.01
 LONG_STEP = 3  # times as long
 STEP_TIMEOUT_S = 0.3
+BUSY_S = 2 * STEP_TIMEOUT_S  # what a script does between two steps takes no longer, and no ring waits so long for it
+TAKE_TIME = 0.5  # of the workers that are ahead of others, as one hangs
 
 
 class SimRing:
@@ -33,13 +36,15 @@ class SimRing:
         self.generation = generation
         self.members = members
         self.armed = False  # its next step is about to be taken
+        self.tarries = False  # it is broken, and some have taken their time to notice
 
 
 class Rings:
     """All rings of a job."""
 
-    def __init__(self, job: SimJob) -> None:
+    def __init__(self, job: SimJob, seed: int) -> None:
         self.job = job
+        self._parting = random.Random(f"parting {seed}")  # noqa: S311 - repeatable is the point
         self.rings: dict[int, SimRing] = {}  # by generation
 
     def arm(self, ring: SimRing, within_s: float = STEP_S) -> None:
@@ -71,7 +76,7 @@ class Rings:
         whole = len(here) + len(late) == len(ring.members)
         supplied, busy = [], [worker for worker in able if worker.busy_until > self.job.now]
         if busy:
-            self.arm_at(ring, max(worker.busy_until for worker in busy))
+            self.arm_at(ring, min(worker.busy_until for worker in busy))
         for worker in able:
             if worker in busy:
                 pass
@@ -81,7 +86,8 @@ class Rings:
                 supplied.append(worker)
             else:
                 self.job.checks.pace.waits(worker)
-        if not whole and supplied and self.job.random.random() < 0.4:  # some notice late: their mini-batch is long
+        if not whole and supplied and self.job.random.random() < 0.4 and not ring.tarries:
+            ring.tarries = True  # some notice late, once: their mini-batch is long
             self.arm(ring, LONG_STEP * STEP_S)
         elif not whole:
             self._find_broken(supplied)  # others wait for samples
@@ -151,10 +157,18 @@ class Rings:
         self.job.checks.training.applied([one for one in applied if not _is_over(one) and not one.machine.awaits_state])
         for worker in applied:
             self.job.shells.stepped(worker, ends[worker.id])
+        if any(worker.stalled for worker in members):
+            self._part(applied)
         for worker in lacking:
             if worker.alive and not worker.stalled:
                 self.job.shells.broken(worker, "its state did not come")
         self.arm(ring)
+
+    def _part(self, applied: list[SimWorker]) -> None:
+        """These are ahead of others that wait for one that hangs: some do not come to the next step soon."""
+        for worker in applied:
+            if not worker.stalled and worker.doing is TrainerState.TRAINING and self._parting.random() < TAKE_TIME:
+                self.job.shells.occupy(worker, BUSY_S * self._parting.random())
 
     def _comes(self, worker: SimWorker, sender: SimWorker) -> bool:
         """What `worker` gets beside this step is there before its update. False: it never will be."""

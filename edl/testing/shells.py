@@ -43,6 +43,7 @@ from edl.core.worker.moves import attention_step
 from edl.core.worker.states import ALONE, TrainerState
 from edl.protocol import link as say
 from edl.testing.faults import Moment
+from edl.testing.rings import BUSY_S
 from edl.testing.worker import SimWorker
 
 if TYPE_CHECKING:
@@ -195,5 +196,19 @@ class SimShells:
                 worker.machine.handle(StateNeeded())
             self.job.rings.complete(here)
         for worker in here[:1] if alone else here:
-            worker.busy_until = self.job.now + for_s
+            self.occupy(worker, for_s)
         self.job.note(f"scripts are at something of their own for {for_s:.3f} s: {'one' if alone else 'all'}")
+
+    def occupy(self, worker: SimWorker, for_s: float) -> None:
+        """Its script does something of its own before its next mini-batch."""
+        worker.busy_until = self.job.now + for_s
+        worker.takes_long = worker.takes_long or for_s > BUSY_S
+        self.job.after(for_s, self._come_back, worker)
+
+    def _come_back(self, worker: SimWorker) -> None:
+        """To its next mini-batch, and to what was heard meanwhile."""
+        if worker.busy_until > self.job.now or worker.stalled or worker.doing is not TrainerState.TRAINING:
+            return
+        self.job.rings.arm(self.job.rings.rings[worker.generation])
+        if worker.orders is not None and worker.is_hungry():
+            self.tell(worker, StillWaiting(worker.orders))

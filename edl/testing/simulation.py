@@ -46,7 +46,7 @@ from edl.testing.rings import STEP_TIMEOUT_S, Rings
 from edl.testing.savings import Savings, SimStore
 from edl.testing.shells import SimShells
 from edl.testing.striking import OF_THE_JOB, SimFaults
-from edl.testing.worker import SESSION_S, SimWorker
+from edl.testing.worker import SimWorker
 
 BOOT_S = 0.8  # after which a newcomer is taken for hanging
 DEADLINES = Deadlines(
@@ -122,7 +122,7 @@ class SimJob:
         self.requests = SimRequests(self)
         self.meetings = Meetings(self)
         self.beginnings = Beginnings(self, seed)
-        self.rings = Rings(self)
+        self.rings = Rings(self, seed)
         self.next_rings = NextRings(self, seed)
         self.musters = Musters(self)
         self.migrations = Migrations(self, BOOT_S, spread=spread)
@@ -290,8 +290,6 @@ class SimJob:
         for member in record.members:
             if member.state is WorkerState.LEAVING:
                 self.happens(Moment.LEAVING, self.workers[member.identity.id])
-        if record.arrivals and not record.generation and record.plan is None:
-            self.after(SESSION_S, self.launcher.start_for_the_first, record)
         self.note(f"record {record.version}: {_short(record)}")
 
 

@@ -74,6 +74,7 @@ class SimWorker:
         "sends_state",
         "sent",
         "stalled",
+        "takes_long",
         "unsent",
         "vanished",
         "wanted",
@@ -92,6 +93,7 @@ class SimWorker:
         self.stalled = False  # it hangs
         self.cut_off = False  # no ring forms with it
         self.busy_until = 0.0  # its script is at something of its own between two mini-batches
+        self.takes_long = False  # it once was for longer than others wait for it
         self.count = Steps()
         self.leases = SimLeases()
         self.machine = WorkerMachine(self.leases, self.count)
@@ -219,7 +221,7 @@ class SimWorker:
     @property
     def is_odd(self) -> bool:
         """It hangs, or hears nothing or is at something else for longer than others wait."""
-        return self.stalled or self.deaf_until > 0 or self.busy_until > 0
+        return self.stalled or self.deaf_until > 0 or self.takes_long
 
     def identity(self) -> Identity:
         return Identity(self.id, self.host, self.host, 1, self.daemon)

@@ -1,0 +1,64 @@
+"""What must hold of the workers that a leader loses: it gives up none that is well, and no step that one of them has.
+
+Owns: whom a leader may take for one that hangs, and what may go with a worker. Does not own: whom it holds to be unfit
+for a ring (`edl.testing.plan_checks`), nor what is trained instead (`edl.testing.training_checks`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from edl.protocol.job import OVER, Gone, Record, WorkerState
+from edl.protocol.messages import Phase
+from edl.testing.worker import SimWorker
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+
+class LossChecks:
+    """Of one job."""
+
+    def __init__(self, job: SimJob) -> None:
+        self._job = job
+
+    def durable(self, before: Record, record: Record) -> None:
+        """`record` was written over `before`."""
+        if record.gone is before.gone:
+            return
+        for gone in record.gone:
+            if gone not in before.gone and gone.reason:
+                worker = self._job.workers[gone.worker]
+                self._hangs(worker, gone)
+                self._has_not_made(worker, gone, before)
+                self._takes_no_step_along(worker, gone, before, record)
+
+    def _hangs(self, worker: SimWorker, gone: Gone) -> None:
+        if "hangs" in gone.reason and worker.alive and not worker.is_odd:  # the dead do until their sessions end
+            self._violated("I12", f"{worker.id} is given up as one that hangs: {gone.reason}")
+
+    def _has_not_made(self, worker: SimWorker, gone: Gone, before: Record) -> None:
+        """The step that others have waited for in vain, whatever its script is at by now."""
+        if "step took longer" not in gone.reason or not worker.alive:
+            return
+        others = (self._job.workers[one] for one in before.roster if one != worker.id)
+        accounts = ((one.step, one.account) for one in others)
+        waited = [at for at, told in accounts if (told.phase, told.generation) == (Phase.BROKEN, before.generation)]
+        if waited and worker.step > max(waited):
+            self._violated("I5", f"{worker.id} is lost for step {max(waited) + 1}, which it has made: {gone.reason}")
+
+    def _takes_no_step_along(self, worker: SimWorker, gone: Gone, before: Record, record: Record) -> None:
+        """No step goes with a worker that is well and alone has made it."""
+        unfit = gone.worker in {one.worker for one in record.trials.unfit}  # of a pair it is not known which one is
+        if record.state in OVER or unfit or not self._is_well(worker):
+            return
+        rest = (self._job.workers[one.identity.id] for one in record.members if one.state is not WorkerState.DONE)
+        if not any(one.alive and one.has_state and one.step >= worker.step for one in rest):
+            self._violated("I5", f"step {worker.step} goes with {worker.id}, which is well: {gone.reason}")
+
+    @staticmethod
+    def _is_well(worker: SimWorker) -> bool:
+        return worker.alive and worker.has_state and worker.step > 0 and not (worker.is_odd or worker.cut_off)
+
+    def _violated(self, invariant: str, complaint: str) -> NoReturn:
+        self._job.checks.violated(invariant, complaint)
