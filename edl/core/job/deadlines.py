@@ -144,7 +144,7 @@ class Waits:
         late = self._late(record, seen)
         for worker in late:
             yield worker, "step", self.deadlines.moments_s
-        if record.begun or record.plan is not None:  # else all wait for others to come, however long that takes
+        if record.begun:  # else all wait inside `init` for the first ring, however long that takes
             for member in members.values():
                 if member.state in BOOTING:
                     yield member.identity.id, member.state.value, self.deadlines.boot_s

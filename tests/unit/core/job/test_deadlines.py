@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 from machine_job import meet
@@ -97,6 +99,23 @@ def test_a_newcomer_that_goes_on_gets_the_time_anew() -> None:
     job.see("w2", Phase.READY, 0, 0, 189.0)
     job.wait(189, 900)
     assert job.lost == {}
+
+
+def test_a_newcomer_that_may_be_needed_for_the_first_ring_waits_for_that_and_does_not_hang() -> None:
+    """It is to boot once a worker has sat in a ring. The first one may come to nothing a few times before."""
+    machine = JobMachine(new_record("j", 0.0), LeadTimes.of(10.0), dataclasses.replace(DEADLINES, boot_s=30.0))
+    for worker in ("w0", "w1", "w2"):
+        machine.handle(Register(Identity(worker, "host", "127.0.0.1", 1, 2), 2, 1, 0), 0.0)
+    blank = Observation(Phase.BROKEN, 0, 0, 0, 0.0, None, None, False, "not all members came in time")
+    for at in range(1, 36):
+        plan = machine.record.plan
+        assert plan is not None and plan.roster == ("w0", "w1"), at
+        if at % 15 == 0:
+            for worker in plan.roster:
+                seen = msgspec.structs.replace(blank, generation=plan.generation, at=float(at))
+                machine.handle(Reported(worker, seen), float(at))
+        machine.handle(TimePassed(), float(at))
+    assert [one.identity.id for one in machine.record.members] == ["w0", "w1", "w2"]
 
 
 def test_a_newcomer_that_does_not_come_to_its_ring_is_dropped() -> None:
