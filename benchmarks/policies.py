@@ -1,15 +1,18 @@
 """Which policy is good for what? Each on each trace, ablations, and loads from light to overload: tables and pictures.
 
-    python -m benchmarks.policies --traces DIR [--out docs] [--keep out/policies] [--parts traces ablations loads]
+    python -m benchmarks.policies [--traces DIR] [--out docs] [--keep out/policies] [--parts traces ablations loads]
                                   [--nodes 4x4] [--seeds 1]
 
-Writes DIR/policies.md and pictures below DIR/pictures. In a page that is there, what stands between its marks is
-written anew, and the words around them stay. Each run is kept when it is over: the same command goes on where it was.
+The traces are those of the folder that --traces names, or EDL_TRACES; the project has none that were published.
+Writes policies.md below --out, and pictures below its folder `pictures`. In a page that is there, what stands between
+its marks is written anew, and the words around them stay. Each run is kept when it is over: the same command goes on
+where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -97,7 +100,14 @@ class Comparison:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=Path, required=True, help="a folder with traces and their tables")
+    named = os.environ.get("EDL_TRACES")
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        required=not named,
+        default=Path(named or ""),
+        help="a folder with traces and their tables [EDL_TRACES]",
+    )
     parser.add_argument("--out", type=Path, default=Path("docs"), help="where the page and its pictures are written")
     parser.add_argument("--keep", type=Path, default=Path("out/policies"), help="where runs are kept")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from published import TRACES, WORKLOAD
+from small_traces import APPLICATIONS, TRACES
 
 from benchmarks import policies
 from benchmarks.policies_loads import LENGTHS_S, NODES, WINDOW_S, Arrivals, drawn, of_samples, read_models
@@ -115,10 +115,24 @@ def test_a_folder_that_is_of_no_use_is_one_line(
     assert said in told[-1] and "Traceback" not in "".join(told)
 
 
+def test_the_environment_may_name_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["--out", str(tmp_path), "--keep", str(tmp_path / "keep")]
+    monkeypatch.delenv("EDL_TRACES", raising=False)
+    with pytest.raises(SystemExit):
+        policies.main(command)
+    assert "required: --traces" in capsys.readouterr().err
+    monkeypatch.setenv("EDL_TRACES", str(tmp_path))
+    assert policies.main(command) == 2
+    assert f"--traces {tmp_path}: has no trace" in capsys.readouterr().err
+
+
 def test_tables_are_no_traces() -> None:
-    assert [Path(trace).stem for trace in traces_in(TRACES)] == ["195job", "workload-6", "60_job"]
+    found = ["elasticflow/jobs.csv", "plain.csv", "pollux/workloads/jobs.csv", "tiresias/jobs.csv"]
+    assert traces_in(TRACES) == found
     with pytest.raises(ConfigError, match="has no trace"):
-        traces_in(TRACES / "pollux" / "applications")
+        traces_in(APPLICATIONS)
 
 
 # ------------------------------------------------------------------------------------------------- jobs that are drawn
@@ -206,7 +220,7 @@ def test_each_ablation_has_its_cell() -> None:
 
 
 def test_others_figures_stand_below_and_jobs_that_never_end_are_said() -> None:
-    runs = on_trace(str(WORKLOAD.name), (1, 1))
+    runs = on_trace("workload-6.csv", (1, 1))
     assert [label for label, _ in runs] == [
         "fifo", "backfill", "tiresias", "tiresias, gittins", "elastic-tiresias", "gavel", "dp", "dp, batch fixed",
         "goodput", "elasticflow", "srtf", "optimus",

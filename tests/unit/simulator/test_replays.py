@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from published import JOBS_60, JOBS_195, TRACES, WORKLOAD
+from published import JOBS_60, JOBS_195, TRACES, WORKLOAD, needs_published
 from simulated import Rule, conditions, figures
 
 from benchmarks.policies_runs import PlannedRun, play
 from edl.simulator.figures import Summary
 from edl.simulator.traces.reading import read_trace
+
+pytestmark = needs_published
 
 POLLUX = {"interval_s": 60.0, "placement": Rule.MOST_FREE}
 

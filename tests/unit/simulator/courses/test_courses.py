@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published import TRACES, WORKLOAD
 from simulated import conditions, job, run, trace
+from small_traces import APPLICATIONS, POLLUX
 
 from edl.cluster.views import Aim, Provenance
 from edl.simulator.courses.epochs import Epochs
@@ -20,8 +20,8 @@ from edl.simulator.trace import TraceJob, TrueSpeed
 from edl.simulator.traces.pollux import read_application
 from edl.simulator.traces.reading import read_trace
 
-CIFAR = read_application(TRACES / "pollux" / "applications" / "cifar10").course
-YOLO = read_application(TRACES / "pollux" / "applications" / "yolov3").course
+VISION = read_application(APPLICATIONS / "vision").course
+YOLO = read_application(APPLICATIONS / "yolov3").course
 
 
 def stepwise(course: Epochs, done: float, batch: int, steps: float) -> float:
@@ -43,41 +43,41 @@ def stepwise(course: Epochs, done: float, batch: int, steps: float) -> float:
 @given(share=st.floats(0, 1), batch=st.integers(128, 4096), steps=st.floats(0, 30_000))
 @settings(deadline=None)
 def test_many_epochs_at_once_are_the_same_as_one_after_the_other(share: float, batch: int, steps: float) -> None:
-    done = share * CIFAR.total
-    after = CIFAR.done(CIFAR.steps(done, batch) + steps, batch)
-    assert after == pytest.approx(stepwise(CIFAR, done, batch, steps), rel=1e-6, abs=1e-3)
+    done = share * VISION.total
+    after = VISION.done(VISION.steps(done, batch) + steps, batch)
+    assert after == pytest.approx(stepwise(VISION, done, batch, steps), rel=1e-6, abs=1e-3)
 
 
 @given(share=st.floats(0, 1), batch=st.integers(128, 4096))
 @settings(deadline=None)
 def test_steps_and_work_are_inverse(share: float, batch: int) -> None:
-    done = share * CIFAR.total
-    assert CIFAR.done(CIFAR.steps(done, batch), batch) == pytest.approx(done)
+    done = share * VISION.total
+    assert VISION.done(VISION.steps(done, batch), batch) == pytest.approx(done)
 
 
 def test_a_measured_placement_is_linear_between_its_batches() -> None:
-    # placements.csv of cifar10: 1,32 takes 0.0427887 s, 1,45 takes 0.0504853 s
-    steps = CIFAR.timing.times((1,), np.array([32.0, 38.5, 45.0]))[0]
-    assert steps[0] == pytest.approx(0.0427886962890625)
+    # placements.csv of vision: 1,32 takes 0.039551 s, 1,128 takes 0.062017 s
+    steps = VISION.timing.times((1,), np.array([32.0, 80.0, 128.0]))[0]
+    assert steps[0] == pytest.approx(0.039551)
     assert steps[1] == pytest.approx((steps[0] + steps[2]) / 2)
 
 
 def test_a_ring_looks_the_same_from_each_of_its_nodes() -> None:
     assert rotated((3, 1, 2)) == rotated((1, 2, 3)) == (1, 2, 3) != rotated((3, 2, 1))
-    assert CIFAR.step((4, 2), 1024) == CIFAR.step((2, 4), 1024)
+    assert VISION.step((4, 2), 1024) == VISION.step((2, 4), 1024)
 
 
 def test_the_batch_is_shared_out_and_made_in_passes_that_fit() -> None:
-    step = CIFAR.step((4, 2), 2048)
+    step = VISION.step((4, 2), 2048)
     assert (step.batch, step.pass_batch) == (6 * 342, 342)
     step = YOLO.step((4,), 64)  # eight samples of a worker at a time, and sixteen for each
     assert (step.batch, step.pass_batch) == (64, 8)
     assert step.seconds == pytest.approx(2 * step.pass_s - step.sync_s)
-    assert CIFAR.step((1,), 256).pass_batch == 128  # one worker measures noise between two passes
-    assert CIFAR.step((1,), 128).pass_batch == 128
+    assert VISION.step((1,), 256).pass_batch == 128  # one worker measures noise between two passes
+    assert VISION.step((1,), 128).pass_batch == 128
 
 
-@pytest.mark.parametrize("course", [CIFAR, YOLO])
+@pytest.mark.parametrize("course", [VISION, YOLO])
 def test_the_best_batch_is_better_than_any_other_that_is_tried(course: Epochs) -> None:
     best = course.rates(0.3 * course.total, 16, 4, Aim.PROGRESS, 0)
     for batch in sorted({course._span.own, 512, course._span.largest}):
@@ -87,7 +87,7 @@ def test_the_best_batch_is_better_than_any_other_that_is_tried(course: Epochs) -
     assert np.all((best.batch >= course._span.own) & (best.batch <= course._span.largest))
 
 
-@pytest.mark.parametrize("course", [CIFAR, YOLO])
+@pytest.mark.parametrize("course", [VISION, YOLO])
 def test_the_batch_with_most_samples_in_a_second_may_make_less_progress(course: Epochs) -> None:
     best, fastest = (course.rates(0.0, 16, 4, aim, 0) for aim in (Aim.PROGRESS, Aim.THROUGHPUT))
     assert np.all(fastest.throughput >= best.throughput) and np.any(fastest.throughput > 1.05 * best.throughput)
@@ -97,7 +97,7 @@ def test_the_batch_with_most_samples_in_a_second_may_make_less_progress(course: 
 
 
 def test_true_speed_is_the_pace_at_which_a_job_then_runs() -> None:
-    one = next(job for job in read_trace(WORKLOAD).jobs if job.name == "cifar10-0")
+    one = next(job for job in read_trace(POLLUX).jobs if job.name == "vision-0")
     rates = TrueSpeed(one.course, 0.0, one.batch).rates(8, 4, Aim.GIVEN)
     alone = trace(TraceJob("a", 0, 6, one.course, largest=6, batch=one.batch))
     outcome = run(alone, "fifo", conditions(2, 4))
@@ -117,8 +117,8 @@ def test_an_analyzer_hears_what_a_simulated_job_would_measure_and_no_more() -> N
             heard.append((one.at, one.trained))
             super().hear(one)
 
-    published = next(job for job in read_trace(WORKLOAD).jobs if job.name == "cifar10-0")
-    alone = trace(TraceJob("a", 0, 6, published.course, largest=16, batch=published.batch))
+    one = next(job for job in read_trace(POLLUX).jobs if job.name == "vision-0")
+    alone = trace(TraceJob("a", 0, 6, one.course, largest=16, batch=one.batch))
     speeds = Listening()
     rates = {}
 
@@ -134,7 +134,7 @@ def test_an_analyzer_hears_what_a_simulated_job_would_measure_and_no_more() -> N
     assert rates[0].provenance[0] is Provenance.GUESSED
     assert rates[50].provenance[0] is Provenance.GUESSED  # it has not made a step yet
     assert rates[100].provenance[5] is Provenance.MEASURED
-    truth = published.course.rates(0.0, 8, 4, Aim.GIVEN, published.batch)
+    truth = one.course.rates(0.0, 8, 4, Aim.GIVEN, one.batch)
     assert rates[150].throughput[5] == pytest.approx(truth.throughput[5], rel=0.1)
     assert heard[0] == (50.0, False) and heard[1] == (100.0, True)
 

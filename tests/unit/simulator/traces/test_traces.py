@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from published import JOBS_60, JOBS_195, TRACES, WORKLOAD
+from published import JOBS_60, JOBS_195, TRACES, WORKLOAD, needs_published
+from small_traces import APPLICATIONS, ELASTICFLOW, PLAIN, POLLUX, THROUGHPUTS, TIRESIAS
 
 from edl.errors import ConfigError
 from edl.simulator.courses.epochs import Epochs
 from edl.simulator.courses.iterations import Iterations
 from edl.simulator.traces.reading import read_trace
 
-PLAIN = "submitted,workers,duration"
+HEAD = "submitted,workers,duration"
+HEAD_POLLUX = "name,time,application,num_replicas,batch_size"
+HEAD_ELASTICFLOW = "job_id,submission_time,num_iteration,model_name,deadline,batch_size,num_gpu"
 
 
 def written(folder: Path, *lines: str, name: str = "jobs.csv") -> Path:
@@ -38,79 +41,73 @@ def test_a_plain_trace(tmp_path: Path) -> None:
 
 
 def test_the_name_of_a_job_may_be_left_out(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, PLAIN, "0,1,1", "0,1,1"))
+    trace = read_trace(written(tmp_path, HEAD, "0,1,1", "0,1,1"))
     assert [job.name for job in trace.jobs] == ["job-1", "job-2"]
 
 
-def test_the_195_jobs() -> None:
-    trace = read_trace(JOBS_195)
-    assert len(trace.jobs) == 195
-    first = trace.jobs[0]
-    assert (first.request, first.batch, first.deadline, first.largest) == (1, 32, 3716178.0, 32)
-    assert isinstance(first.course, Iterations)
-    assert first.course.rate(1) == pytest.approx(3.0231577845960493)
-    assert first.course.total == 3249
+def test_each_format_by_the_columns_of_its_file() -> None:
+    plain, tiresias, elasticflow, pollux = (read_trace(path) for path in (PLAIN, TIRESIAS, ELASTICFLOW, POLLUX))
+    assert [len(trace.jobs) for trace in (plain, tiresias, elasticflow, pollux)] == [4, 20, 24, 20]
+    assert (plain.jobs[0].name, plain.jobs[0].deadline, plain.jobs[1].user) == ("a", 900.0, "ben")
 
+    assert all(job.smallest == job.request == job.largest for job in tiresias.jobs)  # what they ask for, and no others
+    assert (tiresias.jobs[1].request, tiresias.jobs[1].course.total) == (4, 63.0)
 
-def test_the_60_jobs_have_the_workers_that_they_ask_for() -> None:
-    jobs = read_trace(JOBS_60).jobs
-    assert len(jobs) == 60
-    assert all(job.smallest == job.request == job.largest for job in jobs)
-    assert (jobs[1].request, jobs[1].course.total) == (8, 147.0)
+    speech, words = elasticflow.jobs[:2]
+    assert (speech.request, speech.batch, speech.deadline, speech.largest) == (1, 32, 1120.0, 32)
+    assert (words.request, words.batch, words.deadline, words.largest) == (2, 64, 1265.0, 64)
+    assert isinstance(words.course, Iterations)
+    assert (words.course.total, words.course.rate(1), words.course.rate(3)) == (
+        473,
+        3.0,
+        pytest.approx(6.395, rel=1e-3),
+    )
 
-
-def test_a_workload_of_pollux() -> None:
-    trace = read_trace(WORKLOAD)
-    assert (len(trace.jobs), trace.node_size) == (160, 4)
-    cifar = next(job for job in trace.jobs if job.name == "cifar10-0")
-    assert (cifar.request, cifar.batch, cifar.largest) == (6, 2048, 4096 // 32)
-    ncf = next(job for job in trace.jobs if job.name == "ncf-6")
+    vision, _, ncf = pollux.jobs[:3]
+    assert pollux.node_size == 4
+    assert (vision.request, vision.batch, vision.largest) == (6, 2048, 4096 // 32)
     assert (ncf.request, ncf.largest) == (1, 1)
-    assert isinstance(cifar.course, Epochs)
+    assert isinstance(vision.course, Epochs)
 
 
 def test_tables_elsewhere_are_named(tmp_path: Path) -> None:
-    copy = written(tmp_path, *WORKLOAD.read_text().splitlines())
+    copy = written(tmp_path, *POLLUX.read_text().splitlines())
     with pytest.raises(ConfigError, match=r"tables of .* are not beside it: name their folder by --applications"):
         read_trace(copy)
-    assert len(read_trace(copy, applications=TRACES / "pollux" / "applications").jobs) == 160
-
-
-POLLUX = "name,time,application,num_replicas,batch_size"
-ELASTIC = "job_id,submission_time,num_iteration,model_name,deadline,batch_size,num_gpu"
+    assert len(read_trace(copy, applications=APPLICATIONS).jobs) == 20
 
 
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ((PLAIN,), "has no jobs: it needs at least one row below its head"),
+        ((HEAD,), "has no jobs: it needs at least one row below its head"),
         (("submitted,workers", "0,1"), "row 1: column duration is missing; it needs submitted, workers, duration"),
         (("a,b", "0,1"), "row 1: is no trace; one of your own needs the columns submitted, workers, duration"),
-        ((PLAIN, "0,1,5", "-1,1,5"), "row 3: submitted -1: must be a number of at least 0"),
-        ((PLAIN, "0,1,0"), "row 2: duration 0: must be a number above 0"),
-        ((PLAIN, "0,1,nan"), "row 2: duration nan: must be a number above 0"),
-        ((PLAIN, "0,0,1"), "row 2: workers 0: must be a number of at least 1"),
-        ((PLAIN, "0,1.5,1"), "row 2: workers 1.5: must be a whole number"),
-        ((PLAIN, "0,,1"), "row 2: workers is empty: fill it in"),
-        ((PLAIN, "0,1"), "row 2: has fewer cells than the head: mend it"),
-        ((PLAIN, "0,1,1,1"), "row 2: has more cells than the head: mend it"),
-        (("name," + PLAIN, "a,0,1,1", "a,0,1,1"), "row 3: a is the name of row 2 too: give it another"),
+        ((HEAD, "0,1,5", "-1,1,5"), "row 3: submitted -1: must be a number of at least 0"),
+        ((HEAD, "0,1,0"), "row 2: duration 0: must be a number above 0"),
+        ((HEAD, "0,1,nan"), "row 2: duration nan: must be a number above 0"),
+        ((HEAD, "0,0,1"), "row 2: workers 0: must be a number of at least 1"),
+        ((HEAD, "0,1.5,1"), "row 2: workers 1.5: must be a whole number"),
+        ((HEAD, "0,,1"), "row 2: workers is empty: fill it in"),
+        ((HEAD, "0,1"), "row 2: has fewer cells than the head: mend it"),
+        ((HEAD, "0,1,1,1"), "row 2: has more cells than the head: mend it"),
+        (("name," + HEAD, "a,0,1,1", "a,0,1,1"), "row 3: a is the name of row 2 too: give it another"),
         (
-            (PLAIN + ",max_workers", "0,1,1,4"),
+            (HEAD + ",max_workers", "0,1,1,4"),
             "row 2: it may have 1 to 4 workers, and speedup is known for 1 to 1: add",
         ),
-        ((PLAIN + ",min_workers", "0,1,1,2"), "row 2: workers 1: must lie between min_workers 2 and max_workers 1"),
-        ((PLAIN + ",speedup", "0,1,1,fast"), "row 2: speedup fast: must be pairs of workers and speed, such as `1:1"),
-        ((PLAIN + ",speedup", "0,2,1,1:1 4:3"), "row 2: speedup 1:1 4:3: says nothing of the 2 workers"),
-        ((PLAIN + ",deadline", "9,1,1,5"), "row 2: deadline 5: must be a number of at least 9"),
-        ((POLLUX, "a,0,gpt9,1,64"), "row 2: application gpt9 has no folder in "),
-        ((POLLUX, "a,0,../ncf,1,64"), "row 2: application ../ncf has no folder in "),
-        ((POLLUX, "a,0,cifar10,1,64"), "row 2: batch_size 64: cifar10 was measured from 128 to 4096"),
-        ((POLLUX, "a,0,cifar10,9,256"), "row 2: num_replicas 9: a batch of 256 is enough for 8"),
-        ((ELASTIC, "a,0,9,gpt9,9,64,1"), "row 2: model_name gpt9 has no table in "),
-        ((ELASTIC, "a,0,9,bert,9,65,1"), "row 2: batch_size 65: "),
-        ((ELASTIC, "a,0,9,deepspeech2,9,32,64"), "row 2: num_gpu 64: "),
-        ((ELASTIC, "a,0,0,bert,9,64,1"), "row 2: num_iteration 0: must be a number above 0"),
+        ((HEAD + ",min_workers", "0,1,1,2"), "row 2: workers 1: must lie between min_workers 2 and max_workers 1"),
+        ((HEAD + ",speedup", "0,1,1,fast"), "row 2: speedup fast: must be pairs of workers and speed, such as `1:1"),
+        ((HEAD + ",speedup", "0,2,1,1:1 4:3"), "row 2: speedup 1:1 4:3: says nothing of the 2 workers"),
+        ((HEAD + ",deadline", "9,1,1,5"), "row 2: deadline 5: must be a number of at least 9"),
+        ((HEAD_POLLUX, "a,0,gpt9,1,64"), "row 2: application gpt9 has no folder in "),
+        ((HEAD_POLLUX, "a,0,../ncf,1,64"), "row 2: application ../ncf has no folder in "),
+        ((HEAD_POLLUX, "a,0,vision,1,64"), "row 2: batch_size 64: vision was measured from 128 to 4096"),
+        ((HEAD_POLLUX, "a,0,vision,9,256"), "row 2: num_replicas 9: a batch of 256 is enough for 8"),
+        ((HEAD_ELASTICFLOW, "a,0,9,gpt9,9,64,1"), "row 2: model_name gpt9 has no table in "),
+        ((HEAD_ELASTICFLOW, "a,0,9,words,9,65,1"), "row 2: batch_size 65: "),
+        ((HEAD_ELASTICFLOW, "a,0,9,speech,9,32,64"), "row 2: num_gpu 64: "),
+        ((HEAD_ELASTICFLOW, "a,0,0,words,9,64,1"), "row 2: num_iteration 0: must be a number above 0"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_the_row_and_the_remedy(
@@ -118,7 +115,7 @@ def test_what_is_wrong_is_one_line_with_the_row_and_the_remedy(
 ) -> None:
     path = written(tmp_path, *lines)
     with pytest.raises(ConfigError) as raised:
-        read_trace(path, TRACES / "pollux" / "applications", TRACES / "elasticflow" / "throughputs_A100")
+        read_trace(path, APPLICATIONS, THROUGHPUTS)
     assert str(raised.value).startswith(f"{path} {said}")
     assert "\n" not in str(raised.value)
 
@@ -145,7 +142,7 @@ def test_tables_that_are_wrong_are_named_too(tmp_path: Path, file: str, content:
     (folder / "placements.csv").write_text("placement,local_bsz,step_time,sync_time\n1,8,0.1,0\n1,16,0.2,0\n")
     (folder / "scalability.csv").write_text("num_nodes,num_replicas,local_bsz,step_time,sync_time\n")
     (folder / "validation-8.csv").write_text("progress,grad_sqr,grad_var\n5,1,1\n")
-    path = written(tmp_path, POLLUX, "a,0,toy,1,8")
+    path = written(tmp_path, HEAD_POLLUX, "a,0,toy,1,8")
     assert read_trace(path).jobs[0].course.total == 5
     (folder / file).write_text(content)
     with pytest.raises(ConfigError, match=said.replace("[", r"\[")) as raised:
@@ -166,3 +163,42 @@ def test_a_folder_and_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_trace(tmp_path)
     with pytest.raises(ConfigError, match="there is no trace"):
         read_trace(tmp_path / "none.csv")
+
+
+# ----------------------------------------------------------------------------------------------- as they were published
+
+
+@needs_published
+def test_the_195_jobs() -> None:
+    trace = read_trace(JOBS_195)
+    assert len(trace.jobs) == 195
+    first = trace.jobs[0]
+    assert (first.request, first.batch, first.deadline, first.largest) == (1, 32, 3716178.0, 32)
+    assert isinstance(first.course, Iterations)
+    assert first.course.rate(1) == pytest.approx(3.0231577845960493)
+    assert first.course.total == 3249
+
+
+@needs_published
+def test_the_60_jobs_have_the_workers_that_they_ask_for() -> None:
+    jobs = read_trace(JOBS_60).jobs
+    assert len(jobs) == 60
+    assert all(job.smallest == job.request == job.largest for job in jobs)
+    assert (jobs[1].request, jobs[1].course.total) == (8, 147.0)
+
+
+@needs_published
+def test_a_workload_of_pollux() -> None:
+    trace = read_trace(WORKLOAD)
+    assert (len(trace.jobs), trace.node_size) == (160, 4)
+    cifar = next(job for job in trace.jobs if job.name == "cifar10-0")
+    assert (cifar.request, cifar.batch, cifar.largest) == (6, 2048, 4096 // 32)
+    ncf = next(job for job in trace.jobs if job.name == "ncf-6")
+    assert (ncf.request, ncf.largest) == (1, 1)
+    assert isinstance(cifar.course, Epochs)
+
+
+@needs_published
+def test_tables_of_a_workload_of_pollux_elsewhere(tmp_path: Path) -> None:
+    copy = written(tmp_path, *WORKLOAD.read_text().splitlines())
+    assert len(read_trace(copy, applications=TRACES / "pollux" / "applications").jobs) == 160
