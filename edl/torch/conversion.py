@@ -10,7 +10,6 @@ once, and cut where the script's batches would end. All but the last part of a s
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,8 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from edl.errors import UsageError
 from edl.torch import ElasticDataLoader
-from edl.torch.loader import ElasticLoader
-from edl.torch.process import trainer
+from edl.torch.loader import ElasticLoader, batches_of_epoch
 
 logger = logging.getLogger("edl")
 
@@ -59,8 +57,7 @@ class StepParts:
 
     def __len__(self) -> int:
         """Batches of this worker in a whole epoch, at the present size."""
-        samples = self._samples or self.loader.samples_of_step
-        return math.ceil(len(self.loader.dataset) / (samples * trainer.size()))  # type: ignore[arg-type]
+        return batches_of_epoch(self.dataset, self._samples or self.loader.samples_of_step)
 
     def __iter__(self) -> Iterator[Any]:
         for parts in self.loader:

@@ -16,7 +16,7 @@ import torch
 from torch.utils import data
 
 from edl.errors import UsageError
-from edl.torch.loader import Runs
+from edl.torch.loader import Runs, batches_of_epoch
 from edl.torch.process import framework, trainer
 from edl.trainer.data.shards import ShardGenerator
 from edl.trainer.elastic_run import Run, RunPart, State
@@ -205,7 +205,9 @@ class DataLoader(data.DataLoader[Any]):
 
     def __len__(self) -> int:
         """Mini-batches of this worker in a whole epoch, at the present size."""
-        return super().__len__() if self._trains_on is None else math.ceil(len(self._trains_on) / self._loads_steps_of)
+        if self._trains_on is None:
+            return super().__len__()
+        return batches_of_epoch(self._trains_on.dataset, self._loads_steps_of)
 
     def __iter__(self) -> Any:
         if self._trains_on is None:

@@ -15,7 +15,8 @@ and the script's random numbers are the same in each case. What those processes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -72,6 +73,10 @@ class ElasticLoader(DataLoader[Any]):
         self._loads_steps_of = batch_size
         self._shards = shards
 
+    def __len__(self) -> int:
+        """Batches of this worker in a whole epoch, at the present size."""
+        return batches_of_epoch(self.dataset, self._loads_steps_of)  # type: ignore[arg-type] # check() has seen to it
+
     @property
     def shards(self) -> ShardGenerator:
         """Where the samples come from: it knows how many epochs are done."""
@@ -102,6 +107,11 @@ class ElasticLoader(DataLoader[Any]):
         for run in self._shards.runs(self._loads_steps_of):
             self._runs.begin(run, lambda: self._shards.newest_step)
             yield from super().__iter__()
+
+
+def batches_of_epoch(dataset: Sized, samples: int) -> int:
+    """Of this worker at the present size, each of so many samples, as by `fixed-local`; the last one may have fewer."""
+    return math.ceil(len(dataset) / (samples * trainer.size()))
 
 
 def check(dataset: Dataset[Any], loading: dict[str, Any]) -> None:

@@ -20,8 +20,10 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from edl.errors import UsageError
+from edl.torch.batches import ElasticBatches
 from edl.torch.conversion import CollatedParts, Order, StepParts, converted, order_of
-from edl.torch.loader import ElasticLoader
+from edl.torch.loader import ElasticLoader, Runs
+from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.process import trainer as seat
 
 DATA = TensorDataset(torch.arange(10))
@@ -112,3 +114,17 @@ def test_a_loader_of_edls_own_gives_whole_steps() -> None:
     assert (parts.loader, parts.share, parts.first, parts.last) == (loader, 1.0, True, True)
     with pytest.raises(UsageError, match="added up over 2 batches"):
         converted(loader, 2, 0)
+
+
+@pytest.mark.parametrize(("size", "samples", "batches"), [(1, 4, 3), (2, 4, 2), (3, 4, 1), (2, 5, 1), (1, 10, 1)])
+def test_a_loaders_length_is_this_workers_batches_in_a_whole_epoch(
+    monkeypatch: pytest.MonkeyPatch, size: int, samples: int, batches: int
+) -> None:
+    """torch asks the loader's batch sampler, whose runs are as long as leases happen to be."""
+    shards: Any = None
+    loader = ElasticLoader(DATA, shards, samples, Runs(LoadingSeeds(), seat, None), {})
+    monkeypatch.setattr(seat, "size", lambda: size)
+    assert (
+        len(loader) == len(StepParts(loader)) == len(ElasticBatches(StepParts(loader), lambda batch: batch)) == batches
+    )
+    assert len(StepParts(loader, samples=2)) == -(-10 // (2 * size))
