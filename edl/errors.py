@@ -84,12 +84,21 @@ class InvalidTransition(EdlError):
         self.history = tuple(history)
 
 
+BRIEF: Final = 160  # characters
 WITH_ITS_JOB: Final = "edl: this worker ends with its job: "  # begins its last line
 
 
 def told_of_its_job(error: JobFailed) -> str:
     """The line with which a worker ends as its job does, or came too late for it: no fault is where its script is."""
     return f"{WITH_ITS_JOB}{' '.join(str(error).split())}\n"
+
+
+def in_brief(text: str) -> str:
+    """One line, cut where it is too long to be read as a part of another one: what a script's exception says, whose
+    traceback is shown in full elsewhere.
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= BRIEF else f"{line[: BRIEF - 1]}…"
 
 
 def said_of(error: Exception) -> str:

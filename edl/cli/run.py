@@ -123,10 +123,10 @@ def last_line(outcome: Outcome, folder: Folder, resume: str = "auto") -> str:
         return _preempted(f"job {job}", verdict, resume)
     if verdict.reason == "interrupted":
         return f"job {job} interrupted"
-    if verdict.kind is EndKind.REFUSED:
-        return f"job {job} failed: {verdict.reason}; logs: {folder.logs}"
-    told = ", ".join(event.kind.value for event in outcome.last_events)
-    return f"job {job} failed: {verdict.reason}{f'; last events: {told}' if told else ''}; logs: {folder.logs}"
+    if outcome.status is None:  # no worker has joined it, so there are neither events nor logs
+        return f"job {job} failed: {verdict.reason}"
+    more = "" if verdict.kind is EndKind.REFUSED else f"; see `edl events {job}`"
+    return f"job {job} failed: {verdict.reason}{more}; logs: {folder.logs}"
 
 
 def _preempted(job: str, verdict: LaunchVerdict, resume: str) -> str:

@@ -80,7 +80,7 @@ class Lives:
         try:
             await self._begin_first()
         except AskedMeanwhile:
-            return Outcome(NOT_BEGUN if self._to_go else INTERRUPTED, ())
+            return Outcome(NOT_BEGUN if self._to_go else INTERRUPTED)
         claim(self._settings.home, self._record)
         verdict = INTERRUPTED
         guard = LauncherGuard(self._folder, self._record.mark)

@@ -27,7 +27,6 @@ import msgspec
 from edl.clock import SystemClock
 from edl.config import Settings, scrubbed
 from edl.errors import ConfigError, EdlError, JobFailed
-from edl.events import Event
 from edl.host.folders import sweep
 from edl.host.processes import wait_exit
 from edl.launch.bounds import TELL_GRACE_S, Bounds
@@ -53,13 +52,13 @@ from edl.launch.happenings import (
     WorkerExited,
     WorkerStarted,
 )
-from edl.launch.output import Printer, rank_folder
+from edl.launch.output import Printer, ToldOnce, WorkerNumbers, rank_folder
 from edl.launch.processes import MARK, end_marked, wait_marked_gone
 from edl.launch.records import OVER, Folder, LaunchRecord
 from edl.launch.supervision import Stage, Supervisor
 from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.launch.watch import JobWatch
-from edl.launch.workers import Worker, search_path, start_worker
+from edl.launch.workers import Worker, WorkersTold, search_path, start_worker
 from edl.outside.client import JobClient
 from edl.outside.saving import PREEMPT_S
 from edl.protocol.job import Status
@@ -79,7 +78,6 @@ class Outcome(msgspec.Struct, frozen=True):
     """What is left of a launch."""
 
     verdict: LaunchVerdict
-    last_events: tuple[Event, ...]
     status: Status | None = None  # of the job, as it was seen last
     restarts: int = 0  # that are left
     newest_step: int = 0  # of this life, that any worker was known to have made
@@ -116,6 +114,7 @@ class Launch:
         self._hurry = threading.Event()  # a second signal, or nothing to be patient for
         self._printer = printer
         self._workers: list[Worker] = []
+        self._told = WorkersTold(WorkerNumbers(), ToldOnce())
         self._job: JobClient | None = None
         self._watch: JobWatch | None = None
         self._following: asyncio.Task[None] | None = None
@@ -139,9 +138,9 @@ class Launch:
         except InterruptedStart:
             verdict = NOT_BEGUN if self._to_go else INTERRUPTED
         if self._watch is None:
-            return Outcome(verdict, (), restarts=self._restarts)
+            return Outcome(verdict, restarts=self._restarts)
         seen = self._watch
-        return Outcome(verdict, tuple(seen.last_events), seen.status, self._restarts, seen.newest_step, seen.cause)
+        return Outcome(verdict, seen.status, self._restarts, seen.newest_step, seen.cause)
 
     def ask_to_go(self) -> None:
         """The machine is to be left, and the job is saved."""
@@ -233,7 +232,7 @@ class Launch:
         ours = {MARK: self.record.mark, "PYTHONUNBUFFERED": "1"}  # unbuffered: a line shows when it is printed
         inherited = scrubbed(os.environ, credentials=self.record.own_coordinator)
         environ = {**inherited, **settings.to_environment(), **ours, "PATH": search_path(os.environ)}
-        worker = start_worker(slot, self.record.command, environ, self._printer, self._output_folder(slot))
+        worker = start_worker(slot, self.record.command, environ, self._printer, self._output_folder(slot), self._told)
         worker.when_exited(lambda slot, code: self._inbox.put_nowait(WorkerExited(slot, code)))
         self._workers.append(worker)
 
@@ -337,9 +336,11 @@ class Launch:
 
     def _seen(self, job: JobSeen) -> None:
         self._inbox.put_nowait(job)
+        ranks = {worker.slot: job.ranks[worker.pid] for worker in self._workers if worker.pid in job.ranks}
+        numbers = self._told.numbers.rank(ranks)
         for worker in self._workers:
-            if worker.pid in job.ranks:
-                worker.take_rank(job.ranks[worker.pid])
+            if worker.slot in numbers:
+                worker.take_number(numbers[worker.slot])
         if job.state != self.record.state and job.state not in OVER:
             self._write_record(state=job.state)
         if job.members and not self._compared:

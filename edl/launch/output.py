@@ -12,10 +12,11 @@ import os
 import queue
 import select
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
+OWN = b">:edl: "  # between a prefix and what edl itself says in a worker
 LONGEST_LINE = 65_536  # bytes; a longer line is cut, so that a stream without line ends takes no memory without bound
 
 
@@ -47,6 +48,54 @@ class LinePrefixer:
         """The last line, if the stream ended in the middle of it."""
         rest, self._rest = self._rest, b""
         return self.prefix.encode() + rest + b"\n" if rest else b""
+
+
+class WorkerNumbers:
+    """The number in front of each worker's lines: its first rank, and no other worker of the launch ever has it.
+
+    So a worker whose first rank another one has had keeps the number that it was started with: the survivors of a
+    death move up, and the rank that a replacement gets is one that a survivor began with.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}  # by slot, of all that were ever started
+        self._ranked: set[int] = set()  # slots
+
+    def start(self, slot: int) -> int:
+        """Until the worker has a rank."""
+        self._numbers[slot] = slot if slot not in self._numbers.values() else max(self._numbers.values()) + 1
+        return self._numbers[slot]
+
+    def rank(self, ranks: Mapping[int, int]) -> dict[int, int]:
+        """Slots with their ranks as they are now; returns the numbers of those that had none before. Those that get one
+        together may change places.
+        """
+        new = {slot: rank for slot, rank in ranks.items() if slot not in self._ranked}
+        taken = {number for slot, number in self._numbers.items() if slot not in new}
+        for slot, rank in sorted(new.items(), key=lambda one: one[1]):
+            wanted = (rank, self._numbers[slot], max([*self._numbers.values(), *taken]) + 1)
+            new[slot] = next(number for number in wanted if number not in taken)
+            taken.add(new[slot])
+        self._numbers |= new
+        self._ranked |= new.keys()
+        return new
+
+
+class ToldOnce:
+    """Lines of edl's own that all workers say alike, such as why their job cannot go on: the first one's are shown."""
+
+    def __init__(self) -> None:
+        self._told: dict[bytes, LinePrefixer] = {}
+
+    def lines(self, piece: bytes, of: LinePrefixer) -> bytes:
+        """Whole lines with the prefix of `of`, without those that another worker has said."""
+        if OWN not in piece:  # as nearly always
+            return piece
+        return b"".join(line for line in piece.splitlines(keepends=True) if self._is_new(line, of))
+
+    def _is_new(self, line: bytes, of: LinePrefixer) -> bool:
+        _, own, said = line.partition(OWN)
+        return not own or self._told.setdefault(said.rstrip(), of) is of
 
 
 class Sink:
@@ -124,19 +173,36 @@ def _set_done(done: asyncio.Future[None]) -> None:
         done.set_result(None)
 
 
-async def forward(reader: asyncio.StreamReader, lines: LinePrefixer, printer: Printer, sinks: Sequence[Sink]) -> None:
-    """Everything from one worker's stream to the sinks, line by line, until the stream ends."""
+class Outlet(NamedTuple):
+    """Where the lines of one worker's stream go."""
+
+    shown: Sink
+    kept: Sequence[Sink]  # files
+    once: ToldOnce  # of all workers' streams
+
+
+async def forward(reader: asyncio.StreamReader, lines: LinePrefixer, printer: Printer, outlet: Outlet) -> None:
+    """Everything from one worker's stream, line by line, until the stream ends."""
     while piece := await reader.read(LONGEST_LINE):
-        await printer.write(lines.feed(piece), *sinks)
-    await printer.write(lines.finish(), *sinks)
+        await _write(lines.feed(piece), lines, printer, outlet)
+    await _write(lines.finish(), lines, printer, outlet)
 
 
-async def forward_file(stream: IO[bytes], lines: LinePrefixer, printer: Printer, sinks: Sequence[Sink]) -> None:
+async def _write(piece: bytes, lines: LinePrefixer, printer: Printer, outlet: Outlet) -> None:
+    shown = outlet.once.lines(piece, lines)
+    if shown is piece:
+        await printer.write(piece, outlet.shown, *outlet.kept)
+        return
+    await printer.write(shown, outlet.shown)
+    await printer.write(piece, *outlet.kept)
+
+
+async def forward_file(stream: IO[bytes], lines: LinePrefixer, printer: Printer, outlet: Outlet) -> None:
     """The same, from a pipe."""
     reader = asyncio.StreamReader()
     pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
     try:
-        await forward(reader, lines, printer, sinks)
+        await forward(reader, lines, printer, outlet)
     finally:
         pipe.close()
 

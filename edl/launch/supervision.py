@@ -68,6 +68,10 @@ class Stage(Enum):
 
 
 ENDED_BY_US = (-signal.SIGTERM, 128 + signal.SIGTERM)
+NEVER_JOINED = (
+    "its workers ended without calling edl.init(), so each of them has run by itself: call it first in the script, or "
+    "edl.prepare()"
+)
 GOING = frozenset({Stage.LEAVING, Stage.ENDING, Stage.KILLING})
 BEGINNING = frozenset({"starting", "resuming"})
 RUNNING = frozenset({"running", "scaling", "preempting"})
@@ -378,8 +382,8 @@ class Supervisor:
             return LaunchVerdict(PREEMPTED_CODE, "preempted", job.reason, kind=EndKind.PREEMPTED)
         if self._doubt:
             return self._failed(self._doubt)
-        if job.state in BEGINNING:
-            return _finished("its workers ended without calling edl.init()")
+        if not self._arrived:
+            return LaunchVerdict(1, "failed", NEVER_JOINED, kind=EndKind.REFUSED)
         if job.size and not job.ranks:
             return _finished("its workers here have left; the job goes on elsewhere")
         return self._failed(f"all workers exited, but the job was still {job.state}")

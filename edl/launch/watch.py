@@ -46,7 +46,6 @@ class JobWatch:
         self._status: Status | None = None
         self._after = 0
         self._looking = asyncio.Lock()  # else two looks at a time would keep the same events twice
-        self.last_events: list[Event] = []
         self.newest_step = 0  # that any worker was known to have made, also one that was lost with it
         self.cause = ""  # how the first worker ended that was lost of the newest ring that has lost one
         self._cause_of = -1  # the generation of that ring
@@ -86,7 +85,6 @@ class JobWatch:
         self._after = after
         if events:
             self._folder.append_events([event.to_json() for event in events])
-            self.last_events = [*self.last_events, *events][-5:]
             self._learn(events)
         if status != self._status:
             self._status = status

@@ -10,36 +10,46 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from edl.host.processes import watch_exit
-from edl.launch.output import LinePrefixer, Printer, Sink, forward_file
+from edl.launch.output import LinePrefixer, Outlet, Printer, Sink, ToldOnce, WorkerNumbers, forward_file
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
+
+
+class WorkersTold(NamedTuple):
+    """What the output of all workers of a launch has in common."""
+
+    numbers: WorkerNumbers
+    once: ToldOnce
 
 
 class Worker:
     """A trainer that runs."""
 
-    def __init__(self, slot: int, process: subprocess.Popen[bytes], printer: Printer, folder: Path | None) -> None:
+    def __init__(
+        self, slot: int, process: subprocess.Popen[bytes], printer: Printer, folder: Path | None, told: WorkersTold
+    ) -> None:
         self.slot = slot
         self.pid = process.pid
         self._process = process
-        self._ranked = False
         self._files = [] if folder is None else [_file(folder / "stdout"), _file(folder / "stderr")]
-        self._lines = {name: LinePrefixer(_prefix(slot, name)) for name in ("stdout", "stderr")}
+        number = told.numbers.start(slot)
+        self._lines = {name: LinePrefixer(_prefix(number, name)) for name in ("stdout", "stderr")}
         streams = ((process.stdout, "stdout", printer.stdout), (process.stderr, "stderr", printer.stderr))
         self._forwards = [
-            asyncio.create_task(forward_file(stream, self._lines[name], printer, [ours, *self._files[i : i + 1]]))
+            asyncio.create_task(
+                forward_file(stream, self._lines[name], printer, Outlet(ours, self._files[i : i + 1], told.once))
+            )
             for i, (stream, name, ours) in enumerate(streams)
             if stream is not None
         ]
 
-    def take_rank(self, rank: int) -> None:
-        """Its lines begin with its first rank, for good: with a later one two workers would look like one."""
-        if not self._ranked:
-            self._ranked = True
-            for name, lines in self._lines.items():
-                lines.prefix = _prefix(rank, name)
+    def take_number(self, number: int) -> None:
+        """It stands in front of the lines to come."""
+        for name, lines in self._lines.items():
+            lines.prefix = _prefix(number, name)
 
     def when_exited(self, tell: Callable[[int, int], None]) -> None:
         """Call `tell` with slot and exit status, once."""
@@ -66,7 +76,12 @@ def search_path(environ: Mapping[str, str]) -> str:
 
 
 def start_worker(
-    slot: int, command: Sequence[str], environ: Mapping[str, str], printer: Printer, folder: Path | None
+    slot: int,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    printer: Printer,
+    folder: Path | None,
+    told: WorkersTold,
 ) -> Worker:
     """Run the user's command as worker `slot`. Its output goes to ours, and to `folder` if there is one.
 
@@ -80,7 +95,7 @@ def start_worker(
         env=dict(environ),
         start_new_session=True,
     )
-    return Worker(slot, process, printer, folder)
+    return Worker(slot, process, printer, folder, told)
 
 
 def _prefix(number: int, stream: str) -> str:

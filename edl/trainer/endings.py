@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from edl.errors import ForeignCheckpoint, JobFailed, NoSuchJob, NotResumed, told_of_its_job
+from edl.errors import EdlError, ForeignCheckpoint, JobFailed, NoSuchJob, NotResumed, in_brief, told_of_its_job
 from edl.protocol.saving import PREEMPTED_CODE
 
 GRACE_S = 0.3  # for a script to hear that its job is gone, at the end of a mini-batch or where it waits
@@ -48,7 +48,7 @@ class Exit(SystemExit):
     @property
     def code(self) -> Any:
         if sys._getframe().f_back is None and self._status is not None and self._status != 0:
-            self._note(f"SystemExit: {self._status}")
+            self._note(in_brief(f"SystemExit: {self._status}"))
             if self.at_once:
                 atexit.register(_end_at_once)
         return self._status
@@ -96,6 +96,8 @@ def note_failures(note: Callable[[str, bool], None]) -> None:
 
     def noting(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         reason = "interrupted" if kind is KeyboardInterrupt else f"{kind.__name__}: {error}"
+        if not isinstance(error, EdlError):  # whose line names its remedy at its end
+            reason = in_brief(reason)
         foreign = isinstance(error, ForeignCheckpoint)
         note(str(error) if foreign else reason, foreign)
         line = line_of(error)

@@ -153,7 +153,7 @@ def test_a_job_that_cannot_go_on_says_why_and_where_to_look(edl, training):
     code, lines = ended(launcher)
     assert code == 1
     assert lines[-1].startswith("edl: job x failed: ")
-    assert "last events: " in lines[-1]
+    assert "see `edl events x`" in lines[-1]
     assert f"logs: {edl.home}/jobs/x/logs" in lines[-1]
     assert edl.processes() == {}
 

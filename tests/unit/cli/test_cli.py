@@ -466,13 +466,12 @@ def test_following_ends_with_the_job(home, capsys):
         (LaunchVerdict(0, "finished"), "job x finished"),
         (LaunchVerdict(0, "finished", note="its workers left"), "job x: its workers left"),
         (LaunchVerdict(1, "failed", "interrupted"), "job x interrupted"),
-        (LaunchVerdict(1, "failed", "boom"), "job x failed: boom; last events: scaled; logs: h/x/logs"),
+        (LaunchVerdict(1, "failed", "boom"), "job x failed: boom; see `edl events x`; logs: h/x/logs"),
         (LaunchVerdict(1, "failed", "no", kind=EndKind.REFUSED), "job x failed: no; logs: h/x/logs"),
     ],
 )
 def test_the_last_line(verdict, line):
-    event = Event(1.5, "x", Kind.SCALED, 1, 2, 30)
-    assert last_line(Outcome(verdict, (event,)), Folder(Path("h/x"))) == line
+    assert last_line(Outcome(verdict, STATUS), Folder(Path("h/x"))) == line
 
 
 @pytest.mark.parametrize(
@@ -486,7 +485,7 @@ def test_the_last_line(verdict, line):
     ],
 )
 def test_what_is_to_be_typed_after_a_preemption(resume, verdict, again):
-    line = last_line(Outcome(verdict, ()), Folder(Path("h/x")), resume)
+    line = last_line(Outcome(verdict), Folder(Path("h/x")), resume)
     assert line == f"job x is preempted, and goes on when {again}: {verdict.reason}"
 
 

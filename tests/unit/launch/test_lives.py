@@ -81,11 +81,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def killed_at(step: int) -> Ending:
-    return lambda settings: Outcome(KILLED, (), restarts=settings.max_restarts, newest_step=step, cause="killed")
+    return lambda settings: Outcome(KILLED, restarts=settings.max_restarts, newest_step=step, cause="killed")
 
 
 def finished(settings: Settings) -> Outcome:
-    return Outcome(FINISHED, (), restarts=settings.max_restarts)
+    return Outcome(FINISHED, restarts=settings.max_restarts)
 
 
 def test_a_job_that_dies_is_begun_again_until_it_comes_to_its_end(place: Place) -> None:

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.launch.output import LONGEST_LINE, LinePrefixer, Printer, Sink, rank_folder
+from edl.launch.output import (
+    LONGEST_LINE,
+    LinePrefixer,
+    Outlet,
+    Printer,
+    Sink,
+    ToldOnce,
+    WorkerNumbers,
+    forward,
+    rank_folder,
+)
 
 
 def prefixed(*pieces: bytes) -> bytes:
@@ -83,3 +93,64 @@ async def test_a_stalled_reader_stalls_neither_the_loop_nor_the_end():
     os.close(read)
     await writing
     sink.close()
+
+
+class TestNumbers:
+    def test_are_ranks_whatever_the_order_in_which_workers_were_started(self):
+        numbers = WorkerNumbers()
+        assert [numbers.start(slot) for slot in range(3)] == [0, 1, 2]
+        assert numbers.rank({0: 2, 1: 0, 2: 1}) == {0: 2, 1: 0, 2: 1}
+        assert numbers.rank({0: 1, 1: 0}) == {}, "a worker keeps its own for life"
+
+    def test_of_a_replacement_are_no_living_workers_nor_the_dead_ones(self):
+        numbers = WorkerNumbers()
+        for slot in range(3):
+            numbers.start(slot)
+        numbers.rank({0: 0, 1: 1, 2: 2})
+        assert numbers.start(3) == 3
+        assert numbers.rank({0: 0, 2: 1, 3: 2}) == {3: 3}, "2 is what the worker of rank 1 began with"
+
+    def test_of_a_machine_that_is_not_the_first_are_its_ranks_too(self):
+        numbers = WorkerNumbers()
+        assert [numbers.start(0), numbers.start(1)] == [0, 1]
+        assert numbers.rank({0: 2, 1: 3}) == {0: 2, 1: 3}
+        assert numbers.start(2) == 4, "2 is another's here"
+        assert numbers.rank({0: 2, 1: 3, 2: 5}) == {2: 5}
+
+    @given(st.data())
+    def test_are_never_shared(self, data):
+        numbers, shown = WorkerNumbers(), {}
+        for _ in range(data.draw(st.integers(1, 8))):
+            if data.draw(st.booleans()):
+                shown[len(shown)] = numbers.start(len(shown))
+            else:
+                living = data.draw(st.permutations(list(shown)))
+                shown |= numbers.rank({slot: rank for rank, slot in enumerate(living)})
+            assert len(set(shown.values())) == len(shown)
+
+
+class TestToldOnce:
+    def test_what_all_workers_say_alike_is_shown_once_and_their_own_lines_always(self):
+        once = ToldOnce()
+        first, second = LinePrefixer("[0]<stderr>:"), LinePrefixer("[1]<stderr>:")
+        lines = b"mine\nedl: the job cannot go on\nedl: %d\n"
+        assert once.lines(first.feed(lines % 1), first) == LinePrefixer("[0]<stderr>:").feed(lines % 1)
+        assert once.lines(second.feed(lines % 2), second) == b"[1]<stderr>:mine\n[1]<stderr>:edl: 2\n"
+        again = first.feed(b"edl: the job cannot go on\n")
+        assert once.lines(again, first) == again, "what one worker says twice has happened twice"
+
+    async def test_files_keep_each_workers_lines(self, tmp_path):
+        printer, once = Printer(), ToldOnce()
+        shown, *kept = (os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT) for name in ("shown", "first", "second"))
+        screen, files = Sink(shown), [Sink(one) for one in kept]
+        for number, file in enumerate(files):
+            stream = asyncio.StreamReader()
+            stream.feed_data(b"edl: no\n")
+            stream.feed_eof()
+            lines = LinePrefixer(f"[{number}]<stderr>:")
+            await forward(stream, lines, printer, Outlet(screen, [file], once))
+        await printer.close(1)
+        assert (tmp_path / "shown").read_text() == (tmp_path / "first").read_text() == "[0]<stderr>:edl: no\n"
+        assert (tmp_path / "second").read_text() == "[1]<stderr>:edl: no\n"
+        for sink in (screen, *files):
+            sink.close()

@@ -224,12 +224,13 @@ class TestLastWord:
         assert supervisor.phase is Stage.SETTLING
         return supervisor
 
-    def test_of_a_command_that_never_joined_is_a_note(self):
-        supervisor = Supervisor({0: 100}, LIMITS)
-        play(supervisor, WorkerExited(0, 0), JobSilent())
-        assert supervisor.verdict == LaunchVerdict(
-            0, "finished", note="its workers ended without calling edl.init()", kind=EndKind.FINISHED
-        )
+    @pytest.mark.parametrize("seen", [JobSeen("starting"), JobSeen("running", size=3)])
+    def test_of_a_command_that_never_joined_is_a_failure(self, seen):
+        """Two trainings side by side are no job, nor is one beside a job that others train."""
+        supervisor = two_workers()
+        play(supervisor, seen, WorkerExited(0, 0), WorkerExited(1, 0), JobSilent())
+        assert supervisor.verdict is not None and "without calling edl.init()" in supervisor.verdict.reason
+        assert (supervisor.verdict.code, supervisor.verdict.kind) == (1, EndKind.REFUSED)
 
     def test_of_a_job_that_goes_on_elsewhere_is_a_note(self):
         supervisor = self.settling(RUNNING)

@@ -26,6 +26,8 @@ atexit.register(lambda: print(noted))
         ("sys.exit(3)", 3, ["SystemExit: 3"]),
         ("sys.exit('no space left')", 1, ["SystemExit: no space left"]),
         ("raise OSError('no space left')", 1, ["OSError: no space left"]),
+        ("raise OSError('line\\n' * 99)", 1, [f"OSError: {'line ' * 99}"[:159] + "…"]),
+        ("from edl.errors import *; raise UsageError('x' * 200 + ': do so')", 1, [f"UsageError: {'x' * 200}: do so"]),
         ("from edl.errors import *; raise NotResumed('gone')", 1, ["NotResumed: gone"]),
         ("from edl.errors import *; raise ForeignCheckpoint('another model')", 1, ["another model!"]),
         ("from edl.trainer.endings import exit_preempted; exit_preempted()", 75, ["SystemExit: 75"]),
