@@ -173,7 +173,7 @@ def _set_done(done: asyncio.Future[None]) -> None:
         done.set_result(None)
 
 
-class Outlet(NamedTuple):
+class LineTarget(NamedTuple):
     """Where the lines of one worker's stream go."""
 
     shown: Sink
@@ -181,14 +181,14 @@ class Outlet(NamedTuple):
     once: ToldOnce  # of all workers' streams
 
 
-async def forward(reader: asyncio.StreamReader, lines: LinePrefixer, printer: Printer, outlet: Outlet) -> None:
+async def forward(reader: asyncio.StreamReader, lines: LinePrefixer, printer: Printer, outlet: LineTarget) -> None:
     """Everything from one worker's stream, line by line, until the stream ends."""
     while piece := await reader.read(LONGEST_LINE):
         await _write(lines.feed(piece), lines, printer, outlet)
     await _write(lines.finish(), lines, printer, outlet)
 
 
-async def _write(piece: bytes, lines: LinePrefixer, printer: Printer, outlet: Outlet) -> None:
+async def _write(piece: bytes, lines: LinePrefixer, printer: Printer, outlet: LineTarget) -> None:
     shown = outlet.once.lines(piece, lines)
     if shown is piece:
         await printer.write(piece, outlet.shown, *outlet.kept)
@@ -197,7 +197,7 @@ async def _write(piece: bytes, lines: LinePrefixer, printer: Printer, outlet: Ou
     await printer.write(piece, *outlet.kept)
 
 
-async def forward_file(stream: IO[bytes], lines: LinePrefixer, printer: Printer, outlet: Outlet) -> None:
+async def forward_file(stream: IO[bytes], lines: LinePrefixer, printer: Printer, outlet: LineTarget) -> None:
     """The same, from a pipe."""
     reader = asyncio.StreamReader()
     pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edl.host.processes import watch_exit
-from edl.launch.output import LinePrefixer, Outlet, Printer, Sink, ToldOnce, WorkerNumbers, forward_file
+from edl.launch.output import LinePrefixer, LineTarget, Printer, Sink, ToldOnce, WorkerNumbers, forward_file
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
@@ -40,7 +40,7 @@ class Worker:
         streams = ((process.stdout, "stdout", printer.stdout), (process.stderr, "stderr", printer.stderr))
         self._forwards = [
             asyncio.create_task(
-                forward_file(stream, self._lines[name], printer, Outlet(ours, self._files[i : i + 1], told.once))
+                forward_file(stream, self._lines[name], printer, LineTarget(ours, self._files[i : i + 1], told.once))
             )
             for i, (stream, name, ours) in enumerate(streams)
             if stream is not None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edl.launch.output import (
     LONGEST_LINE,
     LinePrefixer,
-    Outlet,
+    LineTarget,
     Printer,
     Sink,
     ToldOnce,
@@ -148,7 +148,7 @@ class TestToldOnce:
             stream.feed_data(b"edl: no\n")
             stream.feed_eof()
             lines = LinePrefixer(f"[{number}]<stderr>:")
-            await forward(stream, lines, printer, Outlet(screen, [file], once))
+            await forward(stream, lines, printer, LineTarget(screen, [file], once))
         await printer.close(1)
         assert (tmp_path / "shown").read_text() == (tmp_path / "first").read_text() == "[0]<stderr>:edl: no\n"
         assert (tmp_path / "second").read_text() == "[1]<stderr>:edl: no\n"
