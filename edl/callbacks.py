@@ -15,7 +15,6 @@ and again, holds up no training: while `MOST` steps wait for it, others are left
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import queue
@@ -24,6 +23,7 @@ import threading
 import time
 from typing import Any, Final, NamedTuple, Protocol
 
+from edl import ownership
 from edl.errors import ConfigError, UsageError
 
 STEP: Final = "job/step"  # of all lives, in Weights & Biases: its own step counts calls
@@ -73,7 +73,7 @@ class RunOfJob:
         self._told = -1  # the thread's: the newest step that the run has
         self._open = False  # the thread's
         self._failed = False
-        atexit.register(self.close)
+        ownership.at_exit(self.close)
 
     @property
     def job(self) -> str:

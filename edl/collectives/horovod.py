@@ -17,13 +17,13 @@ stands still.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from edl import ownership
 from edl.collectives.engine import RingEngine
 from edl.collectives.face import Face
 from edl.collectives.guard import plain
@@ -62,7 +62,8 @@ class HorovodRing:
         self._failed = failed
         self._named = named
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
-        atexit.register(self._end)
+        ownership.at_exit(self._end)
+        ownership.in_children(self._be_inherited)
 
     @property
     def place(self) -> Place | None:
@@ -131,6 +132,11 @@ class HorovodRing:
         assert place is not None  # it stands
         self._face.call(self._engine.library)
         self.size = place.size
+
+    def _be_inherited(self) -> None:
+        """In a forked child. At its end gloo would take the connections down that it shares with its parent."""
+        self.size = 0
+        ownership.skip_destructors()
 
     def _end(self) -> None:
         """The process does. None of Horovod's threads may be left, which would find their variables gone."""

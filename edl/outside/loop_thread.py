@@ -7,11 +7,12 @@ and gRPC meets one loop only.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import functools
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+
+from edl import ownership
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ class LoopThread:
 
     def start(self) -> None:
         self._thread.start()
-        atexit.register(self._stop)
+        ownership.at_exit(self._stop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Its result. An interrupt of the caller (Ctrl-C) cancels it."""

@@ -9,13 +9,14 @@ gradients are queued, not when they are there: so some of what is computed count
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from edl import ownership
 
 TELL_S = 0.1  # how often it is told
 
@@ -81,7 +82,7 @@ class _Reader:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edl-waiting", daemon=True)
         self._thread.start()
-        atexit.register(self._stop)  # TensorFlow must not be asked while the interpreter goes down
+        ownership.at_exit(self._stop)  # TensorFlow must not be asked while the interpreter goes down
 
     def _run(self) -> None:
         while not self._over.wait(TELL_S):

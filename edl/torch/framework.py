@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from edl import ownership
 from edl.collectives.environment import prepare_environment
 from edl.collectives.names import Named
 from edl.collectives.share import Weight
@@ -27,7 +28,7 @@ from edl.torch.backward import Backward
 from edl.torch.device_sums import Gpu
 from edl.torch.fingerprints import fingerprints, fingerprints_begun
 from edl.torch.loading_seeds import LoadingSeeds
-from edl.torch.optimizer import attach, check_optimizer, names_of
+from edl.torch.optimizer import attach, check_optimizer, names_of, release
 from edl.torch.reducer import Reducer
 from edl.torch.rest import Rest, statistics
 from edl.torch.snapshot import TorchSnapshot, bytes_of, put_bytes, put_random_states, random_states, restore
@@ -58,6 +59,14 @@ class TorchFramework:
         self._kept: list[Rest] = []
         self._witnessed: torch.Tensor | None = None
         self._apart = TorchApart(self, _tensor)
+        ownership.in_children(self._be_inherited)
+
+    def _be_inherited(self) -> None:
+        """In a forked child models and optimizers do what they would without edl."""
+        for optimizer in self._optimizers:
+            release(optimizer)
+        for reducer in self._reducers:
+            reducer.release()
 
     @functools.cached_property
     def ring(self) -> TensorRing:

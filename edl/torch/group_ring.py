@@ -6,7 +6,7 @@ Owns: which ring this process sits in, the next one, and the end of those before
 
 from __future__ import annotations
 
-import atexit
+import ctypes
 import sys
 import threading
 import time
@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 
+from edl import ownership
 from edl.collectives.words import Words
-from edl.errors import RingBroken
+from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import Place
 from edl.torch.buckets import Buckets
 from edl.torch.device_sums import Gpu, prepare_groups
@@ -48,7 +49,9 @@ class GroupRing:
         self._words = Words(_Tensors(self))
         self._optimizers = 0
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
-        atexit.register(self._end)
+        self._inherited = False  # by a child that the script has forked
+        ownership.at_exit(self._end)
+        ownership.in_children(self._be_inherited)
 
     # ----------------------------------------------------------------------------------------- in and out of rings
 
@@ -143,6 +146,12 @@ class GroupRing:
     def _note(self, attempt: GroupForming) -> None:
         self._begun = [*(one for one in self._begun if one.thread.is_alive()), attempt]
 
+    def _be_inherited(self) -> None:
+        """In a forked child: gloo, if the groups were ever freed here, would take its parent's connections down."""
+        self._standing, self.size, self._inherited = None, 0, True
+        self._begun.extend(self._attempts)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
     def _end(self) -> None:
         """With the process. A member that still needs a result of ours has it then, or we have waited long enough."""
         self.leave()
@@ -168,6 +177,8 @@ class GroupRing:
     @property
     def groups(self) -> ProcessGroups:
         """The groups of this ring. Raises RingBroken outside any."""
+        if self._inherited:
+            raise UsageError(f"edl: {ownership.FORKED}")
         if self._standing is None:
             raise RingBroken("this process is in no ring")
         return self._standing

@@ -14,11 +14,12 @@ import horovod.torch as hvd
 import torch
 from horovod.torch import mpi_ops
 
+from edl import ownership
 from edl.collectives.engine import RingEngine
 from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
 from edl.collectives.names import Named
-from edl.errors import RingBroken
+from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import Place
 from edl.torch.device_sums import WARM, Gpu
 from edl.torch.streams import beside
@@ -57,6 +58,17 @@ class TorchCollectives:
                 library.horovod_torch_wait_and_clear(handle)
 
 
+class _Refusing:
+    """In the place of Horovod's native library, in a forked child: its thread there would never answer."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(f"{name.removeprefix('horovod_torch_')}: {ownership.FORKED}")
+
+
+def _refuse_tensors() -> None:
+    mpi_ops.mpi_lib = _Refusing()
+
+
 def _failed(error: BaseException) -> bool:
     return isinstance(error, hvd.HorovodInternalError)
 
@@ -72,6 +84,7 @@ class TorchHorovodRing(HorovodRing):
         """
         super().__init__("horovod.torch", TorchCollectives(), _failed, named)
         self._gpu = gpu
+        ownership.in_children(_refuse_tensors)
 
     def enter(self, place: Place, timeout_s: float) -> None:
         super().enter(place, timeout_s)

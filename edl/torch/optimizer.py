@@ -158,6 +158,12 @@ def attach(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
         optimizer.step = MethodType(_tracked_step, optimizer)  # type: ignore[method-assign]
 
 
+def release(optimizer: torch.optim.Optimizer) -> None:
+    """From now on it makes updates by this process's own gradients. Harmless to one that was never wrapped."""
+    if isinstance(optimizer, Elastic):
+        optimizer._edl = None
+
+
 def _tracked_step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     """What a scheduler wraps around a step: it wants to know that there was one before its own."""
     optimizer._opt_called = True

@@ -121,6 +121,10 @@ class Reducer:
         finally:
             self._paused = before
 
+    def release(self) -> None:
+        """For good: gradients stay this process's own."""
+        self._paused, self._straight = True, -1
+
     def average(self) -> None:
         """What backward has not averaged, as it was paused, or gave no gradient here. The caller asks `voided`."""
         if not (self._averaged and self._step == self._trainer.step()):

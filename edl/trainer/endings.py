@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
+from edl import ownership
 from edl.errors import EdlError, ForeignCheckpoint, JobFailed, NoSuchJob, NotResumed, in_brief, told_of_its_job
 from edl.protocol.saving import PREEMPTED_CODE
 
@@ -87,7 +88,7 @@ def note_failures(note: Callable[[str, bool], None]) -> None:
 
     What is not heard of, such as `os._exit(3)` or a crash of Python as it ends, the launcher sees by the exit status.
     """
-    hook = sys.excepthook
+    hook, leave = sys.excepthook, sys.exit
 
     def exit_noting(status: object = None, /) -> NoReturn:
         raise Exit(lambda reason: note(reason, False), status)
@@ -106,7 +107,15 @@ def note_failures(note: Callable[[str, bool], None]) -> None:
         else:
             hook(kind, error, trace)
 
+    def hear_nothing() -> None:
+        """In a forked child, whose end is not the script's."""
+        nonlocal note
+        note = lambda _reason, _foreign: None  # noqa: E731 - the script may have kept what stands in the place of these
+        sys.exit = leave if sys.exit is exit_noting else sys.exit
+        sys.excepthook = hook if sys.excepthook is noting else sys.excepthook
+
     sys.excepthook = noting
+    ownership.in_children(hear_nothing)
 
 
 def line_of(error: BaseException) -> str:
@@ -138,6 +147,12 @@ class Interruption:
         """From now on `handler` has the signal, and calls `take_signal`. In the main thread."""
         self._handler = handler
         signal.signal(signal.SIGTERM, handler)
+        ownership.in_children(self._leave_signal)
+
+    def _leave_signal(self) -> None:
+        """In a forked child SIGTERM does what it did before `mind`, unless the script has a handler of its own."""
+        if self._is_minded():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def begin(self, reason: str) -> None:
         """Any thread; comes back at once. Harmless twice."""
@@ -181,7 +196,13 @@ def leave_on_sigterm(leave: Callable[[], object], interruption: Interruption) ->
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
 
-    def handle(_number: int, _frame: FrameType | None) -> None:
+    owner = os.getpid()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # by a handler of the script's, which hands the signal on in a child that it has forked
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
         if interruption.take_signal():
             return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one is not graceful

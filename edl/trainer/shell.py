@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from edl import ownership
 from edl.core.worker.agreement import Vote
 from edl.core.worker.inputs import (
     AbortRings,
@@ -64,7 +65,7 @@ from edl.core.worker.inputs import (
 from edl.core.worker.inputs import BatchVoid as Void
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.states import ENDING, TrainerState
-from edl.errors import JobFailed, RingBroken
+from edl.errors import JobFailed, RingBroken, UsageError
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.messages import Pause
@@ -112,6 +113,7 @@ class WorkerShell:
         self.step_timeout_s = 0.0  # set by `init`, as the number of the training thread
         self.thread = 0
         self.rehearsals = Rehearsals()
+        self.inherited = False  # by a child that the script has forked, where nothing of this is of use
         self.stand_ins_due = False  # it is to be handed out, as the script waits for data that never comes
         self.state_came: Callable[[], object] = lambda: None  # of another worker, before its samples may be handed out
         self.state_changes: Callable[[], object] = lambda: None  # by an update: it waits for those who read it
@@ -161,6 +163,8 @@ class WorkerShell:
 
         Raises what the commands say: the end of the script, or of its iteration.
         """
+        if self.inherited:
+            raise UsageError(f"edl: {ownership.FORKED}")
         answer: Input | None = happened
         while answer is not None:
             with self._turn:
@@ -168,6 +172,13 @@ class WorkerShell:
             answer = None
             for command in commands:
                 answer = self._carry_out(command)
+
+    def be_inherited(self) -> None:
+        """In a forked child. The page is shared with the parent's daemon, which takes what is counted there as done."""
+        self.inherited = True
+        count = Page.unshared().count()
+        count.step = self.count.step
+        self.machine.count = self.count = count
 
     def take_news(self, orders: Orders) -> None:
         """On the link's thread: what cannot wait for the end of a mini-batch."""

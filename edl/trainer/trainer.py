@@ -7,7 +7,6 @@ mini-batch is made of (`edl.trainer.batch_ends`), where this process sits and ho
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import logging
@@ -19,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Sized
 from functools import partial
 from typing import Any, TypeVar
 
+from edl import ownership
 from edl.config import Settings
 from edl.core.data.batching import microbatches
 from edl.core.worker.inputs import CheckpointWished, LeaveWanted, RestartsExpected, ScriptEnded, ScriptFailed
@@ -111,6 +111,8 @@ class Trainer:
         Each keyword defaults to its `EDL_` variable. With no job at all: a job of one worker. A newcomer to a running
         job gets a ring of its own, in which the script boots and rehearses while the others train on.
         """
+        if self._shell.inherited:
+            raise UsageError(f"edl.init(): {ownership.FORKED}")
         if self._settings is not None:
             raise UsageError("edl.init() was called twice in this process: call it once, before everything else of edl")
         if fork_stand_in.is_due(os.environ):
@@ -129,6 +131,8 @@ class Trainer:
             raise ConfigError(
                 f"EDL_RING={settings.ring}: here gradients are averaged by Horovod alone; leave --ring away"
             )
+        ownership.claim()
+        ownership.in_children(self._be_inherited)
         self._settings = settings
         self._saved = self._ends.saved = bool(settings.checkpoint)
         self._shell.thread = threading.get_ident()
@@ -146,14 +150,14 @@ class Trainer:
         # Python ends by looking through all that lives, twice: 0.8 s with a framework, of a worker that is to go. What
         # lives now is left out, and at the end what the script has made: survivors have use for the core then.
         gc.freeze()
-        atexit.register(gc.freeze)
-        atexit.register(self.shutdown)
+        ownership.at_exit(gc.freeze)
+        ownership.at_exit(self.shutdown)
         note_failures(self._note_failure)
         leave_on_sigterm(self._ask_to_leave, self._shell.interruption)
         self._shell.step_timeout_s = self._settings.step_timeout_s
         link.start()
         self._shell.take_first()
-        atexit.register(self._end_comparing)  # while the ring stands: it leaves by itself, before `shutdown`
+        ownership.at_exit(self._end_comparing)  # while the ring stands: it leaves by itself, before `shutdown`
 
     def shutdown(self) -> None:
         """Leave the job; implied at exit. Harmless twice."""
@@ -178,6 +182,12 @@ class Trainer:
         self._framework.ring.leave()
         link.close()
 
+    def _be_inherited(self) -> None:
+        """In a child that the script has forked: it has no seat, no daemon, and nothing to leave."""
+        self._left = True
+        self._shell.be_inherited()
+        self._count = self._shell.count
+
     def _end_comparing(self) -> None:
         """The script has ended a step early for the answer."""
         if self._ends.differed_last():
@@ -192,6 +202,7 @@ class Trainer:
             self._shell.hear(LeaveWanted())  # noted first: whichever daemon there is hears it now or in the story
 
     def _note_failure(self, reason: str, foreign: bool = False) -> None:
+        """Of the script, that is, of this process alone."""
         self._shell.hear(ScriptFailed(reason, foreign))
 
     # ------------------------------------------------------------------------------------------------ who and where
@@ -265,7 +276,7 @@ class Trainer:
         lies ahead and that needs this worker too: so there is no way to wait for it here. Event `checkpoint_durable`
         tells when it is durable, and `edl checkpoint JOB --wait` waits from outside.
         """
-        if not self._started().checkpoint:
+        if not self._seated("checkpoint").checkpoint:
             raise UsageError("edl.checkpoint(): this job is not saved; start it with --checkpoint DIR (EDL_CHECKPOINT)")
         self._shell.hear(CheckpointWished())
 
@@ -320,7 +331,7 @@ class Trainer:
         one list of records), or iterate (or call) it for one sample at a time. `epochs=None`: each iteration is one
         more epoch.
         """
-        settings = self._started()
+        settings = self._seated("elastic_shard_generator")
         self._ends.standing.register()
         shards = self._samples.shards = ShardGenerator(
             source,
@@ -353,12 +364,12 @@ class Trainer:
 
         Returns a dict of the same names: numbers, numpy arrays, and rows of all samples in their order.
         """
-        self._started()
+        self._seated("evaluate")
         return self._metrics.evaluate(function, source, batch_size)
 
     def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
         """What each worker has found, each unit once. In a rehearsal that of one unit."""
-        self._started()
+        self._seated("evaluate")
         return self._ends.evaluate(work)
 
     def gather_for_metrics(self, values: Any) -> Any:
@@ -370,7 +381,7 @@ class Trainer:
         Inside of the function of `edl.evaluate`, return what this returns: the rows of all samples, in their order, are
         in what `edl.evaluate` returns.
         """
-        self._started()
+        self._seated("gather_for_metrics")
         return self._metrics.gather(values)
 
     def _own_samples(self) -> int | None:
@@ -380,7 +391,7 @@ class Trainer:
         """Tell the job figures of the script's own, such as `edl.report(loss=0.3)`, for its policy. The newest of each
         name counts; they travel twice a second at most.
         """
-        self._started()
+        self._seated("report")
         self._figures.take(figures)
 
     def scale_rate(self, rule: Rule, base_batch: int, steps: int = RAMP_STEPS) -> None:
@@ -571,7 +582,7 @@ class Trainer:
             self._shell.copier.witness = self._framework.witness()
         if samples is None and self._count.advance():
             return True
-        self._started()
+        self._seated("notify_batch_end")
         return self._ends.end(samples)
 
     # -------------------------------------------------------------------------------------------------- small parts
@@ -580,3 +591,9 @@ class Trainer:
         if self._settings is None:
             raise UsageError("edl is not initialized: call edl.init() first")
         return self._settings
+
+    def _seated(self, call: str) -> Settings:
+        """For a `call` that needs the other workers, or the daemon."""
+        if self._shell.inherited:
+            raise UsageError(f"edl.{call}(): {ownership.FORKED}")
+        return self._started()
