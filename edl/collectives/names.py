@@ -2,7 +2,8 @@
 
 Horovod pairs up by name what members begin in any order. They have to tell each other of a name that is new in their
 ring, which takes as long as several reductions. So the members of a ring that is prepared beside one that works reduce
-zeros by these names.
+zeros by these names. Where that is too much, they reduce one number of each kind: numbers that a member cannot reduce
+are so found out before any member comes to train there.
 
 Owns: which names these are, and that all members take the same. Does not own: reducing (behind `Sums`), nor when
 (`edl.collectives.horovod`).
@@ -40,12 +41,18 @@ class Sums(Protocol):
         """Each as a gradient of this name is."""
 
 
+def one_of_each_kind(named: Sequence[Named]) -> list[Named]:
+    """By names that no step reduces."""
+    kinds = {(one.kind, one.item_bytes) for one in named}
+    return [Named(f"edl.kind.{kind}", (1,), kind, item_bytes) for kind, item_bytes in sorted(kinds)]
+
+
 def go_through(sums: Sums, library: Any, named: Sequence[Named]) -> None:
     """All members of the ring in `library` do, once. Those who know of different names pass over all of them: else
     each would wait for the others' names. Raises what `sums` does.
     """
     whole = sum(math.prod(one.shape) * one.item_bytes for one in named)
-    chosen = sorted(named) if whole <= MOST_BYTES else []
+    chosen = sorted(named) if whole <= MOST_BYTES else one_of_each_kind(named)
     digest = int.from_bytes(hashlib.blake2b(repr(chosen).encode(), digest_size=7).digest(), "little")
     most, least = sums.largest_in(library, [digest, ~digest], "edl.same")
     if most == ~least:

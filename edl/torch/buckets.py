@@ -24,6 +24,7 @@ from edl.torch.tensor_ring import scale
 
 LARGE_BYTES = 1 << 20  # of a gradient that travels alone
 FULL_BYTES = 1 << 22  # of a bucket of others
+ROWS_SUMMED_AS = {torch.float16: torch.float32}  # which PyTorch cannot add to sparse rows
 FIRST_BYTES = 1 << 20  # of the first one, so that the group has something to do early
 
 
@@ -180,7 +181,7 @@ def _dense_begun(groups: ProcessGroups, bucket: _Bucket, gradients: list[torch.T
     """How it is done goes by the bucket, which is the same on all workers. A sum that is divided by the size must have
     room.
     """
-    size, copied = groups.place.size, len(bucket.parameters) > 1 or not gradients[0].is_contiguous()
+    size, copied = groups.place.size, len(bucket.parameters) > 1 or not gradients[0].is_contiguous() or gradients[0].is_conj()
     divided_after = len(bucket.parameters) > 1 and bucket.parameters[0].dtype in {torch.float32, torch.float64}
     together = bucket.together(gradients) if copied else gradients[0]
     scale(together, bucket.factor if divided_after else bucket.factor / size)
@@ -205,10 +206,11 @@ def _rows_of(gradient: torch.Tensor, dimensions: int, share: float) -> torch.Ten
 
 def _sparse_begun(groups: ProcessGroups, parameter: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
     """All ranks' rows, summed up."""
-    work = groups.begun(groups.gradients.allreduce([rows]))
+    summed = rows.to(ROWS_SUMMED_AS.get(rows.dtype, rows.dtype)).coalesce()
+    work = groups.begun(groups.gradients.allreduce([summed]))
 
     def wait() -> None:
         groups.wait(work)
-        parameter.grad = rows
+        parameter.grad = summed.to(rows.dtype)
 
     return wait

@@ -24,6 +24,7 @@ from edl.torch.device_sums import Gpu, prepare_groups
 from edl.torch.group_collectives import rooted
 from edl.torch.group_forming import GroupForming
 from edl.torch.groups import CLOSE_TIMEOUT_S, ProcessGroups
+from edl.torch.tensor_ring import as_real
 
 UNWANTED = "it is not wanted any more"
 END_S = 1.0  # for what is broken to end, when the process does
@@ -200,7 +201,7 @@ class GroupRing:
         groups = self.groups
         found = tensor / groups.place.size
         if groups.place.size > 1:
-            groups.wait(groups.begun(groups.rest.allreduce([found])))
+            groups.wait(groups.begun(groups.rest.allreduce([as_real(found)])))
         return found
 
     def broadcast_begun(self, contents: torch.Tensor, root: int, name: str) -> Callable[[], None]:  # noqa: ARG002

@@ -34,6 +34,7 @@ from edl.errors import RingBroken
 from edl.protocol.ring import Place
 from edl.torch.device_sums import NO_GPU, POLL_S, DeviceSums, Gpu, each_has_its_own
 from edl.torch.store import DaemonStore, PeerStore
+from edl.torch.tensor_ring import as_real
 
 THREADS = 2  # of a group: so many operations are under way at once
 BACKSTOP = 2  # an operation may take so many times what a ring may take to form: the leader says which member is stuck
@@ -186,7 +187,7 @@ class ProcessGroups:
         if self._sums is not None and self._sums.takes(tensor):
             with self.failing():
                 return self._sums.begin(tensor)
-        work = self.begun(self.gradients.allreduce([tensor]))
+        work = self.begun(self.gradients.allreduce([as_real(tensor)]))
         return lambda: self.wait(work)
 
     def settle(self) -> None:

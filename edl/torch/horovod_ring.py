@@ -23,10 +23,11 @@ from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import Place
 from edl.torch.device_sums import WARM, Gpu
 from edl.torch.streams import beside
-from edl.torch.tensor_ring import scale, scaled_rows
+from edl.torch.tensor_ring import as_real, scale, scaled_rows
 
 AVERAGE, DIVISOR, ALL_RANKS = hvd.Average, 1, 0  # of Horovod's native calls; only with ROCm does the framework divide
 IS_ROCM = hvd.rocm_built()
+CONVERTED = {torch.bfloat16: torch.float32}  # what Horovod does not take, and what carries it
 
 
 class TorchCollectives:
@@ -51,7 +52,7 @@ class TorchCollectives:
         return tensor.tolist()
 
     def reduce_zeros(self, library: Any, tensors: Sequence[Named]) -> None:
-        zeros = [torch.zeros(one.shape, dtype=getattr(torch, one.kind)) for one in tensors]
+        zeros = [_carried(torch.zeros(one.shape, dtype=getattr(torch, one.kind))) for one in tensors]
         with _aside():
             handles = [_begun_in(library, zero, one.name) for zero, one in zip(zeros, tensors, strict=True)]
             for handle in handles:
@@ -107,8 +108,8 @@ class TorchHorovodRing(HorovodRing):
 
     def mean(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         with self.failing():
-            found: torch.Tensor = hvd.allreduce(tensor, name=name, op=hvd.Average)
-        return found
+            found: torch.Tensor = hvd.allreduce(_carried(tensor), name=name, op=hvd.Average)
+        return torch.view_as_complex(found) if tensor.is_complex() else found.to(tensor.dtype)
 
     def broadcast_begun(self, contents: torch.Tensor, root: int, name: str) -> Callable[[], None]:
         with self.failing():
@@ -139,7 +140,10 @@ class ByName:
             self._library, self._calls = mpi_ops.mpi_lib, {}
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
-        if gradient.layout is not torch.strided or not gradient.is_contiguous() or IS_ROCM:
+        kind = gradient.dtype, gradient.is_cuda
+        plain_memory = gradient.layout is torch.strided and gradient.is_contiguous() and not IS_ROCM
+        enqueue = (self._calls.get(kind) or self._call_for(kind, gradient)) if plain_memory else None
+        if enqueue is None:
             with _broken_ring():
                 self._waits.append(_begun(parameter, gradient, name, factor))
             return
@@ -147,8 +151,6 @@ class ByName:
         # Horovod's prescale_factor: that one has to be the same on all ranks.
         if factor != 1.0:
             scale(gradient, factor)
-        kind = gradient.dtype, gradient.is_cuda
-        enqueue = self._calls.get(kind) or self._call_for(kind, gradient)
         try:  # as `hvd.allreduce_async_(gradient, name=name)` does
             handle = enqueue(gradient, gradient, DIVISOR, name.encode(), AVERAGE, 1.0, 1.0, ALL_RANKS)
         except RuntimeError as error:
@@ -169,7 +171,10 @@ class ByName:
         self._handles.clear()
         self._waits.clear()
 
-    def _call_for(self, kind: tuple[torch.dtype, bool], gradient: torch.Tensor) -> Callable[..., int]:
+    def _call_for(self, kind: tuple[torch.dtype, bool], gradient: torch.Tensor) -> Callable[..., int] | None:
+        """None: Horovod takes no such numbers, and they are carried by others."""
+        if gradient.dtype in CONVERTED or gradient.is_complex():
+            return None
         name = mpi_ops._check_function(mpi_ops._allreduce_function_factory, gradient)
         call: Callable[..., int] = getattr(self._library, name)
         self._calls[kind] = call
@@ -186,7 +191,7 @@ def _warm(module: Any, gpu: Gpu | None, name: str) -> None:
 
 
 def _begun_in(library: Any, tensor: torch.Tensor, name: str, op: int = AVERAGE) -> int:
-    """In place. Horovod keeps the tensor for as long as it needs it."""
+    """In place, of what Horovod takes. It keeps the tensor for as long as it needs it."""
     enqueue = getattr(library, mpi_ops._check_function(mpi_ops._allreduce_function_factory, tensor))
     handle: int = enqueue(tensor, tensor, DIVISOR, name.encode(), op, 1.0, 1.0, ALL_RANKS)
     return handle
@@ -211,17 +216,22 @@ def _aside() -> Iterator[None]:
         raise RingBroken(plain(str(error))) from error
 
 
+def _carried(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor as Horovod takes it; the same one where it does."""
+    return as_real(tensor.to(CONVERTED.get(tensor.dtype, tensor.dtype)))
+
+
 def _begun(parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> Callable[[], None]:
     if gradient.is_sparse:
         return _sparse_begun(parameter, gradient, name, factor)
-    scale(gradient, factor)
-    return _copy_begun(gradient, name)
+    return _copy_begun(gradient, name, factor)
 
 
-def _copy_begun(gradient: torch.Tensor, name: str) -> Callable[[], None]:
+def _copy_begun(gradient: torch.Tensor, name: str, factor: float) -> Callable[[], None]:
     """Horovod wants contiguous memory; channels_last gradients, for one, are not."""
-    copy = gradient.contiguous()
-    handle = hvd.allreduce_async_(copy, name=name, op=hvd.Average)
+    copy = gradient.to(CONVERTED.get(gradient.dtype, gradient.dtype)).resolve_conj().contiguous()
+    scale(copy, factor)
+    handle = hvd.allreduce_async_(as_real(copy), name=name, op=hvd.Average)
 
     def wait() -> None:
         hvd.synchronize(handle)
@@ -232,9 +242,10 @@ def _copy_begun(gradient: torch.Tensor, name: str) -> Callable[[], None]:
 
 def _sparse_begun(parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> Callable[[], None]:
     """All ranks' rows, side by side. The share is applied to the values."""
-    gathering: Any = hvd.sparse_allreduce_async(scaled_rows(gradient, factor), name=name, op=hvd.Average)
+    rows = scaled_rows(gradient.to(CONVERTED.get(gradient.dtype, gradient.dtype)), factor)
+    gathering: Any = hvd.sparse_allreduce_async(rows, name=name, op=hvd.Average)
 
     def wait() -> None:
-        parameter.grad = gathering()
+        parameter.grad = gathering().to(gradient.dtype)
 
     return wait

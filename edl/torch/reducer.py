@@ -30,7 +30,7 @@ from edl.collectives.share import Weight
 from edl.errors import RingBroken, UsageError
 from edl.policy.noise import of_step
 from edl.torch.backward import Backward, finish, task_id
-from edl.torch.tensor_ring import TensorRing
+from edl.torch.tensor_ring import TensorRing, check_kind
 from edl.trainer.framework import StepPort
 
 
@@ -77,6 +77,8 @@ class Reducer:
             self.add(parameter, name)
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
+        if parameter.requires_grad:
+            check_kind(parameter, name)
         self._names[parameter] = name
         if is_lazy(parameter):
             self._lazy[parameter] = name

@@ -15,10 +15,19 @@ import torch
 from edl.collectives.names import Named
 from edl.collectives.ring import Ring
 from edl.config import Settings
-from edl.errors import ConfigError
+from edl.errors import ConfigError, UsageError
 from edl.torch.device_sums import Gpu
 
 HOROVOD, TORCH = "horovod", "torch"
+AVERAGED = (  # what both rings average: in these numbers, in others that carry them, or as pairs of them
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+)
 
 
 class Averaging(Protocol):
@@ -78,6 +87,20 @@ def chosen(gpu: Callable[[], Gpu | None], named: Callable[[], Sequence[Named]]) 
             "scripts/setup from a clone of edl"
         ) from None
     return TorchHorovodRing(gpu, named)
+
+
+def check_kind(parameter: torch.Tensor, name: str) -> None:
+    """Raises UsageError for gradients that no ring averages, also where this one is of one worker yet."""
+    if parameter.dtype not in AVERAGED:
+        raise UsageError(
+            f"edl.Optimizer: {name} is of {parameter.dtype}, and gradients of that kind cannot be averaged: train it "
+            "in torch.bfloat16, say, or set requires_grad=False"
+        )
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory: rings add up real numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def scale(gradient: torch.Tensor, factor: float) -> None:
