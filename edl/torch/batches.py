@@ -28,8 +28,7 @@ class ElasticBatches:
         return len(self.parts)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._updates is not None and framework.updates() != self._updates:
-            self._end()  # of an iteration that the script has left after an update
+        self._end_left()
         for batch in self.parts:
             self._updates, self._step, self.between = framework.updates(), trainer.step(), False
             yield self._placed(batch)
@@ -39,11 +38,13 @@ class ElasticBatches:
     def epochs(self, wanted: int) -> Iterator[int]:
         """For the loop around the loop over batches, in the place of `range(wanted)`: passes of the job over its data.
 
-        A newcomer comes into the one that the others are at, and stops with them.
+        A newcomer comes into the one that the others are at, and stops with them. A pass that the script leaves by
+        `break` is followed by what is left of its epoch.
         """
         shards = self.parts.loader.shards
-        while shards.epochs_done < wanted:
-            yield shards.epochs_done
+        while (done := shards.epochs_done) < wanted:
+            yield done
+            self._end_left()
 
     @property
     def in_step(self) -> bool:
@@ -57,6 +58,11 @@ class ElasticBatches:
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing to do: each pass has an order of its own."""
+
+    def _end_left(self) -> None:
+        """The step of an iteration that the script has left, if it has made its update."""
+        if self._updates is not None and framework.updates() != self._updates:
+            self._end()
 
     def _end(self) -> None:
         self._updates, self.between = None, True

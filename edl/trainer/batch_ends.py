@@ -14,8 +14,9 @@ from edl.core.worker.inputs import StatesEqual
 from edl.core.worker.moves import given_up
 from edl.errors import JobFailed, RingBroken
 from edl.trainer.comparison import Comparison
+from edl.trainer.data.passes import PassSoFar
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.evaluation import Evaluations, Work
+from edl.trainer.evaluation import Evaluations, Results, Work
 from edl.trainer.extras import Extras
 from edl.trainer.figures import FigureSender
 from edl.trainer.framework import Framework
@@ -107,7 +108,7 @@ class BatchEnds:
             if noise is not None:
                 self._figures.take({"grad_sqr": noise.sqr, "grad_var": noise.var})
         self._at_end = True
-        self.standing.tell(done, [], at_end=True)
+        self._tell_standing(done, [])
         shell.end_batch(attention=done >= shell.link.page.attention_step)
         if not weightless:
             shell.measure_state()
@@ -124,7 +125,7 @@ class BatchEnds:
             self._rehearse()
         else:
             self._at_end = False  # of step `before`: what the script does after that one is done
-        self.standing.tell(before, self._evaluations.results, at_end=self._at_end)
+        self._tell_standing(before, self._evaluations.results)
         shell.end_uncommitted_batch()
         self._ring_broke = True
         if void is not None and machine.step > before:
@@ -251,7 +252,7 @@ class BatchEnds:
         self._hear_comparison()
         self._shell.void(error, keep=False)
         old, before = self._machine.size, self._machine.step
-        self.standing.tell(before, self._evaluations.results, at_end=self._at_end)
+        self._tell_standing(before, self._evaluations.results)
         self._shell.end_uncommitted_batch()
         if self._machine.step < before:
             raise JobFailed(f"the others go back to before step {before}, and the script of this newcomer is past it")
@@ -276,7 +277,12 @@ class BatchEnds:
         step = self._machine.step + 1
         lease = self._leases.at(step)
         if lease is not None:
-            self.standing.note_end(LastStep(step, lease.epoch, self._leases.ends_pass(step)))
+            self.standing.note_end(LastStep(step, lease.epoch))
+
+    def _tell_standing(self, step: int, results: Results) -> None:
+        shards = self._samples.shards
+        so_far = PassSoFar() if shards is None else shards.so_far(step)
+        self.standing.tell(step, results, at_end=self._at_end, so_far=so_far)
 
     def _take_standing(self) -> None:
         """A newcomer has got another worker's state, and none of its samples yet."""
@@ -285,6 +291,8 @@ class BatchEnds:
             return
         self._evaluations.take(step, heard["results"])
         self._at_end = heard.get("at_end", False)
-        self.standing.note_end(LastStep(step, heard["epoch"], heard["ends_pass"]))  # others may get it from here
-        if heard["ends_pass"] and self._at_end and self._samples.shards is not None:
-            self._samples.shards.rest_of(heard["epoch"])  # what lies between two epochs is ahead of all workers
+        self.standing.note_end(LastStep(step, heard["epoch"]))  # others may get it from here
+        if self._samples.shards is not None:
+            # At the end of a step all are in the pass of that one still: what lies between two is ahead of them all.
+            epoch = heard["epoch"] if self._at_end else None
+            self._samples.shards.join(step, epoch, PassSoFar(*heard.get("pass", ())))

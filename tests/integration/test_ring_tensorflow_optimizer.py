@@ -25,6 +25,7 @@ from edl.protocol.ring import solo
 from edl.tensorflow.callback import ElasticFit, Fits
 from edl.tensorflow.fitting import FitStanding
 from edl.tensorflow.validation import EpochTold
+from edl.trainer.data.passes import PassSoFar
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -220,7 +221,7 @@ def test_an_epoch_of_which_nothing_is_left_has_the_metrics_of_the_others(framewo
 def test_a_job_that_goes_on_after_the_last_step_of_an_epoch_ends_that_epoch_first(framework: Any) -> None:
     """With the metrics that all had, though this worker has made no step yet."""
     job, passes = Job(framework), Passes(0, 1)
-    job.trainer.standing.tell(70, [], at_end=True)
+    job.trainer.standing.tell(70, [], at_end=True, so_far=PassSoFar())
     job.trainer.standing.fit = FitStanding(1, 4, 0, {}, np.array([6.0, 2.0]).tobytes(), 70).told()
     hearing = fit_passes(job, passes, epochs=6)
     assert hearing.begun == [4, 5]

@@ -61,9 +61,9 @@ class LeaseBuffer:
     def want(self, epochs: int) -> None:
         """This worker wants so many epochs: a share that was made for fewer says nothing about the end.
 
-        Leases of later ones are kept back until a worker wants these, too.
+        Leases of later ones are kept back until a worker wants these, too. Fewer than before is no news.
         """
-        self._epochs = epochs
+        self._epochs = max(self._epochs, epochs)
 
     def hand_out(self, lease: Lease, step: int) -> bool:
         """The samples that `lease` gives `step` are about to be handed out. False: they must not be, now or ever."""
@@ -170,6 +170,18 @@ class LeaseBuffer:
         """The pass over the data that `step` belongs to; None when that is not known here."""
         lease = self.wanted_at(step)
         return None if lease is None else lease.epoch
+
+    def epochs_before(self, step: int) -> int | None:
+        """How many epochs are over once the step before `step` is committed: a function of the leases, as all workers
+        have them (I7), and of the epochs that were asked for. None when that is not known here.
+
+        No lease says by itself that its last step is its epoch's: newcomers may take what is left beside it, and
+        samples may come back. What comes next says so.
+        """
+        lease, share = self.at(step), self._share
+        if lease is not None:
+            return lease.epoch
+        return max(self._epochs, 0 if share is None else share.epochs) if self.ends_before(step) else None
 
     def ends_pass(self, step: int) -> bool:
         """It is the last step of its epoch (or of the stream), of all members of the roster alike."""

@@ -1,8 +1,12 @@
 """One pass of a script over its samples: which step comes next, and what is handed out for it.
 
-Owns: the place of one iteration, stepping back over a void mini-batch, and passing over steps that the others have done
-without this worker. Does not own: which leases there are (`edl.core.worker.lease_buffer`), nor what becomes of an
-iteration that is followed by another (`shards`).
+Owns: the place of one iteration, the epoch that it belongs to, stepping back over a void mini-batch, and passing over
+steps that the others have done without this worker. Does not own: which leases there are
+(`edl.core.worker.lease_buffer`), nor what becomes of an iteration that is followed by another (`shards`).
+
+All workers make the same passes, whatever their pace. So the epoch of a pass follows from the step that it begins after
+and from the leases (I7): it is that of the first step that is not committed. Where a pass begins before that is known,
+it waits for the lease of that step, and never takes what has come so far for all that there is.
 """
 
 from __future__ import annotations
@@ -10,6 +14,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
+
+import msgspec
 
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec, Lease
@@ -30,6 +37,13 @@ class PassState(Enum):
     IDLE = "idle"  # all of `step` is handed out, and nothing after it is asked for
     ENDED = "ended"  # by itself
     GIVEN_UP = "given up"  # a newer pass has begun, or the last step was void after the end
+
+
+class PassSoFar(NamedTuple):
+    """Where a script stands in its pass, for a newcomer that goes on from there."""
+
+    steps: int = 0  # that are committed in this pass
+    left_after: int = 0  # steps, after which the script has left each of the newest two that it has left; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +79,10 @@ class Pass:
         self._first: int | None = None  # what it handed out first
         self._left_out: list[range] = []  # of what came after that, the steps that the others did without this worker
         self.state = PassState.BUSY
-        self.epoch = epoch  # the one it was made for, or that its first step belongs to
+        self.epoch = epoch  # None: not known yet
+        self.began_after: int | None = None if port.rehearsals.left else port.step() - 1  # for all workers
+        self.until: int | None = None  # the other workers leave this pass after that step; None: not known
+        self.made_anew = False  # it is left for a ring that has changed, on all workers
         # Handed out up to and with this one. None before this worker's first one, which may wait for another ring.
         self.step = port.step() - 1 if self._leases.handed_out else None
 
@@ -76,16 +93,23 @@ class Pass:
             return batch
         awaited = self._lease  # its other steps need no waiting for
         while True:
+            if self.epoch is None:
+                self._find_epoch()
             with self._lock:
                 self._check_current()
                 step = self._coming_step
+                if self._is_cut(step):
+                    return None
                 lease = self._leases.wanted_at(step)
                 if lease is not None and self._is_beyond(lease):
                     return None
                 if lease is not None and lease is awaited and self._leases.hand_out(lease, step):
                     return self._take(lease, step)
             if not self._port.await_samples(None if self.step is None else step, wait=wait):
-                return self._rehearsal()  # where the ring is gone before its data came
+                if (batch := self._rehearsal()) is not None:
+                    return batch  # as the ring is gone before its data came
+                if not wait or not self._find_epoch():
+                    return None
             awaited = self._leases.wanted_at(self._coming_step)
 
     def _rehearsal(self) -> Batch | None:
@@ -104,7 +128,9 @@ class Pass:
         """
         with self._lock:
             block, step = self._ids.block, (self.step or 0) + 1
-            if self.state is not PassState.IDLE or block is None or block.lease is not self._lease or self._audit.on:
+            if self.state is not PassState.IDLE or block is None or block.lease is not self._lease:
+                return None
+            if self._audit.on or self.until is not None:
                 return None
             if not block.after_step < step <= block.until_step:
                 return None
@@ -132,14 +158,31 @@ class Pass:
 
     def end(self) -> None:
         self._enter(PassState.ENDED)
-        if self.step is not None and (epochs := self._epochs_over()) is not None:
+        if self.step is not None and not self.is_cut and (epochs := self._epochs_over()) is not None:
             self._audit.ended(epochs, self.step)
 
-    def make_rest_of(self, epoch: int) -> None:
-        """It has handed out rehearsals at most: it is what is left of that epoch, which may be nothing."""
+    def join(self, after: int, epoch: int | None, so_far: PassSoFar) -> None:
+        """It has handed out rehearsals at most: it is what is left of the others' pass after that step, which may be
+        nothing. `epoch`: of their pass; None: that of the coming step.
+        """
         with self._lock:
-            if self.step is None and self.epoch is None:
+            if self.step is not None:
+                return
+            self.began_after = after - so_far.steps
+            if so_far.left_after >= max(so_far.steps, 1):
+                self.until = self.began_after + so_far.left_after
+            if epoch is not None and self.epoch is None:
                 self.epoch = epoch
+                self._leases.want(epoch + 1)
+
+    @property
+    def is_cut(self) -> bool:
+        """It is over where the other workers have left it, and its epoch may go on."""
+        return self._is_cut(self._coming_step)
+
+    def made_by(self, committed: int) -> int:
+        """So many steps were committed in it."""
+        return 0 if self.began_after is None else committed - self.began_after
 
     def give_up(self) -> None:
         """A pipeline that still pulls this pass is told."""
@@ -208,12 +251,29 @@ class Pass:
         working_at = self._port.step()
         return working_at if self.step is None else max(self.step + 1, working_at)
 
+    def _is_cut(self, step: int) -> bool:
+        return self.until is not None and step > self.until
+
+    def _find_epoch(self) -> bool:
+        """Which one this pass belongs to, and ask for it. False: there is no more to know."""
+        with self._lock:
+            if not self._one_epoch or self.epoch is not None or self._port.rehearsals.left or self._leases.closed:
+                return False
+            self.epoch = self._leases.epochs_before(self._coming_step)
+            wanted = 0 if self.epoch is None else self.epoch + 1
+        if wanted > self._spec.epochs:
+            self._port.open(
+                msgspec.structs.replace(self._spec, epochs=wanted)
+            )  # without the lock: it may be waited for
+        return wanted > 0
+
     def _is_beyond(self, lease: Lease) -> bool:
         return self._one_epoch and self.epoch is not None and lease.epoch > self.epoch
 
     def _take(self, lease: Lease, step: int) -> Batch:
         self._leave_out(step - 1)
         self._first = step if self._first is None else self._first
+        self.began_after = step - 1 if self.began_after is None else self.began_after
         self.step, self._lease = step, lease
         self.epoch = lease.epoch if self.epoch is None else self.epoch
         ends_pass = lease.final and step == lease.until_step

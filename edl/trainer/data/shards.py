@@ -6,8 +6,8 @@ the committed step (the port, which the trainer implements).
 
 A generator may be pulled in another thread than the training one, and ahead of it. What a step consumes follows from
 the leases alone (I7), never from what was handed out. A pass starts at the first step that is not trained, so leaving
-one midway loses nothing; and a void mini-batch (I8) is handed out again by stepping back, as long as the script has not
-asked for the one after it.
+one midway loses nothing, and one that is left after its epoch's last step has ended as any. A void mini-batch (I8) is
+handed out again by stepping back, as long as the script has not asked for the one after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edl.config import Settings
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec, Lease
 from edl.trainer.data.audit import Audit
-from edl.trainer.data.passes import LEFT, Batch, Pass, PassState
+from edl.trainer.data.passes import LEFT, Batch, Pass, PassSoFar, PassState
 from edl.trainer.data.port import DataPort
 from edl.trainer.data.reading import ReadAhead
 from edl.trainer.data.sample_ids import Ids, SampleIds
@@ -75,7 +75,9 @@ class ShardGenerator:
         audit: Audit | None = None,
         goes_on_in: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`goes_on_in`: the epoch in which this life of the job does."""
+        """`goes_on_in`: the epoch in which this life of the job does. Where the life before was saved after the last
+        step of an epoch, it is that one, of which nothing is left.
+        """
         self._epochs = None if epochs is None else positive("epochs", epochs, "a number of passes, or None")
         if not isinstance(shuffle, bool):
             raise UsageError(f"shuffle is {shuffle!r}: it must be True or False")
@@ -97,6 +99,7 @@ class ShardGenerator:
         self._before: Pass | None = None  # the one before, if it came to its end: its items may be in the pipeline
         self._held: Held | None = None
         self._epochs_done = 0  # before the present pass
+        self._left_after = (0, 0)  # steps, of the newest two passes that the script has left
         self._by_epochs = epochs is None  # each iteration is one
         self._expected: int | None = None  # the epoch that the next pass is to be the rest of
         self._wait_committed: Callable[[Callable[[], int]], None] | None = None
@@ -169,18 +172,25 @@ class ShardGenerator:
 
     @property
     def epochs_done(self) -> int:
-        """Epochs that have come to their end for this script; for a newcomer, those before its time included.
+        """Epochs whose last step is committed, after the same step on all workers; for a newcomer, those before its
+        time included. Before the script's first iteration, 0.
 
-        With `epochs=None`, `while shards.epochs_done < 10:` around the loop over an epoch is right on all workers.
+        With `epochs=None`, `while shards.epochs_done < 10:` around the loop over an epoch is right on all workers, also
+        where that loop is left by `break`.
         """
         now = self._pass
-        if now is None or now.state is not PassState.ENDED:
+        if now is None:
             return self._epochs_done
+        return self._done(now, wait=True)
+
+    def _done(self, now: Pass, *, wait: bool) -> int:
+        """Epochs; without `wait`, as far as is known."""
+        over = max(self._epochs_done, self._over(wait=wait) or 0)
+        if now.state is not PassState.ENDED or now.is_cut or (now.step or 0) >= self._port.step():
+            return over
         if self._epochs is not None and not self._by_epochs:
             return self._epochs
-        if now.epoch is None:  # it had no step: the life before was saved after the last one of the epoch it was in
-            return max(self._epochs_done, self._goes_on_in()) + 1
-        return max(self._epochs_done, now.epoch + 1)
+        return max(over, (self._epochs_done if now.epoch is None else now.epoch) + 1)
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(_OTHER_PROCESS)
@@ -233,15 +243,28 @@ class ShardGenerator:
         if held is not None:
             held.again, held.stale = 0, 0
         if self._pass is not None:
-            self._epochs_done = self.epochs_done
+            self._epochs_done = self._done(self._pass, wait=False)
+            self._pass.made_anew = True
             self._pass.give_up()
 
-    def rest_of(self, epoch: int) -> None:
-        """A newcomer comes in after the last step of that epoch: its iteration, of which it has had a rehearsal, ends
-        as those of the others have, and it goes on with what they do between two epochs.
+    def so_far(self, committed: int) -> PassSoFar:
+        """Where the script stands in its iteration, after that step."""
+        before, newest = self._left_after
+        steps = 0 if self._pass is None else self._pass.made_by(committed)
+        return PassSoFar(steps, newest if before == newest else 0)
+
+    def join(self, after: int, epoch: int | None, so_far: PassSoFar) -> None:
+        """A newcomer comes in after that step. Its iteration, of which it has had rehearsals, is what is left of that
+        of the others, and where nothing is, it goes on with what they do between two iterations.
+
+        It has not seen what the others count in theirs. If they leave each after as many steps, as does
+        `for i, batch in enumerate(...)` with `if i == 5: break`, then this iteration is over after as many, too.
         """
-        if self._by_epochs and self._pass is not None:
-            self._pass.make_rest_of(epoch)
+        self._left_after = (so_far.left_after, so_far.left_after)
+        if self._pass is not None:
+            if after == 0:
+                epoch = self._goes_on_in()
+            self._pass.join(after, epoch if self._by_epochs else None, so_far)
 
     def by_epochs(self) -> None:
         """Each iteration is one epoch, also where the script has said how many there are."""
@@ -350,11 +373,13 @@ class ShardGenerator:
                 ended = self._pass.state is PassState.ENDED
                 self._finish(self._pass)
                 self._before = self._pass if ended else None
+            one_epoch = self._by_epochs
             if epoch is None:
                 epoch, self._expected = self._expected, None
+            if epoch is None and one_epoch:
+                epoch = self._next_epoch()
             if self._epochs is None:
                 spec = msgspec.structs.replace(spec, epochs=(self._epochs_done if epoch is None else epoch) + 1)
-            one_epoch = self._by_epochs
             now = self._pass = Pass(spec, self._port, self._ids, self._audit, one_epoch=one_epoch, epoch=epoch)
         self._port.open(spec)
         return now
@@ -368,8 +393,27 @@ class ShardGenerator:
             time.sleep(0.01)
             now = self._port.step() - 1
             trained, since = now, (since if now == trained else time.monotonic())
-        self._epochs_done = self.epochs_done
+        made = before.made_by(trained)
+        if made > 0 and not before.made_anew and (before.state is not PassState.ENDED or before.is_cut):
+            self._left_after = (self._left_after[1], made)
+        self._epochs_done = self._done(before, wait=False)
         before.give_up()
+
+    def _over(self, *, wait: bool) -> int | None:
+        """Epochs that are over with the newest committed step. None: in a rehearsal it is not known."""
+        port = self._port
+        if port.rehearsals.left:
+            return None
+        over = port.leases.epochs_before(port.step())
+        if over is None and wait:
+            port.await_samples(None)
+            over = port.leases.epochs_before(port.step())
+        return over
+
+    def _next_epoch(self) -> int | None:
+        """Of a pass that begins now. None: not known yet."""
+        begins_life = self._pass is None and self._port.step() == 1 and not self._port.rehearsals.left
+        return self._goes_on_in() if begins_life else self._over(wait=False)
 
     def _lease_at(self, step: int) -> Lease:
         leases = self._port.leases

@@ -10,6 +10,7 @@ import pytest
 from edl.errors import RingBroken
 from edl.trainer.arrays import Arrays
 from edl.trainer.batch_ends import BatchEnds
+from edl.trainer.data.passes import PassSoFar
 from edl.trainer.data.rehearsals import Rehearsals
 from edl.trainer.extras import STANDING, Extras
 from edl.trainer.figures import FigureSender
@@ -81,9 +82,7 @@ class Worker:
         self.shell = untyped(Shell(newest))
         self.machine = self.shell.machine
         self.extras = Extras(Arrays())
-        leases: Any = SimpleNamespace(
-            at=lambda step: SimpleNamespace(epoch=EPOCH), ends_pass=lambda step: step == STEP, epoch=lambda step: EPOCH
-        )
+        leases: Any = SimpleNamespace(at=lambda step: SimpleNamespace(epoch=EPOCH), epoch=lambda step: EPOCH)
         rates: Any = SimpleNamespace(count=lambda: None, tune=lambda: None, follow=lambda: None, rehearse=lambda: None)
         resuming = Resuming(self.framework, self.extras, self.shell)
         self.samples = Samples(self.shell, leases, rates, resuming)
@@ -124,9 +123,14 @@ def survivor(newest: int = STEP) -> Worker:
 
 
 def newcomer(told: Worker) -> tuple[list[int], Worker]:
-    """Of which epochs it makes the end, and itself."""
+    """Of which epoch its pass is what the others leave of theirs, and itself."""
     worker, rest = Worker(), []  # type: Worker, list[int]
-    worker.samples.shards = SimpleNamespace(rest_of=rest.append)  # type: ignore[assignment]
+
+    def join(after: int, epoch: int | None, so_far: PassSoFar) -> None:
+        assert after == STEP
+        rest.extend([] if epoch is None else [epoch])
+
+    worker.samples.shards = untyped(SimpleNamespace(join=join, so_far=lambda step: PassSoFar()))
     worker.shell.rehearsals.add(1)
     worker.extras._put(STANDING, told.extras._get(STANDING))
     worker.shell.state_came()
