@@ -41,6 +41,9 @@
 //    loop's next turn (unregisterDescriptor in gloo/transport/tcp/loop.cc). The loop takes one each 10 ms while nothing
 //    happens (run, there): a mesh of three has spent most of its time in such waits, which come one after the other.
 //    Beside training that is well, as it leaves the cores to those who train; after a death all wait for the ring.
+// 11. Horovod waits for a member that does not come, for ever: its threads go on talking to each other while one member's
+//    script hangs, so that nothing of gloo's is under way that could time out. Whether something moves is seen here, and
+//    edl ends the wait (edl/collectives/patience.py).
 //
 // What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
 // libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:
@@ -61,7 +64,8 @@
 //    epoll_wait                     gloo's loop takes a turn each millisecond while a ring forms that all wait for.
 //    pthread_mutex_lock, _unlock    a queue of tensors is locked by Horovod's thread to answer all that is in it: it is
 //                                   closed from then on. It is unlocked by one that has enqueued: if it is closed, all
-//                                   that is in it is answered once more.
+//                                   that is in it is answered once more. Else it is the queue that `edl_pulse` looks at;
+//                                   Horovod's thread locks it in each of its turns.
 //
 // And the ParameterManager is made anew, by its own functions, before Horovod's thread starts.
 //
@@ -75,6 +79,8 @@
 #include <elf.h>
 #include <errno.h>
 #include <link.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/epoll.h>
@@ -212,6 +218,9 @@ struct Queues {
   std::mutex mutex;
   std::unordered_set<pthread_mutex_t*> closed;  // by their mutexes
   std::atomic<bool> any{false};
+  std::atomic<pthread_mutex_t*> used{nullptr};  // that of the ring that stands; set and used under `mutex`, but compared
+  std::atomic<int64_t> added{0};                // times that tensors were enqueued there
+  std::atomic<int64_t> turns{0};                // of Horovod's thread there, which alone counts them
 };
 
 Queues& queues() {  // never destroyed, as above
@@ -223,12 +232,15 @@ void close_queue(pthread_mutex_t* mutex) {
   const std::lock_guard<std::mutex> lock(queues().mutex);
   queues().closed.insert(mutex);
   queues().any = true;
+  queues().used = nullptr;  // it is about to end
 }
 
 void open_queues() {
   const std::lock_guard<std::mutex> lock(queues().mutex);
   queues().closed.clear();
   queues().any = false;
+  queues().used = nullptr;
+  queues().added = queues().turns = 0;
 }
 
 bool is_closed(pthread_mutex_t* mutex) {
@@ -236,6 +248,17 @@ bool is_closed(pthread_mutex_t* mutex) {
   const std::lock_guard<std::mutex> lock(queues().mutex);
   return queues().closed.count(mutex) != 0;
 }
+
+// Tensors were enqueued.
+void note_added(pthread_mutex_t* mutex) {
+  queues().added.fetch_add(1, std::memory_order_relaxed);
+  if (queues().used.load(std::memory_order_relaxed) == mutex) return;
+  const std::lock_guard<std::mutex> lock(queues().mutex);
+  if (queues().closed.count(mutex) == 0) queues().used = mutex;
+}
+
+// As the table of tensors in a queue is, but for what it has of each.
+using Table = std::unordered_map<std::string, int>;
 
 // ------------------------------------------------------------------------------------- its parameters
 
@@ -407,6 +430,9 @@ char* variable(const char* name) {
 int (*real_lock)(pthread_mutex_t*) = nullptr;
 int lock(pthread_mutex_t* mutex) {
   if (answer_all.calls(__builtin_return_address(0))) close_queue(mutex);
+  if (role == Role::kHorovods && mutex == queues().used.load(std::memory_order_relaxed)) {
+    queues().turns.store(queues().turns.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
   locked = mutex;
   return real_lock(mutex);
 }
@@ -415,8 +441,12 @@ int (*real_unlock)(pthread_mutex_t*) = nullptr;
 int unlock(pthread_mutex_t* mutex) {
   const void* from = __builtin_return_address(0);
   const int result = real_unlock(mutex);
-  if ((add_one.calls(from) || add_many.calls(from)) && is_closed(mutex)) {
-    answer(reinterpret_cast<char*>(mutex) - lock_in_queue, over);
+  if (add_one.calls(from) || add_many.calls(from)) {
+    if (is_closed(mutex)) {
+      answer(reinterpret_cast<char*>(mutex) - lock_in_queue, over);
+    } else {
+      note_added(mutex);
+    }
   }
   return result;
 }
@@ -565,7 +595,7 @@ bool find(void* library, const char* name, Pointer* pointer, Function* function 
 // What is to be known of Horovod's queues. Its slots must point to the replacements by now.
 bool know_queues(const char* path) {
   struct {  // as Horovod's, whatever the tensors and the messages in it are
-    std::unordered_map<std::string, int> tensors;
+    Table tensors;
     std::queue<int> messages;
     std::mutex mutex;
   } like;
@@ -702,6 +732,49 @@ void edl_set_spin(int64_t nanoseconds, int64_t for_settling) {
 void edl_set_standing(int on) { standing = on != 0; }
 
 void edl_set_awaited(int on) { awaited = on != 0; }
+
+struct Pulse {
+  int64_t waiting;  // tensors that are enqueued, and that not all members have come with
+  int64_t added;    // times that tensors were enqueued
+  int64_t turns;    // that Horovod's thread has taken: none while it waits for the word of a member, or reduces
+  int64_t bytes;    // that have gone over the ring's connections, both ways
+};
+
+// What has moved in the ring that stands. Returns whether anything was enqueued there yet. From any thread. `names`: of
+// what is waiting, one behind the other with a line's end each, as many as there is room for; or a null pointer.
+int edl_pulse(Pulse* pulse, char* names, int room) {
+  *pulse = {};
+  if (names != nullptr && room > 0) *names = 0;
+  {
+    const std::lock_guard<std::mutex> lock(queues().mutex);  // so that the queue does not end meanwhile
+    pthread_mutex_t* mutex = queues().used;
+    if (mutex == nullptr) return 0;
+    pulse->added = queues().added;
+    pulse->turns = queues().turns;
+    pthread_mutex_lock(mutex);
+    const auto& tensors = *reinterpret_cast<const Table*>(reinterpret_cast<char*>(mutex) - lock_in_queue);
+    pulse->waiting = static_cast<int64_t>(tensors.size());
+    for (auto one = tensors.begin(); names != nullptr && one != tensors.end(); ++one) {
+      const auto bytes = static_cast<int>(one->first.size());
+      if (bytes + 2 > room) break;
+      std::memcpy(names, one->first.data(), bytes);
+      names[bytes] = '\n';
+      names[bytes + 1] = 0;
+      names += bytes + 1;
+      room -= bytes + 1;
+    }
+    pthread_mutex_unlock(mutex);
+  }
+  const std::lock_guard<std::mutex> lock(sockets().mutex);
+  for (const auto& [descriptor, inode] : sockets().open) {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (inode == 0 || inode_of(descriptor) != inode) continue;
+    if (getsockopt(descriptor, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
+    pulse->bytes += static_cast<int64_t>(info.tcpi_bytes_acked + info.tcpi_bytes_received);
+  }
+  return 1;
+}
 
 // Shuts down all that the library has open: a thread that waits for it sees the end. Returns how many. From any thread:
 // none of them is closed meanwhile.

@@ -16,6 +16,7 @@ from typing import Any
 from edl.collectives.environment import variables
 from edl.collectives.forming import Forming
 from edl.collectives.libraries import Library
+from edl.collectives.patience import Pulse
 from edl.collectives.spinning import Spinning, spinning
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
@@ -95,6 +96,14 @@ class RingEngine:
                 self._form(place, timeout_s, wanted)
         finally:
             self._busy.release()
+
+    def pulse(self) -> Pulse | None:
+        """From any thread: what has moved in the ring that stands here. None: nothing was begun in it yet."""
+        return None if self.place is None else self._guard.pulse()
+
+    def waiting(self) -> list[str]:
+        """From any thread: names of tensors that not all members of that ring have come with."""
+        return [] if self.place is None else self._guard.waiting()
 
     def note_broken(self, generation: int) -> None:
         """From any thread: a collective of that ring has failed, which may be left by now."""

@@ -16,8 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from edl.collectives.copies import private_copy
+from edl.collectives.patience import Pulse
 
 logger = logging.getLogger("edl")
+
+NAMES_BYTES = 4096  # of the tensors that wait; those of a large model are many, and a few say what is waited for
+
+
+class _Pulse(ctypes.Structure):
+    """As in `_guard.cpp`."""
+
+    _fields_ = (
+        ("waiting", ctypes.c_int64),
+        ("begun", ctypes.c_int64),
+        ("turns", ctypes.c_int64),
+        ("bytes", ctypes.c_int64),
+    )
+
 
 
 class Guard:
@@ -88,6 +103,21 @@ class Guard:
         """
         return 0 if self._native is None else int(self._native.edl_cut())
 
+    def pulse(self) -> Pulse | None:
+        """What has moved in the ring that stands. None: nothing was begun in it yet, or it is not known. Any thread."""
+        found = _Pulse()
+        if not self.whole or not self._native.edl_pulse(ctypes.byref(found), None, 0):
+            return None
+        return Pulse(found.waiting, found.begun, found.turns, found.bytes)
+
+    def waiting(self) -> list[str]:
+        """Names of tensors that not all members have come with; some of them, where they are many. Any thread."""
+        if not self.whole:
+            return []
+        names = ctypes.create_string_buffer(NAMES_BYTES)
+        self._native.edl_pulse(ctypes.byref(_Pulse()), names, NAMES_BYTES)
+        return names.value.decode(errors="replace").splitlines()
+
     def set_spin(self, seconds: float, settling_s: float = 0.0) -> None:
         """A thread that waits longer than this for a collective naps between two looks. In a ring that begins it naps
         after a millisecond: so long, from its first wait on.
@@ -128,7 +158,7 @@ def _load(*, copied: bool) -> Any:
         path = Path(__file__).with_name(f"_guard{suffix}")
         if path.exists():
             native = ctypes.CDLL(private_copy(str(path)) if copied else str(path))
-            if not hasattr(native, "edl_set_awaited"):
+            if not hasattr(native, "edl_pulse"):
                 logger.warning("%s is of another edl than this: install it again (in a checkout, scripts/setup)", path)
                 return None
             native.edl_failure.restype = ctypes.c_char_p

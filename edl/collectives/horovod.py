@@ -28,8 +28,10 @@ from edl.collectives.engine import RingEngine
 from edl.collectives.face import Face
 from edl.collectives.guard import plain
 from edl.collectives.names import Named, Sums, go_through
+from edl.collectives.patience import Pulse
 from edl.collectives.words import Bytes, Words
 from edl.errors import RingBroken
+from edl.protocol.messages import GRADIENTS
 from edl.protocol.ring import Place
 
 
@@ -165,6 +167,15 @@ class HorovodRing:
                 return answer()
 
         return wait
+
+    def pulse(self) -> Pulse | None:
+        return self._engine.pulse()
+
+    def awaits(self) -> str:
+        waiting = [name.removeprefix("allreduce.") for name in self._engine.waiting()]  # as horovod.torch calls them
+        averaged = {one.name for one in self._named()}
+        reduces = any(name.partition("#")[0] in averaged for name in waiting)
+        return GRADIENTS if reduces else min(waiting, default="")
 
     def abort(self, given_up: range | None = None) -> None:
         for engine in self._engines:  # what is prepared has nothing in flight

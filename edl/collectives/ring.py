@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from edl.collectives.patience import Pulse
 from edl.protocol.ring import Place
 
 
@@ -62,6 +63,14 @@ class Ring(Protocol):
     def same(self, value: int) -> Callable[[], bool]:
         """Ask whether all members pass the same value (64 bits, no sign). What is returned waits for the answer: other
         collectives may come in between. Both raise RingBroken. Any thread may ask where collectives meet by name.
+        """
+
+    def pulse(self) -> Pulse | None:
+        """From any thread: what has moved in the ring where this process sits. None: nothing is waited for there."""
+
+    def awaits(self) -> str:
+        """From any thread: what this process waits for in its ring: GRADIENTS, or what the collective is called there
+        that not all members have come to. Empty: nothing.
         """
 
     def abort(self, given_up: range | None = None) -> None:

@@ -32,6 +32,8 @@ DESCRIPTORS = Path("/proc/self/fd")
 AS_IT_IS = socket.SOCK_STREAM | socket.SOCK_NONBLOCK  # else a default time-out of the script would become its own
 SO_ATTACH_FILTER = 26
 TCP_MD5SIG_EXT = 32
+_AT_ACKED = 120  # in struct tcp_info of linux/tcp.h
+_ACKED_AND_RECEIVED = struct.Struct("=QQ")
 _RETURN_NOTHING = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # BPF_RET | BPF_K, no bytes
 _OF_ALL_PEERS = 1  # TCP_MD5SIG_FLAG_PREFIX, of no bits
 
@@ -91,6 +93,10 @@ class Connections:
     def living(self) -> int:
         """How many of them the other side has not ended, as far as what came is read."""
         return sum(map(_lives, self._all()))
+
+    def bytes(self) -> int:
+        """How many have gone over them, both ways."""
+        return sum(map(_bytes_of, self._all()))
 
     def _shut_down(self, way: int) -> int:
         found = 0
@@ -170,6 +176,14 @@ def _listed() -> list[Descriptor]:
             if kind == "socket":
                 found[int(inode.strip("[]"))] = Descriptor(int(entry.name), int(inode.strip("[]")))
     return list(found.values())
+
+
+def _bytes_of(one: Descriptor) -> int:
+    with contextlib.suppress(OSError), one.opened() as connection:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AND_RECEIVED.size + _AT_ACKED)
+        if len(info) == _ACKED_AND_RECEIVED.size + _AT_ACKED:  # kernels before 4.1 do not count them
+            return sum(_ACKED_AND_RECEIVED.unpack_from(info, _AT_ACKED))
+    return 0
 
 
 def _lives(one: Descriptor) -> bool:

@@ -50,7 +50,7 @@ from edl.host.credentials import coordinator_of, shared_secret
 from edl.host.host_id import host_id
 from edl.host.life_lock import LIFE, watch_life
 from edl.host.network import LOOPBACK, address_of, address_towards, interface_of
-from edl.host.processes import raise_open_files, used_by, watch_exit, yield_to_trainers
+from edl.host.processes import halted, raise_open_files, used_by, watch_exit, yield_to_trainers
 from edl.protocol import link as say
 from edl.protocol import messages, tree
 from edl.protocol.assignment import Orders
@@ -91,7 +91,9 @@ class Daemon:
         self._page = Page.open(folder / "page")
         self._page.attention_step, self._page.flags = NEVER, 0
         self._refusals = Refusals()
-        self._observer = Observer(self._page, self._refusals.snapshot, lambda: used_by(trainer))
+        self._observer = Observer(
+            self._page, self._refusals.snapshot, lambda: used_by(trainer), lambda: halted(trainer)
+        )
         self._parts = PartStore(folder, self._on_stored, self._on_not_stored)
         self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, self._on_trainer_hung_up)
         self._connection: Connection | None = None

@@ -24,9 +24,12 @@ class Observer:
         page: Page,
         refused: Callable[[], dict[str, int]] = dict,
         used: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
+        halted: Callable[[], str] = str,
     ) -> None:
-        """`refused`: what the daemon has refused so far. `used`: seconds of CPU and bytes of memory, by the trainer."""
-        self._used = used
+        """`refused`: what the daemon has refused so far. `used`: seconds of CPU and bytes of memory, by the trainer.
+        `halted`: what the system holds the trainer's process up by.
+        """
+        self._used, self._halted = used, halted
         self._page = page
         self._refused = refused
         self._account = TrainerAccount()
@@ -125,6 +128,9 @@ class Observer:
             save_wanted=account.save_wanted,
             foreign=account.foreign,
             dead=self.dead,
+            void=account.void,
+            whereabouts=account.whereabouts,
+            halted=self._halted(),
             at=now,
         )
 

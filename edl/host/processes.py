@@ -27,6 +27,11 @@ _EXITING = 0x4  # PF_EXITING of the kernel
 _KERNEL_THREAD = 0x200000  # PF_KTHREAD
 _CODE_FIELD = 26 - 3  # where its code begins; set last while a program is loaded
 _ENVIRON_FIELDS = 50 - 3, 51 - 3  # where its environment begins and ends
+_HALTED = {
+    "T": "its process is stopped (SIGSTOP)",
+    "t": "a debugger has stopped its process",
+    "D": "its process waits in the kernel, as for a file system that does not answer",
+}  # by its state
 
 # The child outlives the shell, is adopted by init or the nearest subreaper, and is no zombie of ours when it ends.
 _DETACH = '"$@" </dev/null 1>&2 & echo $!'
@@ -68,6 +73,15 @@ def used_by(pid: int) -> tuple[float, int]:
         return 0.0, 0
     ticks = int(fields[_USER_TIME_FIELD]) + int(fields[_USER_TIME_FIELD + 1])
     return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def halted(pid: int) -> str:
+    """What the system holds a process up by, for people; empty where it may go on, or is gone."""
+    try:
+        state = _stat(pid)[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return _HALTED.get(state, "")
 
 
 def yield_to_trainers() -> None:

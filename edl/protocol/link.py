@@ -7,7 +7,7 @@ import msgspec
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
-from edl.protocol.messages import Pause
+from edl.protocol.messages import Pause, Void, Whereabouts
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -58,6 +58,18 @@ class Broke(msgspec.Struct, frozen=True, tag="broke"):
     generation: int
     step: int
     reason: str
+
+
+class Voided(msgspec.Struct, frozen=True, tag="voided"):
+    """The ring has failed the trainer, which is still in the mini-batch. `Broke` follows at the end of that."""
+
+    void: Void
+
+
+class Standing(msgspec.Struct, frozen=True, tag="standing"):
+    """The script has not come to the end of its step for long."""
+
+    whereabouts: Whereabouts
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
@@ -149,6 +161,8 @@ Notes = (
     | CheckpointWanted
     | Diverged
     | Figures
+    | Voided
+    | Standing
 )
 FromTrainer = RehearsalBegan | Rehearsed | Entered | Broke | LeaveAsked | GoingHeard | Ended | Notes
 

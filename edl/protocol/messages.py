@@ -22,6 +22,8 @@ LONGEST_REASON: Final = 2000
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
 """Why a worker ended, as it says: an exception's text may be as long as a tensor, and the record keeps it."""
 
+GRADIENTS: Final = "the gradients"  # what a worker waits for in a step; any other collective has a name of its own
+
 
 def clipped(reason: str) -> str:
     """As much of it as is taken."""
@@ -47,6 +49,21 @@ class Pause(msgspec.Struct, frozen=True):
     enter: float
     state: float
     total: float
+
+
+class Void(msgspec.Struct, frozen=True):
+    """The ring of `generation` has failed a trainer that is still in its mini-batch: it does not hang."""
+
+    generation: int
+    awaited: Reason = ""  # what it had waited for there when that failed; empty: nothing, or not for long
+    waited_s: float = 0.0  # so long nothing had moved, so that it has given the ring up; 0.0: the ring failed by itself
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """Where a script stands that has not ended a step for long: where its training thread is, or what it waits for."""
+
+    step: int  # that it works on
+    place: Reason
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -79,6 +96,9 @@ class Observation(msgspec.Struct, frozen=True):
     save_wanted: int = 0  # its script has asked that the job be saved after this step, or a later one
     foreign: bool = False  # it has failed as what was saved does not go with its script
     dead: tuple[str, ...] = ()  # other workers of its host of which neither the trainer nor the daemon lives
+    void: Void | None = None  # of the mini-batch that it works on
+    whereabouts: Whereabouts | None = None  # the newest; of a step that it may have ended since
+    halted: str = ""  # what the system holds its process up by, if that is so
     at: float = 0.0  # when that was so, by a clock of the worker's machine that never goes back
 
 

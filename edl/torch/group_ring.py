@@ -16,6 +16,7 @@ import torch
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 
 from edl import ownership
+from edl.collectives.patience import Pulse
 from edl.collectives.words import Words
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import Place
@@ -98,6 +99,14 @@ class GroupRing:
     def leave(self) -> None:
         before, self._standing, self.size = self._standing, None, 0
         self._let_go(before)
+
+    def pulse(self) -> Pulse | None:
+        groups = self._standing
+        return None if groups is None else groups.pulse()
+
+    def awaits(self) -> str:
+        groups = self._standing
+        return "" if groups is None else groups.awaits()
 
     def abort(self, given_up: range | None = None) -> None:
         with self._turn:

@@ -28,16 +28,19 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, Reduc
 from edl.collectives.asking import Asking
 from edl.collectives.board import TORCH
 from edl.collectives.guard import plain
+from edl.collectives.patience import Pulse
 from edl.collectives.sockets import Connections
 from edl.collectives.torch_addresses import listening
 from edl.errors import RingBroken
+from edl.protocol.messages import GRADIENTS
 from edl.protocol.ring import Place
 from edl.torch.device_sums import NO_GPU, POLL_S, DeviceSums, Gpu, each_has_its_own
 from edl.torch.store import DaemonStore, PeerStore
 from edl.torch.tensor_ring import as_real
 
 THREADS = 2  # of a group: so many operations are under way at once
-BACKSTOP = 2  # an operation may take so many times what a ring may take to form: the leader says which member is stuck
+BACKSTOP = 2  # gloo's own time-out is so many times ours, which is the one that counts (`edl.trainer.watching`)
+OTHER = "a collective called by name"  # they pair up by their order, and no member tells another what its own is
 LATER_S = 1.0  # gloo's time-out, which names no reason, comes so long after the attempt's own
 ROW_BYTES = 1024  # of what a member writes down for the second group, besides 8 for each member
 CLOSE_TIMEOUT_S = 10.0  # for the others to read to the end; those who live do within milliseconds
@@ -65,7 +68,8 @@ class ProcessGroups:
         self._under_way: set[Any] = set()  # operations that were not waited for yet, or in vain
         self._gpu = gpu
         self._sums: DeviceSums | None = None  # where each member has a GPU of its own
-        self._waiting: set[threading.Event] = set()  # of those who wait for long
+        self._waiting: dict[threading.Event, str] = {}  # of those who wait for long, and what for
+        self._waits = 0  # times that one began
 
     def form(self) -> None:
         """Raises RingBroken."""
@@ -137,17 +141,31 @@ class ProcessGroups:
         """No member has left it or given it up yet, as far as is known here."""
         return not self.broken and self._connections.living() >= self._standing
 
+    def pulse(self) -> Pulse | None:
+        """What has moved, for who waits for long; None in a broken ring. Any thread."""
+        with self._turn:
+            if self.broken:
+                return None
+            waiting, waits = len(self._waiting), self._waits
+        return Pulse(waiting, waits, None, self._connections.bytes() if waiting else 0)
+
+    def awaits(self) -> str:
+        """What is waited for; empty: nothing, or not for long. Any thread."""
+        with self._turn:
+            waiting = set(self._waiting.values())
+        return GRADIENTS if GRADIENTS in waiting else min(waiting, default="")
+
     def begun(self, work: Any) -> Any:
         """An operation that is to be waited for: itself."""
         self._under_way.add(work)
         return work
 
-    def wait(self, work: Any) -> None:
+    def wait(self, work: Any, what: str = OTHER) -> None:
         """Until an operation is through. Raises RingBroken."""
         try:
             work.wait(BRIEFLY)
         except RuntimeError:  # it has failed, or takes longer
-            if not (work.is_completed() or self._is_through(work)):
+            if not (work.is_completed() or self._is_through(work, what)):
                 raise self._broken() from None
             with self.failing():
                 work.wait()
@@ -188,7 +206,7 @@ class ProcessGroups:
             with self.failing():
                 return self._sums.begin(tensor)
         work = self.begun(self.gradients.allreduce([as_real(tensor)]))
-        return lambda: self.wait(work)
+        return lambda: self.wait(work, GRADIENTS)
 
     def settle(self) -> None:
         """Until what was begun on a GPU is through there, with all that was to follow it. Raises RingBroken."""
@@ -202,35 +220,46 @@ class ProcessGroups:
         cannot get through, and has not a while later.
         """
         looked, stood = time.monotonic(), True
-        while not through():
-            if self.broken:
-                raise self._broken()
-            time.sleep(POLL_S)
-            if (now := time.monotonic()) - looked > LOOK_S:
-                if not (stood or self.stands()):
-                    self.give_up("a connection was closed by a peer")
-                looked, stood = now, self.stands()
+        with self._waited_for(GRADIENTS):
+            while not through():
+                if self.broken:
+                    raise self._broken()
+                time.sleep(POLL_S)
+                if (now := time.monotonic()) - looked > LOOK_S:
+                    if not (stood or self.stands()):
+                        self.give_up("a connection was closed by a peer")
+                    looked, stood = now, self.stands()
         if self.broken:  # what was freed is no sum
             raise self._broken()
 
-    def _is_through(self, work: Any) -> bool:
+    @contextlib.contextmanager
+    def _waited_for(self, what: str) -> Iterator[threading.Event]:
+        """Inside, a thread waits for long. What it is given is set when the ring is given up."""
+        news = threading.Event()
+        with self._turn:
+            self._waiting[news] = what
+            self._waits += 1
+        try:
+            yield news
+        finally:
+            with self._turn:
+                del self._waiting[news]
+
+    def _is_through(self, work: Any, what: str) -> bool:
         """False: the ring is broken. The operation may be left alone then, until gloo's own time-out: gloo forgets who
         waits for a message in whose middle a connection ends (torch 2.13; gloo/transport/tcp/pair.cc).
         """
-        news, through = threading.Event(), threading.Event()
+        through = threading.Event()
+        with self._waited_for(what) as news:
 
-        def ended(_: Any) -> None:
-            through.set()
-            news.set()
+            def ended(_: Any) -> None:
+                through.set()
+                news.set()
 
-        work.get_future().then(ended)
-        with self._turn:
-            self._waiting.add(news)
-        while not (self.broken or news.wait(LOOK_S)):
-            if not self.stands():
-                self.give_up("a connection was closed by a peer")
-        with self._turn:
-            self._waiting.discard(news)
+            work.get_future().then(ended)
+            while not (self.broken or news.wait(LOOK_S)):
+                if not self.stands():
+                    self.give_up("a connection was closed by a peer")
         return through.is_set()
 
     def failed(self, error: BaseException) -> RingBroken:

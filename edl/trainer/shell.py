@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -102,6 +103,21 @@ Aside = (
 PATIENCE_S = 10.0  # before a script is told that it waits for other workers
 
 
+class Awaited(NamedTuple):
+    """What a trainer has waited for in the ring of a generation."""
+
+    generation: int = 0
+    what: str = ""  # empty: nothing, or not for long
+    waited_s: float = 0.0  # after so long without any movement it has given that ring up; 0.0: it has not
+
+    @property
+    def told(self) -> str:
+        """Why that ring is broken, if it was given up here."""
+        if not self.waited_s:
+            return ""
+        return f"not all workers came to {self.what or 'a collective'} in {self.waited_s:g} s (--step-timeout)"
+
+
 class WorkerShell:
     """The machine of one trainer, and its hands. What is not said to be any thread's is the training thread's."""
 
@@ -136,6 +152,7 @@ class WorkerShell:
         self._moments: list[float] = []  # of the change of rings under way
         self._settled: int | None = None  # the step after which the newest came that counts, whatever fails beside it
         self._patient_until = time.monotonic() + PATIENCE_S
+        self.awaited = Awaited()
 
     @property
     def is_training_thread(self) -> bool:
@@ -198,7 +215,23 @@ class WorkerShell:
         """
         if keep:
             self._kept.keep_registered()
-        self.hear(Void(str(error) or repr(error)))
+        awaited = self._awaited_here()
+        self.hear(Void(self._why(error), awaited.what, awaited.waited_s))
+
+    def give_up_waiting(self, awaited: Awaited) -> None:
+        """Any thread: nothing has moved for too long in the ring, so whoever waits there gets RingBroken."""
+        self.awaited = awaited
+        self._framework.ring.abort(range(awaited.generation, awaited.generation + 1))
+
+    def _awaited_here(self) -> Awaited:
+        """In the ring where this process sits."""
+        awaited, place = self.awaited, self._framework.ring.place
+        here = place is not None and place.generation == awaited.generation
+        return awaited if here else Awaited()
+
+    def _why(self, error: BaseException) -> str:
+        """A collective failed. One that was cut off here says nothing of the reason."""
+        return self._awaited_here().told or str(error) or repr(error)
 
     def void_beside(self, error: BaseException) -> None:
         """A collective beside the mini-batches has failed. One that is settled stays what it is: the ring is broken, so
@@ -395,7 +428,7 @@ class WorkerShell:
         try:
             return VotesHeard(Vote(*self._framework.ring.largest(vote)))
         except RingBroken as error:
-            return RingFailed(str(error))
+            return RingFailed(self._why(error))
 
     def _fetch(self, command: FetchState) -> Input:
         self.copier.finish()
@@ -478,7 +511,7 @@ class WorkerShell:
             else:
                 self._copy_rest(command)
         except RingBroken as error:
-            return Void(str(error)) if self.machine.sits else RingFailed(str(error))
+            return Void(self._why(error)) if self.machine.sits else RingFailed(self._why(error))
         return StateCopied()
 
     def _copy_state(self, command: CopyState) -> None:

@@ -50,6 +50,7 @@ from edl.trainer.samples import Samples
 from edl.trainer.script_metrics import ScriptMetrics
 from edl.trainer.shell import WorkerShell
 from edl.trainer.standing import ScriptStanding
+from edl.trainer.watching import RingWatch
 from edl.transport.count import Count
 
 logger = logging.getLogger("edl")
@@ -90,6 +91,7 @@ class Trainer:
             resuming=self._resuming,
             figures=self._figures,
         )
+        self._watch = RingWatch(self._shell)
         self._metrics = ScriptMetrics(framework, self._machine, self._ends, self._own_samples)
         self._epoch = 0
         self._saved = False  # the job is
@@ -156,6 +158,7 @@ class Trainer:
         leave_on_sigterm(self._ask_to_leave, self._shell.interruption)
         self._shell.step_timeout_s = self._settings.step_timeout_s
         link.start()
+        self._watch.begin(self._framework.ring)
         self._shell.take_first()
         ownership.at_exit(self._end_comparing)  # while the ring stands: it leaves by itself, before `shutdown`
 
@@ -180,6 +183,7 @@ class Trainer:
         self._shell.hear(ScriptEnded())
         link.wait_noted(self._settings.session_timeout_s)
         self._framework.ring.leave()
+        self._watch.end()
         link.close()
 
     def _be_inherited(self) -> None:

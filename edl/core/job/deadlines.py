@@ -3,7 +3,7 @@
 Owns: which worker is awaited for what, since when, and until when. Does not own: that a worker is lost
 (`edl.core.job.machine`), nor workers whose daemon is gone (those have no session any more, and are lost by that).
 
-Six things are awaited, each with a bound of its own:
+Seven things are awaited, each with a bound of its own:
 
 - a newcomer's **boot**, in JOINING its imports up to the first batch, in WARMING that batch. The others train on
   meanwhile (I4), so this bound is generous: tracing and compiling may take minutes;
@@ -12,9 +12,12 @@ Six things are awaited, each with a bound of its own:
   at once, and may wait for long: that step may lie as far ahead as a pipeline has read.) Each may still be at the end
   of a step, and then a ring takes time to form: one that has neither come nor failed to after twice the longest step
   hangs. Likewise a newcomer that has said nothing of the **ring** it forms with others, beside the one that trains;
-- the end of a **step**, where others have waited in vain for as long as the longest step may take, and their ring has
-  failed by that. All have had that time: a member that does not find the same within moments hangs, unless it has made
-  that step, which came to it alone;
+- the end of a **step**, where others have waited in vain for as long as the longest step may take, and have given their
+  ring up by that. All have had that time: a member that does not find the same within moments hangs, unless it has made
+  that step, which came to it alone. (A trainer tells at once that its ring has failed, wherever its script is in the
+  mini-batch: `edl.protocol.messages.Void`);
+- likewise the **same collective**: where all members have waited for so long, and not for the same one, none would ever
+  come to what the others wait for. Those are right who wait for the gradients of a step, else the most;
 - the **last** step that a member has samples for. The others have ended it, so its all-reduce is behind all members;
   they wait for samples, or for the data's end, which come once all have ended it. No ring can fail meanwhile: a member
   that has not ended that step after twice the longest one hangs;
@@ -24,6 +27,7 @@ Six things are awaited, each with a bound of its own:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -32,10 +36,11 @@ from edl.core.job.lead_times import report_period_s
 from edl.core.job.observations import Observations
 from edl.core.resize.scaling import BOOTING
 from edl.protocol.job import Member, Plan, Record, WorkerState
+from edl.protocol.messages import GRADIENTS
 
 BOOT_STEPS: Final = 10  # a boot may take as long as so many of the longest steps
 SHORTEST_BOOT_S: Final = 300.0  # however short the steps are: imports of frameworks know nothing of them
-LONGEST_MOMENTS_S: Final = 5.0
+LONGEST_MOMENTS_S: Final = 1.0
 END_OF_TIME: Final = float("inf")  # when nothing is due
 
 
@@ -72,12 +77,17 @@ class Awaited:
     seen: int
     bound_s: float
     until: float
+    place: str = ""  # where its script stands, as far as is known
 
     @property
     def told(self) -> str:
         """For people: what the worker did not do in time."""
         if self.what == "step":
-            return "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
+            told = "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
+            return f"{told} in {self.place}"
+        if self.what.startswith("instead of"):
+            told = "for longer than --step-timeout its script was not where the others' scripts were"
+            return f"{told}: it waited {self.what}, in {self.place}"
         if self.what == "last step":
             bound = f"within {self.bound_s:g} s, two step time-outs"
             return f"it has not ended the last step that there are samples for {bound}, as the others have: it hangs"
@@ -131,6 +141,8 @@ class Waits:
             wait, generation = before.get(worker), seen.generation(worker)
             if wait is None or (wait.what, wait.seen) != (what, generation):
                 wait = Awaited(worker, what, generation, bound_s, now + bound_s)
+            if bound_s == self.deadlines.moments_s:
+                wait = replace(wait, place=seen.place(worker))
             self._waits[worker] = wait
         self.until = min((wait.until for wait in self._waits.values()), default=END_OF_TIME)
 
@@ -144,6 +156,8 @@ class Waits:
         late = self._late(record, seen)
         for worker in late:
             yield worker, "step", self.deadlines.moments_s
+        for worker, what in self._astray(record, seen).items():
+            yield worker, what, self.deadlines.moments_s
         if record.begun:  # else all wait inside `init` for the first ring, however long that takes
             for member in members.values():
                 if member.state in BOOTING:
@@ -165,13 +179,33 @@ class Waits:
         One that has made that step held up nobody: it may be between two collectives, for as long as it likes, and its
         state is the newest (I5).
         """
-        if not seen.broken:
-            return []
-        generation, size = record.generation, len(record.roster)
-        waited = [step for step, stall_s in seen.stalls(generation) if self.deadlines.was_too_long(stall_s, size)]
+        generation = record.generation
+        waited = self._waited(record, seen)
         if not waited:
             return []
-        return [one for one in record.roster if seen.trains(one, generation) and seen.step(one) <= min(waited)]
+        late = (one for one in record.roster if seen.trains(one, generation) and not seen.failed(one, generation))
+        return [one for one in late if seen.step(one) <= min(waited)]
+
+    def _astray(self, record: Record, seen: Observations) -> dict[str, str]:
+        """Members that have waited for another collective than those who are right, where all have waited too long;
+        and what for. None that is ahead of these: what it has applied must not be lost (I5).
+        """
+        if not self._waited(record, seen) or not all(seen.failed(one, record.generation) for one in record.roster):
+            return {}  # else all may have waited for the one that has not
+        voids = {one: seen.void(one, record.generation) for one in record.roster}
+        awaited = {one: void.awaited for one, void in voids.items() if void is not None and void.awaited}
+        if len(set(awaited.values())) < 2:
+            return {}
+        ((most, _),) = Counter(awaited.values()).most_common(1)  # of as many, what the lowest rank waits for
+        right = GRADIENTS if GRADIENTS in awaited.values() else most
+        newest = max(seen.step(one) for one, what in awaited.items() if what == right)
+        others = {one: what for one, what in awaited.items() if what != right and seen.step(one) <= newest}
+        return {one: f"instead of {right} for {what!r}" for one, what in others.items()}
+
+    def _waited(self, record: Record, seen: Observations) -> list[int]:
+        """The steps of members of the ring that trains that have waited in it for longer than a step may take."""
+        size = len(record.roster)
+        return [step for step, stall_s in seen.stalls(record.generation) if self.deadlines.was_too_long(stall_s, size)]
 
 
 def _owing_word(record: Record, members: dict[str, Member], seen: Observations) -> list[str]:

@@ -501,7 +501,7 @@ class JobMachine:
     @property
     def wake_at(self) -> float:
         """Something is to be decided then, though nothing else happens."""
-        return min(self._switching.wake_at, self._preempting.wake_at)
+        return min(self._switching.wake_at, self._preempting.wake_at, self._waits.until)
 
     @property
     def ledger(self) -> Ledger | None:

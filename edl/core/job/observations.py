@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.messages import Observation, Phase, Void
 from edl.protocol.saving import PartInfo
 
 SITTING = (Phase.TRAINING, Phase.DONE)
@@ -82,6 +82,7 @@ def says_more(heard: Observation, last: Observation) -> bool:
         or heard.save_failed != last.save_failed
         or heard.save_wanted != last.save_wanted
         or heard.dead != last.dead
+        or heard.void != last.void
     )
 
 
@@ -131,7 +132,9 @@ class Observations:
         self._front = Front((), self._newest)
         # Almost always empty: the search for such workers after each input must not take in all of a thousand.
         self._broken: set[str] = set()
-        self._stalls: dict[str, float] = {}  # of those: for how long no step had been made when the ring failed
+        self._void: set[str] = set()  # likewise: whose ring failed, and whose script is in the mini-batch still
+        self._since: dict[str, float] = {}  # by each worker's clock: since when it trains its present step
+        self._stalls: dict[str, float] = {}  # of the broken: for how long no step had been made when the ring failed
         self._missed: set[str] = set()
         self._under_way: dict[str, float] = {}  # from each worker's clock to ours, with the fastest report
 
@@ -140,11 +143,14 @@ class Observations:
         if observation.phase is not Phase.BROKEN:
             self._stalls.pop(worker, None)
         elif last is not None and last.observation.phase is Phase.TRAINING:
-            self._stalls[worker] = observation.at - last.observation.at  # by its own clock: we may have been away
+            self._stalls[worker] = observation.at - self._since[worker]  # by its own clock: we may have been away
+        if observation.phase is Phase.TRAINING and (last is None or not _same_step(observation, last.observation)):
+            self._since[worker] = observation.at
         self._newest[worker] = observed = Observed(observation, now, self._late_s(worker, observation, now))
         self._front.take(worker, observed)
         _keep(self._broken, worker, observation.phase is Phase.BROKEN)
         _keep(self._missed, worker, observation.missed > 0)
+        _keep(self._void, worker, observation.void is not None)
 
     def forget(self, worker: str) -> None:
         self._newest.pop(worker, None)
@@ -152,12 +158,20 @@ class Observations:
         self._front.forget(worker)
         self._broken.discard(worker)
         self._missed.discard(worker)
+        self._void.discard(worker)
+        self._since.pop(worker, None)
         self._stalls.pop(worker, None)
 
     def stalls(self, generation: int) -> Iterator[tuple[int, float]]:
-        """Of each member that the ring of `generation` failed: its step, and for how long it had made none by then."""
-        failed = (worker for worker in self._stalls if self.breaks(worker, generation))
-        return ((self.step(worker), self._stalls[worker]) for worker in failed)
+        """Of each member that the ring of `generation` failed, or that has given it up: its step, and for how long it
+        had made none by then, or nothing had moved there.
+        """
+        for worker, stall_s in self._stalls.items():
+            if self.breaks(worker, generation):
+                yield self.step(worker), stall_s
+        for worker in self._void:
+            if (void := self.void(worker, generation)) is not None:
+                yield self.step(worker), void.waited_s
 
     def get(self, worker: str) -> Observed | None:
         return self._newest.get(worker)
@@ -218,6 +232,23 @@ class Observations:
             and observed.observation.generation == generation
         )
 
+    def void(self, worker: str, generation: int) -> Void | None:
+        """How the ring of `generation` failed `worker` in its mini-batch; None where it has not, as far as is known."""
+        observed = self._newest.get(worker)
+        void = None if observed is None else observed.observation.void
+        return void if void is not None and void.generation == generation else None
+
+    def failed(self, worker: str, generation: int) -> bool:
+        """The ring of `generation` has failed `worker`, whose script may be in its mini-batch still."""
+        return self.breaks(worker, generation) or self.void(worker, generation) is not None
+
+    def place(self, worker: str) -> str:
+        """Where the script of `worker`, which was seen, stands, for people: its step, and what is known of that."""
+        seen = self._newest[worker].observation
+        step, whereabouts = seen.step + 1, seen.whereabouts
+        at = f" at {whereabouts.place}" if whereabouts is not None and whereabouts.step == step else ""
+        return f"step {step}{at}" + (f"; {seen.halted}" if seen.halted else "")
+
     def marked(self, worker: str) -> tuple[int, int]:
         """The rebatching that `worker` has heard of, and the step that it reads no further than; zeros without one."""
         observed = self._newest.get(worker)
@@ -274,6 +305,11 @@ class Observations:
     def broken(self) -> Collection[str]:
         """Workers whose ring failed, of whichever generation."""
         return self._broken
+
+    @property
+    def voids(self) -> bool:
+        """A ring has failed a worker whose script was in a mini-batch."""
+        return bool(self._void)
 
     @property
     def late(self) -> Collection[str]:
@@ -333,6 +369,10 @@ class Observations:
             if time_s > 0 and (not shortest or time_s < shortest):
                 shortest = time_s
         return shortest
+
+
+def _same_step(heard: Observation, last: Observation) -> bool:
+    return (heard.phase, heard.generation, heard.step) == (last.phase, last.generation, last.step)
 
 
 def _keep(workers: set[str], worker: str, belongs: bool) -> None:

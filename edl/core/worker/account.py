@@ -12,7 +12,7 @@ from typing import Final
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
-from edl.protocol.messages import Pause, Phase, clipped
+from edl.protocol.messages import Pause, Phase, Void, Whereabouts, clipped
 from edl.protocol.saving import PartInfo
 
 CALM_S: Final = 0.03  # so long a calm message waits for another one
@@ -46,6 +46,8 @@ class TrainerAccount:
         self.saved_part: tuple[int, PartInfo | None] = (0, None)
         self.save_failed = (0, "")
         self.save_wanted = 0
+        self.void: Void | None = None
+        self.whereabouts: Whereabouts | None = None
 
     @property
     def over(self) -> bool:
@@ -66,7 +68,7 @@ class TrainerAccount:
             case say.Rehearsed():
                 self.phase, self.booted = Phase.READY, True
             case say.Entered(generation, _, leases_of, pause, awaits_state):
-                self.leases_of, self.booted = leases_of, True
+                self.leases_of, self.booted, self.void = leases_of, True, None
                 if awaits_state:  # a newcomer still, whatever ring it has failed in before
                     self.phase, self.generation = Phase.READY, 0
                 else:
@@ -92,6 +94,8 @@ class TrainerAccount:
                 | say.CheckpointWanted()
                 | say.Diverged()
                 | say.Figures()
+                | say.Voided()
+                | say.Standing()
             ):
                 self._note(message)
 
@@ -115,6 +119,10 @@ class TrainerAccount:
                 self.marked = (rebatch, step)
             case say.Diverged(found):
                 self.diverged = found
+            case say.Voided(void):
+                self.void = void
+            case say.Standing(whereabouts):
+                self.whereabouts = whereabouts
             case say.CheckpointWanted(step):
                 self.save_wanted = step
             case say.Copied(number):

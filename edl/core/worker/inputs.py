@@ -125,6 +125,8 @@ class BatchVoid:
     """A collective of this mini-batch failed (I8)."""
 
     reason: str
+    awaited: str = ""  # what this worker had waited for in the ring; empty: nothing, or not for long
+    waited_s: float = 0.0  # so long nothing had moved, so that it has given the ring up; 0.0: the ring failed by itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
+from edl.protocol.messages import Void, clipped
 
 
 class StepCount(Protocol):
@@ -142,6 +143,7 @@ class WorkerMachine:
         self.is_new = False  # it got its state so, and has not been found to be equal to the others yet
         self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came
         self.restarts = False  # a broken ring makes the script leave its iteration over the data
+        self._voided: Void | None = None  # the ring has failed in the mini-batch being worked on
         self._broke: say.Broke | None = None  # the ring failed, and no other one stands yet
         self._leave_wanted = False
         self._ended: say.Ended | None = None
@@ -272,6 +274,8 @@ class WorkerMachine:
         story += self.copying.story
         if self.missed > self.generation:
             story.append(say.Missed(self.missed))
+        if self._voided is not None:
+            story.append(say.Voided(self._voided))
         if self._broke is not None:
             story.append(self._broke)
         if self.diverged is not None:
@@ -544,7 +548,8 @@ class WorkerMachine:
         self.awaits_state = self.is_new = self._tainted and beginning.offer > 0
         self._entering = None
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
-        self.generation, self._failed_generation, self._broke = place.generation, 0, None
+        self.generation, self._failed_generation = place.generation, 0
+        self._broke = self._voided = None
         self.next_ring.sit()
         self.entered_after = self.count.step = beginning.step
         self.models_may_differ = beginning.step == 0 and (place.size > 1 or self._resumes)
@@ -592,9 +597,18 @@ class WorkerMachine:
                 return self.supply.cover(step) if generation == self.generation and step > self.count.step else []
             case BatchBegins():
                 return self._begin_equal()
-            case BatchVoid(reason):
-                self.void = reason if self.void is None else self.void
-                return []
+            case BatchVoid(reason, awaited, waited_s):
+                return self._void(reason, Void(self.generation, clipped(awaited), waited_s))
+
+    def _void(self, reason: str, void: Void) -> list[Command]:
+        """Its daemon hears of it at once: the others may have waited long for a member that does hang."""
+        if self.void is not None:
+            return []
+        self.void = reason
+        if not self.generation:
+            return []
+        self._voided = void
+        return [TellDaemon(say.Voided(void))]
 
     def _begin_equal(self) -> list[Command]:
         """The first generation starts from rank 0's model."""

@@ -1,0 +1,46 @@
+"""How long a ring keeps this process waiting: for so long nothing has moved in it that is waited for.
+
+Neither Horovod nor gloo tells when a wait is to end. Horovod waits for ever for a member whose script hangs, as its
+threads go on talking; gloo has a time-out of its own for each part of an operation. So edl looks at the ring now and
+then, on a thread of its own: a usual step is not touched by that.
+
+Owns: what is looked at, and what follows from one look after the other. Does not own: looking (the rings), nor how long
+is too long (`edl.trainer.watching`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Pulse(NamedTuple):
+    """What had moved in a ring by the time of a look."""
+
+    waiting: int  # collectives that this process has begun, and that not all members have come to
+    begun: int  # times that one was
+    turns: int | None  # of the ring's own thread, none while it waits for a member's word, or reduces; None: it has none
+    bytes: int  # that have gone over the ring's connections, both ways
+
+
+class Patience:
+    """Of one process, with the ring that it sits in."""
+
+    def __init__(self) -> None:
+        self._ring = 0
+        self._last: Pulse | None = None
+        self._moved_at = 0.0
+
+    def look(self, ring: int, pulse: Pulse | None, now: float) -> float:
+        """For how many seconds nothing has moved in `ring`, a generation, that is waited for. None: nothing is."""
+        last, self._last = self._last, pulse
+        if pulse is None or last is None or ring != self._ring or _moved(last, pulse):
+            self._ring, self._moved_at = ring, now
+        return now - self._moved_at
+
+
+def _moved(last: Pulse, pulse: Pulse) -> bool:
+    if pulse.turns is None and pulse.waiting == 0:
+        return True
+    if pulse.turns == last.turns:  # an operation may be under way for long, or a member's process says nothing
+        return (pulse.bytes, pulse.begun) != (last.bytes, last.begun)
+    return pulse.waiting == 0 or (pulse.waiting, pulse.begun) != (last.waiting, last.begun)

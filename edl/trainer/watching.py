@@ -1,0 +1,140 @@
+"""The clock of a trainer: no wait in a ring takes longer than a step may, and a script that stands still is told of.
+
+A thread of its own looks at the ring now and then, so that a usual step costs nothing. Where nothing has moved for a
+step time-out that this worker waits for, it cuts the ring: whoever waits there gets RingBroken, and so do the others. In
+another trainer the same thread says where its script stands, as it may be the one that all wait for.
+
+Owns: that thread, how long is too long, and where a script stands. Does not own: what has moved
+(`edl.collectives.patience`), what follows (`edl.trainer.shell`), nor which worker is lost (`edl.core.job.deadlines`).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import edl
+from edl.collectives.patience import Patience
+from edl.collectives.ring import Ring
+from edl.core.job.deadlines import Deadlines
+from edl.core.worker.machine import WorkerMachine
+from edl.core.worker.states import TrainerState
+from edl.protocol import link as say
+from edl.protocol.messages import Whereabouts, clipped
+from edl.trainer.shell import Awaited, WorkerShell
+
+logger = logging.getLogger("edl")
+
+LONGEST_LOOK_S: Final = 0.25
+LOOKS: Final = 16  # in a step time-out, at least
+TELL_AGAIN: Final = 8  # times in a step time-out, at most
+SHORTEST_SETTLED_S: Final = 0.2
+LIBRARIES: Final = tuple(
+    {
+        str(Path(edl.__file__).parent),
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+
+
+class RingWatch:
+    """Of one trainer. `begin` and `end` belong to the training thread."""
+
+    def __init__(self, shell: WorkerShell) -> None:
+        self._shell = shell
+        self._ring: Ring | None = None
+        self._over = threading.Event()
+        self._patience = Patience()
+        self._working = (0, 0)  # the generation and the step of which `_since` tells
+        self._since = 0.0
+        self._told: Whereabouts | None = None
+        self._told_at = 0.0
+
+    def begin(self, ring: Ring) -> None:
+        """From now on, until `end`."""
+        self._ring = ring
+        threading.Thread(target=self._run, args=(ring,), name="edl-watching", daemon=True).start()
+
+    def end(self) -> None:
+        """Harmless twice."""
+        self._over.set()
+
+    def _run(self, ring: Ring) -> None:
+        look_s = min(LONGEST_LOOK_S, self._shell.step_timeout_s / LOOKS)
+        while not self._over.wait(look_s):
+            now = time.monotonic()
+            self.look_at_ring(ring, now)
+            self.look_at_script(now)
+
+    # -------------------------------------------------------------------------------------------------- the ring
+
+    def look_at_ring(self, ring: Ring, now: float) -> None:
+        """Does this worker wait there in vain?"""
+        shell, place = self._shell, ring.place
+        generation = 0 if place is None or place.size == 1 or waits_for_survivors(shell.machine) else place.generation
+        pulse = ring.pulse() if generation else None
+        waited_s = self._patience.look(generation, pulse, now)
+        if pulse is None or (generation == shell.awaited.generation and shell.awaited.waited_s):
+            return  # nothing is waited for; or that was given up, and who waits there is about to find it
+        if waited_s >= self._bound_s():
+            shell.give_up_waiting(Awaited(generation, ring.awaits(), round(waited_s, 1)))
+        else:
+            shell.awaited = Awaited(generation, ring.awaits() if waited_s >= self._settled_s() else "")
+
+    def _settled_s(self) -> float:
+        """One who waits for longer is not about to be through."""
+        return max(SHORTEST_SETTLED_S, self._shell.step_timeout_s / 32)
+
+    def _bound_s(self) -> float:
+        """Before the first step of a job all is traced and compiled, and data is fetched, by one worker for all
+        perhaps: that may take as long as a newcomer's boot.
+        """
+        timeout_s = self._shell.step_timeout_s
+        return timeout_s if self._shell.machine.step else Deadlines.of(timeout_s).boot_s
+
+    # ------------------------------------------------------------------------------------------------ the script
+
+    def look_at_script(self, now: float) -> None:
+        """If it has been in one step for half of the time that it has, its daemon is told where it stands."""
+        machine, timeout_s = self._shell.machine, self._shell.step_timeout_s
+        working = (machine.generation, machine.step + 1)
+        if working != self._working or machine.state is not TrainerState.TRAINING:
+            self._working, self._since, self._told_at = working, now, 0.0
+            return
+        if now - self._since < timeout_s / 2 or now - self._told_at < timeout_s / TELL_AGAIN:
+            return
+        frame = sys._current_frames().get(self._shell.thread)
+        if frame is None:
+            return
+        found = Whereabouts(working[1], clipped(place_of(frame)))
+        self._told_at = now
+        if found != self._told and self._shell.link.send(say.Standing(found)):
+            self._told = found
+
+
+def waits_for_survivors(machine: WorkerMachine) -> bool:
+    """A newcomer goes at once to a ring that stands beside the one that trains. Its members come after a step that may
+    lie far ahead; if one hangs meanwhile the leader finds that, and gives up both rings.
+    """
+    assignment = machine.assignment
+    return not machine.generation and assignment is not None and assignment.prepared
+
+
+def place_of(frame: FrameType) -> str:
+    """Where a thread is, by its innermost frame: in the script, and what the script has called there."""
+    own: FrameType | None = frame
+    while own is not None and own.f_code.co_filename.startswith((*LIBRARIES, "<frozen")):
+        own = own.f_back
+    if own is None or own is frame:
+        return _line_of(frame)
+    return f"{_line_of(own)}, inside of {_line_of(frame)}"
+
+
+def _line_of(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_qualname})"
