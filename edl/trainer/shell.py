@@ -225,9 +225,9 @@ class WorkerShell:
 
     def _awaited_here(self) -> Awaited:
         """In the ring where this process sits."""
-        awaited, place = self.awaited, self._framework.ring.place
-        here = place is not None and place.generation == awaited.generation
-        return awaited if here else Awaited()
+        awaited = self.awaited
+        place = self._framework.ring.place if awaited.generation else None
+        return Awaited() if place is None or place.generation != awaited.generation else awaited
 
     def _why(self, error: BaseException) -> str:
         """A collective failed. One that was cut off here says nothing of the reason."""

@@ -40,8 +40,11 @@ from edl.protocol.messages import GRADIENTS
 
 BOOT_STEPS: Final = 10  # a boot may take as long as so many of the longest steps
 SHORTEST_BOOT_S: Final = 300.0  # however short the steps are: imports of frameworks know nothing of them
-LONGEST_MOMENTS_S: Final = 1.0
+LONGEST_MOMENTS_S: Final = 5.0
+LONGEST_FINDING_S: Final = 1.0
 END_OF_TIME: Final = float("inf")  # when nothing is due
+STEP: Final = "step"  # what a worker is awaited for
+INSTEAD: Final = "instead of"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Deadlines:
     seat_s: float = 120.0
     step_s: float = 60.0
     moments_s: float = LONGEST_MOMENTS_S
+    finding_s: float = LONGEST_FINDING_S  # after one member has, all others that are well find that their ring has failed
     away_s: float = 5.0  # a leader that works takes an input each second, TimePassed if nothing else
 
     @classmethod
@@ -61,6 +65,7 @@ class Deadlines:
             seat_s=2 * step_timeout_s,
             step_s=step_timeout_s,
             moments_s=min(LONGEST_MOMENTS_S, step_timeout_s / 4),
+            finding_s=min(LONGEST_FINDING_S, step_timeout_s / 4),
         )
 
     def was_too_long(self, stall_s: float, workers: int) -> bool:
@@ -82,10 +87,10 @@ class Awaited:
     @property
     def told(self) -> str:
         """For people: what the worker did not do in time."""
-        if self.what == "step":
+        if self.what == STEP:
             told = "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
             return f"{told} in {self.place}"
-        if self.what.startswith("instead of"):
+        if self.what.startswith(INSTEAD):
             told = "for longer than --step-timeout its script was not where the others' scripts were"
             return f"{told}: it waited {self.what}, in {self.place}"
         if self.what == "last step":
@@ -141,7 +146,7 @@ class Waits:
             wait, generation = before.get(worker), seen.generation(worker)
             if wait is None or (wait.what, wait.seen) != (what, generation):
                 wait = Awaited(worker, what, generation, bound_s, now + bound_s)
-            if bound_s == self.deadlines.moments_s:
+            if what == STEP or what.startswith(INSTEAD):
                 wait = replace(wait, place=seen.place(worker))
             self._waits[worker] = wait
         self.until = min((wait.until for wait in self._waits.values()), default=END_OF_TIME)
@@ -155,9 +160,9 @@ class Waits:
     ) -> Iterator[tuple[str, str, float]]:
         late = self._late(record, seen)
         for worker in late:
-            yield worker, "step", self.deadlines.moments_s
+            yield worker, STEP, self.deadlines.finding_s
         for worker, what in self._astray(record, seen).items():
-            yield worker, what, self.deadlines.moments_s
+            yield worker, what, self.deadlines.finding_s
         if record.begun:  # else all wait inside `init` for the first ring, however long that takes
             for member in members.values():
                 if member.state in BOOTING:
@@ -200,7 +205,7 @@ class Waits:
         right = GRADIENTS if GRADIENTS in awaited.values() else most
         newest = max(seen.step(one) for one, what in awaited.items() if what == right)
         others = {one: what for one, what in awaited.items() if what != right and seen.step(one) <= newest}
-        return {one: f"instead of {right} for {what!r}" for one, what in others.items()}
+        return {one: f"{INSTEAD} {right} for {what}" for one, what in others.items()}
 
     def _waited(self, record: Record, seen: Observations) -> list[int]:
         """The steps of members of the ring that trains that have waited in it for longer than a step may take."""

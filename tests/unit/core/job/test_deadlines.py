@@ -20,7 +20,7 @@ from edl.protocol.job import Identity, WorkerState
 from edl.protocol.messages import AskBatch, Observation, Phase, Register
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
-DEADLINES = Deadlines(boot_s=100.0, seat_s=20.0, step_s=10.0, moments_s=2.5)
+DEADLINES = Deadlines(boot_s=100.0, seat_s=20.0, step_s=10.0, moments_s=2.5, finding_s=2.5)
 
 
 class Job:
@@ -193,7 +193,7 @@ def test_a_worker_that_holds_up_a_step_for_too_long_is_lost_moments_after_the_ot
     assert not job.lost, "it may be about to find the same"
     job.wait(17, 18)
     assert job.lost == {
-        "w1": "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
+        "w1": "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs in step 8"
     }
     assert job.machine.record.plan is not None and job.machine.record.plan.roster == ("w0",)
 

@@ -55,6 +55,7 @@ from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
 from edl.protocol.data import DataSpec, Lease, Range, Totals
 from edl.protocol.divergence import Checking
+from edl.protocol.messages import Void
 from edl.protocol.ring import Place
 from edl.protocol.saving import Origin
 
@@ -442,6 +443,7 @@ def test_another_daemon_is_told_all_that_one_must_know() -> None:
     assert worker.machine.story() == [
         say.Opened(SPEC),
         say.Entered(1, 0, 1, None),
+        say.Voided(Void(1)),
         say.Broke(1, 3, "reset"),
         say.LeaveAsked(),
     ]
