@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import Dataset
@@ -23,6 +23,7 @@ from edl.torch.loader import ElasticLoader, Runs, check
 from edl.torch.process import framework as _framework
 from edl.torch.process import trainer as _trainer
 from edl.torch.records import Records
+from edl.torch.reducer import Manner
 from edl.trainer.endings import Leaving
 from edl.trainer.rates.tuner import RateTuner
 
@@ -62,6 +63,8 @@ def Optimizer(  # noqa: N802 - stands where a class would
     optimizer: AnyOptimizer,
     model: torch.nn.Module | None = None,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    *,
+    unused: Literal["none", "zeros"] = "none",
 ) -> AnyOptimizer:
     """Make `optimizer` average gradients over all workers, weighted by their samples, while backward computes them.
 
@@ -72,13 +75,18 @@ def Optimizer(  # noqa: N802 - stands where a class would
         model: the module that it trains. Its buffers (batch-norm statistics, ...) then reach newcomers too.
         named_parameters: names for the parameters, where there is no model to take them from. They must be the same on
             all workers; without them the position in the optimizer serves.
+        unused: the gradient of a parameter that no worker has used in a step. "none": it has none, as in one process
+            and with `DistributedDataParallel`, so the optimizer leaves it alone. "zeros": as with Horovod, so weight
+            decay and momentum go on.
 
     `backward()` returns with the averaged gradients: clip them, look at their norms, unscale them as in any script.
     Inside `with optimizer.no_sync():` it only adds up gradients, to accumulate. When a peer is lost in the middle of a
     step, `step()` leaves the parameters alone and `notify_batch_end()` returns False. It does the same in a step in
     which no worker has samples.
     """
-    _framework.wrap(_trainer, optimizer, model, named_parameters)
+    if unused not in {"none", "zeros"}:
+        raise errors.UsageError(f'edl.Optimizer(unused={unused!r}): it is "none" or "zeros"')
+    _framework.wrap(_trainer, optimizer, model, named_parameters, Manner(zeros=unused == "zeros"))
     return optimizer
 
 

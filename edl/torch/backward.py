@@ -28,6 +28,7 @@ class Reduction(Protocol):
 
     begun: bool
     number: int
+    whole_in: int
 
     def begin(self) -> None:
         """Unless it is under way."""
@@ -53,6 +54,7 @@ class Backward:
     """Of one process: whatever script runs, it has one pass under way, with what is inside of it."""
 
     def __init__(self) -> None:
+        self.owners: dict[torch.Tensor, Reduction] = {}  # which one averages the gradient of a parameter
         self._reached: dict[Reduction, None] = {}
         self._task = -1
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from edl.errors import UsageError
+from edl.torch.absence import Nothings, no_rows
 from edl.torch.groups import ProcessGroups
 from edl.torch.tensor_ring import scale
 
@@ -86,16 +87,16 @@ class _Bucket:
         torch._foreach_copy_(list(gradients), self._pieces)
 
 
-class Buckets:
+class Buckets(Nothings):
     """`edl.torch.tensor_ring.Averaging`."""
 
     def __init__(self, ring: GroupSeat) -> None:
+        super().__init__()
         self._ring = ring
         self._known: list[int] = []  # ids of the parameters that the buckets are for
         self._groups: ProcessGroups | None = None  # and the ring
         self._buckets: list[_Bucket] = []
         self._of: dict[int, _Bucket] = {}  # by the parameter's id
-        self._sparse: dict[torch.Tensor, int] = {}  # whose gradient was so once: how many of its dimensions are
         self._next = 0  # the bucket that begins next
         self._waits: list[Callable[[], object]] = []
 
@@ -145,7 +146,7 @@ class Buckets:
         dense = []
         for parameter, gradient in bucket.gradients():
             if gradient.is_sparse:
-                self._sparse[parameter] = gradient.sparse_dim()
+                self.know_sparse(parameter, gradient.sparse_dim())
             if self._sparse and parameter in self._sparse:
                 rows = _rows_of(gradient, self._sparse[parameter], share)
                 self._waits.append(_sparse_begun(groups, parameter, rows))
@@ -200,8 +201,7 @@ def _rows_of(gradient: torch.Tensor, dimensions: int, share: float) -> torch.Ten
     rows: Any = gradient if gradient.is_sparse else gradient.to_sparse(dimensions)
     if share:
         return rows.mul(share).coalesce()  # type: ignore[no-any-return]
-    none, values = rows._indices()[:, :0], rows._values()[:0]
-    return torch.sparse_coo_tensor(none, values, rows.shape, check_invariants=False, is_coalesced=True)
+    return no_rows(rows.shape, rows._values(), rows.sparse_dim())
 
 
 def _sparse_begun(groups: ProcessGroups, parameter: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:

@@ -21,16 +21,18 @@ from edl.collectives.environment import prepare_environment
 from edl.collectives.names import Named
 from edl.collectives.share import Weight
 from edl.core.worker.digest import leaves
-from edl.errors import UsageError
+from edl.errors import RingBroken, UsageError
 from edl.protocol.divergence import Fingerprint
+from edl.torch.absence import sparse_parameters
 from edl.torch.apart import TorchApart
 from edl.torch.backward import Backward
 from edl.torch.device_sums import Gpu
 from edl.torch.fingerprints import fingerprints, fingerprints_begun
 from edl.torch.loading_seeds import LoadingSeeds
-from edl.torch.optimizer import attach, check_optimizer, names_of, release
-from edl.torch.reducer import Reducer
+from edl.torch.optimizer import attach, check_optimizer, check_trained, names_of, release
+from edl.torch.reducer import Manner, Reducer
 from edl.torch.rest import Rest, statistics
+from edl.torch.same_model import Wrapped, make_equal
 from edl.torch.snapshot import TorchSnapshot, bytes_of, put_bytes, put_random_states, random_states, restore
 from edl.torch.state import broadcast_tensors, hyper_parameters, parameters_of, states, synchronize, synchronize_rest
 from edl.torch.tensor_ring import TensorRing, chosen
@@ -95,21 +97,37 @@ class TorchFramework:
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module | None,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
-        passes: int = 1,
+        manner: Manner = Manner(),
     ) -> None:
-        """Carries out `edl.torch.Optimizer`. `passes`: how often `backward()` adds up before gradients are averaged."""
+        """Carries out `edl.torch.Optimizer`."""
         check_optimizer(optimizer)
         if model is not None and not isinstance(model, torch.nn.Module):
             raise UsageError(f"edl.Optimizer: model must be a torch.nn.Module, not a {type(model).__name__}")
         prefix = f"{len(self._optimizers)}." if self._optimizers else ""
         names = names_of(optimizer, model, named_parameters, prefix)
-        reducer = Reducer(trainer, self.ring, self._share, self._backward, names, passes)
+        check_trained(optimizer)
+        known = {id(tensor) for _, tensor in self.tensors()}
+        reducer = Reducer(trainer, self.ring, self._share, self._backward, names, manner)
         reducer.number, reducer.rate, reducer.measures = len(self._reducers), self._rate, self._noise_due
         attach(optimizer, reducer)
         self._reducers.append(reducer)
         self.track(optimizer)
         if model is not None:
             self.track(model)
+            reducer.expect_sparse(sparse_parameters(model))
+        self._make_equal(trainer, Wrapped([pair for pair in self.tensors() if id(pair[1]) not in known], optimizer))
+
+    def _make_equal(self, trainer: StepPort, wrapped: Wrapped) -> None:
+        """In a ring of several, where what is wrapped is built: later ones than the first step are not made so else."""
+        if any(is_lazy(tensor) for _, tensor in wrapped.named):
+            if trainer.committed:
+                self.check_built()
+            return
+        try:
+            make_equal(wrapped, self.ring)
+        except RingBroken as error:
+            self.ring.is_failure(error)
+            trainer.void_beside(error)
 
     def track(self, what: torch.nn.Module | torch.optim.Optimizer) -> None:
         """Let it travel to newcomers."""

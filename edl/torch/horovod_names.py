@@ -15,6 +15,7 @@ import torch
 from edl.collectives.horovod import HorovodRing
 from edl.errors import UsageError
 from edl.torch.process import framework, trainer
+from edl.torch.reducer import Manner
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
@@ -54,7 +55,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 - Horovod's signature
     """`edl.torch.Optimizer` by Horovod's name and arguments. Returns the same object.
 
     After `backward_passes_per_step` times `backward()`, or at `step()` after fewer, the sum of the gradients is
-    averaged over the workers, weighted by the samples of the mini-batch. With more than one, the average is there
+    averaged over the workers, weighted by the samples of the mini-batch; what no worker has used gets zeros. With more than one, the average is there
     after `synchronize()` or `step()`, as Horovod's: workers may differ in how often they call `backward()`.
     """
     names = _names()
@@ -70,7 +71,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 - Horovod's signature
             raise UsageError(f"DistributedOptimizer({name}=...): {remedy}")
     if backward_passes_per_step < 1:
         raise UsageError(f"DistributedOptimizer(backward_passes_per_step={backward_passes_per_step}): at least 1")
-    framework.wrap(trainer, optimizer, None, named_parameters, backward_passes_per_step)
+    framework.wrap(trainer, optimizer, None, named_parameters, Manner(backward_passes_per_step, zeros=True))
     return optimizer
 
 

@@ -21,6 +21,7 @@ from edl.collectives.horovod import HorovodRing
 from edl.collectives.names import Named
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import Place
+from edl.torch.absence import Nothings
 from edl.torch.device_sums import WARM, Gpu
 from edl.torch.streams import beside
 from edl.torch.tensor_ring import as_real, scale, scaled_rows
@@ -122,7 +123,7 @@ class TorchHorovodRing(HorovodRing):
         return wait
 
 
-class ByName:
+class ByName(Nothings):
     """`edl.torch.tensor_ring.Averaging`: Horovod pairs up by name what workers begin in any order, and fuses it.
 
     A gradient of its own memory is one native call, past Horovod's functions in Python, which look up again for each
@@ -130,6 +131,7 @@ class ByName:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._library: Any = None  # of Horovod's, whose turn it is
         self._calls: dict[tuple[torch.dtype, bool], Callable[..., int]] = {}  # of it, by type and whether on a GPU
         self._handles: list[tuple[int, torch.Tensor]] = []  # and what Horovod writes into
@@ -144,6 +146,8 @@ class ByName:
         plain_memory = gradient.layout is torch.strided and gradient.is_contiguous() and not IS_ROCM
         enqueue = (self._calls.get(kind) or self._call_for(kind, gradient)) if plain_memory else None
         if enqueue is None:
+            if gradient.is_sparse:
+                self.know_sparse(parameter, gradient.sparse_dim())
             with _broken_ring():
                 self._waits.append(_begun(parameter, gradient, name, factor))
             return

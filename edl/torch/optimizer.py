@@ -210,3 +210,12 @@ def check_optimizer(optimizer: object) -> None:
         raise UsageError(f"edl.Optimizer: optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}")
     if hasattr(optimizer, "skip_synchronize"):
         raise UsageError("edl.Optimizer: this is Horovod's DistributedOptimizer; pass the optimizer that it wraps")
+
+
+def check_trained(optimizer: torch.optim.Optimizer) -> None:
+    """Raises UsageError for one that has nothing to train."""
+    if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
+        raise UsageError(
+            "edl.Optimizer: none of this optimizer's parameters requires a gradient, so it has nothing to train; call "
+            "requires_grad_() on some of them before"
+        )

@@ -12,15 +12,19 @@ failed collective voids the mini-batch (I8) instead of raising in the middle of 
 
 Gradients may be averaged again once more has been added to them: shares sum up to one, so what was averaged before
 stays what it was.
+
+A parameter that several optimizers have is averaged by the first of them; the others see that it was, before their
+step. A parameter that got no gradient on any worker has none afterwards (`edl.torch.absence`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -29,9 +33,17 @@ from edl.collectives.names import Named
 from edl.collectives.share import Weight
 from edl.errors import RingBroken, UsageError
 from edl.policy.noise import of_step
-from edl.torch.backward import Backward, finish, task_id
+from edl.torch.absence import are_absent, takes_gradients
+from edl.torch.backward import Backward, Reduction, finish, task_id
 from edl.torch.tensor_ring import TensorRing, check_kind
 from edl.trainer.framework import StepPort
+
+
+class Manner(NamedTuple):
+    """How an optimizer wants its gradients."""
+
+    passes: int = 1  # of backward, before a gradient is averaged
+    zeros: bool = False  # for parameters that no worker has used, as with Horovod
 
 
 class Reducer:
@@ -44,7 +56,7 @@ class Reducer:
         share: Weight,
         backward: Backward,
         names: dict[torch.Tensor, str],
-        passes: int = 1,
+        manner: Manner = Manner(),
     ) -> None:
         self._trainer = trainer
         self._ring = ring
@@ -52,6 +64,7 @@ class Reducer:
         self._share = share
         self._backward = backward
         self._names: dict[torch.Tensor, str] = {}
+        self._others: dict[Reduction, None] = {}  # of which each averages a parameter that this optimizer has, too
         self._lazy: dict[torch.Tensor, str] = {}  # without a hook yet
         self._sent: set[str] = set()  # the names of those whose gradients are on their way
         self._task = -1  # the backward pass whose end is waited for
@@ -63,9 +76,14 @@ class Reducer:
         self._number = 0  # of it, among those whose gradients were not yet used or dropped
         self._factor = 1.0  # what a gradient is multiplied with, so that the average over the ring is the weighted sum
         self._paused = False
-        self._passes = passes  # of backward, before a gradient is averaged
+        self._passes, self._zeros = manner
+        self._lacking: list[torch.Tensor] = []  # got no gradient here in the reduction under way
+        self._learns = self._passes == 1  # how often each gets a gradient in one pass: until the next one is over
+        self._handles: dict[str, Any] = {}  # of hooks
+        self._several: set[str] = set()  # names of those that get theirs in parts, so they go at the end of backward
         self._passed: Counter[torch.Tensor] = Counter()
         self._applied = 0.0  # the weight in the newest update
+        self.whole_in = 0  # the mini-batch in which all gradients were averaged last, if nothing was added since
         self.updates = 0  # made since the script began, or left out as no worker had samples
         self.number = 0  # of its optimizer: workers wrap theirs in the same order
         self.measures = False  # the gradient noise, in the coming step
@@ -76,14 +94,34 @@ class Reducer:
         for parameter, name in names.items():
             self.add(parameter, name)
 
+    def expect_sparse(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Their gradients are, where there are any; a worker that has none yet does not see it."""
+        for parameter in parameters:
+            self._averaging.know_sparse(parameter)
+
     def add(self, parameter: torch.Tensor, name: str) -> None:
+        """Average its gradient, unless another optimizer's reducer does. It may be frozen, and be thawed later."""
         if parameter.requires_grad:
             check_kind(parameter, name)
+        owner = self._backward.owners.setdefault(parameter, self)
+        if owner is not self:
+            self._others[owner] = None
+            return
         self._names[parameter] = name
+        self._learns = self._passes == 1
         if is_lazy(parameter):
             self._lazy[parameter] = name
-        elif parameter.requires_grad:  # without a hook: reduced at the end of backward
-            parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
+        elif takes_gradients(parameter):  # without a hook: reduced at the end of backward
+            self._listen(parameter, name, self._hook(name))
+
+    def _listen(self, parameter: torch.Tensor, name: str, hook: Callable[[torch.Tensor], None]) -> None:
+        """A hook wants a parameter that requires a gradient, and stays while it does not."""
+        frozen = not parameter.requires_grad
+        if frozen:
+            parameter.requires_grad_(True)
+        self._handles[name] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        if frozen:
+            parameter.requires_grad_(False)
 
     def named(self) -> list[Named]:
         """The gradients in main memory that it reduces. Any thread."""
@@ -129,8 +167,12 @@ class Reducer:
 
     def average(self) -> None:
         """What backward has not averaged, as it was paused, or gave no gradient here. The caller asks `voided`."""
-        if not (self._averaged and self._step == self._trainer.step()):
-            finish([self])
+        step = self._trainer.step()
+        due = [one for one in self._others if one.whole_in != step]
+        if not (self._averaged and self._step == step):
+            due.append(self)
+        if due:
+            finish(sorted(due, key=lambda one: one.number))
 
     def before_update(self) -> None:
         """Nothing of it is made yet; a state may have to go or come before."""
@@ -167,13 +209,13 @@ class Reducer:
             self._hook_lazy()
         if self._sent:
             finish([self])
-        self._averaged, self._number = False, 0
+        self._averaged, self._number, self.whole_in = False, 0, 0
         if self.begun or self._passed:
             self._clear()
 
     def discard(self) -> None:
         """The ring is left: of a void mini-batch, or of a rehearsal."""
-        self._averaged, self._number, self._step, self._applied = False, 0, 0, 0.0
+        self._averaged, self._number, self._step, self._applied, self.whole_in = False, 0, 0, 0.0, 0
         self._clear()
 
     # ------------------------------------------------------------------------------------------- one reduction
@@ -198,29 +240,65 @@ class Reducer:
 
     def reduce_missing(self) -> None:
         """Parameters that got no gradient here may have got one on another rank: all take part, with what they have
-        from before, or with zeros.
+        from before, or with nothing.
         """
         if len(self._sent) < len(self._names):
             for parameter, name in self._names.items():
                 if parameter.requires_grad and name not in self._sent:
-                    if parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
-                    if self._reducing:
-                        self._reduce(parameter, name)
+                    self._reduce_missing(parameter, name)
         if self._reducing:
             self._try(self._averaging.flush)
+
+    def _reduce_missing(self, parameter: torch.Tensor, name: str) -> None:
+        if parameter.grad is None and self._zeros:
+            parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad is None and self._reducing:
+            parameter.grad = self._averaging.nothing(parameter)
+            self._lacking.append(parameter)
+        if self._reducing:
+            self._reduce(parameter, name)
 
     def wait(self) -> None:
         """Until all gradients are averaged."""
         began = time.perf_counter_ns()
         self._try(self._averaging.wait)
         self._trainer.waited(time.perf_counter_ns() - began)
+        if self._lacking or (self._reducing and not (self._factor or self._zeros)):
+            self._take_away()
         if self._own is not None and self._reducing:
             self._try(lambda: self._measure(self._own or []))
         if self._trainer.voided:
             self._blank()
-        self._averaged = True
+        self._averaged, self.whole_in = True, self._step
+        if self._learns:
+            self._learn()
         self._clear()
+
+    def _take_away(self) -> None:
+        """What no worker has used has no gradient: one of zeros would let momentum and decay go on. A worker without
+        samples has used nothing, whatever it computed on.
+        """
+        if self._reducing:
+            lacking = self._lacking if self._factor else [one for one in self._names if one.grad is not None]
+            absent = are_absent([one.grad for one in lacking if one.grad is not None])
+            lacking = [one for one, is_absent in zip(lacking, absent, strict=True) if is_absent]
+        else:  # a collective has failed
+            lacking = self._lacking
+        for parameter in lacking:
+            parameter.grad = None
+        self._lacking = []
+
+    def _learn(self) -> None:
+        """A pass is over in which no gradient went before its end. What gets its gradient in parts, as a parameter does
+        that several checkpointed parts share, goes at the end in later ones, too.
+        """
+        self._learns = False
+        for parameter, times in self._passed.items():
+            name = self._names[parameter]
+            if times > 1 and name not in self._several:
+                self._several.add(name)
+                self._handles[name].remove()
+                self._listen(parameter, name, functools.partial(self._arrived, name=name))
 
     def take_noise(self) -> tuple[float, float] | None:
         """As the port's."""
@@ -248,6 +326,7 @@ class Reducer:
         self._sent.clear()
         self._averaging.drop()
         self._passed.clear()
+        self._lacking = []
         self.begun, self._task, self._straight = False, -1, -1
 
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
@@ -269,14 +348,17 @@ class Reducer:
     def _arrived(self, parameter: torch.Tensor, name: str) -> None:
         """A gradient: the first of a backward pass, or one that may not go straight to the ring."""
         if self._paused or (self._passes > 1 and not self._is_last_pass(parameter)):
-            self._averaged = False
+            self._averaged, self.whole_in = False, 0
             return
         if (task := task_id()) != self._task:
             self._task = task
             self._reach(task)
             usual = self._reducing and self._number == 1 and self._own is None and self._passes == 1
-            self._straight = task if usual and not torch.is_grad_enabled() else -1
-        if not self._reducing:
+            self._straight = task if usual and not (self._learns or torch.is_grad_enabled()) else -1
+        if self._learns:
+            self._passed[parameter] += 1
+            return
+        if not self._reducing or name in self._several:
             return
         if name in self._sent:  # its gradient is on its way, and was just added to
             raise UsageError(

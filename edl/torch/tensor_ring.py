@@ -16,6 +16,7 @@ from edl.collectives.names import Named
 from edl.collectives.ring import Ring
 from edl.config import Settings
 from edl.errors import ConfigError, UsageError
+from edl.torch.absence import blank, no_rows
 from edl.torch.device_sums import Gpu
 
 HOROVOD, TORCH = "horovod", "torch"
@@ -37,6 +38,12 @@ class Averaging(Protocol):
         """A reduction begins: a gradient of each of these that requires one will come to `begin`, in any order. Raises
         RingBroken.
         """
+
+    def know_sparse(self, parameter: torch.Tensor, dimensions: int = 1) -> None:
+        """Its gradient is, where there is one, in so many of its dimensions."""
+
+    def nothing(self, parameter: torch.Tensor) -> torch.Tensor:
+        """What to `begin` with for a parameter without a gradient here: `edl.torch.absence`."""
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
         """This one is there: average it in place, times `factor`. Raises RingBroken."""
@@ -106,13 +113,15 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
 def scale(gradient: torch.Tensor, factor: float) -> None:
     """In place."""
     if factor == 0.0:
-        gradient.zero_()  # a worker without samples computed on something else, perhaps nan
+        blank(gradient)  # a worker without samples computed on something else, perhaps nan
     elif factor != 1.0:
         gradient.mul_(factor)
 
 
 def scaled_rows(gradient: torch.Tensor, factor: float) -> torch.Tensor:
     """The same of a sparse gradient, in rows of their own."""
+    if factor == 0.0:
+        return no_rows(gradient.shape, gradient._values(), gradient.sparse_dim())
     rows = gradient.coalesce()
     values = rows.values().clone()
     scale(values, factor)

@@ -277,3 +277,10 @@ class StepPort(Protocol):
 
     def void(self, error: BaseException) -> None:
         """A collective of this step failed: the mini-batch is void, and its update must not be applied (I8)."""
+
+    def void_beside(self, error: BaseException) -> None:
+        """A collective beside the mini-batches failed: the coming one is void, or the one without an update yet."""
+
+    @property
+    def committed(self) -> int:
+        """The newest step."""

@@ -173,6 +173,9 @@ class FakeTrainer:
     def void(self, error: BaseException) -> None:
         self.error = self.error or error
 
+    def void_beside(self, error: BaseException) -> None:
+        self.void(error)
+
     def begin_batch(self) -> None:
         self.begun += 1
 

@@ -20,6 +20,7 @@ from torch_values import Registered
 import edl.torch as hvd
 from edl import aside
 from edl.torch.process import framework
+from edl.torch.reducer import Manner
 
 torch.set_num_threads(1)
 torch.manual_seed(int(sys.argv[1][1:]))  # each worker starts from weights of its own
@@ -54,7 +55,7 @@ class Net(torch.nn.Module):
 trainer = FakeTrainer()
 model = Net().eval()
 optimizer: Any = KINDS[sys.argv[2]](model.parameters())
-framework.wrap(trainer, optimizer, model, None, 2 if sys.argv[2] == "passes" else 1)
+framework.wrap(trainer, optimizer, model, None, Manner(2 if sys.argv[2] == "passes" else 1, zeros=True))
 registered = Registered(int(sys.argv[1][1:]) + 1)
 
 
