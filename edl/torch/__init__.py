@@ -90,6 +90,14 @@ def Optimizer(  # noqa: N802 - stands where a class would
     return optimizer
 
 
+def local(optimizer: torch.optim.Optimizer) -> None:
+    """Say that what `optimizer` trains is each worker's own: nothing of it is averaged, compared, or sent to newcomers.
+
+    Without that, an optimizer that `Optimizer` was not given ends the job once workers differ in what it trains.
+    """
+    _framework.leave_alone(optimizer)
+
+
 def ElasticDataLoader(  # noqa: N802 - stands where a class would
     dataset: Dataset[Any],
     batch_size: int = 1,
@@ -198,6 +206,7 @@ __all__ = [
     "gradient_noise",
     "init",
     "load_checkpoint",
+    "local",
     "local_rank",
     "measure_noise",
     "microbatches",

@@ -29,7 +29,7 @@ from edl.torch.backward import Backward
 from edl.torch.device_sums import Gpu
 from edl.torch.fingerprints import fingerprints, fingerprints_begun
 from edl.torch.loading_seeds import LoadingSeeds
-from edl.torch.optimizer import attach, check_optimizer, check_trained, names_of, release
+from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
 from edl.torch.reducer import Manner, Reducer
 from edl.torch.rest import Rest, statistics
 from edl.torch.same_model import Wrapped, make_equal
@@ -37,6 +37,7 @@ from edl.torch.snapshot import TorchSnapshot, bytes_of, put_bytes, put_random_st
 from edl.torch.state import broadcast_tensors, hyper_parameters, parameters_of, states, synchronize, synchronize_rest
 from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.tensors import TorchTensors
+from edl.torch.unwrapped import REMEDY, Unwrapped
 from edl.trainer.arrays import Arrays
 from edl.trainer.framework import StepPort
 
@@ -59,6 +60,7 @@ class TorchFramework:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._reducers: list[Reducer] = []
         self._kept: list[Rest] = []
+        self.unwrapped = Unwrapped()
         self._witnessed: torch.Tensor | None = None
         self._apart = TorchApart(self, _tensor)
         ownership.in_children(self._be_inherited)
@@ -218,11 +220,24 @@ class TorchFramework:
         buffers = [buffer for model in self._models for buffer in model.buffers()]
         synchronize_rest([] if only_statistics else self._optimizers, buffers, self.ring, root)
 
+    @property
+    def knows(self) -> bool:
+        return bool(self._optimizers or self._models or self.unwrapped.any_seen)
+
+    def leave_alone(self, optimizer: torch.optim.Optimizer) -> None:
+        """Carries out `edl.torch.local`."""
+        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, Elastic):
+            kind = f"a {type(optimizer).__name__}" if not isinstance(optimizer, Elastic) else "what edl.Optimizer gave"
+            raise UsageError(f"edl.local(optimizer): give it an optimizer that is not wrapped, not {kind}")
+        self.unwrapped.leave_alone(optimizer)
+
     def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
-        return fingerprints(itertools.chain(self._compared(), more))
+        more = list(more)
+        return fingerprints(itertools.chain(self._compared(more), more))
 
     def fingerprints_begun(self, more: Iterable[tuple[str, Any]]) -> Callable[[], list[Fingerprint]] | None:
-        return fingerprints_begun(self._compared(), more)
+        more = list(more)
+        return fingerprints_begun(self._compared(more), more)
 
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         self._share.set(weight, weightless=weightless)
@@ -279,19 +294,28 @@ class TorchFramework:
 
     # -------------------------------------------------------------------------------------- what is the state
 
-    def _compared(self) -> Iterator[tuple[str, Any]]:
-        """Buffers are not: batch norm's differ from worker to worker between two changes of the ring."""
+    def _compared(self, more: Sequence[tuple[str, Any]] = ()) -> Iterator[tuple[str, Any]]:
+        """Buffers are not: batch norm's differ from worker to worker between two changes of the ring. What an optimizer
+        trains that is not wrapped is, unless it is among `more`, which the script has registered.
+        """
         of = [f" of optimizer {number}" if len(self._optimizers) > 1 else "" for number in range(len(self._optimizers))]
         for optimizer, which in zip(self._optimizers, of, strict=True):  # first: what differs here, makes the rest
             yield from leaves(hyper_parameters(optimizer), f"hyper-parameters{which}")
         buffers = self.buffers()
         learned = {id(tensor): (name, tensor) for name, tensor in self.tensors() if id(tensor) not in buffers}
-        yield from ((name, tensor) for name, tensor in learned.values() if not is_lazy(tensor))
+        alone = {id(one): (f"{word}, which", one) for one, word in self.unwrapped.trained(self._backward.owners)}
+        for name, tensor in learned.values():
+            if not is_lazy(tensor):
+                yield (f"{name}, {alone[id(tensor)][0]} {REMEDY}" if id(tensor) in alone else name), tensor
         for optimizer, which in zip(self._optimizers, of, strict=True):
             parameters = [learned[id(parameter)][0] for parameter in parameters_of(optimizer)]
             for key, state in states(optimizer).items():
                 name = parameters[key] if isinstance(key, int) else key
                 yield from leaves(state, f"state{which} of {name}")
+        known = {leaf.data_ptr() for _, leaf in more if isinstance(leaf, torch.Tensor)}
+        for word, tensor in alone.values():
+            if id(tensor) not in learned and not is_lazy(tensor) and tensor.data_ptr() not in known:
+                yield f"{word} {REMEDY}", tensor
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         seen: set[int] = set()

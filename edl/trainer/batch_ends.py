@@ -47,6 +47,7 @@ class BatchEnds:
         figures: FigureSender,
     ) -> None:
         self._framework = framework
+        self._extras = extras
         self._shell = shell
         self._machine = shell.machine
         self._leases = leases
@@ -57,6 +58,7 @@ class BatchEnds:
         self._comparison = Comparison(framework, shell, extras)
         self._evaluations = Evaluations(lambda: framework.ring, self)
         self._ring_broke = False  # in the mini-batch that ends
+        self._is_known = False  # what the script trains
         self._at_end = False  # the script has ended the newest step, and has not come to the end of another one
         self.standing = ScriptStanding(extras)
         self.resized: list[Callable[[int, int], object]] = []  # what is called with the old size and the new one
@@ -195,6 +197,14 @@ class BatchEnds:
 
     def _compare(self) -> None:
         """Where all workers have done the same: after the script's callbacks, and in the ring that goes on."""
+        if not (self._is_known or self._framework.knows or self._extras._compared()):
+            logger.warning(
+                "after step %d edl knows of nothing that this script trains: no optimizer was given to edl.Optimizer, "
+                "so nothing is averaged over %d workers, nor compared, nor sent to a newcomer",
+                self._machine.step,
+                self._machine.size,
+            )
+        self._is_known = True  # or it was said
         try:
             if self._comparison.begin():
                 return

@@ -192,6 +192,10 @@ class Framework(Protocol):
         None: there are fewer than `LONG_BYTES`, on all workers.
         """
 
+    @property
+    def knows(self) -> bool:
+        """Something that the script trains, be it averaged or not."""
+
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         """The share of this worker in the coming steps: its own samples divided by those of all workers.
 

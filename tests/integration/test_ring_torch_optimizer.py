@@ -22,6 +22,7 @@ from seat import FakeTrainer
 from edl.config import Settings
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import solo
+from edl.torch.reducer import Manner
 from edl.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.integration
@@ -177,7 +178,7 @@ def test_a_step_after_synchronize_reduces_once(framework: Any) -> None:
 def test_gradients_add_up_over_passes(framework: Any, backwards: int) -> None:
     """As many as DistributedOptimizer(backward_passes_per_step=2) says, or fewer in a short last mini-batch."""
     job, plain = Job(framework, wrapped=False), Job(framework, wrapped=False)
-    framework.wrap(job.trainer, job.optimizer, job.model, None, 2)
+    framework.wrap(job.trainer, job.optimizer, job.model, None, Manner(2))
     for _ in range(2):
         job.optimizer.zero_grad()
         plain.optimizer.zero_grad()
@@ -192,7 +193,7 @@ def test_gradients_add_up_over_passes(framework: Any, backwards: int) -> None:
 
 def test_more_passes_than_were_said_are_refused(framework: Any) -> None:
     job = Job(framework, wrapped=False)
-    framework.wrap(job.trainer, job.optimizer, job.model, None, 2)
+    framework.wrap(job.trainer, job.optimizer, job.model, None, Manner(2))
     job.optimizer.zero_grad()
     job.backward()
     job.backward()
@@ -276,10 +277,9 @@ def test_parameters_added_later_are_reduced_too(framework: Any) -> None:
     job = Job(framework)
     more = torch.nn.Parameter(torch.ones(1))
     job.optimizer.add_param_group({"params": [more]})
-    job.step()
-    assert more.grad is not None and torch.equal(
-        more.grad, torch.zeros(1)
-    )  # it had no gradient here; another rank might have had one
+    job.trainer.before = 0
+    (more * 2).sum().backward()
+    assert job.trainer.before == 1
 
 
 def test_a_group_that_came_with_the_state_is_there_when_the_script_adds_it(framework: Any) -> None:
@@ -294,8 +294,52 @@ def test_a_group_that_came_with_the_state_is_there_when_the_script_adds_it(frame
         job.optimizer.add_param_group({"params": more})
     with pytest.raises(TypeError):
         job.optimizer.add_param_group([more[0]])
+    job.trainer.before = 0
+    more[1].sum().backward()
+    assert job.trainer.before == 1
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_what_no_worker_has_used_has_no_gradient_unless_it_is_to_have_zeros(framework: Any, zeros: bool) -> None:
+    job = Job(framework, wrapped=False, weight_decay=0.5)
+    job.model.spare = torch.nn.Parameter(torch.ones(1))
+    job.optimizer.add_param_group({"params": [job.model.spare]})
+    framework.wrap(job.trainer, job.optimizer, job.model, None, Manner(zeros=zeros))
     job.step()
-    assert more[1].grad is not None
+    assert (job.model.spare.item() < 1.0) is zeros, "weight decay goes on with a gradient of zeros alone"
+    assert (job.model.spare.grad is not None) is zeros
+
+
+def test_a_frozen_parameter_is_heeded_once_it_is_thawed(framework: Any) -> None:
+    job = Job(framework, wrapped=False)
+    job.model.weight.requires_grad_(False)
+    job.wrap()
+    assert not job.model.weight.requires_grad
+    job.model.weight.requires_grad_(True)
+    job.model.bias.requires_grad_(False)
+    job.backward()
+    assert job.trainer.before == 1, "in backward, not in step()"
+
+
+def test_the_first_of_two_optimizers_averages_what_both_have(framework: Any) -> None:
+    job = Job(framework, momentum=0.0)
+    second: Any = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    framework.wrap(job.trainer, second, None, None)
+    job.step()
+    assert job.trainer.before == 1
+    second.step()
+    assert job.trainer.before == 2, "the second's own, of no gradient: the first has averaged all"
+    job.optimizer.zero_grad()
+    job.model.weight.grad = torch.ones(1, 3)
+    second.step()
+    assert job.trainer.before == 4, "by hand, so they are averaged before the step"
+
+
+def test_an_optimizer_without_anything_to_train_is_refused(framework: Any) -> None:
+    job = Job(framework, wrapped=False)
+    job.model.requires_grad_(False)
+    with pytest.raises(UsageError, match="nothing to train"):
+        job.wrap()
 
 
 def saved_and_loaded(optimizer: Any) -> Any:
