@@ -76,6 +76,14 @@ def Optimizer(optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # no
     return optimizer
 
 
+def local(optimizer: Any) -> None:
+    """Say that what `optimizer` trains is each worker's own: nothing of it is averaged, compared, or sent to newcomers.
+
+    Without that, an optimizer that `Optimizer` was not given ends the job once workers differ in what it trains.
+    """
+    _framework.leave_alone(optimizer)
+
+
 def GradientTape(  # noqa: N802 - stands where a class would
     persistent: bool = False, watch_accessed_variables: bool = True
 ) -> AveragingTape:
@@ -135,7 +143,8 @@ def KerasCallback() -> ElasticFit:  # noqa: N802 - stands where a class would
     It calls `notify_batch_end()` after each batch. Each pass of all workers over edl's data is an epoch of `fit`, with
     the same number and metrics on all of them; newcomers and resumed jobs come into the epoch that the job is in, with
     what its callbacks have counted. Workers share out the validation, and only rank 0 writes files. A model that was
-    compiled with a plain optimizer gets it wrapped, as by `edl.Optimizer(optimizer, model=model)`.
+    compiled with a plain optimizer gets it wrapped, as by `edl.Optimizer(optimizer, model=model)`, and so do all that the
+    model has by other names.
     """
     return ElasticFit(
         _trainer, _framework.ring, _fits, elastic.end_batch_of_fit, partial(_framework.wrap_compiled, _trainer)
@@ -183,6 +192,7 @@ __all__ = [
     "gradient_noise",
     "init",
     "load_checkpoint",
+    "local",
     "local_rank",
     "measure_noise",
     "microbatches",

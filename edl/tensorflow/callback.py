@@ -18,7 +18,7 @@ from edl.collectives.horovod import HorovodRing
 from edl.collectives.ring import of_all_members
 from edl.errors import RingBroken
 from edl.tensorflow.fitting import NO_FIT, FitStanding, begin_of, count_on, counts_of, fit_of, is_stream
-from edl.tensorflow.keras_optimizer import check_fit, is_wrapped
+from edl.tensorflow.keras_optimizer import check_fit
 from edl.tensorflow.metrics import Numbers, build, count, counted, total
 from edl.tensorflow.validation import EpochCounted, SharedValidation, epoch_total
 from edl.tensorflow.voidable import Voidable
@@ -46,9 +46,6 @@ class BatchPort(StepPort, Protocol):
     def rehearsals(self) -> Rehearsals:
         """How many of them there are to be, and how many are over."""
 
-    def rank(self) -> int:
-        """In the present ring."""
-
     def own_samples(self) -> int:
         """Of this worker in the mini-batch being worked on; 0: it has stand-ins."""
 
@@ -58,10 +55,6 @@ class BatchPort(StepPort, Protocol):
     @property
     def ends_pass(self) -> bool:
         """This mini-batch is the last one of its epoch, on all workers alike."""
-
-    @property
-    def committed(self) -> int:
-        """The newest step."""
 
     @property
     def given_up(self) -> bool:
@@ -100,7 +93,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         end: Callable[[], object],
         wrap: Callable[[Any], None] | None = None,
     ) -> None:
-        """`end`: of a mini-batch, after the update. `wrap`: for a model whose optimizer is not wrapped yet."""
+        """`end`: of a mini-batch, after the update. `wrap`: for optimizers of a model that are not wrapped yet."""
         super().__init__()
         self._trainer = trainer
         self._ring = ring
@@ -119,7 +112,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         self._before_stand_ins: Numbers | None = None  # what the metrics had counted
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        if self._wrap is not None and not is_wrapped(self.model.optimizer):
+        if self._wrap is not None:
             self._wrap(self.model)
         check_fit(self.model)
         self._fit = fit_of(sys._getframe())

@@ -20,7 +20,7 @@ from tensorflow.python.eager import context
 from edl.collectives.environment import prepare_environment
 from edl.collectives.horovod import HorovodRing
 from edl.collectives.names import Named
-from edl.errors import UsageError
+from edl.errors import RingBroken, UsageError
 from edl.protocol.divergence import Fingerprint
 from edl.tensorflow import keras_optimizer, random_states, v1_optimizer
 from edl.tensorflow.apart import InParts, TensorFlowApart
@@ -43,9 +43,11 @@ from edl.tensorflow.state import (
     synchronize,
 )
 from edl.tensorflow.tensors import TensorFlowTensors, batch_norm_of, metrics_of, statistics_of
-from edl.tensorflow.variables import named
+from edl.tensorflow.unwrapped import Unwrapped, optimizers_of, word_for
+from edl.tensorflow.variables import behind, named
 from edl.tensorflow.waiting import Waiting
 from edl.trainer.framework import StepPort
+from edl.trainer.same_model import check_same
 
 WORDS_OF_HOROVOD = ("Horovod", "gloo")  # what the message of a failed collective is about
 
@@ -81,11 +83,14 @@ class TensorFlowFramework:
         self._witnessed: list[Any] = []
         self._counted: tuple[int, ...] | None = None  # updates, when `applied` was asked last
         self._tape_reducer: Reducer | None = None
+        self.unwrapped = Unwrapped()
 
     def wrap(self, trainer: StepPort, optimizer: Any, model: Any) -> None:
         """Carries out `edl.tensorflow.Optimizer`."""
         if isinstance(optimizer, (keras_optimizer.Elastic, v1_optimizer.Elastic)):
             raise UsageError("edl.Optimizer: this optimizer is wrapped already; wrap it once")
+        late = self._comes_late(trainer)
+        known = {variable.ref() for _, variable in self._eager_variables()} if late else set()
         reducer = self._reducer(trainer, len(self._optimizers))
         if keras_optimizer.is_keras(optimizer):
             keras_optimizer.attach(optimizer, reducer, self._rate)
@@ -100,12 +105,31 @@ class TensorFlowFramework:
         self.track(optimizer)
         if model is not None:
             self.add_model(model)
+        if late:
+            self._make_equal(trainer, [pair for pair in self._built_variables() if pair[1].ref() not in known])
+
+    def _comes_late(self, trainer: StepPort) -> bool:
+        """All that was wrapped before the first step begins equal on all members of the ring."""
+        return bool(trainer.committed) and self.ring.size > 1 and tf.executing_eagerly()
+
+    def _make_equal(self, trainer: StepPort, wrapped: list[tuple[str, Any]]) -> None:
+        variables = EagerVariables(wrapped)
+        parts = [f"{one.name} ({one.dtype}{list(one.shape)})" for one in variables.describe()]
+        try:
+            check_same(self.ring, parts)
+            with self.ring.failing():
+                variables.broadcast(0, receive=trainer.rank() != 0)
+        except RingBroken as error:
+            trainer.void_beside(error)
 
     def wrap_compiled(self, trainer: StepPort, model: Any) -> None:
-        """A model's own optimizer, in `fit`, before any of its steps is traced."""
-        if not keras_optimizer.is_keras(model.optimizer):
-            return  # it is said what is missing
-        self.wrap(trainer, model.optimizer, model)
+        """All optimizers that a model has, in `fit`, before any of its steps is traced."""
+        plain = (one for one in optimizers_of(model) if not keras_optimizer.is_wrapped(one))
+        found = [one for one in plain if not self.unwrapped.is_local(one)]
+        if not found:
+            return
+        for optimizer in found:
+            self.wrap(trainer, optimizer, model)
         if model.jit_compile and not model.run_eagerly:  # by "auto", which has asked before the model was known here
             model.jit_compile = False
         model.make_train_function(force=True)
@@ -291,6 +315,20 @@ class TensorFlowFramework:
             with self.ring.failing():
                 EagerVariables(rest).broadcast(root, receive=place.rank != root)
 
+    @property
+    def knows(self) -> bool:
+        wrapped = self._optimizers or self._models or self._more_variables or self._tape_reducer is not None
+        return bool(wrapped or self.unwrapped.any_seen)
+
+    def leave_alone(self, optimizer: Any) -> None:
+        """Carries out `edl.tensorflow.local`."""
+        if not keras_optimizer.is_keras(optimizer) or keras_optimizer.is_wrapped(optimizer):
+            kind = f"a {type(optimizer).__name__}"
+            if keras_optimizer.is_keras(optimizer):
+                kind = "what edl.Optimizer gave"
+            raise UsageError(f"edl.local(optimizer): give it a Keras optimizer that is not wrapped, not {kind}")
+        self.unwrapped.leave_alone(optimizer)
+
     def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
         if not tf.executing_eagerly():
             return fingerprints_of_session(self._learned_in_graph(), more)
@@ -387,6 +425,8 @@ class TensorFlowFramework:
         for name, variable in (*self._learned(), *self._of_optimizers()):
             if variable.ref() not in own:
                 known.setdefault(variable.ref(), (name, variable))
+        for variable, word in self.unwrapped.trained(self._optimizers):  # it is not averaged: then that is the cause
+            known[behind(variable).ref()] = (word_for(variable, word), behind(variable))
         return known.values()
 
     def _learned(self) -> Iterable[tuple[str, Any]]:

@@ -7,4 +7,5 @@ from edl.trainer.trainer import Trainer
 
 framework = TensorFlowFramework()
 # A function that makes variables, as an optimizer does with its first update, is traced anew at its second call.
+framework.unwrapped.watch()
 trainer = Trainer(framework, rehearsals=2)

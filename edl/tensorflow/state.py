@@ -21,6 +21,7 @@ from tensorflow.python.eager import context
 
 from edl.collectives.horovod import HorovodRing
 from edl.errors import RingBroken, UsageError
+from edl.trainer.same_model import ALIKE
 
 LARGE_BYTES = 4 * 1024 * 1024  # from here on a variable travels alone; smaller ones share a message
 
@@ -243,5 +244,5 @@ def _shown(variable: Described) -> str:
 def _different(mine: str, theirs: str, me: str, them: str) -> UsageError:
     return UsageError(
         f"the model of {me} is not that of {them}: {mine} here, {theirs} there. "
-        "All workers must build the same model and wrap the same optimizers, in the same order"
+        f"{ALIKE}"
     )

@@ -32,12 +32,12 @@ from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
 from edl.torch.reducer import Manner, Reducer
 from edl.torch.rest import Rest, statistics
-from edl.torch.same_model import Wrapped, make_equal
 from edl.torch.snapshot import TorchSnapshot, bytes_of, put_bytes, put_random_states, random_states, restore
 from edl.torch.state import broadcast_tensors, hyper_parameters, parameters_of, states, synchronize, synchronize_rest
 from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.tensors import TorchTensors
 from edl.torch.unwrapped import REMEDY, Unwrapped
+from edl.torch.wrapped import Wrapped, make_equal
 from edl.trainer.arrays import Arrays
 from edl.trainer.framework import StepPort
 

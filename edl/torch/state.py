@@ -18,6 +18,7 @@ from edl.errors import RingBroken, UsageError
 from edl.torch.tensor_ring import TensorRing
 from edl.torch.tensors import TorchTensors, form
 from edl.trainer.packing import Packing, Unpacking
+from edl.trainer.same_model import ALIKE
 from edl.trainer.tree import Dictionary, Elements, Form, Node, Scalar
 
 LARGE_BYTES = 256 * 1024  # from here on a tensor travels alone and in place; smaller ones share a message
@@ -131,9 +132,6 @@ class Some(NamedTuple):
     def has(self, key: Any) -> bool:
         """What is kept under it is of this part."""
         return self.with_own if isinstance(key, str) else id(key) in self.parameters
-
-
-ALIKE = "All workers must build the same model and wrap the same optimizers, in the same order"
 
 
 class Adoption:

@@ -288,3 +288,6 @@ class StepPort(Protocol):
     @property
     def committed(self) -> int:
         """The newest step."""
+
+    def rank(self) -> int:
+        """In the present ring."""

@@ -1,0 +1,50 @@
+"""What one call of `edl.Optimizer` brings becomes that of rank 0 on all members of the ring.
+
+Owns: what it brings, and making it equal. Does not own: moving a state (`edl.torch.state`), nor what a broken ring
+leads to (`edl.torch.framework`).
+
+DistributedDataParallel does the same when it is constructed. Without it the first step of a script that brings data of
+its own would sum up gradients of other shapes, which ends the process in gloo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from edl.torch.state import synchronize
+from edl.torch.tensor_ring import TensorRing
+from edl.torch.tensors import form
+from edl.trainer.same_model import check_same
+
+
+class Wrapped(NamedTuple):
+    """`edl.torch.state.Holder`."""
+
+    named: Sequence[tuple[str, torch.Tensor]]  # what no call before has brought
+    optimizer: torch.optim.Optimizer
+
+    def tensors(self) -> Sequence[tuple[str, torch.Tensor]]:
+        """Named, in the same order on all workers."""
+        return self.named
+
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """The one."""
+        return [self.optimizer]
+
+    def parts(self) -> list[str]:
+        """Each tensor, and each group of the optimizer's parameters, in words."""
+        tensors = [f"{name} ({form(tensor)})" for name, tensor in self.named]
+        groups = [f"a group of {len(group['params'])} parameters" for group in self.optimizer.param_groups]
+        return [*tensors, *groups]
+
+
+def make_equal(wrapped: Wrapped, ring: TensorRing) -> None:
+    """All members of the ring call it at the same place of their scripts. Raises RingBroken, and on all of them
+    UsageError.
+    """
+    if ring.place is not None and ring.place.size > 1:
+        check_same(ring, wrapped.parts())
+        synchronize(wrapped, ring, 0)
