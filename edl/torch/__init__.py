@@ -135,7 +135,7 @@ def ElasticDataset(source: Any, format: str | None = None) -> Records:  # noqa: 
 
 
 def prepare(
-    model: AnyModel, optimizer: AnyOptimizer, loader: Any, *, seed: int = 0
+    model: AnyModel, optimizer: AnyOptimizer, loader: Any, *, seed: int = 0, broadcast_buffers: bool = True
 ) -> tuple[AnyModel, AnyOptimizer, ElasticBatches]:
     """All that a script of `DistributedDataParallel` needs: joins the job, unless `init()` was called before; averages
     gradients; and makes the loader one over this worker's samples. Give it the model that is not wrapped.
@@ -147,8 +147,12 @@ def prepare(
             returned for it, asking for the next mini-batch is the end of the one before, and `notify_batch_end()` is
             not called. Around that loop, `for epoch in loader.epochs(10):` is right on all workers.
         seed: of the shuffling, where the loader has no generator of its own; the same on all workers.
+        broadcast_buffers: before the first forward pass of each mini-batch in training, the model's buffers (batch
+            norm's statistics, ...) become those of rank 0, as with `DistributedDataParallel`. False: each worker keeps
+            its own.
     """
     from edl.torch.batches import ElasticBatches
+    from edl.torch.buffers import SharedBuffers
     from edl.torch.conversion import converted
 
     parts: tuple[object, object] = (model, optimizer)
@@ -165,6 +169,8 @@ def prepare(
     if not _trainer.began:
         init()
     batches = ElasticBatches(converted(loader, 1, seed), lambda batch: batch)
+    if broadcast_buffers:
+        SharedBuffers(_trainer, _framework.ring).attach(model)
     return model, Optimizer(optimizer, model=model), batches
 
 
