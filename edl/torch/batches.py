@@ -62,6 +62,7 @@ class ElasticBatches:
     def _end_left(self) -> None:
         """The step of an iteration that the script has left, if it has made its update."""
         if self._updates is not None and framework.updates() != self._updates:
+            self.parts.loader.shards.leave()  # what the script does between two passes may be done: not by newcomers
             self._end()
 
     def _end(self) -> None:

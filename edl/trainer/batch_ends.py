@@ -303,6 +303,6 @@ class BatchEnds:
         self._at_end = heard.get("at_end", False)
         self.standing.note_end(LastStep(step, heard["epoch"]))  # others may get it from here
         if self._samples.shards is not None:
-            # At the end of a step all are in the pass of that one still: what lies between two is ahead of them all.
-            epoch = heard["epoch"] if self._at_end else None
-            self._samples.shards.join(step, epoch, PassSoFar(*heard.get("pass", ())))
+            # While they are in the pass of that step, what lies between two passes is ahead of them all.
+            so_far = PassSoFar(*heard.get("pass", ()))
+            self._samples.shards.join(step, heard["epoch"] if self._at_end and so_far.steps else None, so_far)

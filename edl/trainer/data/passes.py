@@ -43,7 +43,22 @@ class PassSoFar(NamedTuple):
     """Where a script stands in its pass, for a newcomer that goes on from there."""
 
     steps: int = 0  # that are committed in this pass
-    left_after: int = 0  # steps, after which the script has left each of the newest two that it has left; 0: none
+    left: int = 0  # the length, in steps, of the newest pass that the script has left before its end; 0: it left none
+    left_before: int = 0  # of the one before that
+
+    @property
+    def until_steps(self) -> int:
+        """How long a pass is at most, as far as can be seen; 0: nothing can."""
+        return self.left if self.left == self.left_before else 0
+
+    def next(self, *, left: bool) -> PassSoFar:
+        """Of the pass after this one, which is over."""
+        if not self.steps:
+            return self
+        if left:
+            return PassSoFar(0, self.steps, self.left)
+        # What is longer than those that were left shows that these were not left by a count of steps.
+        return PassSoFar(0, self.left, self.left_before) if self.steps <= self.left else PassSoFar()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +184,8 @@ class Pass:
             if self.step is not None:
                 return
             self.began_after = after - so_far.steps
-            if so_far.left_after >= max(so_far.steps, 1):
-                self.until = self.began_after + so_far.left_after
+            if so_far.until_steps >= max(so_far.steps, 1):
+                self.until = self.began_after + so_far.until_steps
             if epoch is not None and self.epoch is None:
                 self.epoch = epoch
                 self._leases.want(epoch + 1)

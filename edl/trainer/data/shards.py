@@ -99,7 +99,7 @@ class ShardGenerator:
         self._before: Pass | None = None  # the one before, if it came to its end: its items may be in the pipeline
         self._held: Held | None = None
         self._epochs_done = 0  # before the present pass
-        self._left_after = (0, 0)  # steps, of the newest two passes that the script has left
+        self._so_far = PassSoFar()  # at the beginning of the present pass
         self._by_epochs = epochs is None  # each iteration is one
         self._expected: int | None = None  # the epoch that the next pass is to be the rest of
         self._wait_committed: Callable[[Callable[[], int]], None] | None = None
@@ -249,9 +249,10 @@ class ShardGenerator:
 
     def so_far(self, committed: int) -> PassSoFar:
         """Where the script stands in its iteration, after that step."""
-        before, newest = self._left_after
-        steps = 0 if self._pass is None else self._pass.made_by(committed)
-        return PassSoFar(steps, newest if before == newest else 0)
+        if (now := self._pass) is None or now.made_anew:
+            return self._so_far
+        so_far = self._so_far._replace(steps=now.made_by(committed))
+        return so_far.next(left=True) if now.state is PassState.GIVEN_UP else so_far
 
     def join(self, after: int, epoch: int | None, so_far: PassSoFar) -> None:
         """A newcomer comes in after that step. Its iteration, of which it has had rehearsals, is what is left of that
@@ -260,7 +261,7 @@ class ShardGenerator:
         It has not seen what the others count in theirs. If they leave each after as many steps, as does
         `for i, batch in enumerate(...)` with `if i == 5: break`, then this iteration is over after as many, too.
         """
-        self._left_after = (so_far.left_after, so_far.left_after)
+        self._so_far = so_far._replace(steps=0)
         if self._pass is not None:
             if after == 0:
                 epoch = self._goes_on_in()
@@ -393,9 +394,7 @@ class ShardGenerator:
             time.sleep(0.01)
             now = self._port.step() - 1
             trained, since = now, (since if now == trained else time.monotonic())
-        made = before.made_by(trained)
-        if made > 0 and not before.made_anew and (before.state is not PassState.ENDED or before.is_cut):
-            self._left_after = (self._left_after[1], made)
+        self._so_far = self.so_far(trained).next(left=before.state is not PassState.ENDED or before.is_cut)
         self._epochs_done = self._done(before, wait=False)
         before.give_up()
 
