@@ -28,6 +28,7 @@ class SoloFeed:
 
     def __init__(self, last: int | None = None) -> None:
         self._last = last
+        self.horizon_steps = HORIZON_STEPS
         self.leases = LeaseBuffer()
         self._ledger: Ledger | None = None
         self.committed = 0
@@ -96,7 +97,7 @@ class SoloFeed:
     def _offers(self, step: int | None) -> bool:
         if self.rehearsals.left:
             return False
-        until_step = self.committed + HORIZON_STEPS
+        until_step = self.committed + self.horizon_steps
         self.ledger.grant(until_step if self._last is None else min(until_step, self._last))
         self._told += 1
         self.leases.adopt(share_of(self.ledger, "w"), (1, self._told))

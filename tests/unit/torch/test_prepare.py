@@ -70,6 +70,46 @@ def test_asking_for_the_next_one_ends_a_mini_batch(monkeypatch: pytest.MonkeyPat
     assert seat.ended == 3
 
 
+class Shards:
+    """Of so many steps an epoch."""
+
+    def __init__(self, seat: Seat, steps: int) -> None:
+        self.seat, self.steps, self.left = seat, steps, 0
+
+    @property
+    def epochs_done(self) -> int:
+        return (self.seat.at - 1) // self.steps
+
+    def leave(self) -> None:
+        self.left += 1
+
+
+def test_a_pass_that_is_left_ends_its_step_before_the_next_epoch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The update is made: with it the step is over, and the epoch may be."""
+    seat, loader = prepared(monkeypatch)
+    shards = Shards(seat, steps=2)
+    loader.parts.loader = SimpleNamespace(shards=shards)  # type: ignore[assignment]
+    made = 0
+    monkeypatch.setattr(module, "framework", SimpleNamespace(updates=lambda: made))
+    passes = []
+    for epoch in loader.epochs(2):
+        for _ in loader:
+            made += 1
+            break
+        passes.append((epoch, seat.ended))
+    assert passes == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    assert (seat.ended, shards.left) == (4, 4), "the last one has ended, too"
+
+
+def test_a_pass_that_is_left_before_an_update_has_the_same_batch_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    seat, loader = prepared(monkeypatch)
+    shards = Shards(seat, steps=2)
+    loader.parts.loader = SimpleNamespace(shards=shards)  # type: ignore[assignment]
+    for _ in range(3):
+        next(iter(loader))
+    assert (seat.ended, shards.left) == (0, 0)
+
+
 def test_a_script_that_ends_it_as_well_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     seat, loader = prepared(monkeypatch)
     batches = iter(loader)

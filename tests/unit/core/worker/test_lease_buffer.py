@@ -49,6 +49,36 @@ def test_a_pass_ends_without_a_leader_once_all_of_it_is_trained():
     assert not leases.ends_before(4)
 
 
+def test_which_epochs_are_over_follows_from_the_leases_and_not_from_who_has_asked():
+    ledger, leases = open_ended()
+    found = [leases.epochs_before(step) for step in (1, 3, 4, 7)]
+    assert found == [0, 0, 1, 2]
+    ledger.extend(4)
+    leases.adopt(share_of(ledger, "a"), (1, 2))
+    leases.want(2)
+    assert [leases.epochs_before(step) for step in (1, 3, 4, 7)] == found
+    assert leases.epochs_before(10) is None, "as step 10 is not leased yet"
+
+
+def test_where_nothing_is_left_to_be_leased_all_epochs_that_are_wanted_are_over():
+    ledger, leases = Ledger(DataSpec(24, 2, 4), ["a", "b"]), LeaseBuffer()
+    leases.want(2)
+    assert leases.epochs_before(1) is None
+    ledger.grant(5)
+    leases.adopt(share_of(ledger, "a"), (1, 1))
+    assert leases.epochs_before(6) is None
+    ledger.grant(9)
+    leases.adopt(share_of(ledger, "a"), (1, 2))
+    assert (leases.epochs_before(6), leases.epochs_before(7)) == (1, 2)
+
+
+def test_to_want_fewer_epochs_is_no_news():
+    _, leases = open_ended()
+    leases.want(2)
+    leases.want(1)
+    assert leases.offers(4)
+
+
 def test_what_another_worker_asked_for_is_there_for_all():
     ledger, leases = open_ended()
     ledger.extend(2)

@@ -20,7 +20,7 @@ from edl.errors import InvalidTransition, UsageError
 from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec, Lease, Range
 from edl.testing.solo import HORIZON_STEPS, SoloFeed, share_of
-from edl.trainer.data.passes import Pass
+from edl.trainer.data.passes import Pass, PassSoFar
 from edl.trainer.data.shards import ShardGenerator
 
 
@@ -134,6 +134,124 @@ def test_an_iteration_that_is_given_up_loses_nothing():
     assert [next(batches).tolist(), next(batches).tolist()] == [[2, 3], [4, 5]]  # looked at, never trained
     batches.close()
     assert train(shards.batches(2), feed) == [[2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+
+
+def leave_passes(shards, feed: SoloFeed, after: int, epochs: int) -> list[tuple[int, int]]:
+    """What a script does that leaves each pass after so many steps: the epoch and the newest step of each."""
+    passes = []
+    while (done := shards.epochs_done) < epochs:
+        for made, _ in enumerate(shards.batches(2), 1):
+            feed.commit()
+            if made == after:
+                break
+        passes.append((done, feed.committed))
+    return passes
+
+
+def test_an_iteration_that_is_left_after_its_epochs_last_step_has_ended():
+    shards, feed = shards_of(6)
+    assert leave_passes(shards, feed, after=1, epochs=2) == [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)]
+    assert feed.ledger.spec.epochs == 2, "no third one was begun"
+
+
+def test_it_is_so_whether_or_not_another_worker_has_begun_the_next_epoch_and_however_far_is_leased():
+    """What a leader has heard of the others, and how much it has sent, is a matter of time."""
+    for ahead in range(4):
+        for horizon in (1, 2, 6):
+            shards, feed = shards_of(6)
+            feed.horizon_steps = horizon
+            next(shards.batches(2))
+            feed.ledger.extend(ahead)
+            assert leave_passes(shards, feed, after=2, epochs=2) == [(0, 2), (0, 3), (1, 5), (1, 6)]
+
+
+def test_an_epochs_last_step_may_be_known_only_by_what_follows_it():
+    """Samples of a lost worker came back after all were leased: the epoch has one more step than its leases had said."""
+    share = (Lease(1, 0, 1, 2, (Range(0, 0, 2),), final=True), Lease(2, 1, 1, 2, (Range(0, 2, 4),), final=True))
+    shards = ShardGenerator(4, (feed := ListFeed(*share)))
+    assert leave_passes(shards, feed, after=1, epochs=1) == [(0, 1), (0, 2)]
+
+
+def test_before_the_step_that_ends_an_epoch_is_committed_the_epoch_is_not_over():
+    shards, feed = shards_of(2, default_batch=2)
+    pipeline = Prefetched(by_hand(shards, 2), depth=3)
+    pipeline.wait_read()  # its thread has had the end of the pass
+    assert shards.epochs_done == 0
+    feed.commit()
+    assert shards.epochs_done == 1
+
+
+def newcomer_of(shards: ShardGenerator, feed: SoloFeed, so_far: PassSoFar, after: int, epoch: int | None = 0):
+    """It has had its rehearsal in a pass; now it comes in after that step."""
+    batches = shards.batches(2)
+    next(batches)
+    shards.join(after, epoch, so_far)
+    feed.enter(after)
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("so_far", "steps"),
+    [
+        (PassSoFar(2, 5, 5), 3),
+        (PassSoFar(5, 5, 5), 0),  # they leave it after this very step
+        (PassSoFar(2, 5, 4), 10),  # after no number that could be told: it is left as the script does
+        (PassSoFar(2, 5, 0), 10),
+        (PassSoFar(6, 5, 5), 10),  # this time they have not
+    ],
+)
+def test_a_newcomer_leaves_the_pass_that_it_comes_into_where_the_others_do(so_far, steps):
+    shards, feed = shards_of(100)
+    feed.rehearsals.add(1)
+    batches = newcomer_of(shards, feed, so_far, 0)
+    assert len(train(islice(batches, 10), feed)) == steps
+    assert shards.epochs_done == 0
+    assert len(train(islice(shards.batches(2), 10), feed)) == 10, "the passes that follow are its own"
+
+
+def test_a_newcomers_pass_is_of_the_epoch_of_the_others_and_may_have_nothing_left():
+    shards, feed = shards_of(6)
+    feed.open(DataSpec(6, 2, 2, open_ended=True))
+    feed.await_samples(None)
+    for _ in range(3):
+        feed.commit()
+        feed.leases.forget_before(feed.committed)
+    feed.rehearsals.add(1)
+    batches = newcomer_of(shards, feed, PassSoFar(3), 3)
+    assert train(batches, feed) == []
+    assert shards.epochs_done == 1
+    assert train(shards.batches(2), feed) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_how_long_passes_are_that_a_script_leaves():
+    so_far = PassSoFar(5).next(left=True)
+    assert not so_far.until_steps, "one may be by chance"
+    so_far = so_far._replace(steps=5).next(left=True)
+    assert so_far.until_steps == 5
+    assert so_far._replace(steps=3).next(left=False).until_steps == 5, "the end of an epoch came before"
+    assert so_far.next(left=True).until_steps == 5, "a look at the first batch is no pass"
+    assert not so_far._replace(steps=3).next(left=True).until_steps
+    assert not so_far._replace(steps=7).next(left=False).until_steps, "a longer one shows that it is no number of steps"
+
+
+def test_a_newcomer_is_told_of_a_pass_that_is_left_as_of_one_that_begins():
+    shards, feed = shards_of(100)
+    for steps in (3, 4):
+        train(islice(shards.batches(2), steps), feed)
+    assert shards.so_far(feed.committed) == PassSoFar(4, 3, 0)
+    shards.leave()
+    assert shards.so_far(feed.committed) == PassSoFar(0, 4, 3)
+    train(islice(shards.batches(2), 2), feed)
+    assert shards.so_far(feed.committed) == PassSoFar(2, 4, 3)
+
+
+def test_an_iteration_that_all_leave_for_another_ring_is_no_pass_that_the_script_has_left():
+    shards, feed = shards_of(100)
+    train(islice(shards.batches(2), 3), feed)
+    shards.give_up()
+    assert shards.so_far(feed.committed) == PassSoFar()
+    train(islice(shards.batches(2), 2), feed)
+    assert shards.so_far(feed.committed) == PassSoFar(2)
 
 
 def test_two_iterations_at_a_time_are_refused():
