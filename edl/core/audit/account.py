@@ -6,7 +6,9 @@ the bookkeeping would only find what that knows of itself.
 
 Samples are lost once their epoch is over; before that they are still to be trained. When it is over, a job that goes on
 cannot know for certain: what a worker loses with the last steps of an epoch is trained along with the next one. So an
-epoch is over when the pass after the next has begun, or the scripts were told that the data is at its end.
+epoch is over when the pass after the next has begun, or the scripts were told that the data is at its end. What comes
+back when members have gone waits until the others have trained what their pipelines had read by then, which may be of
+later passes: until so much is trained, and the pass after, no epoch of that time is over.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from edl.core.audit.lineage import WorkerAudit
 from edl.core.audit.lives import AuditedLife, lives
 from edl.core.data.permutation import samples_at
 from edl.errors import UsageError
-from edl.protocol.audit import BatchGiven, Committed, DataEnded, DataOpened
+from edl.protocol.audit import BatchGiven, Committed, DataEnded, DataOpened, Sat
 from edl.protocol.data import DataSpec, Range
 
 FIRST = 5  # offenders of a kind that are named
@@ -259,7 +261,34 @@ def _epochs_over(newest: AuditedLife, hands: Sequence[_Hand]) -> int:
     lines = (line for audit in newest.audits for line in audit.lines)
     told = (line for line in lines if isinstance(line, DataEnded) and line.step == newest.steps)
     newest_pass = max((hand.line.epoch for hand in hands if hand.counts), default=0)
-    return max(newest_pass - 1, 0, *(line.epochs for line in told))
+    begun = min([newest_pass - 1, *_waiting(newest, newest_pass)])
+    return max(begun, 0, *(line.epochs for line in told))
+
+
+def _waiting(life: AuditedLife, newest_pass: int) -> Iterator[int]:
+    """First epochs of which samples may wait: they came back at a switch, and what pipelines had read goes first."""
+    at, read = _passes_at_switches(life)
+    waits: list[tuple[int, int]] = []  # from this epoch on, until this pass has begun
+    for generation in sorted(at.keys() & read.keys()):
+        first = min([at[generation], *(earlier for earlier, until in waits if at[generation] < until)])
+        waits.append((first, read[generation] + 2))
+    return (first for first, until in waits if newest_pass < until)
+
+
+def _passes_at_switches(life: AuditedLife) -> tuple[dict[int, int], dict[int, int]]:
+    """Of each generation the pass that it began in, and the last one that a pipeline of its members had read of."""
+    passes = {line.step: line.epoch for audit in life.audits for line in audit.lines if isinstance(line, BatchGiven)}
+    at: dict[int, int] = {}
+    read: dict[int, int] = {}
+    for audit in life.audits:
+        newest: int | None = None
+        for line in audit.lines:
+            if isinstance(line, BatchGiven):
+                newest = line.epoch if newest is None else max(newest, line.epoch)
+            elif isinstance(line, Sat) and newest is not None:
+                read[line.generation] = max(newest, read.get(line.generation, 0))
+                at[line.generation] = passes.get(line.step + 1, passes.get(line.step, newest))
+    return at, read
 
 
 def _epoch(spec: DataSpec, epoch: int, over: bool, hands: Sequence[_Hand]) -> EpochAccount:

@@ -19,7 +19,8 @@ behind; and the rounds that end with a deal are few, however far ahead is leased
 Survivors of a change of roster keep their leases, because their input pipelines have read ahead. A newcomer is given a
 lease beside each of theirs that is not yet trained, as far as there are samples: whole batches, then empty shares.
 Where these did not suffice, so that it would stand by while the others train what is left, `rebatch` takes back what is
-beyond a step that no pipeline has read past, and the next `grant` shares it out.
+beyond a step that no pipeline has read past, and the next `grant` shares it out. So it is where samples come back that
+would wait for epochs after their own, as these are leased already.
 
 Where newcomers have no state yet in the first steps of their ring (`spare`), they have no samples in them either.
 
@@ -130,7 +131,8 @@ class Ledger:
     @property
     def outdated_until(self) -> int:
         """Up to this step a member holds a lease in a batch that is not its own any more, or has too few samples beside
-        the others'; 0 when nothing is left to be done about that.
+        the others', or samples of an epoch before wait until it is trained; 0 when nothing is left to be done about
+        that.
         """
         return self._outdated_until
 
@@ -410,7 +412,7 @@ class Ledger:
         self._outdated_until = self._last_outdated()
 
     def _last_outdated(self) -> int:
-        return max(chain(self._outdated(), self._starved()), default=0)
+        return max(chain(self._outdated(), self._starved(), self._overtaking()), default=0)
 
     def _outdated(self) -> Iterator[int]:
         """Where leases end that are in a batch of before."""
@@ -422,6 +424,19 @@ class Ledger:
         for lease in self._all_leases():
             if len(lease) < (lease.steps - 1) * lease.batch:
                 yield lease.until_step
+
+    def _overtaking(self) -> Iterator[int]:
+        """Where leases end of epochs after that of samples that come later: these came back from who is gone, when
+        epochs to come were leased already.
+        """
+        if not self._spec.whole_epochs or self._spec.by_sample:  # such a script takes what comes as one stream
+            return
+        leases = [*self._all_leases()]
+        late = {(lease.after_step, lease.ranges[0].epoch) for lease in leases if _brings_older(lease)}
+        if self._pool.returned:
+            late.add((self._covered, self._pool.first_epoch))
+        for after_step, epoch in late:
+            yield from (one.until_step for one in leases if one.epoch > epoch and one.after_step < after_step)
 
     def _last_steps(self) -> dict[int, int]:
         """Epoch -> the step that trains the last of its leased samples. Many a ledger is restored only to be read."""
@@ -598,6 +613,11 @@ def _leasable(spec: DataSpec) -> int:
 def _by_worker(roster: Sequence[str], batches: Sequence[int] | None, spec: DataSpec) -> dict[str, int]:
     """Of each worker in the roster, how many samples a step it takes: as many as the script said, or as told."""
     return dict(zip(_distinct(roster), batches or [spec.batch] * len(roster), strict=True))
+
+
+def _brings_older(lease: Lease) -> bool:
+    """It has samples of an epoch before its own, which come first in it."""
+    return bool(lease.ranges) and lease.ranges[0].epoch < lease.epoch
 
 
 def _batches(members: Iterable[_Holder]) -> list[int]:

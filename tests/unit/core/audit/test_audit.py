@@ -182,6 +182,52 @@ def test_an_epoch_is_over_once_the_pass_after_the_next_has_begun() -> None:
     assert (first.over, first.lost, second.over, third.over) == (True, 1, True, False)
 
 
+LONG = msgspec.structs.replace(SPEC, epochs=9)  # epochs of one step
+
+
+def broken_off(until: int) -> Account:
+    """Two read three epochs ahead, one of them is lost in the first step, and the other trains on up to a step."""
+    read = [Sat(1, 0, 0, 2), *(given(step, (0, 4), epoch=step - 1, spec=LONG) for step in range(1, 5))]
+    lost = [Sat(1, 0, 1, 2), given(1, (4, 8), spec=LONG)]
+    on = [Sat(2, 0, 0, 1), *(Committed(2, step) for step in range(1, min(until, 4) + 1))]
+    for step in range(5, until + 1):
+        on += [given(step, (0, 8), epoch=step - 1, spec=LONG), Committed(2, step)]
+    return account([audit("a", *read, *on, spec=LONG), audit("b", *lost, spec=LONG)])
+
+
+def test_what_came_back_waits_for_what_pipelines_had_read_and_is_not_lost_by_then() -> None:
+    for until in (1, 3, 4, 5):  # its script may leave its loop there
+        assert broken_off(until).clean, until
+    ended = broken_off(6).epochs
+    assert [epoch.lost for epoch in ended] == [4, 4, 4, 4, 0, 0]
+    assert not broken_off(6).clean, "it has trained all of the pass after the last one that was read, and these never"
+
+
+def test_what_came_back_and_was_lost_with_its_next_worker_waits_again() -> None:
+    """The second switch comes before what came back at the first one is trained."""
+    first, *read = (given(step, (0, 4 if step == 1 else 8), epoch=step - 1, spec=LONG) for step in range(1, 8))
+    lines: list[Line] = [Sat(1, 0, 0, 2), first, *read[:3], Sat(2, 0, 0, 2)]
+    lines += [*(Committed(2, step) for step in range(1, 5)), *read[3:], Sat(3, 4, 0, 1)]
+    lines += [Committed(3, step) for step in range(5, 8)]
+    late = BatchGiven(5, 4, (Range(0, 4, 8),), given(1, (4, 8), spec=LONG).check)
+    one = audit("b", Sat(1, 0, 1, 2), given(1, (4, 8), spec=LONG), spec=LONG)
+    other = audit("c", Sat(2, 0, 1, 2), *(Committed(2, step) for step in range(1, 5)), late, spec=LONG)
+    found = account([audit("a", *lines, spec=LONG), one, other])
+    assert (found.epochs[0].trained, found.epochs[0].over, found.clean) == (4, False, True)
+
+
+def test_what_is_trained_along_with_the_next_epoch_may_be_lost_there_and_come_with_the_one_after() -> None:
+    lines: list[Line] = [Sat(1, 0, 0, 2), given(1, (0, 4), spec=LONG), Sat(2, 0, 0, 2), Committed(2, 1)]
+    lines += [given(2, (0, 8), epoch=1, spec=LONG), Sat(3, 1, 0, 1), Committed(3, 2)]
+    lines += [given(3, (0, 8), epoch=2, spec=LONG), Committed(3, 3)]
+    late = BatchGiven(2, 1, (Range(0, 4, 8),), given(1, (4, 8), spec=LONG).check)
+    one = audit("b", Sat(1, 0, 1, 2), given(1, (4, 8), spec=LONG), spec=LONG)
+    other = audit("c", Sat(2, 0, 1, 2), Committed(2, 1), late, spec=LONG)
+    assert account([audit("a", *lines, spec=LONG), one, other]).clean
+    lines += [given(4, (0, 8), epoch=3, spec=LONG), Committed(3, 4)]
+    assert account([audit("a", *lines, spec=LONG), one, other]).epochs[0].lost == 4
+
+
 @pytest.mark.parametrize(
     ("audits", "complaint"),
     [

@@ -755,3 +755,76 @@ def test_scripts_that_break_off_strand_nothing():
     ledger.grant(2)
     ledger.commit(2)
     assert not ledger.stranded
+
+
+# ----------------------------------------------------------------------- samples that come back while epochs are ahead
+
+
+def three_that_are_epochs_ahead(step: int = 2, **mode: Any) -> Ledger:
+    """Two steps an epoch, of which many are leased; one of three is lost after `step`."""
+    ledger = ledger_of(24, "a", "b", "c", epochs=8, whole_epochs=True, **mode)
+    ledger.grant(16)
+    ledger.commit(step)
+    ledger.enter(("a", "c"), step)
+    return ledger
+
+
+def epochs_by_step(ledger: Ledger) -> list[set[int]]:
+    """Of the samples that are leased in each step to come."""
+    found = []
+    for step in range(ledger.step + 1, ledger.covered_step + 1):
+        taken = (
+            piece
+            for worker in ledger.roster
+            for lease in ledger.leases(worker)
+            for piece in lease.between(step - 1, step)
+        )
+        found.append({piece.epoch for piece in taken})
+    return found
+
+
+def test_what_a_lost_worker_held_is_trained_before_epochs_that_no_pipeline_has_read_of():
+    ledger = three_that_are_epochs_ahead()
+    assert ledger.outdated_until == 16, "it would come after all eight epochs"
+    assert Ledger.restore(ledger.snapshot()).outdated_until == 16
+    ledger.rebatch(3)
+    ledger.grant(11)
+    assert epochs_by_step(ledger) == [{1}, {1}, {1}, {2}, {2}, {2}, {3}, {3}, {3}]
+    assert Ledger.restore(ledger.snapshot()).outdated_until == 0
+    assert run_out(ledger) == [8] * 21
+
+
+def test_what_pipelines_have_read_of_the_next_epoch_goes_first():
+    """In step 2 of epoch 0 one is lost, and the others have read the first step of epoch 1."""
+    ledger = three_that_are_epochs_ahead(step=1)
+    ledger.rebatch(3)
+    ledger.grant(7)
+    assert epochs_by_step(ledger) == [{0}, {1}, {0, 1}, {1}, {1}, {2}]
+
+
+def test_what_came_to_be_leased_after_a_later_epoch_is_seen_there():
+    """The leader that saw the loss had leased on, and fell."""
+    ledger = three_that_are_epochs_ahead()
+    ledger.grant(23)
+    assert ledger._pool.returned == () and epochs_by_step(ledger)[14:16] == [{1, 4}, {1, 5}]
+    assert Ledger.restore(ledger.snapshot()).outdated_until == 16
+    ledger.rebatch(2)
+    ledger.grant(8)
+    assert epochs_by_step(ledger) == [{1}, {1}, {1}, {2}, {2}, {2}]
+
+
+@pytest.mark.parametrize("mode", [{"whole_epochs": True, "by_sample": True}, {"whole_epochs": False}])
+def test_a_stream_is_left_as_it_is(mode):
+    """A script that cuts batches itself, or goes through all epochs in one, takes what comes."""
+    ledger = ledger_of(24, "a", "b", "c", epochs=8, **mode)
+    ledger.grant(1)
+    ledger.commit(1)
+    ledger.grant(8)
+    assert {lease.epoch for lease in ledger.leases("a")} > {0}
+    ledger.enter(("a", "c"), 1)
+    assert ledger.outdated_until == 0
+
+
+def test_who_is_lost_in_the_last_epoch_keeps_none_waiting():
+    ledger = three_that_are_epochs_ahead(step=14)
+    assert ledger.outdated_until == 0
