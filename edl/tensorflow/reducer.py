@@ -41,6 +41,8 @@ from edl.tensorflow.waiting import Waiting, when
 from edl.trainer.framework import StepPort
 
 Gradient = Any  # a tf.Tensor, or tf.IndexedSlices, or None
+CONVERTED = {tf.bfloat16: tf.float32}  # what Horovod does not take, and what carries it
+PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}  # the same: as pairs of these
 
 
 class Measures(NamedTuple):
@@ -90,7 +92,8 @@ class Reducer:
         began = time.perf_counter_ns()
         try:
             with Voidable(self._trainer, self._ring):
-                return self._average_now([_dense(gradient) for gradient in gradients], variables)
+                averaged = self._average_now([_carried(_dense(gradient)) for gradient in gradients], variables)
+                return [_returned(one, variable.dtype) for one, variable in zip(averaged, variables, strict=True)]
         finally:
             self._trainer.waited(time.perf_counter_ns() - began)
         return None
@@ -138,7 +141,7 @@ class Reducer:
         if size == 1:
             return gradients
         filled = [
-            self._zeros(position, variable) if gradient is None else gradient
+            _carried(self._zeros(position, variable)) if gradient is None else gradient
             for position, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
         ]
         *averaged, present = self._all_reduced([*filled, self._present(gradients, counts=factor != 0.0)], size)
@@ -186,11 +189,12 @@ class Reducer:
     def _average_in_graph(self, gradients: list[Gradient]) -> list[Gradient]:
         # TensorFlow orders only what depends on each other. The weight may be set by the very thread that fetches this
         # step's samples, so it is read after a gradient, which cannot be there before them.
+        kinds, gradients = [_values(one).dtype for one in gradients], [_carried(one) for one in gradients]
         with tf.control_dependencies(list(_tensors(gradients[-1]))):
             scale = self._share.tensor(self._trainer.before_reduce)
         kernels = kernels_for([_values(one) for one in gradients])
         if kernels is None:
-            return self._average_by_tensorflow(gradients, scale)
+            return [_returned(*pair) for pair in zip(self._average_by_tensorflow(gradients, scale), kinds, strict=True)]
         parts = [SUMMED if isinstance(one, tf.IndexedSlices) else AVERAGED for one in gradients]
         weighed = kernels.weighed([_values(one) for one in gradients], parts, scale, self._prefix)
         averaged = self._all_summed([_with_values(*pair) for pair in zip(gradients, weighed, strict=True)])
@@ -198,7 +202,8 @@ class Reducer:
         self._measures.waiting.is_counted(kernels.waited_ns, self._trainer.waited)
         with tf.control_dependencies(measured):
             together = kernels.together(_all_tensors(averaged), self._prefix)
-        return list(tf.nest.pack_sequence_as(averaged, together, expand_composites=True))
+        averaged = tf.nest.pack_sequence_as(averaged, together, expand_composites=True)
+        return [_returned(*pair) for pair in zip(averaged, kinds, strict=True)]
 
     def _average_by_tensorflow(self, gradients: list[Gradient], scale: Any) -> list[Gradient]:
         """The same by TensorFlow's own operations, of which there are many."""
@@ -239,6 +244,35 @@ def _each_present(gradients: Sequence[Gradient], average: Callable[[list[Gradien
 def _dense(gradient: Gradient) -> Gradient:
     """A tensor, where it is not sparse or none at all."""
     return gradient if gradient is None or isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+
+
+def _carried(gradient: Gradient) -> Gradient:
+    """In numbers that Horovod takes."""
+    if gradient is None:
+        return None
+    values = _values(gradient)
+    if values.dtype in CONVERTED:
+        return _with_values(gradient, tf.cast(values, CONVERTED[values.dtype]))
+    if values.dtype in PARTS:
+        paired = _with_shape(gradient, lambda shape: tf.concat([shape, [2]], 0))
+        return _with_values(paired, tf.bitcast(values, PARTS[values.dtype]))
+    return gradient
+
+
+def _with_shape(gradient: Gradient, change: Callable[[Any], Any]) -> Gradient:
+    if not isinstance(gradient, tf.IndexedSlices) or gradient.dense_shape is None:
+        return gradient
+    return tf.IndexedSlices(gradient.values, gradient.indices, change(gradient.dense_shape))
+
+
+def _returned(gradient: Gradient, kind: Any) -> Gradient:
+    """What has been carried, in numbers of its own `kind`."""
+    kind = tf.as_dtype(kind)
+    if gradient is None or (values := _values(gradient)).dtype == kind:
+        return gradient
+    if kind in PARTS:
+        return _with_values(_with_shape(gradient, lambda shape: shape[:-1]), tf.bitcast(values, kind))
+    return _with_values(gradient, tf.cast(values, kind))
 
 
 def _scaled(gradient: Gradient, factor: float) -> Gradient:

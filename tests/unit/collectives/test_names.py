@@ -62,7 +62,9 @@ def test_where_one_knows_of_others_no_member_reduces_any(other: list[Named]) -> 
     assert gone_through(SMALL, other, SMALL) == []
 
 
-def test_where_there_is_much_to_reduce_none_is_reduced_beside_training() -> None:
+def test_where_there_is_much_to_reduce_one_number_of_each_kind_is_reduced_beside_training() -> None:
     assert gone_through(EDGE, EDGE, EDGE) == [("spare", ["weight"])] * MEMBERS
     more = [*EDGE, Named("bias", (1,), "int8", 1)]
-    assert gone_through(more, more, more) == [("spare", [])] * MEMBERS
+    assert gone_through(more, more, more) == [("spare", ["edl.kind.float32", "edl.kind.int8"])] * MEMBERS
+    other = [*EDGE, Named("bias", (1,), "bfloat16", 2)]
+    assert gone_through(more, more, other) == [], "a member would wait for the others' kinds"
