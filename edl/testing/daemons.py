@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 REPORT_S = 0.02
 LATE_S = 0.06  # a late message: several steps
+HEARD_S = REPORT_S + LATE_S  # at most, until a leader that is there hears of what presses
 GRACE_S = 0.05  # until a script that does not hear of its job's end is interrupted
 
 

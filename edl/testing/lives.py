@@ -14,7 +14,7 @@ from edl.core.data.inheriting import rebased
 from edl.protocol.data import DataSpec
 from edl.protocol.saving import Checkpointing, Resumed, Saving
 from edl.testing.faults import draw, draw_saved
-from edl.testing.rings import STEP_TIMEOUT_S
+from edl.testing.rings import AWAITED_S
 from edl.testing.savings import SimStore
 from edl.testing.scenario import chooses
 from edl.testing.simulation import Inheritance, SimJob
@@ -106,7 +106,7 @@ def _keep_busy(job: SimJob, source: random.Random, at: float) -> None:
     if source.random() < EVALUATES:
         begins = max(0.0, at + source.uniform(-0.3, 0.2))
         alone = source.random() < 0.3
-        for_s = 0.5 * STEP_TIMEOUT_S if alone else source.choice((0.1, 0.5, 8.0))
+        for_s = AWAITED_S if alone else source.choice((0.1, 0.5, 8.0))
         job.after(begins, partial(job.shells.evaluate, for_s, alone=alone))
 
 

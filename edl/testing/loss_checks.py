@@ -29,13 +29,9 @@ class LossChecks:
         for gone in record.gone:
             if gone not in before.gone and gone.reason:
                 worker = self._job.workers[gone.worker]
-                self._hangs(worker, gone)
                 self._has_not_made(worker, gone, before)
-                self._takes_no_step_along(worker, gone, before, record)
-
-    def _hangs(self, worker: SimWorker, gone: Gone) -> None:
-        if "hangs" in gone.reason and worker.alive and not worker.is_odd:  # the dead do until their sessions end
-            self._violated("I12", f"{worker.id} is given up as one that hangs: {gone.reason}")
+                self._takes_no_step_along(worker, gone, record)
+                self._hangs(worker, gone)
 
     def _has_not_made(self, worker: SimWorker, gone: Gone, before: Record) -> None:
         """The step that others have waited for in vain, whatever its script is at by now."""
@@ -47,7 +43,7 @@ class LossChecks:
         if waited and worker.step > max(waited):
             self._violated("I5", f"{worker.id} is lost for step {max(waited) + 1}, which it has made: {gone.reason}")
 
-    def _takes_no_step_along(self, worker: SimWorker, gone: Gone, before: Record, record: Record) -> None:
+    def _takes_no_step_along(self, worker: SimWorker, gone: Gone, record: Record) -> None:
         """No step goes with a worker that is well and alone has made it."""
         unfit = gone.worker in {one.worker for one in record.trials.unfit}  # of a pair it is not known which one is
         if record.state in OVER or unfit or not self._is_well(worker):
@@ -55,6 +51,10 @@ class LossChecks:
         rest = (self._job.workers[one.identity.id] for one in record.members if one.state is not WorkerState.DONE)
         if not any(one.alive and one.has_state and one.step >= worker.step for one in rest):
             self._violated("I5", f"step {worker.step} goes with {worker.id}, which is well: {gone.reason}")
+
+    def _hangs(self, worker: SimWorker, gone: Gone) -> None:
+        if "hangs" in gone.reason and worker.alive and not worker.is_odd:  # the dead do until their sessions end
+            self._violated("I12", f"{worker.id} is given up as one that hangs: {gone.reason}")
 
     @staticmethod
     def _is_well(worker: SimWorker) -> bool:

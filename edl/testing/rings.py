@@ -24,9 +24,11 @@ Sample = tuple[int, int]  # epoch, position
 
 STEP_S = 0.01
 LONG_STEP = 3  # times as long
+NOTICED_S = 1.4 * (1 + LONG_STEP) * STEP_S  # at most, from a member's end until those that have samples find it
 STEP_TIMEOUT_S = 0.3
-BUSY_S = 2 * STEP_TIMEOUT_S  # what a script does between two steps takes no longer, and no ring waits so long for it
-TAKE_TIME = 0.5  # of the workers that are ahead of others, as one hangs
+AWAITED_S = STEP_TIMEOUT_S / 2  # what a script does between two steps takes no longer, where others may wait for it
+AHEAD_S = 1.5 * STEP_TIMEOUT_S  # nor for so much longer where they have given up, and wait for it at the next ring
+TAKE_TIME = 0.5  # of the times that some are
 
 
 class SimRing:
@@ -37,6 +39,7 @@ class SimRing:
         self.members = members
         self.armed = False  # its next step is about to be taken
         self.tarries = False  # it is broken, and some have taken their time to notice
+        self.timed_out = False  # it is broken, and some of its members may not notice soon
 
 
 class Rings:
@@ -124,6 +127,7 @@ class Rings:
     def _give_up(self, ring: SimRing, worker: SimWorker, step: int) -> None:
         here = worker.alive and not worker.stalled and worker.sits and worker.doing is TrainerState.TRAINING
         if here and worker.generation == ring.generation and worker.step == step:
+            self._hold_up(ring, step)
             self.job.shells.broken(worker, "the all-reduce timed out")
 
     def _train(self, ring: SimRing) -> None:
@@ -158,17 +162,27 @@ class Rings:
         for worker in applied:
             self.job.shells.stepped(worker, ends[worker.id])
         if any(worker.stalled for worker in members):
-            self._part(applied)
+            self._part(members, applied)
         for worker in lacking:
             if worker.alive and not worker.stalled:
                 self.job.shells.broken(worker, "its state did not come")
         self.arm(ring)
 
-    def _part(self, applied: list[SimWorker]) -> None:
-        """These are ahead of others that wait for one that hangs: some do not come to the next step soon."""
-        for worker in applied:
-            if not worker.stalled and worker.doing is TrainerState.TRAINING and self._parting.random() < TAKE_TIME:
-                self.job.shells.occupy(worker, BUSY_S * self._parting.random())
+    def _part(self, members: list[SimWorker], applied: list[SimWorker]) -> None:
+        """One hangs. Where others wait for it, those that have the result already may be at something of their own."""
+        here = [worker for worker in members if not worker.stalled and worker.doing is TrainerState.TRAINING]
+        ahead = [worker for worker in here if worker in applied]
+        if 0 < len(ahead) < len(here) and self._parting.random() < TAKE_TIME:
+            for worker in ahead:
+                self.job.shells.occupy(worker, STEP_TIMEOUT_S + 2 * STEP_S)
+
+    def _hold_up(self, ring: SimRing, step: int) -> None:
+        """Members that are ahead of `step` are at something of their own still, as others give up waiting in it."""
+        ahead = [worker for worker in ring.members if worker.step > step and worker.busy_until > self.job.now]
+        if ahead and not ring.timed_out:
+            ring.timed_out, for_s = True, AHEAD_S * self._parting.random()
+            for worker in ahead:
+                self.job.shells.occupy(worker, for_s)
 
     def _comes(self, worker: SimWorker, sender: SimWorker) -> bool:
         """What `worker` gets beside this step is there before its update. False: it never will be."""

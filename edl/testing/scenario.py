@@ -23,6 +23,7 @@ from edl.testing.faults import (
     draw_sending,
     with_witnesses,
 )
+from edl.testing.rings import AWAITED_S
 from edl.testing.simulation import SimJob
 
 OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows nothing of
@@ -34,6 +35,7 @@ SENDS = (0.0, 0.8, 1.0, 1.0)  # likewise: it can give its state to a newcomer be
 SAVES = 0.4  # of the jobs: they are saved every so often
 WISHES = 0.4  # of these: their scripts ask for checkpoints, too
 CHOOSES = 0.4  # of these: they choose how often
+EVALUATES = 0.3  # of the jobs: their scripts do something of their own between steps
 MOVES = 0.3  # of the jobs: they are asked to leave a host
 STARTS = 0.9  # of those times something starts workers elsewhere
 SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
@@ -118,10 +120,18 @@ def scenario(
     slow = random.Random(f"slow {seed}")  # noqa: S311
     if slow.random() < 0.2:
         job.after(slow.random() * within_s, job.requests.replace_one)
+    _evaluate(job, random.Random(f"evaluates {seed}"), within_s)  # noqa: S311
     _move(job, random.Random(f"moving {seed}"), workers, within_s)  # noqa: S311
     if not spec.by_sample and not own_data:
         _batch_anew(job, seed, within_s)
     return job
+
+
+def _evaluate(job: SimJob, source: random.Random, within_s: float) -> None:
+    """Scripts do something of their own between two steps: all of them, or one for which the others wait."""
+    if source.random() < EVALUATES:
+        evaluate = partial(job.shells.evaluate, source.random() * AWAITED_S, alone=source.random() < 0.3)
+        job.after(source.random() * within_s, evaluate)
 
 
 def _batch_anew(job: SimJob, seed: int, within_s: float) -> None:

@@ -43,7 +43,7 @@ from edl.core.worker.moves import attention_step
 from edl.core.worker.states import ALONE, TrainerState
 from edl.protocol import link as say
 from edl.testing.faults import Moment
-from edl.testing.rings import BUSY_S
+from edl.testing.rings import AWAITED_S
 from edl.testing.worker import SimWorker
 
 if TYPE_CHECKING:
@@ -196,13 +196,13 @@ class SimShells:
                 worker.machine.handle(StateNeeded())
             self.job.rings.complete(here)
         for worker in here[:1] if alone else here:
+            worker.takes_long = worker.takes_long or for_s > AWAITED_S
             self.occupy(worker, for_s)
         self.job.note(f"scripts are at something of their own for {for_s:.3f} s: {'one' if alone else 'all'}")
 
     def occupy(self, worker: SimWorker, for_s: float) -> None:
         """Its script does something of its own before its next mini-batch."""
         worker.busy_until = self.job.now + for_s
-        worker.takes_long = worker.takes_long or for_s > BUSY_S
         self.job.after(for_s, self._come_back, worker)
 
     def _come_back(self, worker: SimWorker) -> None:

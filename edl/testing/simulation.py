@@ -31,7 +31,7 @@ from edl.protocol.job_policy import Batching, JobPolicy
 from edl.protocol.saving import Checkpointing, Resumed
 from edl.testing.beginnings import Beginnings
 from edl.testing.checks import Checks
-from edl.testing.daemons import LATE_S, SimDaemons
+from edl.testing.daemons import HEARD_S, LATE_S, SimDaemons
 from edl.testing.faults import Moment, Planned, SimFault
 from edl.testing.launching import SimLauncher
 from edl.testing.leading import TICK_S, SimLeader
@@ -42,16 +42,15 @@ from edl.testing.musters import Musters
 from edl.testing.next_rings import NextRings
 from edl.testing.node import RecordNode
 from edl.testing.requests import REACH_S, SimRequests
-from edl.testing.rings import STEP_TIMEOUT_S, Rings
+from edl.testing.rings import NOTICED_S, STEP_TIMEOUT_S, Rings
 from edl.testing.savings import Savings, SimStore
 from edl.testing.shells import SimShells
 from edl.testing.striking import OF_THE_JOB, SimFaults
 from edl.testing.worker import SimWorker
 
 BOOT_S = 0.8  # after which a newcomer is taken for hanging
-DEADLINES = Deadlines(
-    BOOT_S, seat_s=2 * STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S, moments_s=STEP_TIMEOUT_S / 4, away_s=2 * TICK_S
-)
+MOMENTS_S = NOTICED_S + HEARD_S  # no member that is well takes longer to find, and to tell, what another one has told
+DEADLINES = Deadlines(BOOT_S, seat_s=2 * STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S, moments_s=MOMENTS_S, away_s=2 * TICK_S)
 STATE_BYTES = (0, 0, 10**7, 10**8, 10**9)
 LATE = 0.05  # so many messages are late
 

@@ -115,6 +115,28 @@ def gives_up_a_worker_awaited_for_a_moment(patch: Patch) -> None:
     patch.setattr(deadlines.Waits, "overdue", lambda waits, _now: list(waits._waits.values()))
 
 
+def takes_who_is_ahead_for_one_that_hangs(patch: Patch) -> None:
+    def late(waits, record, seen):
+        waited = [step for step, s in seen.stalls(record.generation) if waits.deadlines.was_too_long(s, 2)]
+        return [one for one in record.roster if waited and seen.trains(one, record.generation)]
+
+    patch.setattr(deadlines.Waits, "_late", late)
+
+
+def gives_up_who_is_ahead_with_another_word(patch: Patch) -> None:
+    takes_who_is_ahead_for_one_that_hangs(patch)
+    patch.setattr(deadlines.Awaited, "told", property(lambda _wait: "it is not heard of"))
+
+
+def bounds_the_wait_for_the_first_ring_by_that_for_a_boot(patch: Patch) -> None:
+    awaited = deadlines.Waits._awaited
+
+    def of_all(waits, record, *given):
+        return awaited(waits, msgspec.structs.replace(record, begun=True), *given)
+
+    patch.setattr(deadlines.Waits, "_awaited", of_all)
+
+
 def plans_a_switch_without_a_mark(patch: Patch) -> None:
     def crossing(self, roster, **_):
         step = self.switch_step()
@@ -217,6 +239,7 @@ class Case:
 
 JOIN = Planned(SimFault.JOIN, 0.05)
 IN_A_STEP = Planned(SimFault.KILL, Moment.STEPPING, 8)
+HANGS_IN_A_STEP = Planned(SimFault.STALL, Moment.STEPPING, 8)
 NEWCOMER: dict[str, Any] = {"faults": (JOIN,), "spec": LEASED, "workers": 2, "job": ReadsUnevenly, "lease_s": 5.0}
 
 WRONG: dict[Mutant, Case] = {
@@ -235,6 +258,11 @@ WRONG: dict[Mutant, Case] = {
     counts_a_sample_too_many: Case("I7"),
     ends_no_epoch: Case("I6", spec=EPOCHS),
     gives_up_a_worker_awaited_for_a_moment: Case("I12", (JOIN,)),
+    takes_who_is_ahead_for_one_that_hangs: Case("I5", (HANGS_IN_A_STEP,)),
+    gives_up_who_is_ahead_with_another_word: Case("I5", (HANGS_IN_A_STEP,)),
+    bounds_the_wait_for_the_first_ring_by_that_for_a_boot: Case(
+        "I12", (JOIN, Planned(SimFault.STALL, Moment.ENTERING))
+    ),
     plans_a_switch_without_a_mark: Case("newcomers", **NEWCOMER),
     cuts_at_the_first_step_told: Case("I7", **NEWCOMER),
     lifts_the_mark_with_the_plan: Case("I7", **NEWCOMER),

@@ -1,0 +1,90 @@
+"""What is late in a simulated job is not later than the leader's deadlines allow: else a failing seed shows no fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edl.core.job.inputs import Input, Reported
+from edl.protocol.messages import Phase
+from edl.testing import SimJob, scenario
+from edl.testing.daemons import HEARD_S, SimDaemons
+from edl.testing.faults import SimFault
+from edl.testing.rings import AHEAD_S, AWAITED_S, NOTICED_S, STEP_TIMEOUT_S
+from edl.testing.shells import SimShells
+from edl.testing.simulation import BOOT_S, DEADLINES
+from edl.testing.worker import SimWorker
+
+
+def test_what_a_member_does_that_is_well_takes_no_longer_than_others_wait() -> None:
+    assert NOTICED_S + HEARD_S <= DEADLINES.moments_s, "it finds its ring broken, and says so"
+    assert AWAITED_S + NOTICED_S < DEADLINES.step_s, "it comes to a step in which others wait"
+    assert AHEAD_S + NOTICED_S + HEARD_S <= DEADLINES.seat_s, "it comes to the next ring"
+    assert STEP_TIMEOUT_S + HEARD_S < DEADLINES.seat_s, "and says that this one does not form"
+    assert 0.22 + 0.12 + HEARD_S < BOOT_S, "it boots, and rehearses"
+
+
+class TimedDaemons(SimDaemons):
+    """Remembers when each worker was first found to be broken, and how long its leader took to hear of it."""
+
+    def __init__(self, job: SimJob) -> None:
+        super().__init__(job)
+        self.broke: dict[tuple[str, int], tuple[float, object]] = {}
+        self.took: list[float] = []
+
+    def stir(self, worker: SimWorker, *, calm: bool = False) -> None:
+        super().stir(worker, calm=calm)
+        if worker.phase is Phase.BROKEN and worker.daemon == 1 and worker.admitted:
+            self.broke.setdefault((worker.id, worker.account.generation), (self.job.now, self.job.leader))
+
+
+class TimedJob(SimJob):
+    daemons: TimedDaemons
+    daemons_class = TimedDaemons
+
+    def _arrive(self, said: Input, *more: Any) -> None:
+        if isinstance(said, Reported) and said.observation.phase is Phase.BROKEN:
+            since, leader = self.daemons.broke.get((said.worker, said.observation.generation), (self.now, None))
+            if leader is self.leader:
+                self.daemons.broke[said.worker, said.observation.generation] = (since, None)  # a later one is no news
+                self.daemons.took.append(self.now - since)
+        super()._arrive(said, *more)
+
+
+@pytest.mark.parametrize("first", [0, 100])
+def test_a_leader_that_is_there_hears_of_a_broken_ring_within_its_time(first: int) -> None:
+    took: list[float] = []
+    for seed in range(first, first + 100):
+        job = scenario(seed, TimedJob)
+        job.run()
+        took += [] if job.struck[SimFault.RENEW_DAEMON] else job.daemons.took
+    assert len(took) > 50
+    assert HEARD_S / 2 < max(took) <= HEARD_S
+
+
+class HeldShells(SimShells):
+    """Remembers for how long the script of a worker was at something of its own."""
+
+    def __init__(self, job: SimJob) -> None:
+        super().__init__(job)
+        self.held: list[tuple[SimWorker, float]] = []
+
+    def occupy(self, worker: SimWorker, for_s: float) -> None:
+        self.held.append((worker, for_s))
+        super().occupy(worker, for_s)
+
+
+class HeldJob(SimJob):
+    shells: HeldShells
+    shells_class = HeldShells
+
+
+def test_scripts_are_at_something_of_their_own_now_and_then_and_not_for_too_long() -> None:
+    jobs = [scenario(seed, HeldJob) for seed in range(200, 300)]
+    for job in jobs:
+        job.run()
+    held = [one for job in jobs for one in job.shells.held]
+    assert len(held) > 10
+    assert max(for_s for _, for_s in held) <= AHEAD_S
+    assert not any(worker.takes_long for worker, _ in held)
