@@ -51,6 +51,7 @@ def known_of(account: TrainerAccount) -> Known:
         "reason": account.reason if failed else "",
         "foreign": account.foreign,
         "data": account.data,
+        "void": account.void,
         "leaving": account.leaving,
         "booted": account.booted,
         "missed": account.missed if account.missed > account.generation else 0,

@@ -128,7 +128,7 @@ class Rings:
         here = worker.alive and not worker.stalled and worker.sits and worker.doing is TrainerState.TRAINING
         if here and worker.generation == ring.generation and worker.step == step:
             self._hold_up(ring, step)
-            self.job.shells.broken(worker, "the all-reduce timed out")
+            self.job.shells.broken(worker, "the all-reduce timed out", STEP_TIMEOUT_S)
 
     def _train(self, ring: SimRing) -> None:
         """One all-reduce of all members, and what each does with its result."""

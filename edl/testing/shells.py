@@ -42,6 +42,7 @@ from edl.core.worker.inputs import Input as TrainerInput
 from edl.core.worker.moves import attention_step
 from edl.core.worker.states import ALONE, TrainerState
 from edl.protocol import link as say
+from edl.protocol.messages import GRADIENTS
 from edl.testing.faults import Moment
 from edl.testing.rings import AWAITED_S
 from edl.testing.worker import SimWorker
@@ -155,12 +156,12 @@ class SimShells:
         if worker.sends_state and not worker.machine.state_bytes:
             self.tell(worker, StateMeasured(self.job.state_bytes))
 
-    def broken(self, worker: SimWorker, reason: str) -> None:
-        """Its ring failed; the mini-batch in flight, if there was one, is void (I8)."""
+    def broken(self, worker: SimWorker, reason: str, waited_s: float = 0.0) -> None:
+        """Its ring failed; the mini-batch in flight, if there was one, is void (I8). `waited_s`: it has given it up."""
         if worker.sits:
             worker.model = worker.model.disturbed(worker.id)
-            worker.machine.handle(BatchVoid(reason))
-            commands = worker.machine.handle(BatchEnded())
+            commands = worker.machine.handle(BatchVoid(reason, GRADIENTS if waited_s else "", waited_s))
+            commands += worker.machine.handle(BatchEnded())
         else:
             commands = worker.machine.handle(RingFailed(reason))
         self.job.rings.missed(worker)

@@ -49,8 +49,14 @@ from edl.testing.striking import OF_THE_JOB, SimFaults
 from edl.testing.worker import SimWorker
 
 BOOT_S = 0.8  # after which a newcomer is taken for hanging
-MOMENTS_S = NOTICED_S + HEARD_S  # no member that is well takes longer to find, and to tell, what another one has told
-DEADLINES = Deadlines(BOOT_S, seat_s=2 * STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S, moments_s=MOMENTS_S, away_s=2 * TICK_S)
+DEADLINES = Deadlines(
+    BOOT_S,
+    seat_s=2 * STEP_TIMEOUT_S,
+    step_s=STEP_TIMEOUT_S,
+    moments_s=STEP_TIMEOUT_S / 4,
+    finding_s=NOTICED_S + HEARD_S,
+    away_s=2 * TICK_S,
+)
 STATE_BYTES = (0, 0, 10**7, 10**8, 10**9)
 LATE = 0.05  # so many messages are late
 

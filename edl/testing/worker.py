@@ -270,4 +270,5 @@ class SimWorker:
             save_wanted=account.save_wanted,
             foreign=account.foreign,
             dead=self.dead,
+            void=account.void,
         )

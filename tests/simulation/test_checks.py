@@ -320,9 +320,9 @@ class VoidCounter(SimShells):
 
     voids = 0
 
-    def broken(self, worker: SimWorker, reason: str) -> None:
+    def broken(self, worker: SimWorker, reason: str, waited_s: float = 0.0) -> None:
         self.voids += worker.sits
-        super().broken(worker, reason)
+        super().broken(worker, reason, waited_s)
 
 
 class NewcomerFails(SimJob):

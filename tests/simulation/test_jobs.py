@@ -167,9 +167,9 @@ class VoidShells(SimShells):
         super().__init__(job)
         self.voids = Counter[str]()
 
-    def broken(self, worker: SimWorker, reason: str) -> None:
+    def broken(self, worker: SimWorker, reason: str, waited_s: float = 0.0) -> None:
         self.voids[worker.id] += worker.sits
-        super().broken(worker, reason)
+        super().broken(worker, reason, waited_s)
 
 
 class NewcomerHit(SimJob):

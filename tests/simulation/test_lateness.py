@@ -18,7 +18,7 @@ from edl.testing.worker import SimWorker
 
 
 def test_what_a_member_does_that_is_well_takes_no_longer_than_others_wait() -> None:
-    assert NOTICED_S + HEARD_S <= DEADLINES.moments_s, "it finds its ring broken, and says so"
+    assert NOTICED_S + HEARD_S <= DEADLINES.finding_s, "it finds its ring broken, and says so"
     assert AWAITED_S + NOTICED_S < DEADLINES.step_s, "it comes to a step in which others wait"
     assert AHEAD_S + NOTICED_S + HEARD_S <= DEADLINES.seat_s, "it comes to the next ring"
     assert STEP_TIMEOUT_S + HEARD_S < DEADLINES.seat_s, "and says that this one does not form"

@@ -117,8 +117,9 @@ def gives_up_a_worker_awaited_for_a_moment(patch: Patch) -> None:
 
 def takes_who_is_ahead_for_one_that_hangs(patch: Patch) -> None:
     def late(waits, record, seen):
-        waited = [step for step, s in seen.stalls(record.generation) if waits.deadlines.was_too_long(s, 2)]
-        return [one for one in record.roster if waited and seen.trains(one, record.generation)]
+        ring = record.generation
+        here = [one for one in record.roster if seen.trains(one, ring) and not seen.failed(one, ring)]
+        return here if waits._waited(record, seen) else []
 
     patch.setattr(deadlines.Waits, "_late", late)
 

@@ -210,7 +210,7 @@ class Waits:
     def _waited(self, record: Record, seen: Observations) -> list[int]:
         """The steps of members of the ring that trains that have waited in it for longer than a step may take."""
         size = len(record.roster)
-        return [step for step, stall_s in seen.stalls(record.generation) if self.deadlines.was_too_long(stall_s, size)]
+        return [step for step, waited_s in seen.waits(record.generation) if self.deadlines.was_too_long(waited_s, size)]
 
 
 def _owing_word(record: Record, members: dict[str, Member], seen: Observations) -> list[str]:

@@ -162,16 +162,22 @@ class Observations:
         self._since.pop(worker, None)
         self._stalls.pop(worker, None)
 
-    def stalls(self, generation: int) -> Iterator[tuple[int, float]]:
-        """Of each member that the ring of `generation` failed, or that has given it up: its step, and for how long it
-        had made none by then, or nothing had moved there.
+    def waits(self, generation: int) -> Iterator[tuple[int, float]]:
+        """Of each worker that the ring of `generation` failed, or that has given it up: its step, and for how long it
+        had waited there.
         """
-        for worker, stall_s in self._stalls.items():
-            if self.breaks(worker, generation):
-                yield self.step(worker), stall_s
-        for worker in self._void:
-            if (void := self.void(worker, generation)) is not None:
-                yield self.step(worker), void.waited_s
+        for worker in self._broken | self._void:
+            if self.failed(worker, generation):
+                yield self.step(worker), self._waited_s(worker, generation)
+
+    def _waited_s(self, worker: str, generation: int) -> float:
+        """One that was in no collective when its ring failed, or had just come to one, has waited for nobody, however
+        long its step was. Where it waited, the ring's own time-out may have come first: then since its last step.
+        """
+        void = self.void(worker, generation)
+        if void is not None and (void.waited_s or not void.awaited):
+            return void.waited_s
+        return self._stalls.get(worker, 0.0)
 
     def get(self, worker: str) -> Observed | None:
         return self._newest.get(worker)

@@ -135,3 +135,28 @@ def test_a_ring_that_fails_by_itself_makes_no_other_collective_wrong() -> None:
         job.see(worker, 7.0, void=Void(1, awaited))
     job.feed(TimePassed(), 9.0)
     assert not job.lost
+
+
+def test_a_long_step_of_ones_own_is_no_wait_for_others() -> None:
+    """It has evaluated for long, say, and finds its ring broken as it comes to the next collective."""
+    job = Job()
+    job.see("w0", 17.0, phase=Phase.BROKEN, void=Void(1))
+    for at in range(17, 30):
+        job.feed(TimePassed(), float(at))
+    assert not job.lost
+
+
+def test_a_ring_may_have_a_time_out_of_its_own_that_comes_first() -> None:
+    job = Job()
+    job.see("w0", 15.0, phase=Phase.BROKEN, void=Void(1, GRADIENTS))
+    job.see("w1", 15.0, phase=Phase.BROKEN, void=Void(1, GRADIENTS))
+    assert list(job.pass_moments()) == ["w2"]
+
+
+def test_who_has_made_the_step_that_was_given_up_is_not_lost_for_it_whoever_waits_in_the_next_one() -> None:
+    job = Job()
+    job.see("w2", 5.5, step=8)
+    job.voided("w0", waited_s=TIMEOUT_S)
+    job.voided("w1", waited_s=TIMEOUT_S, step=8)
+    job.feed(TimePassed(), 16.0)
+    assert not job.lost
