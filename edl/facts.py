@@ -301,6 +301,14 @@ class WorkersDiverged(Fact, frozen=True, kw_only=True):
     majority: bool
     action: str
     likely: str
+    told: str = ""
+
+    def words(self) -> str:
+        follows = {
+            "heal": f"they take over the state of {self.like}",
+            "part": f"{', '.join(self.workers)} must leave, and the job trains on",
+        }
+        return f"{self.told}. What follows: {follows.get(self.action, 'the job fails')}"
 
 
 class LeasesCut(Fact, frozen=True, kw_only=True):

@@ -177,7 +177,7 @@ class Launch:
                 f"waiting for `edl migrate {self.record.job} --from HOST --to {socket.gethostname()}:SLOTS`"
             )
         self._job = job
-        self._watch = JobWatch(job, self._folder, self._seen)
+        self._watch = JobWatch(job, self._folder, self._seen, tell=self._printer.say)
         self._following = asyncio.create_task(self._watch.run())
 
     async def _check_joinable(self, job: JobClient) -> None:

@@ -38,7 +38,16 @@ class WatchedJob(Protocol):
 class JobWatch:
     """Polls one job and keeps the last of it."""
 
-    def __init__(self, job: WatchedJob, folder: Folder, seen: Callable[[JobSeen], None]) -> None:
+    def __init__(
+        self,
+        job: WatchedJob,
+        folder: Folder,
+        seen: Callable[[JobSeen], None],
+        tell: Callable[[str], object],
+    ) -> None:
+        """`tell`: people, at once, of what the job goes on after and may not be right."""
+        self._tell = tell
+        self._has_told = False
         self._job = job
         self._folder = folder
         self._seen = seen
@@ -97,6 +106,9 @@ class JobWatch:
         for event in events:
             if event.kind in ENDS:  # a short job is seen once it is over, where its status has no step
                 self.newest_step = max(self.newest_step, event.step)
+            if event.kind is Kind.DIVERGED and not self._has_told:  # the first says most: others may follow from it
+                self._has_told = True
+                self._tell(facts.WorkersDiverged.of(event.details).words())
             if event.kind is not Kind.WORKER_LOST:
                 continue
             lost = facts.WorkerLost.of(event.details)

@@ -26,10 +26,20 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     digest: int
+    value: str = ""  # for people, of what is a single number, a truth value or short text; empty: it is not
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """Workers that have the same of what differs first, where that is a plain value."""
+
+    value: str
+    workers: tuple[str, ...]
 
 
 class Divergence(msgspec.Struct, frozen=True):
-    """As all members of the ring have found it, each by itself, from the same digests."""
+    """As all members of the ring have found it, each by itself, from the same digests; or the leader, from what workers
+    have told of themselves at the end of their scripts.
+    """
 
     generation: int
     step: int  # committed by all of them when they compared
@@ -40,5 +50,8 @@ class Divergence(msgspec.Struct, frozen=True):
     workers: tuple[str, ...]  # those that differ from `root`
     root: str  # the worker whose state counts as the right one
     majority: bool  # more than half of all are like `root`
-    newcomers: bool = False  # only such as have just come do: they are given the state again, whatever the policy
+    newcomers: bool = False  # only such as have come to a job that trains: the others' state counts
     persists: bool = False  # taking over the state of `root` has not helped
+    held: tuple[Held, ...] = ()  # of what differs first; empty: it is no plain value
+    joined: tuple[int, ...] = ()  # after which step each of `workers` got its state; 0: it was there from the beginning
+    at_end: bool = False  # of their scripts

@@ -159,6 +159,7 @@ class Trials(msgspec.Struct, frozen=True):
     left_out: str = ""  # of the next ring, to see whether it stands without this member
     tried: tuple[str, ...] = ()  # those that were left out before, in vain
     unfit: tuple[Unfit, ...] = ()  # the last ones
+    parted: int = 0  # times that newcomers came to another state than the others, and left
 
 
 class DriverCount(msgspec.Struct, frozen=True):
@@ -212,6 +213,7 @@ class Record(msgspec.Struct, frozen=True):
     rebatch: Rebatch | None = None
     rebatches: int = 0  # ever begun
     diverged: tuple[int, int, bool] = (0, 0, False)  # generation and step of the newest divergence told; it persisted
+    differed: str = ""  # what people were told of the first one
     shares: dict[str, float] = {}  # of the batch, by worker, in any unit; 1.0 for those who are not named
     voided: dict[str, int] = {}  # by worker: the newest generation of whose void mini-batch there is an event
     keep_s: float = KEEP_S  # how long the job's nodes stay once it is over

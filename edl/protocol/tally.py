@@ -43,6 +43,7 @@ class LossCause(StrEnum):
     OVERDUE = "overdue"  # it held up the others for too long
     SESSION = "session"  # its daemon, or its host, is not heard of any more
     LEFT_BEHIND = "left_behind"  # the others went on without it
+    DIFFERED = "differed"  # it had come to a job that trained, and came to another state than the others
 
 
 class Tally(msgspec.Struct, frozen=True):

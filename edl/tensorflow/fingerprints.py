@@ -64,8 +64,6 @@ def fingerprints_of_session(variables: Sequence[Any], more: Iterable[tuple[str, 
 
 
 def _fingerprint(name: str, leaf: Any) -> Fingerprint | None:
-    if isinstance(leaf, np.generic):
-        return fingerprint_of_value(name, leaf.item())  # a plain one for a worker that has got it from another
     if isinstance(leaf, np.ndarray):
         return fingerprint_of_array(name, leaf)
     if isinstance(leaf, keras.Variable):

@@ -421,8 +421,11 @@ class TensorFlowFramework:
         What a script tracks by itself may be such, too, unless it is trained.
         """
         own = {named(variable)[1].ref() for variable in self._rest(only_statistics=True)}
+        of_optimizers = list(self._of_optimizers())  # which builds those that are not built yet
         known: dict[Any, tuple[str, Any]] = {}
-        for name, variable in (*self._learned(), *self._of_optimizers()):
+        for name, variable in map(named, self._hyper_parameters()):  # first: what differs here, makes the rest
+            known[variable.ref()] = (name, variable.numpy())
+        for name, variable in (*self._learned(), *of_optimizers):
             if variable.ref() not in own:
                 known.setdefault(variable.ref(), (name, variable))
         for variable, word in self.unwrapped.trained(self._optimizers):  # it is not averaged: then that is the cause

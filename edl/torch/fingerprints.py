@@ -35,7 +35,7 @@ def fingerprints(leaves: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
             if isinstance(leaf, np.ndarray):
                 found.append(digest.fingerprint_of_array(name, leaf))
             elif not isinstance(leaf, torch.Tensor):
-                found.append(digest.fingerprint_of_value(name, _plain(leaf)))
+                found.append(digest.fingerprint_of_value(name, leaf))
             elif leaf.layout is torch.strided and not leaf.is_quantized:
                 contents = leaf.detach().reshape(-1).view(torch.uint8)  # in the order of its elements, however it lies
                 if contents.device.type == "cpu":
@@ -65,11 +65,6 @@ def fingerprints_begun(
     first = fingerprints(itertools.chain(away, rest))
     read = aside.begin(lambda: fingerprints(here))
     return lambda: [*first, *read.result()]
-
-
-def _plain(leaf: Any) -> Any:
-    """Numbers of numpy are plain ones for a worker that has got them from another."""
-    return leaf.item() if isinstance(leaf, np.generic) else leaf
 
 
 def _form(tensor: torch.Tensor) -> str:

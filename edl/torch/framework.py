@@ -33,7 +33,14 @@ from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained,
 from edl.torch.reducer import Manner, Reducer
 from edl.torch.rest import Rest, statistics
 from edl.torch.snapshot import TorchSnapshot, bytes_of, put_bytes, put_random_states, random_states, restore
-from edl.torch.state import broadcast_tensors, hyper_parameters, parameters_of, states, synchronize, synchronize_rest
+from edl.torch.state import (
+    broadcast_tensors,
+    named_hyper_parameters,
+    parameters_of,
+    states,
+    synchronize,
+    synchronize_rest,
+)
 from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.tensors import TorchTensors
 from edl.torch.unwrapped import REMEDY, Unwrapped
@@ -300,7 +307,7 @@ class TorchFramework:
         """
         of = [f" of optimizer {number}" if len(self._optimizers) > 1 else "" for number in range(len(self._optimizers))]
         for optimizer, which in zip(self._optimizers, of, strict=True):  # first: what differs here, makes the rest
-            yield from leaves(hyper_parameters(optimizer), f"hyper-parameters{which}")
+            yield from named_hyper_parameters(optimizer, which)
         buffers = self.buffers()
         learned = {id(tensor): (name, tensor) for name, tensor in self.tensors() if id(tensor) not in buffers}
         alone = {id(one): (f"{word}, which", one) for one, word in self.unwrapped.trained(self._backward.owners)}

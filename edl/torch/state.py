@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import msgspec
 import torch
 
+from edl.core.worker.digest import leaves
 from edl.errors import RingBroken, UsageError
 from edl.torch.tensor_ring import TensorRing
 from edl.torch.tensors import TorchTensors, form
@@ -242,6 +243,20 @@ def _add_group(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torc
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Of each group of parameters."""
     return [_hyper_parameters(group) for group in optimizer.param_groups]
+
+
+def named_hyper_parameters(optimizer: torch.optim.Optimizer, which: str) -> Iterator[tuple[str, Any]]:
+    """One by one, as people know them, the learning rate first; `which` tells this optimizer from others."""
+    for number, group in enumerate(hyper_parameters(optimizer)):
+        for key in sorted(group, key=lambda key: (key != "lr", key)):
+            value = group[key].item() if _is_number(group[key]) else group[key]  # some keep a rate in a tensor
+            name = "learning rate" if key == "lr" else key
+            for path, leaf in leaves(value, ""):
+                yield f"{name}{path} of group {number}{which}", leaf
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim == 0
 
 
 def described_hyper_parameters(optimizer: torch.optim.Optimizer, contents: list[torch.Tensor]) -> Node:

@@ -3,12 +3,13 @@
 Owns: that choice. Does not own: fingerprints of it (the adapters), nor the values (`edl.trainer.extras`).
 
 Modules, models, tensors and variables, and whatever has a `state_dict()`: training goes on by these. Numbers, text and
-arrays of numpy that a script registers by themselves are its own: each worker may count its samples in one.
+arrays of numpy that a script registers by themselves are its own: each worker may count its samples in one. So they
+stay when the script puts a tensor in their place, as some workers do before others: a best loss, say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,14 @@ from edl.trainer.tree import CannotTravel, Tensors
 Leaf = tuple[str, Any]
 
 
-def compared(value: Any, path: str, sorts: Sequence[Tensors], *, within: bool = False) -> Iterator[Leaf]:
-    """Its tensors and plain values, under names that are the same on all workers. `within` a state, all count."""
+def compared(
+    value: Any, path: str, sorts: Sequence[Tensors], *, within: bool = False, own: Collection[str] = ()
+) -> Iterator[Leaf]:
+    """Its tensors and plain values, under names that are the same on all workers. `within` a state, all count; what
+    lies at one of the `own` paths does not.
+    """
+    if path in own:
+        return
     try:
         tensors = _tensors(value, path, sorts)
     except CannotTravel:  # said where it was registered, and again where it is to travel
@@ -29,14 +36,28 @@ def compared(value: Any, path: str, sorts: Sequence[Tensors], *, within: bool = 
         yield from (leaf for leaf in tensors if within or type(leaf[1]) is not np.ndarray)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from compared(item, f"{path}[{key!r}]", sorts, within=within)
+            yield from compared(item, f"{path}[{key!r}]", sorts, within=within, own=own)
     elif isinstance(value, (list, tuple)):
         for place, item in enumerate(value):
-            yield from compared(item, f"{path}[{place}]", sorts, within=within)
+            yield from compared(item, f"{path}[{place}]", sorts, within=within, own=own)
     elif has_state(value):
         yield from compared(value.state_dict(), f"{path}.state_dict()", sorts, within=True)
     elif within:
         yield path, value
+
+
+def own_paths(value: Any, path: str, sorts: Sequence[Tensors]) -> Iterator[str]:
+    """Where there are plain values in it, outside of any state: the worker's own, whatever will be there."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from own_paths(item, f"{path}[{key!r}]", sorts)
+    elif isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
+            yield from own_paths(item, f"{path}[{place}]", sorts)
+    elif not has_state(value):
+        tensors = _tensors(value, path, sorts)
+        if tensors is None or (tensors and all(type(leaf) is np.ndarray for _, leaf in tensors)):
+            yield path
 
 
 def _tensors(value: Any, path: str, sorts: Sequence[Tensors]) -> list[Leaf] | None:

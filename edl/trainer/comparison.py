@@ -26,10 +26,11 @@ import msgspec
 from edl import aside
 from edl.collectives.ring import Ring, of_all_members
 from edl.core.worker.digest import of_all
-from edl.core.worker.divergence import difference, heals, told
+from edl.core.worker.divergence import Outcome, difference, outcome
+from edl.core.worker.divergence_words import told
 from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
-from edl.protocol.divergence import Divergence, Fingerprint
+from edl.protocol.divergence import Divergence, Fingerprint, Held
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
 from edl.trainer.shell import WorkerShell
@@ -44,7 +45,8 @@ class _Teller(msgspec.Struct, frozen=True):
 
     worker: str
     fingerprints: list[Fingerprint]
-    is_new: bool  # it got its state in this ring, and has not been compared since
+    is_new: bool  # it has come to a ring that trained, and has not been equal for long
+    joined: int  # the step after which it has
 
 
 class _Begun:
@@ -89,7 +91,7 @@ class Comparison:
         self._extras = extras
         self._names: list[str] = []  # of the ring's members, by rank, once they differed
         self._begun: _Begun | None = None
-        self._told = False  # that they differ, and nothing was made of it yet
+        self._told: Divergence | None = None  # nothing was made of it yet
 
     def rehearse(self) -> None:
         """A newcomer, in its ring of one: the first time takes long."""
@@ -99,7 +101,7 @@ class Comparison:
         """All members of the ring call it after the same step: `finish` looks at the answer after the next one. False:
         it is one to wait for: the one before has found a difference. Raises RingBroken.
         """
-        if self._told:
+        if self._told is not None:
             return False
         reading = self._framework.fingerprints_begun(self._extras._compared())
         ring, known = self._framework.ring, [] if reading else self._fingerprints()
@@ -134,8 +136,8 @@ class Comparison:
         except RingBroken:  # which its next collective meets, too
             return False
         self._tell(found)
-        self._told = True
-        if not self._heals(found):
+        self._told = found
+        if not self._goes_on(found):
             self._wait_for_the_end(found, timeout_s)
         return False
 
@@ -155,21 +157,23 @@ class Comparison:
 
     def make(self, timeout_s: float) -> None:
         """All members of the ring call it after the same step. Raises RingBroken, JobFailed, and what ends a script."""
-        known, self._told = self._told, False
+        known, self._told = self._told, None
+        if known is not None and known.generation == self._shell.machine.generation:
+            self._part(known)
         found = self._difference(persists=False)
         if found is None:
             return
-        if not known or not self._heals(found):
+        heals = self._outcome(found) is Outcome.HEAL
+        if known is None or not heals:
             self._tell(found)
-        if self._heals(found):
-            logger.warning("%s; the state of %s becomes that of all", told(found), found.root)
-            place = self._framework.ring.place
-            wrong = place is not None and place.worker in found.workers
-            self._shell.heal(self._names.index(found.root), current=not wrong)
+        if heals:
+            self._shell.heal(self._names.index(found.root), current=not self._differs(found))
             found = self._difference(persists=True)
             if found is None:
                 return
             self._tell(found)
+        if self._goes_on(found):
+            self._part(found)
         self._wait_for_the_end(found, timeout_s)
 
     def _difference(self, *, persists: bool) -> Divergence | None:
@@ -182,10 +186,14 @@ class Comparison:
     def _exchanged(self, mine: list[Fingerprint], step: int, *, persists: bool) -> Divergence:
         """Of members that differ after `step`."""
         ring, shell, machine = self._framework.ring, self._shell, self._shell.machine
-        received = of_all_members(ring, msgspec.msgpack.encode(_Teller(shell.link.worker, mine, machine.is_new)))
-        members = [msgspec.msgpack.decode(one, type=_Teller) for one in received]
-        self._names = [member.worker for member in members]
-        found = difference([one.fingerprints for one in members], [one.is_new for one in members])
+        said = _Teller(shell.link.worker, mine, machine.is_new, machine.joined)
+        members = [
+            msgspec.msgpack.decode(one, type=_Teller) for one in of_all_members(ring, msgspec.msgpack.encode(said))
+        ]
+        names = self._names = [member.worker for member in members]
+        found = difference(
+            [one.fingerprints for one in members], [one.is_new for one in members], [one.joined for one in members]
+        )
         if found is None:
             raise RuntimeError("the workers' digests differ, and nothing that they are of does")
         return Divergence(
@@ -195,11 +203,13 @@ class Comparison:
             first=found.first,
             differing=found.differing,
             compared=found.compared,
-            workers=tuple(self._names[rank] for rank in found.ranks),
-            root=self._names[found.root],
+            workers=tuple(names[rank] for rank in found.ranks),
+            root=names[found.root],
             majority=found.majority,
             newcomers=found.newcomers,
             persists=persists,
+            held=tuple(Held(value, tuple(names[rank] for rank in ranks)) for value, ranks in found.held),
+            joined=tuple(members[rank].joined for rank in found.ranks),
         )
 
     def _take_begun(self) -> _Begun | None:
@@ -210,8 +220,12 @@ class Comparison:
             return None
         return begun
 
-    def _heals(self, found: Divergence) -> bool:
-        return heals(found, self._shell.machine.unusual.checking.on_divergence)
+    def _outcome(self, found: Divergence) -> Outcome:
+        return outcome(found, self._shell.machine.unusual.checking.on_divergence)
+
+    def _differs(self, found: Divergence) -> bool:
+        """This worker is one of those that do."""
+        return self._shell.link.worker in found.workers
 
     def _fingerprints(self) -> list[Fingerprint]:
         return self._framework.fingerprints(self._extras._compared())
@@ -226,8 +240,18 @@ class Comparison:
     def _tell(self, found: Divergence) -> None:
         self._shell.hear(StatesDiffer(found))
 
+    def _goes_on(self, found: Divergence) -> bool:
+        """This worker's script does: its state is what all others get, or it is they who leave."""
+        follows = self._outcome(found)
+        return follows is Outcome.HEAL or (follows is Outcome.PART and not self._differs(found))
+
+    def _part(self, found: Divergence) -> None:
+        """Raises RingBroken where those that differ leave the ring: this worker trains on in the one that follows."""
+        if self._outcome(found) is Outcome.PART:
+            raise RingBroken(f"{', '.join(found.workers)} differed from the others, and left")
+
     def _wait_for_the_end(self, found: Divergence, timeout_s: float) -> None:
-        """The job's leader ends it for all, with the reason. Without one, each trainer ends by itself (I12)."""
+        """The leader ends the job, or this worker's part in it, and says why. Without one it ends by itself (I12)."""
         link, until = self._shell.link, time.monotonic() + timeout_s
         while time.monotonic() < until:
             self._shell.while_waiting()

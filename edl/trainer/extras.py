@@ -13,7 +13,7 @@ import msgspec
 
 from edl.errors import UsageError
 from edl.trainer.arrays import Arrays
-from edl.trainer.compared import Leaf, compared
+from edl.trainer.compared import Leaf, compared, own_paths
 from edl.trainer.framework import Apart, Framework
 from edl.trainer.packing import Packing, Unpacking
 from edl.trainer.tree import Content, Node, Tensors
@@ -44,11 +44,13 @@ class Extras:
     """
 
     _values: dict[str, Any]
+    _own: dict[str, frozenset[str]]  # by name: where each worker's own values were when it was registered
     _sorts: tuple[Tensors, ...]
 
     def __init__(self, *sorts: Tensors) -> None:
         """`sorts` of what has contents, besides numpy's arrays."""
         object.__setattr__(self, "_values", {})
+        object.__setattr__(self, "_own", {})
         object.__setattr__(self, "_sorts", (*sorts, Arrays()))
 
     def __getattr__(self, name: str) -> Any:
@@ -69,6 +71,8 @@ class Extras:
         for name, value in values.items():
             self._check(_call(name), value)
         self._values.update(values)
+        own = {name: frozenset(own_paths(value, _call(name), self._sorts)) for name, value in values.items()}
+        self._own.update(own)
         return self
 
     def _get(self, name: str) -> Any:
@@ -185,7 +189,11 @@ class Extras:
         """What must be equal on all workers, in the same order on all of them: dicts keep an order of their own. Where
         the script stands is no part of that: a newcomer may know less of it.
         """
-        found = (compared(value, _call(name), self._sorts) for name, value in self._values.items() if name != STANDING)
+        found = (
+            compared(value, _call(name), self._sorts, own=self._own.get(name, ()))
+            for name, value in self._values.items()
+            if name != STANDING
+        )
         return sorted((leaf for leaves in found for leaf in leaves), key=lambda leaf: leaf[0])
 
 

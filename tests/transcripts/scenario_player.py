@@ -10,7 +10,7 @@
     register W [host=H] [address=A] [daemon=N] [answering] [again]
                                 a daemon presents its worker; it is the N-th of this worker
     report W[,W...] [PHASE] [generation=N] [step=N] [leases_of=N] [opens] [epochs=N] [leaving] [missed=N]
-           [step_time=S] [mark=NUMBER:STEP] [pause=LEAVE+ENTER+STATE] [diverged=W] [reason=TEXT] [at=S] [foreign]
+           [step_time=S] [mark=NUMBER:STEP] [pause=LEAVE+ENTER+STATE] [diverged=W[:new]] [reason=TEXT] [at=S] [foreign]
            [dead=W[,W...]]
                                 a daemon tells what its worker was seen doing. What is not said is as in its report
                                 before; a reason and a pause are said once. `opens`: its script has asked for data;
@@ -498,15 +498,18 @@ def _mark(text: str) -> tuple[int, int]:
     return int(number), int(step)
 
 
-def _diverged(worker: str, generation: int, step: int) -> Divergence:
+def _diverged(text: str, generation: int, step: int) -> Divergence:
+    worker, _, new = text.partition(":")
     return Divergence(
         generation=generation,
         step=step,
-        equal_step=0,
+        equal_step=step - 1 if new else 0,
+        newcomers=bool(new),
         first="weight",
         differing=1,
         compared=8,
         workers=(worker,),
         root="w0",
         majority=True,
+        joined=(step - 4,) if new else (),
     )

@@ -43,6 +43,7 @@ class OtherChanges(TypedDict, total=False):
     rebatch: Rebatch | None
     rebatches: int
     diverged: tuple[int, int, bool]
+    differed: str
     shares: dict[str, float]
     asked_batch: int
     voided: dict[str, int]

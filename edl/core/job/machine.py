@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from edl import facts
@@ -56,7 +56,8 @@ from edl.core.switch.arrivals import Arrivals
 from edl.core.switch.fitness import Fitness
 from edl.core.switch.switching import Switching
 from edl.core.worker.account import DIED, DIED_WHOLE
-from edl.core.worker.divergence import causes, heals, told
+from edl.core.worker.divergence import Outcome, outcome
+from edl.core.worker.divergence_words import causes, told
 from edl.errors import InvalidTransition
 from edl.protocol.divergence import Divergence
 from edl.protocol.job import OVER, FailedBy, Gone, Identity, JobState, Limits, Member, Record, WorkerState
@@ -371,8 +372,11 @@ class JobMachine:
         working, number = self._working, (found.generation, found.step, found.persists)
         if number <= self.record.diverged:
             return
-        goes_on = heals(found, self.record.job_policy.checking.on_divergence)
-        working.change(diverged=number, pressing=not goes_on)
+        follows = outcome(found, self.record.job_policy.checking.on_divergence)
+        if follows is Outcome.PART and self._are_missed(found.workers):
+            follows = Outcome.FAIL
+        first, reason = self.record.differed, told(found)
+        working.change(diverged=number, differed=first or reason, pressing=follows is not Outcome.HEAL)
         working.tell(
             facts.WorkersDiverged(
                 workers=found.workers,
@@ -383,12 +387,27 @@ class JobMachine:
                 equal_step=found.equal_step,
                 like=found.root,
                 majority=found.majority,
-                action="heal" if goes_on else "fail",
+                action=follows.value,
                 likely=causes(found),
+                told=reason,
             )
         )
-        if not goes_on:
-            working.end(JobState.FAILED, told(found), FailedBy.DIVERGENCE)
+        if follows is Outcome.PART:
+            self._part_with(found.workers, reason)
+        elif follows is Outcome.FAIL:
+            before = f". Before that: {first}" if first else ""
+            working.end(JobState.FAILED, reason + before, FailedBy.DIVERGENCE)
+
+    def _are_missed(self, workers: Sequence[str]) -> bool:
+        """Without them the job has fewer workers than it needs."""
+        left = [member for member in scaling.staying(self.record) if member.identity.id not in workers]
+        return len(left) < max(self.record.limits.minimum, 1)
+
+    def _part_with(self, workers: Sequence[str], reason: str) -> None:
+        """Newcomers that do something else than the others, which train on without them."""
+        self._fitness.count_parting()
+        for worker in workers:
+            self._lose(worker, reason, LossCause.DIFFERED)
 
     # ----------------------------------------------------------------------------------------- what follows from it
 

@@ -86,9 +86,20 @@ class Fitness:
         if unprepared.generation > self._excused:
             self._follow(unfit.judge_unprepared(self._working.record.trials, unprepared, doubted))
 
+    def count_parting(self) -> None:
+        """Newcomers came to another state than the others, and leave."""
+        trials = self._working.record.trials
+        self._working.change(trials=msgspec.structs.replace(trials, parted=trials.parted + 1))
+
     def refusal(self, identity: Identity) -> str:
-        """Why a newcomer is not let in: its host had none but unfit ones of late. Empty when it is."""
-        here = [one for one in self._working.record.trials.unfit if (one.host, one.address) == host_of(identity)]
+        """Why a newcomer is not let in: those before it came to another state than the others, as one that runs the
+        same script would, or its host had none but unfit ones of late. Empty when it is.
+        """
+        record = self._working.record
+        if record.trials.parted >= unfit.ENOUGH:
+            times, of = record.trials.parted, record.differed
+            return f"{times} times newcomers of this job came to differ from the others, so no more are let in: {of}"
+        here = [one for one in record.trials.unfit if (one.host, one.address) == host_of(identity)]
         left_s = self._last_unfit_at + self._deadlines.boot_s - self._working.now
         if len(here) < unfit.ENOUGH or left_s <= 0:
             return ""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +30,8 @@ except ImportError:
     from edl.core.worker.digest_sums import sums_of_rows
 
 ROW: Final = 4096  # words
+SKETCHED: Final = 32  # so many fingerprints of a sketch stand for one thing each; as many more for all that follows
+LONGEST: Final = 40  # characters of a value that people are told
 
 
 def _weights(first: int) -> NDArray[np.uint64]:
@@ -63,8 +65,12 @@ def fingerprint_of_array(name: str, array: NDArray[Any]) -> Fingerprint:
 
 def fingerprint_of_value(name: str, value: object) -> Fingerprint | None:
     """Of a plain value: None, a truth value, a number, text or bytes. None: it is something else."""
+    text = str(value)  # of a number of numpy's, which has fewer digits than the number of Python's that it becomes
+    value = value.item() if isinstance(value, np.generic) else value  # which it is for a worker that has got it
     contents = _bytes_of(value)
-    return None if contents is None else Fingerprint(name, _short(type(value).__name__.encode(), contents))
+    if contents is None:
+        return None
+    return Fingerprint(name, _short(type(value).__name__.encode(), contents), text if len(text) <= LONGEST else "")
 
 
 def _bytes_of(value: object) -> bytes | None:
@@ -81,9 +87,24 @@ def _bytes_of(value: object) -> bytes | None:
             return None
 
 
-def of_all(fingerprints: list[Fingerprint]) -> int:
+def of_all(fingerprints: Sequence[Fingerprint]) -> int:
     """One digest of them all, in their order."""
     return _short(b"", np.array([one.digest for one in fingerprints], np.uint64).tobytes())
+
+
+def sketch(fingerprints: Sequence[Fingerprint]) -> tuple[Fingerprint, ...]:
+    """A few fingerprints that differ where many do: the first ones, of hyper-parameters above all, and one for each
+    stretch of what follows.
+    """
+    first, rest = fingerprints[:SKETCHED], fingerprints[SKETCHED:]
+    size = -(-len(rest) // SKETCHED) or 1
+    return (*first, *(_together(rest[begin : begin + size]) for begin in range(0, len(rest), size)))
+
+
+def _together(stretch: Sequence[Fingerprint]) -> Fingerprint:
+    if len(stretch) == 1:
+        return stretch[0]
+    return Fingerprint(f"one of {stretch[0].name} to {stretch[-1].name}", of_all(stretch))
 
 
 def leaves(value: Any, path: str) -> list[tuple[str, Any]]:

@@ -1,8 +1,13 @@
 """Workers that must be equal and are not: which differ from which, in what, and what is made of it (I15).
 
-Owns: whose state counts as the right one, what people are told, and when workers compare. Does not own: the digests
-(`edl.core.worker.digest`), comparing them over the ring (`edl.trainer.comparison`), nor the end of a job for it
-(`edl.core.job.machine`).
+Owns: whose state counts as the right one, what follows from a difference, and when workers compare. Does not own: the
+digests (`edl.core.worker.digest`), comparing them over the ring (`edl.trainer.comparison`), the words for it
+(`edl.core.worker.divergence_words`), nor the end of a job for it (`edl.core.job.machine`).
+
+A newcomer that differs says nothing against the others: its script does something else there than theirs, as it counts
+batches by itself, say. So it goes, and they train on. What it does else may show only some steps after it got its
+state. Members of a young ring compare after the first step, the fourth, the sixteenth and the sixty-fourth; and until
+a newcomer was found equal after so many steps, it is one.
 """
 
 from __future__ import annotations
@@ -10,19 +15,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
 
 from edl.core.worker.moves import NEVER
 from edl.protocol.divergence import Divergence, Fingerprint, OnDivergence
 
-NAMED = 8  # workers, in a reason
-CAUSES = (
-    "something was changed outside the optimizer on some workers only; an `if` went another way on some of them; an "
-    "operation does not give the same twice; or hardware erred"
-)
-NEWCOMERS_CAUSES = (
-    "the model's forward pass changes weights, as spectral normalization in Keras does; or what is registered is "
-    "changed after notify_batch_end(), where a newcomer has got it already: change it before"
-)
+EARLY: Final = (1, 4, 16, 64)  # steps after a ring began at whose ends its members compare, besides the usual ones
+
+
+class Outcome(StrEnum):
+    """What follows from a difference."""
+
+    HEAL = "heal"  # those that differ take over the state that counts, and the job goes on
+    PART = "part"  # they leave the job, which goes on without them
+    FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,64 +42,97 @@ class Difference:
     ranks: tuple[int, ...]  # those that differ from `root`
     root: int  # the lowest rank of the largest group that is alike; of two such groups, of the one with the lowest rank
     majority: bool
-    newcomers: bool = False  # all that differ have just come
+    newcomers: bool = False  # all that differ are new
+    held: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of `first`, where it is a plain value: which ranks have which
 
 
-def difference(by_rank: Sequence[Sequence[Fingerprint]], new: Sequence[bool] = ()) -> Difference | None:
+Contents = dict[tuple[str, int], Fingerprint]  # by name, and number among those of that name
+
+
+def difference(
+    by_rank: Sequence[Sequence[Fingerprint]], new: Sequence[bool] = (), joined: Sequence[int] = ()
+) -> Difference | None:
     """What differs, given the fingerprints of every rank, each in its own order. None: nothing does.
 
-    `new`: of every rank, whether it got its state in this ring and has not been compared since. What the others have
-    counts.
+    `new`: of every rank, whether it is a newcomer. What the others have counts. `joined`: after which step each rank
+    got its state. Where a plain value differs first, such as a learning rate, the script has set it: then all count as
+    newcomers that have come later than the first ones, if these are alike.
     """
-    contents = [tuple(one.digest for one in fingerprints) for fingerprints in by_rank]
-    if len(set(contents)) == 1:
+    ranks = range(len(by_rank))
+    contents = [_named(fingerprints) for fingerprints in by_rank]
+    if len({tuple(one.digest for one in fingerprints) for fingerprints in by_rank}) == 1:
         return None
-    old = [rank for rank in range(len(contents)) if not (new and new[rank])] or list(range(len(contents)))
-    right, _ = max(
-        Counter(contents[rank] for rank in old).items(), key=lambda item: (item[1], -contents.index(item[0]))
+    found = _difference(contents, [rank for rank in ranks if not (new and new[rank])] or list(ranks))
+    if found.held and joined and not found.newcomers:
+        first = [rank for rank in ranks if joined[rank] == min(joined)]
+        by_age = _difference(contents, first)
+        return by_age if by_age.newcomers else found
+    return found
+
+
+def _difference(contents: Sequence[Contents], old: Sequence[int]) -> Difference:
+    """`old`: the ranks whose state counts."""
+    keys = [tuple((key, one.digest) for key, one in sorted(content.items())) for content in contents]
+    right, _ = max(Counter(keys[rank] for rank in old).items(), key=lambda item: (item[1], -keys.index(item[0])))
+    root, followers = next(rank for rank in old if keys[rank] == right), keys.count(right)
+    others = tuple(rank for rank, one in enumerate(keys) if one != right)
+    known = dict.fromkeys(key for rank in (root, *others) for key in contents[rank])  # in the order of the root
+    differing = [key for key in known if len({_digest(contents[rank], key) for rank in (root, *others)}) > 1]
+    first = differing[0]
+    return Difference(
+        first[0],
+        len(differing),
+        max(map(len, contents)),
+        others,
+        root,
+        2 * followers > len(contents),
+        not set(others) & set(old),
+        _held([content.get(first) for content in contents]),
     )
-    root, followers = next(rank for rank in old if contents[rank] == right), contents.count(right)
-    others = tuple(rank for rank, content in enumerate(contents) if content != right)
-    differing = sorted({place for rank in others for place in _differing(contents[rank], right)})
-    named = by_rank[root] if differing[0] < len(right) else max(by_rank, key=len)
-    compared = max(len(content) for content in contents)
-    majority, newcomers = 2 * followers > len(by_rank), not set(others) & set(old)
-    return Difference(named[differing[0]].name, len(differing), compared, others, root, majority, newcomers)
 
 
-def _differing(one: tuple[int, ...], other: tuple[int, ...]) -> list[int]:
-    """The places at which two differ; where one is longer, the rest of it."""
-    together = min(len(one), len(other))
-    places = [place for place in range(together) if one[place] != other[place]]
-    return places + list(range(together, max(len(one), len(other))))
+def _named(fingerprints: Sequence[Fingerprint]) -> Contents:
+    times = Counter[str]()
+    named: Contents = {}
+    for one in fingerprints:
+        named[one.name, times[one.name]] = one
+        times[one.name] += 1
+    return named
 
 
-def next_check(step: int, every: int, size: int) -> int:
-    """The next step after `step` at whose end all members compare: a number that each of them knows by itself."""
-    return (step // every + 1) * every if every and size > 1 else NEVER
+def _digest(content: Contents, key: tuple[str, int]) -> int | None:
+    one = content.get(key)
+    return None if one is None else one.digest
 
 
-def heals(divergence: Divergence, policy: OnDivergence) -> bool:
-    """Whether those that differ take over the state that counts, and the job goes on."""
-    return (policy is OnDivergence.HEAL or divergence.newcomers) and not divergence.persists
+def _held(by_rank: Sequence[Fingerprint | None]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Which ranks have which value; nothing where it is no plain value on all of them."""
+    found: dict[str, list[int]] = {}
+    for rank, one in enumerate(by_rank):
+        if one is None or not one.value:
+            return ()
+        found.setdefault(one.value, []).append(rank)
+    return tuple((value, tuple(ranks)) for value, ranks in found.items())
 
 
-def causes(divergence: Divergence) -> str:
-    """The likely ones."""
-    return NEWCOMERS_CAUSES if divergence.newcomers else CAUSES
+def next_check(step: int, every: int, size: int, began: int) -> int:
+    """The next step after `step` at whose end all members of a ring compare: a number that each of them knows by
+    itself. After step `began` all have had their state.
+    """
+    if size < 2:
+        return NEVER
+    early = (began + after for after in EARLY if began + after > step)
+    return min(next(early, NEVER), (step // every + 1) * every if every else NEVER)
 
 
-def told(divergence: Divergence) -> str:
-    """For people."""
-    who = ", ".join(divergence.workers[:NAMED])
-    if len(divergence.workers) > NAMED:
-        who += f" and {len(divergence.workers) - NAMED} others"
-    extent = f"{divergence.differing} of {divergence.compared} differ" if divergence.differing > 1 else "only that"
-    right = f"{divergence.root} and most others" if divergence.majority else f"{divergence.root}, the lowest rank's"
-    if divergence.newcomers:
-        who, right = f"{who}, just come,", divergence.root
-    before = f" (after step {divergence.equal_step} they were equal)" if divergence.equal_step else ""
-    return (
-        f"the workers' states differ after step {divergence.step}{before}: {who} from {right}, first in "
-        f"{divergence.first} ({extent}). Likely causes: {causes(divergence)}"
-    )
+def is_proven(step: int, joined: int) -> bool:
+    """A worker that got its state after step `joined`, and is equal to the others after `step`, is no newcomer more."""
+    return step >= joined + EARLY[-1]
+
+
+def outcome(divergence: Divergence, policy: OnDivergence) -> Outcome:
+    """At a newcomer's first comparison it may be the way in which it got its state, so it is given that once more."""
+    first = divergence.newcomers and not divergence.equal_step
+    if (policy is OnDivergence.HEAL or first) and not divergence.persists and not divergence.at_end:
+        return Outcome.HEAL
+    return Outcome.PART if divergence.newcomers else Outcome.FAIL

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from edl.core.worker.agreement import Beginning, Entering, Vote, begins, has_state, says
 from edl.core.worker.copying import Copying
+from edl.core.worker.divergence import is_proven
 from edl.core.worker.inputs import (
     AbortRings,
     AdoptRing,
@@ -140,7 +141,8 @@ class WorkerMachine:
         self.awaits_state = False  # it sits in its ring, and gets its state beside the first steps
         self.portions = Portions()
         self.state_bytes = 0  # of the state that it can give to a newcomer over several steps
-        self.is_new = False  # it got its state so, and has not been found to be equal to the others yet
+        self.joined = 0  # the step after which it came to a ring that trained; 0: it was there from the beginning
+        self.is_new = False  # it came so, and has not been found equal to the others after enough steps yet
         self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came
         self.restarts = False  # a broken ring makes the script leave its iteration over the data
         self._voided: Void | None = None  # the ring has failed in the mini-batch being worked on
@@ -545,7 +547,9 @@ class WorkerMachine:
         assert beginning is not None
         if beginning.whole:
             self._tainted = False
-        self.awaits_state = self.is_new = self._tainted and beginning.offer > 0
+        self.awaits_state = self._tainted and beginning.offer > 0
+        if not self.generation:
+            self.joined, self.is_new = beginning.step, beginning.step > 0
         self._entering = None
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self.generation, self._failed_generation = place.generation, 0
@@ -644,7 +648,7 @@ class WorkerMachine:
     def _on_comparison(self, happened: FromComparison) -> list[Command]:
         match happened:
             case StatesEqual():
-                self.is_new = False
+                self.is_new = self.is_new and not is_proven(self.count.step, self.joined)
                 self.unusual.note_equal(self.count.step, self.size)
                 return []
             case StatesDiffer(found):

@@ -20,6 +20,7 @@ class Unusual:
         self.checking = Checking()
         self.check_at = NEVER  # the step after which this ring compares its members' states
         self.equal_step = 0  # the newest after which it did, and found them equal
+        self.began = 0  # the step after which all members of this ring have their state
 
     @property
     def step(self) -> int:
@@ -31,13 +32,16 @@ class Unusual:
         newcomers get their state `beside` so many steps, before the one that follows.
         """
         self.even_until = NEVER
-        self.checking, self.equal_step = checking, 0
-        self.check_at = step + beside if step > 0 and size > 1 else next_check(step, checking.every, size)
+        self.checking, self.equal_step, self.began = checking, 0, step + beside
+        self.check_at = self.began if step > 0 and size > 1 else self._next_check(step, size)
 
     def note_equal(self, step: int, size: int) -> None:
         """The states of this ring's members are equal after `step`."""
         self.equal_step = step
-        self.check_at = next_check(step, self.checking.every, size)
+        self.check_at = self._next_check(step, size)
+
+    def _next_check(self, step: int, size: int) -> int:
+        return next_check(step, self.checking.every, size, self.began)
 
     def draw_nearer(self, step: int) -> None:
         """What comes after `step` may weigh otherwise than was thought: it is to be looked at again there."""

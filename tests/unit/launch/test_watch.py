@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from edl import facts
 from edl.events import Event, Kind
 from edl.launch.records import Folder
 from edl.launch.watch import JobWatch
@@ -34,6 +35,20 @@ OVER = Status(
 @pytest.mark.parametrize("kind", [Kind.JOB_FINISHED, Kind.JOB_FAILED, Kind.JOB_PREEMPTED])
 async def test_the_step_of_a_job_that_was_too_short_to_be_seen_training_is_told_by_its_end(tmp_path: Path, kind: Kind):
     ahead = Event(1.0, "x", Kind.CHECKPOINT_BEGUN, 1, 1, 40)  # it tells of a step to come
-    watch = JobWatch(LookedAt(ahead, Event(2.0, "x", kind, 1, 1, 10)), Folder(tmp_path), lambda seen: None)
+    watch = JobWatch(LookedAt(ahead, Event(2.0, "x", kind, 1, 1, 10)), Folder(tmp_path), lambda seen: None, [].append)
     await watch.look()
     assert watch.newest_step == 10
+
+
+async def test_people_are_told_at_once_that_workers_came_to_differ_and_only_of_the_first_time(tmp_path: Path):
+    def differ(step: int) -> Event:
+        said = facts.WorkersDiverged(
+            workers=("w2",), first="rate", differing=1, compared=2, after_step=step, equal_step=0, like="w0",
+            majority=True, action="part", likely="a count", told=f"the workers' states differ after step {step}",
+        )  # fmt: skip
+        return Event(1.0, "x", Kind.DIVERGED, 1, 1, step, said.details())
+
+    lines: list[str] = []
+    watch = JobWatch(LookedAt(differ(5), differ(9)), Folder(tmp_path), lambda seen: None, lines.append)
+    await watch.look()
+    assert lines == ["the workers' states differ after step 5. What follows: w2 must leave, and the job trains on"]

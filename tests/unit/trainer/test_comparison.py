@@ -47,7 +47,9 @@ class FakeRing:
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
         self.broadcasts += 1
         assert (payload is not None) == (root == self.place.rank)
-        return payload or msgspec.msgpack.encode(_Teller(f"w{root}", fingerprints(self.states[root]), root in self.new))
+        return payload or msgspec.msgpack.encode(
+            _Teller(f"w{root}", fingerprints(self.states[root]), root in self.new, 9)
+        )
 
 
 class FakePage:
@@ -69,9 +71,9 @@ class FakeSeat:
     def __init__(self, ring: FakeRing, link: FakeLink, on_divergence: OnDivergence, end: Callable[[], None]) -> None:
         self.link, self.ring = link, ring
         link.worker = ring.place.worker
-        unusual = SimpleNamespace(equal_step=20, checking=Checking(20, on_divergence))
+        unusual = SimpleNamespace(equal_step=0 if ring.new else 20, checking=Checking(20, on_divergence))
         is_new = ring.place.rank in ring.new
-        self.machine = SimpleNamespace(generation=1, step=40, unusual=unusual, void=None, is_new=is_new)
+        self.machine = SimpleNamespace(generation=1, step=40, unusual=unusual, void=None, is_new=is_new, joined=9)
         self.while_waiting = end
         self.heals = True
         self.synchronized: list[tuple[int, bool]] = []
@@ -156,7 +158,7 @@ def test_all_find_the_same_difference_tell_it_and_wait_for_the_end(rank: int) ->
 
 def test_without_a_leader_each_ends_by_itself() -> None:
     _, comparison = member(0, ["abc", "axc", "abc"], ended=lambda: None)
-    with pytest.raises(JobFailed, match="w1 from w0"):
+    with pytest.raises(JobFailed, match="w1 differs from w0"):
         comparison.make(0.0)
 
 
@@ -229,6 +231,48 @@ def test_where_others_differ_by_then_too_the_job_ends() -> None:
         comparison.make(60.0)
     assert [told.found.newcomers for told in shell.told] == [True, False]
     assert not shell.synchronized
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_newcomers_that_differ_later_leave_the_ring_and_the_others_go_on(rank: int, large: bool) -> None:
+    shell, comparison = member(rank, ["abc", "abc", "xbc"], new=(2,), large=large)
+    shell.machine.unusual.equal_step = 30
+    assert comparison.begin()
+    comparison.before_update()
+    shell.machine.step = 41
+    if rank == 2:
+        with pytest.raises(Ended):
+            comparison.finish(60.0)
+    else:
+        assert not comparison.finish(60.0)
+        assert not comparison.begin(), "nothing is compared with one that takes no part any more"
+        with pytest.raises(RingBroken, match="w2 differed"):
+            comparison.make(60.0)
+        shell.machine.generation = 2
+        shell.ring.states = ["abc"] * 3
+        assert comparison.begin()
+    (told,) = shell.told
+    assert (told.found.workers, told.found.newcomers, told.found.joined) == (("w2",), True, (9,))
+    assert not shell.synchronized
+
+
+def test_who_parts_is_no_matter_of_the_next_ring() -> None:
+    shell, comparison = member(0, ["abc", "abc", "xbc"], new=(2,))
+    shell.machine.unusual.equal_step = 30
+    assert comparison.begin()
+    assert not comparison.finish(60.0)
+    shell.machine.generation, shell.ring.states = 2, ["abc"] * 3
+    comparison.make(60.0)
+    assert len(shell.told) == 1
+
+
+def test_newcomers_that_do_not_heal_leave_in_the_same_step() -> None:
+    shell, comparison = member(0, ["abc", "abc", "xbc"], new=(2,))
+    shell.heals = False
+    with pytest.raises(RingBroken, match="w2 differed"):
+        comparison.make(60.0)
+    assert [told.found.persists for told in shell.told] == [False, True]
 
 
 @pytest.mark.parametrize("how", ["the ring is broken", "the mini-batch is void"])

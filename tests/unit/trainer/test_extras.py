@@ -310,6 +310,20 @@ def test_modules_tensors_and_states_are_compared_in_one_order_and_plain_values_a
     assert [name for name, _ in other._compared()] == names
 
 
+def test_what_was_registered_as_a_plain_value_stays_the_scripts_own_whatever_is_in_its_place_later() -> None:
+    extras = Extras(Nets())._add(
+        {"best": 9e9, "kept": {"loss": None, "net": Net(a=np.ones(1))}, "late": {}, "means": np.ones(2)}
+    )
+    extras._add({"schedule": Schedule()})
+    names = ["edl.register(kept=...)['net'].a"]
+    assert [name for name, _ in extras._compared()] == names
+    extras.best = extras.means = Net(b=np.ones(1))
+    extras.kept["loss"] = extras.late["ema"] = Net(c=np.ones(1))
+    extras.schedule.values["rate"] = 0.5
+    more = ["edl.register(late=...)['ema'].c", "edl.register(schedule=...).state_dict()['rate']"]
+    assert [name for name, _ in extras._compared()] == [*names, *more]
+
+
 def test_where_a_script_stands_is_not_compared() -> None:
     """What a callback holds is in it, tensors too: a newcomer knows of it what it was told."""
     extras = Extras(Nets())._add({STANDING: {"fit": {"best": Net(a=np.ones(3))}}, "ema": Schedule(rate=0.5)})

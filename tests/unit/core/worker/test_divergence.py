@@ -9,9 +9,12 @@ from machine_job import Job
 from edl.core.job.inputs import TookOver
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine
-from edl.core.worker.divergence import Difference, difference, heals, next_check, told
+from edl.core.worker.digest import SKETCHED, fingerprint_of_value, sketch
+from edl.core.worker.divergence import Difference, Outcome, difference, is_proven, next_check, outcome
+from edl.core.worker.divergence_words import told
 from edl.core.worker.moves import NEVER
-from edl.protocol.divergence import Checking, Divergence, Fingerprint, OnDivergence
+from edl.events import Kind
+from edl.protocol.divergence import Checking, Divergence, Fingerprint, Held, OnDivergence
 from edl.protocol.job import Identity, JobState
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.messages import Phase, Register
@@ -52,8 +55,16 @@ def test_who_differs_and_in_what_first(by_rank: tuple[str, ...], expected: Diffe
 
 
 def test_all_members_compare_after_the_same_steps_whenever_they_came() -> None:
-    assert [next_check(step, 100, 2) for step in (0, 1, 99, 100, 101)] == [100, 100, 100, 200, 200]
-    assert next_check(7, 0, 2) == next_check(7, 100, 1) == NEVER
+    assert [next_check(step, 100, 2, 0) for step in (0, 1, 4, 99, 100, 101)] == [1, 4, 16, 100, 200, 200]
+    assert [next_check(step, 100, 3, 90) for step in (90, 91, 94, 100, 106, 154)] == [91, 94, 100, 106, 154, 200]
+    assert [next_check(step, 0, 2, 7) for step in (7, 70, 71)] == [8, 71, NEVER]
+    assert next_check(7, 100, 1, 7) == NEVER
+
+
+def test_who_has_come_is_proven_by_the_last_of_the_early_comparisons() -> None:
+    last = max(step for step in range(200) if next_check(step - 1, 0, 2, 30) == step)
+    assert is_proven(last, 30)
+    assert not is_proven(last - 1, 30)
 
 
 def test_people_are_told_who_what_since_when_and_why() -> None:
@@ -61,9 +72,31 @@ def test_people_are_told_who_what_since_when_and_why() -> None:
         assert word in told(FOUND)
     assert "w0 and most others" in told(msgspec.structs.replace(FOUND, majority=True))
     assert "after notify_batch_end()" not in told(FOUND)
-    come = told(msgspec.structs.replace(FOUND, newcomers=True))
-    assert "w1, just come, from w0, first in fc.weight" in come
-    assert "changed after notify_batch_end(), where a newcomer has got it already" in come
+    come = msgspec.structs.replace(FOUND, newcomers=True, joined=(190,), equal_step=0)
+    assert "w1, which joined after step 190, differs from w0, first in fc.weight" in told(come)
+    assert "changed after notify_batch_end(), where a newcomer has got it already" in told(come)
+    assert "enumerate()" in told(msgspec.structs.replace(come, equal_step=196))
+
+
+RATES = (Held("0.01", ("w0", "w2")), Held("0.05", ("w1",)))
+
+
+def test_where_a_value_differs_people_are_told_who_has_which() -> None:
+    rates = msgspec.structs.replace(FOUND, first="learning rate of group 0", held=RATES, newcomers=True, joined=(120,))
+    said = "learning rate of group 0 is 0.01 on w0, w2 and 0.05 on w1, which joined after step 120 (2 of 9 differ)"
+    assert said in told(rates)
+    assert "edl.register(scheduler=...)" in told(rates)
+    own = told(msgspec.structs.replace(rates, newcomers=False))
+    assert "such as its loss" in own
+    assert "joined" not in own
+    registered = msgspec.structs.replace(rates, first="edl.register(scheduler=...).state_dict()['last_epoch']")
+    assert "a schedule that is not registered" in told(registered)
+
+
+def test_at_the_end_a_script_may_have_changed_its_model_by_then() -> None:
+    said = told(msgspec.structs.replace(FOUND, at_end=True, equal_step=0))
+    assert "after step 200, the last one of the script:" in said
+    assert "change a copy of it" in said
 
 
 @pytest.mark.parametrize(
@@ -83,32 +116,102 @@ def test_what_those_have_that_were_there_before_is_right(
     assert difference(states(*by_rank), new) == expected
 
 
+def rates(*values: float, weights: str = "") -> list[list[Fingerprint]]:
+    """A learning rate of each rank, and a weight."""
+    found = [fingerprint_of_value("rate", value) for value in values]
+    return [[one, *more] for one, more in zip(found, states(*(weights or "a" * len(found))), strict=True) if one]
+
+
+def test_what_a_script_has_set_is_told_of_every_rank() -> None:
+    found = difference(rates(0.1, 0.2, 0.1))
+    assert found is not None
+    assert (found.first, found.held) == ("rate", (("0.1", (0, 2)), ("0.2", (1,))))
+    assert difference(states("ab", "ac")).held == ()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
-    ("newcomers", "persists", "policy", "goes_on"),
+    ("values", "joined", "newcomers"),
     [
-        (True, False, OnDivergence.FAIL, True),
-        (True, True, OnDivergence.FAIL, False),
-        (False, False, OnDivergence.FAIL, False),
-        (False, False, OnDivergence.HEAL, True),
-        (True, True, OnDivergence.HEAL, False),
+        ((0.1, 0.2, 0.1), (0, 500, 0), True),  # long ago: a schedule by epochs shows late
+        ((0.1, 0.2, 0.2), (0, 500, 900), True),  # they are more, and both have come later
+        ((0.1, 0.1, 0.2), (0, 500, 900), True),
+        ((0.2, 0.1, 0.1), (0, 500, 500), True),
+        ((0.1, 0.2, 0.1), (0, 0, 500), False),  # those that were there first are not alike
+        ((0.1, 0.2, 0.2), (500, 500, 500), False),
     ],
 )
-def test_newcomers_are_given_the_state_again_whatever_the_policy(
-    newcomers: bool, persists: bool, policy: OnDivergence, goes_on: bool
+def test_what_a_script_has_set_counts_as_the_first_workers_have_it(
+    values: tuple[float, ...], joined: tuple[int, ...], newcomers: bool
 ) -> None:
-    found = msgspec.structs.replace(FOUND, newcomers=newcomers, persists=persists)
-    assert heals(found, policy) == goes_on
+    found = difference(rates(*values), (False,) * 3, joined)
+    assert found is not None
+    assert found.newcomers == newcomers
+    if newcomers:
+        assert found.root == 0
+
+
+def test_weights_of_workers_that_were_equal_for_long_are_nobodys_fault() -> None:
+    found = difference(states("abc", "abx"), (False, False), (0, 500))
+    assert found is not None
+    assert not found.newcomers
+
+
+def test_what_one_has_and_another_has_not_hides_nothing_that_follows() -> None:
+    one = [Fingerprint("a", 1), Fingerprint("extra", 5), Fingerprint("b", 2), Fingerprint("b", 3)]
+    other = [Fingerprint("a", 1), Fingerprint("b", 2), Fingerprint("b", 3)]
+    found = difference([other, one, other])
+    assert found is not None
+    assert (found.first, found.differing, found.ranks) == ("extra", 1, (1,))
+
+
+@pytest.mark.parametrize("size", [1, SKETCHED, 2 * SKETCHED, 5 * SKETCHED + 3])
+def test_a_sketch_differs_where_its_state_does_and_names_the_place(size: int) -> None:
+    state = [Fingerprint(f"t{number}", number) for number in range(size)]
+    assert len(sketch(state)) <= 2 * SKETCHED
+    for number in (0, size // 2, size - 1):
+        other = [*state]
+        other[number] = Fingerprint(f"t{number}", 1 << 40)
+        found = difference([sketch(state), sketch(other)])
+        assert found is not None
+        assert found.differing == 1
+        if size <= 2 * SKETCHED:
+            assert found.first == f"t{number}"
+    if size > 2 * SKETCHED:
+        last = sketch(state)[-2].name
+        assert last.startswith("one of t")
+        assert " to t" in last
+
+
+@pytest.mark.parametrize(
+    ("newcomers", "equal_step", "persists", "policy", "expected"),
+    [
+        (True, 0, False, OnDivergence.FAIL, Outcome.HEAL),  # it may be how it got its state
+        (True, 0, True, OnDivergence.FAIL, Outcome.PART),
+        (True, 100, False, OnDivergence.FAIL, Outcome.PART),
+        (False, 0, False, OnDivergence.FAIL, Outcome.FAIL),
+        (False, 100, False, OnDivergence.HEAL, Outcome.HEAL),
+        (True, 100, False, OnDivergence.HEAL, Outcome.HEAL),
+        (True, 100, True, OnDivergence.HEAL, Outcome.PART),
+        (False, 100, True, OnDivergence.HEAL, Outcome.FAIL),
+    ],
+)
+def test_newcomers_are_given_the_state_again_once_and_then_they_go(
+    newcomers: bool, equal_step: int, persists: bool, policy: OnDivergence, expected: Outcome
+) -> None:
+    found = msgspec.structs.replace(FOUND, newcomers=newcomers, persists=persists, equal_step=equal_step)
+    assert outcome(found, policy) is expected
+    assert outcome(msgspec.structs.replace(found, newcomers=False, at_end=True), policy) is Outcome.FAIL
 
 
 # --------------------------------------------------------------------------------------------------- their leader
 
 
-def training(on_divergence: OnDivergence) -> Job:
+def training(on_divergence: OnDivergence, minimum: int = 1) -> Job:
     job = Job()
     for worker in ("w0", "w1"):
         identity = Identity(worker, "host", "127.0.0.1", 100, 101)
         job_policy = JobPolicy(checking=Checking(50, on_divergence))
-        job.feed(Register(identity, 2, 1, 0, job_policy=job_policy))
+        job.feed(Register(identity, 2, minimum, 0, job_policy=job_policy))
     for worker in ("w0", "w1"):
         job.see(worker, Phase.TRAINING, 1)
     return job
@@ -146,6 +249,42 @@ def test_what_does_not_heal_fails_the_job_all_the_same() -> None:
     job.see("w0", Phase.TRAINING, 1, 200, diverged=FOUND)
     job.see("w0", Phase.TRAINING, 1, 200, diverged=msgspec.structs.replace(FOUND, persists=True))
     assert job.kinds()[-3:] == ["diverged", "diverged", "job_failed"]
+
+
+NEW = msgspec.structs.replace(FOUND, newcomers=True, joined=(190,), majority=True)
+
+
+def test_newcomers_that_differ_go_and_the_others_train_on() -> None:
+    job = training(OnDivergence.FAIL)
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 200, diverged=NEW)
+    (lost,) = [event.fact.details() for event in job.told if event.fact.kind is Kind.WORKER_LOST]
+    assert (lost["worker"], lost["cause"], lost["reason"]) == ("w1", "differed", told(NEW))
+    assert job.machine.record.state is not JobState.FAILED
+    assert job.orders("w1").reason.endswith(told(NEW))
+    planned = job.orders("w0").assignment
+    assert planned is not None
+    assert planned.place.size == 1
+
+
+def test_where_too_few_would_be_left_the_job_fails_with_the_reason() -> None:
+    job = training(OnDivergence.FAIL, minimum=2)
+    job.see("w0", Phase.TRAINING, 1, 200, diverged=NEW)
+    assert job.machine.record.state is JobState.FAILED
+    assert job.machine.record.reason == told(NEW)
+    assert [event.fact.details()["action"] for event in job.told if event.fact.kind is Kind.DIVERGED] == ["fail"]
+
+
+def test_a_failure_repeats_what_was_found_first() -> None:
+    job = training(OnDivergence.FAIL)
+    first = msgspec.structs.replace(NEW, equal_step=0, first="learning rate of group 0", held=RATES)
+    job.see("w0", Phase.TRAINING, 1, 200, diverged=first)
+    job.machine = JobMachine(job.machine.record, LeadTimes.of(10.0))
+    job.feed(TookOver(frozenset({"w0", "w1"})))
+    later = msgspec.structs.replace(FOUND, step=300)
+    job.see("w0", Phase.TRAINING, 1, 300, diverged=later)
+    assert job.machine.record.state is JobState.FAILED
+    assert job.machine.record.reason == f"{told(later)}. Before that: {told(first)}"
 
 
 def test_every_member_of_a_ring_is_told_the_same_of_when_to_compare() -> None:

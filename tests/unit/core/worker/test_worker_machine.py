@@ -205,8 +205,13 @@ def test_one_whose_data_never_comes_is_given_an_uncounted_mini_batch_once() -> N
 def test_a_usual_mini_batch_is_none_of_the_machines_business() -> None:
     worker = Worker().sits()
     worker.trains(1)
+    assert worker.machine.check_is_due, "the members of a young ring compare soon"
+    worker.machine.handle(StatesEqual())
     (weight,) = worker.machine.handle(StepCovered(2, 1))
     assert isinstance(weight, SetWeight) and weight.weight == 4 / 8
+    assert worker.count.usual_until == 4
+    worker.machine.unusual.note_equal(64, 2)
+    worker.machine.handle(StepCovered(2, 1))
     assert worker.count.usual_until == 10
     worker.machine.handle(happens.RatesHold(5))
     assert worker.count.usual_until == 5
@@ -234,6 +239,7 @@ def test_a_planned_switch_comes_after_its_step_and_not_before() -> None:
 
 def test_at_a_mark_it_waits_for_what_follows() -> None:
     worker = Worker().sits().trains(3)
+    worker.machine.handle(StatesEqual())
     worker.machine.handle(StepCovered(4, 1))
     marked = worker.orders(shares=(worker.share(1, 0, rebatch=7, mark=2),))
     assert said(worker.machine.handle(OrdersHeard(marked))) == [say.Marked(7, 4)], "it works on step 4"
@@ -262,7 +268,11 @@ def test_states_are_compared_at_numbers_that_all_know_and_when_a_ring_begins() -
     worker.reads(shares=(worker.share(2, 3),))
     assert worker.machine.check_is_due
     worker.machine.handle(StatesEqual())
-    assert (worker.machine.check_is_due, worker.machine.unusual.check_at) == (False, 20)
+    assert (worker.machine.check_is_due, worker.machine.unusual.check_at) == (False, 4)
+    worker.machine.unusual.note_equal(7, 2)
+    assert worker.machine.unusual.check_at == 19, "the third of those that a young ring makes"
+    worker.machine.unusual.note_equal(19, 2)
+    assert worker.machine.unusual.check_at == 20
 
 
 # --------------------------------------------------------------------------------------------------------- a new ring

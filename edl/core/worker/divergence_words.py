@@ -1,0 +1,73 @@
+"""What people are told where workers of one ring differ: who from whom, in what, and why that may be (I15).
+
+Owns: the words. Does not own: who differs, nor what follows (`edl.core.worker.divergence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from edl.protocol.divergence import Divergence
+
+NAMED: Final = 8  # workers, in a reason
+REGISTERED: Final = "edl.register("  # names of what scripts register begin so
+CAUSES: Final = (
+    "something was changed outside the optimizer on some workers only; an `if` went another way on some of them; an "
+    "operation does not give the same twice; or hardware erred"
+)
+OWN_VALUES: Final = "it is set by what is each worker's own, such as its loss, its time, or a count of its batches"
+AT_FIRST: Final = (
+    "the model's forward pass changes weights, as spectral normalization in Keras does; or what is registered is "
+    "changed after notify_batch_end(), where a newcomer has got it already: change it before"
+)
+OWN_COUNT: Final = (
+    "the script goes by a count of its own, which a newcomer begins anew, as with enumerate() or a schedule that is not "
+    "registered: go by edl.step() and edl.epoch(), or edl.register() it"
+)
+OWN_SCHEDULE: Final = (
+    "is a schedule not registered? edl.register(scheduler=...). Or does the script count batches by itself, which a "
+    "newcomer begins anew? edl.step() and edl.epoch() are the same on all"
+)
+AFTERWARDS: Final = "some changed their model or optimizer after the last step: change a copy of it, or do so on all"
+
+
+def causes(found: Divergence) -> str:
+    """The likely ones."""
+    set_by_script = bool(found.held)
+    if found.newcomers and set_by_script:
+        return OWN_COUNT if found.first.startswith(REGISTERED) else OWN_SCHEDULE
+    if found.newcomers:
+        return OWN_COUNT if found.equal_step else AT_FIRST
+    likely = f"{OWN_VALUES}; or {CAUSES}" if set_by_script else CAUSES
+    return f"{AFTERWARDS}; or {likely}" if found.at_end else likely
+
+
+def told(found: Divergence) -> str:
+    """For people."""
+    after = f"after step {found.step}, the last one of the script" if found.at_end else f"after step {found.step}"
+    before = f" (after step {found.equal_step} they were equal)" if found.equal_step else ""
+    extent = f"{found.differing} of {found.compared} differ" if found.differing > 1 else "only that"
+    return f"the workers' states differ {after}{before}: {_who(found)} ({extent}). Likely causes: {causes(found)}"
+
+
+def _who(found: Divergence) -> str:
+    joined = _joined(found)
+    if found.held:
+        values = [f"{one.value} on {_named(one.workers)}" for one in found.held]
+        return f"{found.first} is {', '.join(values[:-1])} and {values[-1]}{joined and f', {joined}'}"
+    right = f"{found.root} and most others" if found.majority else f"{found.root}, the lowest rank's"
+    right = found.root if found.newcomers else right
+    differ = "differs" if len(found.workers) == 1 else "differ"
+    return f"{_named(found.workers)}{joined and f', {joined},'} {differ} from {right}, first in {found.first}"
+
+
+def _joined(found: Divergence) -> str:
+    if not found.newcomers:
+        return ""
+    return "which joined after step " + " or ".join(map(str, sorted(set(found.joined))))
+
+
+def _named(workers: Sequence[str]) -> str:
+    more = f" and {len(workers) - NAMED} others" if len(workers) > NAMED else ""
+    return ", ".join(workers[:NAMED]) + more

@@ -1,0 +1,37 @@
+"""PyTorch: a newcomer does something else than the others, in one of the ways that are easily written."""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+
+import edl.torch as edl
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--until", type=Path, required=True, help="train until the step that this file names")
+parser.add_argument("--fault", choices=["rate", "schedule", "float", "enumerate"], required=True)
+options = parser.parse_args()
+edl.init()
+model = torch.nn.Linear(4, 1)
+optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model=model)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 20, gamma=0.9)
+kept = edl.register(best=9e9)
+shards = edl.elastic_shard_generator(1 << 20, epochs=1)
+for count, ids in enumerate(shards.batches(4)):
+    if options.fault == "rate":
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * 0.99**count
+    loss = model(torch.rand(len(ids), 4)).square().mean()
+    loss.backward()
+    if options.fault != "enumerate" or count % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+    if options.fault == "schedule":
+        schedule.step()
+    if options.fault == "float" and count % 8 == 7:
+        kept.best = loss.detach()
+    time.sleep(0.02)
+    edl.notify_batch_end()
+    if options.until.exists() and edl.step() > int(options.until.read_text()):
+        break
