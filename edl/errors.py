@@ -17,8 +17,10 @@ class ConfigError(EdlError):
     """A setting, a flag or this machine is wrong; the caller mends it and starts again."""
 
 
-class UsageError(EdlError):
-    """The script calls edl wrongly; the message names the call, the argument and the remedy."""
+class UsageError(EdlError, ValueError):
+    """The script calls edl wrongly; the message names the call, the argument and the remedy. A ValueError too, which
+    Horovod and PyTorch raise for such a call.
+    """
 
 
 class DataError(EdlError):
@@ -41,8 +43,18 @@ class PeerError(EdlError):
     """The other side misbehaved or is gone; nothing here is wrong."""
 
 
-class RingBroken(PeerError):
+class CollectiveFailed(EdlError, RuntimeError):
+    """A collective has no result. Scripts of Horovod's know it as HorovodInternalError."""
+
+
+class RingBroken(PeerError, CollectiveFailed):
     """A collective or the forming of a ring failed: the mini-batch in flight is void (I8)."""
+
+
+class CollectiveRefused(UsageError, CollectiveFailed):
+    """The workers' scripts call a collective with other types, shapes or arguments, or other collectives, or one that
+    there is not. The message names both sides, all of them raise it, and the ring stands.
+    """
 
 
 class StoreUnavailable(EdlError):

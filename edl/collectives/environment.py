@@ -1,4 +1,4 @@
-"""What Horovod reads from the environment: once per process, and each time when it forms a ring.
+"""What Horovod reads from the environment, once per process and each time when it forms a ring, and what scripts read.
 
 Owns: the names and their values. Does not own: how one library is given its own (`edl.collectives.guard`).
 """
@@ -46,3 +46,19 @@ def variables(place: Place, timeout_s: float, *, keep_elastic: bool = False) -> 
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(timeout_s) + 1),  # ours comes first, and says what is missing
         **elastic,
     }
+
+
+def tell_scripts(place: Place, environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
+    """What horovodrun's processes find in their environment, of the ring that this process sits in now. With edl the
+    hosts of all are known, as scripts ask for them by `hvd.local_rank()`, and they change with the ring.
+    """
+    environ.update(
+        {
+            "HOROVOD_RANK": str(place.rank),
+            "HOROVOD_SIZE": str(place.size),
+            "HOROVOD_LOCAL_RANK": str(place.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(place.local_size),
+            "HOROVOD_CROSS_RANK": str(place.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(place.cross_size),
+        }
+    )

@@ -25,6 +25,7 @@ from typing import Protocol
 
 from edl import ownership
 from edl.collectives.engine import RingEngine
+from edl.collectives.environment import tell_scripts
 from edl.collectives.face import Face
 from edl.collectives.guard import plain
 from edl.collectives.names import Named, Sums, go_through
@@ -134,6 +135,7 @@ class HorovodRing:
         assert place is not None  # it stands
         self._face.call(self._engine.library)
         self.size = place.size
+        tell_scripts(place)
 
     def _be_inherited(self) -> None:
         """In a forked child. At its end gloo would take the connections down that it shares with its parent."""

@@ -6,13 +6,13 @@ are (`edl.config`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
 
 from edl.config import Settings
-from edl.errors import ConfigError
+from edl.errors import ConfigError, UsageError
 
 OVER: Final = frozenset({"finished", "failed", "preempted"})  # as `edl status` says
 LIFE: Final = "EDL_LIFE"  # each launcher of a job that is saved gives its number to the workers
@@ -40,6 +40,27 @@ def joined(environ: Mapping[str, str], **keywords: object) -> Settings:
     if settings.job is not None and settings.coordinator is None:
         raise ConfigError(_why_no_coordinator(settings.job, _left(settings)))
     return settings
+
+
+def check_one_ring(comm: object, process_sets: object) -> None:
+    """Raises UsageError where a call of Horovod's form asks for another ring than that of all workers."""
+    for name, value in {"comm": comm, "process_sets": process_sets}.items():
+        if value is not None and not (isinstance(value, Collection) and len(value) == 0):
+            raise UsageError(
+                f"edl.init({name}={value!r}): a job of edl has one ring of all its workers, which is made anew when "
+                "workers come and go: leave it away"
+            )
+
+
+def check_again(settings: Settings, keywords: Mapping[str, object], *, left: bool) -> None:
+    """Of a process that has joined by these, and has `left` or not: raises UsageError where another `init` asks for
+    something else.
+    """
+    if left:
+        raise UsageError("edl.init() after edl.shutdown(): a process joins its job once: start another one")
+    for name, value in keywords.items():
+        if value is not None and value != (now := getattr(settings, name)):
+            raise UsageError(f"edl.init({name}={value!r}): this process has joined already, with {name}={now!r}")
 
 
 def completed(settings: Settings) -> Settings:

@@ -9,24 +9,30 @@ bucket that is full early waits for those before it. Where there are several opt
 them in another order on each worker: then no bucket begins before its end.
 
 A large gradient travels where it lies. Small ones are copied together, and back.
+
+Before the first bucket in a ring, and of other parameters than before, members tell each other the types and shapes of
+all: gradients that differ would be garbage, or gloo would end the process. A usual step has none of it.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from edl.errors import UsageError
+from edl.errors import CollectiveRefused, UsageError
 from edl.torch.absence import Nothings, no_rows
-from edl.torch.groups import ProcessGroups
+from edl.torch.group_collectives import form
+from edl.torch.groups import ROW_BYTES, ProcessGroups
 from edl.torch.tensor_ring import scale
 
 LARGE_BYTES = 1 << 20  # of a gradient that travels alone
 FULL_BYTES = 1 << 22  # of a bucket of others
 ROWS_SUMMED_AS = {torch.float16: torch.float32}  # which PyTorch cannot add to sparse rows
 FIRST_BYTES = 1 << 20  # of the first one, so that the group has something to do early
+END = "."  # after the last parameter
 
 
 class GroupSeat(Protocol):
@@ -95,7 +101,9 @@ class Buckets(Nothings):
         self._ring = ring
         self._known: list[int] = []  # ids of the parameters that the buckets are for
         self._groups: ProcessGroups | None = None  # and the ring
+        self._wanted: list[torch.Tensor] = []  # those parameters
         self._buckets: list[_Bucket] = []
+        self._agreed = False  # all members have the same buckets
         self._of: dict[int, _Bucket] = {}  # by the parameter's id
         self._next = 0  # the bucket that begins next
         self._waits: list[Callable[[], object]] = []
@@ -107,6 +115,7 @@ class Buckets(Nothings):
             # What the operations of a ring that broke still write is no part of the next one's steps.
             self._known, self._groups = known, self._ring.groups
             self._buckets = [_Bucket(some) for some in cut(wanted)]
+            self._wanted, self._agreed = wanted, False
             self._of = {id(parameter): bucket for bucket in self._buckets for parameter in bucket.parameters}
         self._groups.look_at_sums()
 
@@ -139,6 +148,9 @@ class Buckets(Nothings):
             bucket.here.clear()
 
     def _begin_next(self) -> None:
+        if not self._agreed:  # here, and not when they are cut: all members come to the first bucket in one order
+            check_alike(self._ring.groups, self._wanted)
+            self._agreed = True
         bucket = self._buckets[self._next]
         self._next += 1
         groups = self._ring.groups
@@ -154,6 +166,34 @@ class Buckets(Nothings):
                 dense.append(gradient)
         if dense:
             self._waits.append(_dense_begun(groups, bucket, dense))
+
+
+def check_alike(groups: ProcessGroups, parameters: Sequence[torch.Tensor]) -> None:
+    """All members train parameters of these types and shapes, in this order. Raises RingBroken, and CollectiveRefused
+    where they do not.
+    """
+    forms = [form(one) for one in parameters]
+    digests = groups.of_all(hashlib.blake2b("\n".join(forms).encode()).digest(), groups.gradients)
+    if len(set(digests)) == 1:
+        return
+    told = "\n".join([str(len(forms)), *forms, END]).encode()[: ROW_BYTES - 8]
+    said = [row.decode().splitlines() for row in groups.of_all(told, groups.gradients)]
+    rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+    raise CollectiveRefused(
+        f"the workers train different models: {difference(said[0], said[rank], rank)}. All workers must build the same "
+        "model, and train the same of its parameters"
+    )
+
+
+def difference(first: Sequence[str], other: Sequence[str], rank: int) -> str:
+    """Of rank 0's model and that of `rank`: how many parameters each has, and then types and shapes, as far as there
+    was room; the last line may be cut off.
+    """
+    if first[0] == other[0]:
+        for number, (one, its) in enumerate(zip(first[1:-1], other[1:-1], strict=False), 1):
+            if one != its:
+                return f"parameter {number} is {one} on rank 0, {its} on rank {rank}"
+    return f"{first[0]} parameters on rank 0, {other[0]} on rank {rank}, of other types or shapes"
 
 
 def cut(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -3,20 +3,22 @@
 Owns: what goes into an operation of the group, and what comes of it: any shape and layout, any number of rows. Does not
 own: what scripts call these (`edl.torch.group_names`), nor the groups (`edl.torch.groups`).
 
-Operations pair up by their order. So all workers begin the same ones in the same order, as with torch.distributed.
-In a ring of one nothing travels.
+Each begins once all workers have announced it (`edl.torch.announcing`): by name in any order, without a name in the
+same order. In a ring of one nothing travels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions, ReduceOp
 
+from edl.core.worker.matching import Match, announcement
 from edl.errors import UsageError
+from edl.torch.announcing import Begun
 from edl.torch.groups import ProcessGroups
 
 SUMMED = frozenset(
@@ -39,6 +41,7 @@ class Op(IntEnum):
 
     Average = 0
     Sum = 1
+    Adasum = 2  # has no operation here
     Min = 3
     Max = 4
     Product = 5
@@ -53,38 +56,68 @@ _NATIVE = {
 }
 
 
-class Handle:
+class Call(NamedTuple):
+    """What a collective is called."""
+
+    kind: str
+    name: str | None = None
+
+
+class Handle(Protocol):
     """An operation under way."""
 
-    def __init__(self, groups: ProcessGroups, works: Sequence[Any], outcome: Callable[[], Any]) -> None:
-        """`outcome` is called once, when all are through."""
-        self._groups = groups
-        self._works = [groups.begun(work) for work in works]
+    def is_done(self) -> bool:
+        """`result` would not wait."""
+
+    def result(self) -> Any:
+        """Raises RingBroken, and CollectiveRefused where workers do not agree on it."""
+
+
+class Through:
+    """What needs no other worker."""
+
+    def __init__(self, outcome: Callable[[], Any]) -> None:
+        """`outcome` is called once."""
         self._outcome: Callable[[], Any] | None = outcome
         self._found: Any = None
 
     def is_done(self) -> bool:
-        """`result` would not wait."""
-        return all(work.is_completed() for work in self._works)
+        return True
 
     def result(self) -> Any:
-        """Raises RingBroken."""
         if self._outcome is not None:
-            for work in self._works:
-                self._groups.wait(work)
             self._found, self._outcome = self._outcome(), None
         return self._found
 
 
+class Together:
+    """What comes of several."""
+
+    def __init__(self, handles: Sequence[Handle], outcome: Callable[[list[Any]], Any]) -> None:
+        self._handles = handles
+        self._outcome = outcome
+
+    def is_done(self) -> bool:
+        return all(handle.is_done() for handle in self._handles)
+
+    def result(self) -> Any:
+        return self._outcome([handle.result() for handle in self._handles])
+
+
 def reduce(
-    groups: ProcessGroups, tensor: torch.Tensor, into: torch.Tensor, op: Op, before: float, after: float
+    groups: ProcessGroups,
+    tensor: torch.Tensor,
+    into: torch.Tensor,
+    op: Op,
+    scales: tuple[float, float],
+    call: Call,
 ) -> Handle:
-    """All members' tensors, times `before`, by `op`, times `after`, are to be in `into`, which may be the same."""
+    """All members' tensors, times the first of `scales`, by `op`, times the second, are to be in `into`."""
+    before, after = scales
     if tensor.dtype not in SUMMED:
         raise UsageError(f"a tensor of {tensor.dtype} cannot be reduced: cast it, say to torch.float32")
     working = tensor.detach().clone(memory_format=torch.contiguous_format)
     _scale(working, before)
-    works = [] if groups.place.size == 1 else [groups.rest.allreduce([working], _reducing(op))]
 
     def outcome() -> torch.Tensor:
         if op is Op.Average:
@@ -94,15 +127,30 @@ def reduce(
             into.copy_(working)
         return into
 
-    return Handle(groups, works, outcome)
+    def start(_: Match) -> Begun:
+        return [groups.rest.allreduce([working], _reducing(op))], outcome
+
+    scaled = "" if before == after == 1.0 else f", times {before} before and {after} after"
+    return begun(groups, call, f"{form(tensor)}, {op.name}{scaled}", start, outcome)
 
 
-def broadcast(groups: ProcessGroups, into: torch.Tensor, root: int) -> Handle:
+def reduce_sparse(groups: ProcessGroups, rows: torch.Tensor, op: Op, name: str | None = None) -> Handle:
+    """The same of a sparse tensor of its own memory."""
+
+    def outcome() -> torch.Tensor:
+        return rows / groups.place.size if op is Op.Average else rows
+
+    def start(_: Match) -> Begun:
+        return [groups.rest.allreduce([rows])], outcome
+
+    said = f"{form(rows)}, sparse in {rows.sparse_dim()}, {op.name}"
+    return begun(groups, Call("sparse_allreduce", name), said, start, outcome)
+
+
+def broadcast(groups: ProcessGroups, into: torch.Tensor, root: int, name: str | None = None) -> Handle:
     """`into` is to hold what that of rank `root` does."""
-    if not 0 <= root < groups.place.size:
-        raise UsageError(f"root_rank={root}: there are ranks 0 to {groups.place.size - 1}")
+    check_root(groups, root)
     working = into.detach().contiguous()
-    works = [] if groups.place.size == 1 else [groups.rest.broadcast([_bytes(working)], rooted(root))]
 
     def outcome() -> torch.Tensor:
         if working.data_ptr() != into.data_ptr():
@@ -110,44 +158,92 @@ def broadcast(groups: ProcessGroups, into: torch.Tensor, root: int) -> Handle:
                 into.copy_(working)
         return into
 
-    return Handle(groups, works, outcome)
+    def start(_: Match) -> Begun:
+        return [groups.rest.broadcast([_bytes(working)], rooted(root))], outcome
+
+    return begun(groups, Call("broadcast", name), f"{form(into)}, root_rank {root}", start, outcome)
 
 
-def gather(groups: ProcessGroups, tensor: torch.Tensor) -> Handle:
-    """All members' rows, one member after the other. How many each has is waited for here."""
+def gather(groups: ProcessGroups, tensor: torch.Tensor, name: str | None = None) -> Handle:
+    """All members' rows, one member after the other; the outcome is those, and how many rows each has."""
     rows = _rows(tensor)
-    if groups.place.size == 1:
-        return Handle(groups, [], rows.clone)
-    counts = row_counts(groups, len(rows))
-    most = max(counts)
-    own = rows.new_zeros((most, *rows.shape[1:]))
-    own[: len(rows)] = rows
-    gathered = [torch.empty_like(own) for _ in counts]
-    works = [groups.rest.allgather([[_bytes(one) for one in gathered]], [_bytes(own)])]
-    return Handle(groups, works, lambda: torch.cat([one[:count] for one, count in zip(gathered, counts, strict=True)]))
+
+    def start(match: Match) -> Begun:
+        counts = [member[0] for member in match.rows]
+        own = rows.new_zeros((max(counts), *rows.shape[1:]))
+        own[: len(rows)] = rows
+        gathered = [torch.empty_like(own) for _ in counts]
+        works = [groups.rest.allgather([[_bytes(one) for one in gathered]], [_bytes(own)])]
+        return works, lambda: (
+            torch.cat([one[:count] for one, count in zip(gathered, counts, strict=True)]),
+            counts,
+        )
+
+    return begun(
+        groups, Call("allgather", name), _form_of_rows(rows), start, lambda: (rows.clone(), [len(rows)]), [len(rows)]
+    )
 
 
-def all_to_all(groups: ProcessGroups, tensor: torch.Tensor, splits: Sequence[int] | None) -> Handle:
+def all_to_all(
+    groups: ProcessGroups, tensor: torch.Tensor, splits: Sequence[int] | None, name: str | None = None
+) -> Handle:
     """Some rows to each member; the outcome is all that came for this one, and how many rows came from each."""
-    size, rows = groups.place.size, _rows(tensor)
-    sent = _checked(splits, len(rows), size)
-    if size == 1:
-        return Handle(groups, [], lambda: (rows.clone(), torch.tensor(sent, dtype=torch.int32)))
-    coming = torch.empty(size, dtype=torch.int64)
-    groups.wait(groups.begun(groups.rest.alltoall_base(coming, torch.tensor(sent, dtype=torch.int64), [], [])))
-    received = coming.tolist()
-    found = rows.new_empty((sum(received), *rows.shape[1:]))
-    works = [groups.rest.alltoall_base(_row_bytes(found), _row_bytes(rows), received, list(sent))]
-    return Handle(groups, works, lambda: (found, coming.to(torch.int32)))
+    place, rows = groups.place, _rows(tensor)
+    sent = _checked(splits, len(rows), place.size)
+
+    def start(match: Match) -> Begun:
+        received = [member[place.rank] for member in match.rows]
+        found = rows.new_empty((sum(received), *rows.shape[1:]))
+        works = [groups.rest.alltoall_base(_row_bytes(found), _row_bytes(rows), received, sent)]
+        return works, lambda: (found, torch.tensor(received, dtype=torch.int32))
+
+    def alone() -> Any:
+        return rows.clone(), torch.tensor(sent, dtype=torch.int32)
+
+    return begun(groups, Call("alltoall", name), _form_of_rows(rows), start, alone, sent)
 
 
-def row_counts(groups: ProcessGroups, own: int) -> list[int]:
-    """How many rows each member has."""
+def agreed(groups: ProcessGroups, call: Call, said: str, act: Callable[[], Any] = lambda: None) -> Any:
+    """What comes of `act`, which begins once all members have announced the same. Raises RingBroken, and
+    CollectiveRefused where they have not.
+    """
+
+    def start(_: Match) -> Begun:
+        found = act()
+        return (), lambda: found
+
+    return begun(groups, call, said, start, act).result()
+
+
+def begun(
+    groups: ProcessGroups,
+    call: Call,
+    said: str,
+    start: Callable[[Match], Begun],
+    alone: Callable[[], Any],
+    rows: Sequence[int] = (),
+) -> Handle:
+    """A collective of which all members have to say the same; in a ring of one, what comes of it `alone`."""
     if groups.place.size == 1:
-        return [own]
-    counts = [torch.empty(1, dtype=torch.int64) for _ in range(groups.place.size)]
-    groups.wait(groups.begun(groups.rest.allgather([counts], [torch.tensor([own])])))
-    return [int(count) for count in counts]
+        return Through(alone)
+    what = announcement(call.kind, call.name, said, rows)
+    return groups.announcing.begin(what, start, named=call.name is not None)
+
+
+def check_root(groups: ProcessGroups, root: int) -> None:
+    """Raises UsageError where it is no rank."""
+    if not 0 <= root < groups.place.size:
+        raise UsageError(f"root_rank={root}: there are ranks 0 to {groups.place.size - 1}")
+
+
+def form(tensor: torch.Tensor) -> str:
+    """Type and shape, for people."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _form_of_rows(rows: torch.Tensor) -> str:
+    """Type and shape, but for how many there are."""
+    return f"{str(rows.dtype).removeprefix('torch.')} rows of shape {list(rows.shape[1:])}"
 
 
 def share_of(rows: int, rank: int, size: int) -> slice:

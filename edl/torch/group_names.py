@@ -3,8 +3,8 @@
 Owns: these names, and which of them there are not. Does not own: the operations (`edl.torch.group_collectives`), nor
 the names that are edl's whatever the ring (`edl.torch.horovod_names`).
 
-What differs from Horovod's: operations pair up by their order, not by `name`, so all workers call them in the same
-order. Objects travel as plain values and tensors, and never as code (I18).
+As Horovod's, operations pair up by `name`, or by their order where they have none, and workers that disagree on one all
+get an error. What differs: objects travel as plain values and tensors, and never as code (I18).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import torch
 
-from edl.errors import RingBroken, UsageError
+from edl.errors import CollectiveFailed, CollectiveRefused, UsageError
 from edl.torch import group_collectives as act
 from edl.torch import state
-from edl.torch.group_collectives import Handle, Op
+from edl.torch.group_collectives import Call, Handle, Op, Together
 from edl.torch.group_ring import GroupRing
 from edl.torch.groups import ProcessGroups
 from edl.torch.process import framework
@@ -26,12 +26,15 @@ from edl.trainer.packing import Packing, Unpacking
 from edl.trainer.tree import Node
 
 HOROVOD = "train with --ring horovod (EDL_RING)"
+NO_ADASUM = f"torch's process groups have no such sum: leave it away, or {HOROVOD}"
 REFUSED = {
-    "Adasum": f"torch's process groups have no such sum: leave it away, or {HOROVOD}",
     "SyncBatchNorm": f"torch.nn.SyncBatchNorm wants torch's default group, which there is not: {HOROVOD}",
+    "start_timeline": f"there is none of torch's process groups: take torch.profiler, or {HOROVOD}",
+    "stop_timeline": f"there is none of torch's process groups: take torch.profiler, or {HOROVOD}",
+    "check_extension": f"no extension of Horovod's is used: leave it away, or {HOROVOD}",
 }
-Average, Sum, Min, Max, Product = Op.Average, Op.Sum, Op.Min, Op.Max, Op.Product
-HorovodInternalError = RingBroken  # what a collective raises that has failed
+Average, Sum, Adasum, Min, Max, Product = Op.Average, Op.Sum, Op.Adasum, Op.Min, Op.Max, Op.Product
+HorovodInternalError = CollectiveFailed  # what a collective raises that has no result
 
 
 class _AsItIs:
@@ -93,6 +96,28 @@ def _groups() -> ProcessGroups:
     return ring.groups
 
 
+class _AllWorkers:
+    """Horovod's `global_process_set`: the one there is."""
+
+    process_set_id = 0
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(range(_groups().place.size))
+
+    def size(self) -> int:
+        return _groups().place.size
+
+    def rank(self) -> int:
+        return _groups().place.rank
+
+    def included(self) -> bool:
+        return True
+
+
+global_process_set = _AllWorkers()
+
+
 def _op(call: str, average: bool | None, op: Any) -> Op:
     """Horovod's two ways of saying it."""
     if average is not None and op is not None:
@@ -100,14 +125,28 @@ def _op(call: str, average: bool | None, op: Any) -> Op:
     if op is None:
         return Op.Sum if average is False else Op.Average
     try:
-        return Op(op)
+        found = Op(op)
     except ValueError:
         raise UsageError(f"{call}(op={op!r}): there are Average, Sum, Min, Max and Product") from None
+    if found is Op.Adasum:
+        raise CollectiveRefused(f"{call}(op=Adasum): {NO_ADASUM}")
+    return found
 
 
 def _one_ring(call: str, process_set: Any) -> None:
-    if process_set is not None:
+    if process_set is not None and process_set is not global_process_set:
         raise UsageError(f"{call}(process_set=...): a job of edl has one ring: leave it away")
+
+
+def _parts(name: str | None, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, str | None]]:
+    """Of a group, each with its name."""
+    if isinstance(tensors, torch.Tensor) or not all(isinstance(one, torch.Tensor) for one in tensors):
+        raise UsageError("a grouped operation takes a list of tensors")
+    return [(one, None if name is None else f"{name}.{number}") for number, one in enumerate(tensors)]
+
+
+def _together(handles: list[Handle]) -> Handle:
+    return Together(handles, lambda found: found)
 
 
 # --------------------------------------------------------------------------------------------------- all-reduce
@@ -116,25 +155,44 @@ def _one_ring(call: str, process_set: Any) -> None:
 def allreduce_async_(  # noqa: PLR0913, PLR0917 - Horovod's signature
     tensor: torch.Tensor,
     average: bool | None = None,
-    name: str | None = None,  # noqa: ARG001 - the order says which
+    name: str | None = None,
     op: Any = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: Any = None,
+    process_set: Any = global_process_set,
 ) -> Handle:
     """Begins an all-reduce in place; `synchronize()` of what is returned waits for it."""
     _one_ring("allreduce", process_set)
-    return act.reduce(_groups(), tensor, tensor, _op("allreduce", average, op), prescale_factor, postscale_factor)
+    kind = _op("allreduce", average, op)
+    return act.reduce(_groups(), tensor, tensor, kind, (prescale_factor, postscale_factor), Call("allreduce", name))
 
 
-def allreduce_async(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Handle:
+def allreduce_async(  # noqa: PLR0913, PLR0917 - Horovod's signature
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = global_process_set,
+) -> Handle:
     """The same, into a new tensor."""
-    return allreduce_async_(tensor.detach().clone(), *args, **kwargs)
+    into = tensor.detach().clone()
+    return allreduce_async_(into, average, name, op, prescale_factor, postscale_factor, process_set)
 
 
-def allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def allreduce_(  # noqa: PLR0913, PLR0917 - Horovod's signature
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = global_process_set,
+) -> torch.Tensor:
     """All-reduce in place."""
-    found: torch.Tensor = allreduce_async_(tensor, *args, **kwargs).result()
+    handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    found: torch.Tensor = handle.result()
     return found
 
 
@@ -146,91 +204,142 @@ def allreduce(  # noqa: PLR0913, PLR0917 - Horovod's signature
     op: Any = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: Any = None,
+    process_set: Any = global_process_set,
 ) -> torch.Tensor:
     """The average, or what `op` says, of all workers' tensors. Gradients come back through it."""
-    arguments = (average, name, op, prescale_factor, postscale_factor, process_set)
 
-    def reduced(one: torch.Tensor) -> torch.Tensor:
+    def reduced(one: torch.Tensor, name: str | None = None) -> torch.Tensor:
         compressed, how = compression.compress(one)
-        found: torch.Tensor = compression.decompress(allreduce_async(compressed, *arguments).result(), how)
+        handle = allreduce_async(compressed, average, name, op, prescale_factor, postscale_factor, process_set)
+        found: torch.Tensor = compression.decompress(handle.result(), how)
         return found
 
-    return _through(tensor, reduced, reduced)
+    return _through(tensor, lambda one: reduced(one, name), reduced)
 
 
-def grouped_allreduce_async_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Handle:
+def grouped_allreduce_async_(  # noqa: PLR0913, PLR0917 - Horovod's signature
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = global_process_set,
+) -> Handle:
     """Several at once, in place."""
-    return _together([allreduce_async_(tensor, *args, **kwargs) for tensor in tensors])
+    more = (op, prescale_factor, postscale_factor, process_set)
+    return _together([allreduce_async_(one, average, its, *more) for one, its in _parts(name, tensors)])
 
 
-def grouped_allreduce_async(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Handle:
+def grouped_allreduce_async(  # noqa: PLR0913, PLR0917 - Horovod's signature
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = global_process_set,
+) -> Handle:
     """The same, into new tensors."""
-    return _together([allreduce_async(tensor, *args, **kwargs) for tensor in tensors])
+    more = (op, prescale_factor, postscale_factor, process_set)
+    return _together([allreduce_async(one, average, its, *more) for one, its in _parts(name, tensors)])
 
 
-def grouped_allreduce_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+def grouped_allreduce_(  # noqa: PLR0913, PLR0917 - Horovod's signature
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = global_process_set,
+) -> list[torch.Tensor]:
     """All-reduce of several, in place."""
-    found: list[torch.Tensor] = grouped_allreduce_async_(tensors, *args, **kwargs).result()
+    handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
+    found: list[torch.Tensor] = handle.result()
     return found
 
 
-def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+def grouped_allreduce(  # noqa: PLR0913, PLR0917 - Horovod's signature
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = global_process_set,
+) -> list[torch.Tensor]:
     """All-reduce of several. Gradients come back through it."""
-    return [allreduce(tensor, *args, **kwargs) for tensor in tensors]
+    more = (compression, op, prescale_factor, postscale_factor, process_set)
+    return [allreduce(one, average, its, *more) for one, its in _parts(name, tensors)]
 
 
 def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str | None = None, op: Any = None, process_set: Any = None
+    tensor: torch.Tensor, name: str | None = None, op: Any = None, process_set: Any = global_process_set
 ) -> Callable[[], torch.Tensor]:
     """Of a sparse tensor; what is returned waits, and gives the sparse result."""
     _one_ring("sparse_allreduce_async", process_set)
-    groups, kind = _groups(), _op("sparse_allreduce_async", None, op)
+    kind = _op("sparse_allreduce_async", None, op)
     if kind not in {Op.Average, Op.Sum}:
         raise UsageError(f"sparse_allreduce_async({name=}, op={kind.name}): there are Average and Sum")
-    rows = tensor.detach().clone().coalesce()
-    works = [] if groups.place.size == 1 else [groups.rest.allreduce([rows])]
-    return Handle(groups, works, lambda: rows / groups.place.size if kind is Op.Average else rows).result
+    if not tensor.is_sparse:
+        raise UsageError(f"sparse_allreduce_async({name=}): the tensor is not sparse: take allreduce_async")
+    return act.reduce_sparse(_groups(), tensor.detach().clone().coalesce(), kind, name).result
 
 
 # ------------------------------------------------------------------------------------- gather, scatter, broadcast
 
 
-def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> Handle:  # noqa: ARG001
-    """Begins an all-gather; how many rows each has is waited for at once."""
+def _only_rows(gathered: list[Any]) -> torch.Tensor:
+    ((rows, _),) = gathered
+    return rows  # type: ignore[no-any-return]
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Any = global_process_set) -> Handle:
+    """Begins an all-gather. Workers may have different numbers of rows."""
     _one_ring("allgather", process_set)
-    return act.gather(_groups(), tensor)
+    return Together([act.gather(_groups(), tensor, name)], _only_rows)
 
 
-def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> torch.Tensor:
+def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = global_process_set) -> torch.Tensor:
     """All workers' rows, by rank. Gradients come back through it."""
-    groups = _groups()
-    before = (
-        sum(act.row_counts(groups, len(tensor))[: groups.place.rank]) if tensor.requires_grad and tensor.dim() else 0
-    )
+    _one_ring("allgather", process_set)
+    before = 0  # rows of lower ranks
+
+    def forth(one: torch.Tensor) -> torch.Tensor:
+        nonlocal before
+        groups = _groups()
+        found, counts = act.gather(groups, one, name).result()
+        before = sum(counts[: groups.place.rank])
+        return found  # type: ignore[no-any-return]
 
     def back(gradient: torch.Tensor) -> torch.Tensor:
         mean = allreduce_(gradient.clone())
-        return mean.narrow(0, before, len(tensor)) if tensor.dim() else mean[groups.place.rank]
+        return mean.narrow(0, before, len(tensor)) if tensor.dim() else mean[before]
 
-    return _through(tensor, lambda one: allgather_async(one, name, process_set).result(), back)
+    return _through(tensor, forth, back)
 
 
-def grouped_allgather_async(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Handle:
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: Any = global_process_set
+) -> Handle:
     """Several at once."""
-    return _together([allgather_async(tensor, *args, **kwargs) for tensor in tensors])
+    return _together([allgather_async(one, its, process_set) for one, its in _parts(name, tensors)])
 
 
-def grouped_allgather(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: Any = global_process_set
+) -> list[torch.Tensor]:
     """All-gather of several. Gradients come back through it."""
-    return [allgather(tensor, *args, **kwargs) for tensor in tensors]
+    return [allgather(one, its, process_set) for one, its in _parts(name, tensors)]
 
 
 def reducescatter_async(
     tensor: torch.Tensor,
-    name: str | None = None,  # noqa: ARG001
+    name: str | None = None,
     op: Any = None,
-    process_set: Any = None,
+    process_set: Any = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
@@ -240,14 +349,9 @@ def reducescatter_async(
     if kind not in {Op.Average, Op.Sum} or tensor.dim() == 0:
         raise UsageError("reducescatter: Average or Sum, of a tensor with rows")
     into = torch.empty_like(tensor)
-    whole = act.reduce(groups, tensor, into, kind, prescale_factor, postscale_factor)
+    whole = act.reduce(groups, tensor, into, kind, (prescale_factor, postscale_factor), Call("reducescatter", name))
     own = act.share_of(len(tensor), groups.place.rank, groups.place.size)
-
-    def outcome() -> torch.Tensor:
-        found: torch.Tensor = whole.result()
-        return found[own].clone()
-
-    return _Later([whole], outcome)
+    return Together([whole], lambda found: found[0][own].clone())
 
 
 def reducescatter(  # noqa: PLR0913, PLR0917 - Horovod's signature
@@ -255,7 +359,7 @@ def reducescatter(  # noqa: PLR0913, PLR0917 - Horovod's signature
     name: str | None = None,
     compression: Any = Compression.none,
     op: Any = None,
-    process_set: Any = None,
+    process_set: Any = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
@@ -274,39 +378,59 @@ def reducescatter(  # noqa: PLR0913, PLR0917 - Horovod's signature
     return _through(tensor, reduced, back)
 
 
-def grouped_reducescatter_async(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Handle:
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Any = None,
+    process_set: Any = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
     """Several at once."""
-    return _together([reducescatter_async(tensor, *args, **kwargs) for tensor in tensors])
+    more = (op, process_set, prescale_factor, postscale_factor)
+    return _together([reducescatter_async(one, its, *more) for one, its in _parts(name, tensors)])
 
 
-def grouped_reducescatter(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+def grouped_reducescatter(  # noqa: PLR0913, PLR0917 - Horovod's signature
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: Any = None,
+    process_set: Any = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
     """Several. Gradients come back through it."""
-    return [reducescatter(tensor, *args, **kwargs) for tensor in tensors]
+    more = (compression, op, process_set, prescale_factor, postscale_factor)
+    return [reducescatter(one, its, *more) for one, its in _parts(name, tensors)]
 
 
 def broadcast_async_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,  # noqa: ARG001
-    process_set: Any = None,
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = global_process_set
 ) -> Handle:
     """Begins a broadcast in place."""
     _one_ring("broadcast", process_set)
-    return act.broadcast(_groups(), tensor, root_rank)
+    return act.broadcast(_groups(), tensor, root_rank, name)
 
 
-def broadcast_async(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Handle:
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = global_process_set
+) -> Handle:
     """The same, into a new tensor."""
-    return broadcast_async_(tensor.detach().clone(), *args, **kwargs)
+    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
 
 
-def broadcast_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = global_process_set
+) -> torch.Tensor:
     """Broadcast in place."""
-    found: torch.Tensor = broadcast_async_(tensor, *args, **kwargs).result()
+    found: torch.Tensor = broadcast_async_(tensor, root_rank, name, process_set).result()
     return found
 
 
-def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = global_process_set
+) -> torch.Tensor:
     """What the tensor of `root_rank` holds. Gradients come back through it."""
 
     def back(gradient: torch.Tensor) -> torch.Tensor:
@@ -317,17 +441,20 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, pro
 
 
 def alltoall_async(
-    tensor: torch.Tensor,
-    splits: Any = None,
-    name: str | None = None,  # noqa: ARG001
-    process_set: Any = None,
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: Any = global_process_set
 ) -> Handle:
-    """Begins to send each worker its rows; how many come is waited for at once."""
+    """Begins to send each worker its rows."""
     _one_ring("alltoall", process_set)
-    return act.all_to_all(_groups(), tensor, splits.tolist() if isinstance(splits, torch.Tensor) else splits)
+    if isinstance(splits, torch.Tensor):
+        if splits.is_floating_point() or splits.dim() != 1:
+            raise UsageError("alltoall: splits are a list of whole numbers, one for each worker")
+        splits = splits.tolist()
+    return act.all_to_all(_groups(), tensor, splits, name)
 
 
-def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: Any = None) -> Any:
+def alltoall(
+    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: Any = global_process_set
+) -> Any:
     """The rows that came; with `splits`, also how many from each. Gradients come back through it."""
     received: list[torch.Tensor] = []
 
@@ -340,12 +467,10 @@ def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None, 
     return found if splits is None else (found, received[0])
 
 
-def barrier(process_set: Any = None) -> None:
+def barrier(process_set: Any = global_process_set) -> None:
     """Until all workers are here."""
     _one_ring("barrier", process_set)
-    groups = _groups()
-    if groups.place.size > 1:
-        groups.wait(groups.begun(groups.rest.barrier()))
+    act.agreed(_groups(), Call("barrier"), "")
 
 
 # --------------------------------------------------------------------------------------------------- handles
@@ -361,33 +486,29 @@ def synchronize(handle: Handle) -> Any:
     return handle.result()
 
 
-def _together(handles: list[Handle]) -> Handle:
-    return _Later(handles, lambda: [handle.result() for handle in handles])
-
-
-class _Later(Handle):
-    """What comes of other operations."""
-
-    def __init__(self, handles: Sequence[Handle], outcome: Callable[[], Any]) -> None:
-        super().__init__(_groups(), (), outcome)
-        self._handles = handles
-
-    def is_done(self) -> bool:
-        return all(handle.is_done() for handle in self._handles)
-
-
 # ------------------------------------------------------------------------------------------- objects and models
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:  # noqa: ARG001
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set
+) -> Any:
     """What `obj` is on `root_rank`: numbers, text, arrays, tensors, and lists, tuples, sets and dicts of them."""
     _one_ring("broadcast_object", process_set)
-    return _object(obj, root_rank, "broadcast_object")
+    groups = _groups()
+    act.check_root(groups, root_rank)
+    said = f"root_rank {root_rank}"
+    return act.agreed(groups, Call("broadcast_object", name), said, lambda: _object(obj, root_rank, "broadcast_object"))
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:  # noqa: ARG001 - Horovod's signature
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """Each worker's, by rank. The same may travel."""
-    return [_object(obj, root, "allgather_object") for root in range(_groups().place.size)]
+    groups = _groups()
+
+    def each() -> list[Any]:
+        return [_object(obj, root, "allgather_object") for root in range(groups.place.size)]
+
+    found: list[Any] = act.agreed(groups, Call("allgather_object", name), "", each)
+    return found
 
 
 def _object(obj: Any, root: int, call: str) -> Any:
@@ -408,34 +529,26 @@ def _object(obj: Any, root: int, call: str) -> Any:
 def broadcast_parameters(params: Any, root_rank: int) -> None:
     """The contents of a `state_dict()`, or of parameters, named or not, of `root_rank`, in place."""
     pairs: Iterable[Any] = sorted(params.items()) if isinstance(params, dict) else params
-    tensors = [pair[1] if isinstance(pair, tuple) else pair for pair in pairs]
-    place = _groups().place
-    if place.size > 1:
+    named = [pair if isinstance(pair, tuple) else (str(number), pair) for number, pair in enumerate(pairs)]
+    tensors = [tensor for _, tensor in named if isinstance(tensor, torch.Tensor)]
+    groups = _groups()
+    act.check_root(groups, root_rank)
+
+    def send() -> None:
         with torch.no_grad():
-            state.broadcast_tensors(framework.ring, tensors, root_rank, receive=place.rank != root_rank)
+            state.broadcast_tensors(framework.ring, tensors, root_rank, receive=groups.place.rank != root_rank)
+
+    forms = ", ".join(f"{name} {act.form(one)}" for name, one in named if isinstance(one, torch.Tensor))
+    said = f"root_rank {root_rank}, {len(tensors)} tensors: {forms}"
+    act.agreed(groups, Call("broadcast_parameters"), said, send)
 
 
-def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer,
-    root_rank: int,
-    model: torch.nn.Module | None = None,  # noqa: ARG001 - sparse parameters need no care here
-) -> None:
-    """All of an optimizer of `root_rank`: hyper-parameters and state."""
-    _groups()
-    state.synchronize(_Only(optimizer), framework.ring, root_rank)
-
-
-class _Only:
-    """`edl.torch.state.Holder` of one optimizer, without a model."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-
-    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
-        return ()
-
-    def optimizers(self) -> Iterable[torch.optim.Optimizer]:
-        return (self._optimizer,)
+def agreed_state(optimizer: torch.optim.Optimizer, root_rank: int, act_on_it: Callable[[], None]) -> None:
+    """`broadcast_optimizer_state`, once all workers are at it (`edl.torch.horovod_names`)."""
+    groups = _groups()
+    act.check_root(groups, root_rank)
+    said = f"root_rank {root_rank}, {type(optimizer).__name__}"
+    act.agreed(groups, Call("broadcast_optimizer_state"), said, act_on_it)
 
 
 # ----------------------------------------------------------------------------------------------- what there is

@@ -16,6 +16,7 @@ import torch
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 
 from edl import ownership
+from edl.collectives.environment import tell_scripts
 from edl.collectives.patience import Pulse
 from edl.collectives.words import Words
 from edl.errors import RingBroken, UsageError
@@ -138,6 +139,7 @@ class GroupRing:
 
     def _sit(self, groups: ProcessGroups) -> None:
         self._standing, self.size = groups, groups.place.size
+        tell_scripts(groups.place)
 
     def _keep(self, groups: ProcessGroups) -> None:
         before, self._prepared = self._prepared, groups
@@ -193,6 +195,14 @@ class GroupRing:
             raise RingBroken("this process is in no ring")
         return self._standing
 
+    def settled(self) -> ProcessGroups:
+        """The same, once the script's own collectives have begun: an operation of edl's comes after them on all
+        members. Raises RingBroken.
+        """
+        groups = self.groups
+        groups.announcing.settle()
+        return groups
+
     # ------------------------------------------------------------------------------------------------- tensors
 
     @property
@@ -207,14 +217,14 @@ class GroupRing:
         return Buckets(self)
 
     def mean(self, tensor: torch.Tensor, name: str) -> torch.Tensor:  # noqa: ARG002 - they pair up by their order
-        groups = self.groups
+        groups = self.settled()
         found = tensor / groups.place.size
         if groups.place.size > 1:
             groups.wait(groups.begun(groups.rest.allreduce([as_real(found)])))
         return found
 
     def broadcast_begun(self, contents: torch.Tensor, root: int, name: str) -> Callable[[], None]:  # noqa: ARG002
-        groups = self.groups
+        groups = self.settled()
         if groups.place.size == 1:
             return lambda: None
         work = groups.begun(groups.rest.broadcast([contents], rooted(root)))
@@ -236,7 +246,7 @@ class _Tensors:
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:  # noqa: ARG002 - they pair up by their order
         tensor = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        groups = self._ring.groups
+        groups = self._ring.settled()
         groups.wait(groups.begun(groups.rest.broadcast([tensor], rooted(root))))
         return tensor.numpy().tobytes()
 
@@ -245,7 +255,7 @@ class _Tensors:
 
     def largest_begun(self, values: Sequence[int], name: str) -> Callable[[], list[int]]:  # noqa: ARG002
         tensor = torch.tensor(values, dtype=torch.int64)
-        groups = self._ring.groups
+        groups = self._ring.settled()
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.MAX)
         work = groups.begun(groups.rest.allreduce([tensor], options))

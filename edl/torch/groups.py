@@ -34,6 +34,7 @@ from edl.collectives.torch_addresses import listening
 from edl.errors import RingBroken
 from edl.protocol.messages import GRADIENTS
 from edl.protocol.ring import Place
+from edl.torch.announcing import Announcing
 from edl.torch.device_sums import NO_GPU, POLL_S, DeviceSums, Gpu, each_has_its_own
 from edl.torch.store import DaemonStore, PeerStore
 from edl.torch.tensor_ring import as_real
@@ -59,6 +60,7 @@ class ProcessGroups:
         self.broken = ""  # why
         self.gradients: Any = None
         self.rest: Any = None
+        self.announcing = Announcing(self, place.rank, place.size)
         self._timeout_s = timeout_s
         self._standing = 0  # connections, once all are there
         self._asking = None if place.size == 1 else Asking(place.rendezvous, TORCH, timeout_s)
@@ -124,8 +126,8 @@ class ProcessGroups:
         self._under_way.clear()
         self.gradients = self.rest = None
 
-    def of_all(self, mine: bytes) -> list[bytes]:
-        """Each member's bytes, by rank; few. Raises RingBroken."""
+    def of_all(self, mine: bytes, group: Any = None) -> list[bytes]:
+        """Each member's bytes, by rank; few. `group`: by whose order; `rest` by default. Raises RingBroken."""
         size = self.place.size
         room = ROW_BYTES + 8 * size
         if len(mine) > room - 8:
@@ -133,7 +135,7 @@ class ProcessGroups:
         own = torch.zeros(room, dtype=torch.uint8)
         own[: 8 + len(mine)] = torch.frombuffer(bytearray(len(mine).to_bytes(8, "little") + mine), dtype=torch.uint8)
         rows = [torch.empty(room, dtype=torch.uint8) for _ in range(size)]
-        self.wait(self.begun(self.rest.allgather([rows], [own])))
+        self.wait(self.begun((group or self.rest).allgather([rows], [own])))
         found = [row.numpy().tobytes() for row in rows]
         return [row[8 : 8 + int.from_bytes(row[:8], "little")] for row in found]
 
@@ -275,6 +277,8 @@ class ProcessGroups:
         """Inside, what torch raises becomes RingBroken."""
         try:
             yield
+        except RingBroken:
+            raise
         except RuntimeError as error:
             raise self.failed(error) from error
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import torch
 
 from edl.collectives.horovod import HorovodRing
-from edl.errors import UsageError
+from edl.errors import RingBroken, UsageError
+from edl.torch import state
 from edl.torch.process import framework, trainer
 from edl.torch.reducer import Manner
 
@@ -22,7 +23,7 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 COLLECTIVES = (
     "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
     "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async",
-    "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "grouped_allgather",
+    "broadcast_async_", "broadcast_object", "broadcast_parameters", "grouped_allgather",
     "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
     "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "poll", "reducescatter",
     "reducescatter_async", "sparse_allreduce_async", "synchronize",
@@ -30,7 +31,8 @@ COLLECTIVES = (
 OTHERS = (
     "Adasum", "Average", "Compression", "HorovodInternalError", "Max", "Min", "Product", "Sum", "SyncBatchNorm",
     "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "is_initialized",
-    "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rocm_built",
+    "check_extension", "global_process_set", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported",
+    "nccl_built", "rocm_built", "start_timeline", "stop_timeline",
 )  # fmt: skip
 REFUSED = {
     "join": "all workers make the same number of steps, and a short last one is weighted: leave it away",
@@ -71,14 +73,73 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 - Horovod's signature
             raise UsageError(f"DistributedOptimizer({name}=...): {remedy}")
     if backward_passes_per_step < 1:
         raise UsageError(f"DistributedOptimizer(backward_passes_per_step={backward_passes_per_step}): at least 1")
+    if named_parameters is not None:
+        named_parameters = list(named_parameters)
+        _check_named(optimizer, named_parameters)
     framework.wrap(trainer, optimizer, None, named_parameters, Manner(backward_passes_per_step, zeros=True))
     return optimizer
 
 
+def _check_named(optimizer: torch.optim.Optimizer, named: list[Any]) -> None:
+    """As Horovod's: whoever names some of the parameters names all. Raises UsageError."""
+    known = {id(pair[1]) for pair in named if isinstance(pair, tuple) and len(pair) == 2}
+    parameters = list(state.parameters_of(optimizer)) if isinstance(optimizer, torch.optim.Optimizer) else []
+    if missing := sum(id(one) not in known for one in parameters):
+        raise UsageError(
+            f"DistributedOptimizer(named_parameters=...): {missing} of {len(parameters)} parameters are not "
+            "among them: pass model.named_parameters() of all its models, or leave it away"
+        )
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,  # noqa: ARG001 - Horovod's signature; sparse parameters need no care here
+) -> None:
+    """All of an optimizer of `root_rank`, hyper-parameters and state, whatever the others have: one that has loaded a
+    checkpoint, say, to those that have not.
+
+    Horovod's own makes up a state by a step where there is none, and edl's step averages gradients over all workers.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"broadcast_optimizer_state(): a {type(optimizer).__name__} is no torch.optim.Optimizer")
+    blank = [one for one in state.parameters_of(optimizer) if one.requires_grad and one.grad is None]
+    for parameter in () if optimizer.state else blank:
+        parameter.grad = torch.zeros_like(parameter)  # as Horovod's leaves it where there was no state
+
+    def send() -> None:
+        state.synchronize(_Only(optimizer), framework.ring, root_rank)
+
+    names = _names()
+    if not uses_horovod():
+        names.agreed_state(optimizer, root_rank, send)
+        return
+    try:
+        send()
+    except RingBroken as error:
+        raise names.HorovodInternalError(str(error)) from error
+
+
+class _Only:
+    """`edl.torch.state.Holder` of one optimizer, without a model."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return ()
+
+    def optimizers(self) -> Iterable[torch.optim.Optimizer]:
+        return (self._optimizer,)
+
+
+OURS = {one.__name__: one for one in (DistributedOptimizer, broadcast_optimizer_state)}
+
+
 def lookup(face: str, name: str) -> Any:
     """What `name` of Horovod's is here. Raises AttributeError, and UsageError where there is a remedy."""
-    if name == DistributedOptimizer.__name__:
-        return DistributedOptimizer
+    if name in OURS:
+        return OURS[name]
     if name in REFUSED:
         raise UsageError(f"{face}.{name}: {REFUSED[name]}")
     if name not in COLLECTIVES and name not in OTHERS:
@@ -89,7 +150,11 @@ def lookup(face: str, name: str) -> Any:
     return getattr(names, name)
 
 
+def uses_horovod() -> bool:
+    """This process's ring is Horovod's."""
+    return isinstance(framework.ring, HorovodRing)
+
+
 def _names() -> Any:
     """Those of this process's ring."""
-    uses_horovod = isinstance(framework.ring, HorovodRing)
-    return importlib.import_module("horovod.torch" if uses_horovod else "edl.torch.group_names")
+    return importlib.import_module("horovod.torch" if uses_horovod() else "edl.torch.group_names")

@@ -23,7 +23,7 @@ from edl.config import Settings
 from edl.core.data.batching import microbatches
 from edl.core.worker.inputs import CheckpointWished, LeaveWanted, RestartsExpected, ScriptEnded, ScriptFailed
 from edl.errors import ConfigError, UsageError
-from edl.host.joining import joined
+from edl.host.joining import check_again, check_one_ring, joined
 from edl.policy.learning import RAMP_STEPS
 from edl.policy.noise import MeasuredNoise
 from edl.protocol import link as say
@@ -99,8 +99,10 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------- begin and end
 
-    def init(
+    def init(  # noqa: PLR0913 - Horovod's two, and edl's own by keyword
         self,
+        comm: Collection[int] | None = None,
+        process_sets: Collection[Any] | None = None,
         *,
         job: str | None = None,
         coordinator: str | None = None,
@@ -111,24 +113,29 @@ class Trainer:
         """Start the daemon and join the job; return once this process sits in a ring.
 
         Each keyword defaults to its `EDL_` variable. With no job at all: a job of one worker. A newcomer to a running
-        job gets a ring of its own, in which the script boots and rehearses while the others train on.
+        job gets a ring of its own, in which the script boots and rehearses while the others train on. Called again in
+        the same process it does nothing.
+
+        `comm` and `process_sets` are Horovod's; a job of edl has one ring, so what they may say is nothing.
         """
         if self._shell.inherited:
             raise UsageError(f"edl.init(): {ownership.FORKED}")
+        check_one_ring(comm, process_sets)
+        given = {
+            "job": job,
+            "coordinator": coordinator,
+            "min_workers": min_workers,
+            "max_workers": max_workers,
+            "batch_size": batch_size,
+        }
         if self._settings is not None:
-            raise UsageError("edl.init() was called twice in this process: call it once, before everything else of edl")
+            check_again(self._settings, given, left=self._left)
+            return
         if fork_stand_in.is_due(os.environ):
-            given = {"EDL_JOB": job, "EDL_COORDINATOR": coordinator}
-            os.environ.update({name: value for name, value in given.items() if value is not None})
+            told = {"EDL_JOB": job, "EDL_COORDINATOR": coordinator}
+            os.environ.update({name: value for name, value in told.items() if value is not None})
             fork_stand_in.split()
-        settings = joined(
-            os.environ,
-            job=job,
-            coordinator=coordinator,
-            min_workers=min_workers,
-            max_workers=max_workers,
-            batch_size=batch_size,
-        )
+        settings = joined(os.environ, **given)
         if settings.ring not in self._rings:
             raise ConfigError(
                 f"EDL_RING={settings.ring}: here gradients are averaged by Horovod alone; leave --ring away"

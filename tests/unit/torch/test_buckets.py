@@ -58,8 +58,15 @@ class TwoAlike:
 
     def __init__(self) -> None:
         self.place = SimpleNamespace(size=2)
+        self.gradients = object()
         self.sent: list[torch.Tensor] = []
         self.settled = 0
+        self.compared = 0
+
+    def of_all(self, mine: bytes, group: object) -> list[bytes]:
+        assert group is self.gradients
+        self.compared += 1
+        return [mine, mine]
 
     def look_at_sums(self) -> None:
         """Nothing is open."""

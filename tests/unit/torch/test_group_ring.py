@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import ring_members
 import torch
+from ring_members import SIZE, Gatherings, Members
 
 from edl.errors import RingBroken
 from edl.protocol.ring import Place, solo
-from edl.testing.gathering import Gathering
 from edl.torch.group_forming import GroupForming
 from edl.torch.group_ring import GroupRing
 from edl.torch.groups import LOOK_S, ProcessGroups
-
-SIZE = 3
-
-
-class Gatherings:
-    """Where members find each other, on a loop of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self._open: list[Gathering] = []
-
-    def places(self, generation: int, size: int = SIZE) -> list[Place]:
-        gathering = Gathering([f"w{rank}" for rank in range(size)], generation)
-        self._open.append(gathering)
-        return self._run(gathering.open)
-
-    def close(self) -> None:
-        for gathering in self._open:
-            self._run(gathering.stop)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _run(self, act: Callable[[], Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(act(), self._loop).result()
 
 
 @pytest.fixture
@@ -55,31 +27,6 @@ def gatherings() -> Iterator[Gatherings]:
     gatherings = Gatherings()
     yield gatherings
     gatherings.close()
-
-
-class Members:
-    """Each acts on a thread of its own."""
-
-    def __init__(self, gatherings: Gatherings) -> None:
-        self.gatherings = gatherings
-        self.rings = [GroupRing() for _ in range(SIZE)]
-
-    def all(self, act: Callable[[GroupRing, int], Any], rings: Sequence[GroupRing] = ()) -> list[Any]:
-        """What came of it for each, or what it raised."""
-        with ThreadPoolExecutor(SIZE) as pool:
-            under_way = [pool.submit(act, ring, rank) for rank, ring in enumerate(rings or self.rings)]
-            return [one.exception(30) or one.result() for one in under_way]
-
-    def enter(self, generation: int, size: int = SIZE) -> None:
-        places = self.gatherings.places(generation, size)
-        assert self.all(lambda ring, rank: ring.enter(places[rank], 20.0), self.rings[:size]) == [None] * size
-
-    def prepare(self, generation: int) -> None:
-        places = self.gatherings.places(generation)
-        assert self.all(lambda ring, rank: ring.prepare(places[rank], 20.0, all_prepare=True)) == [None] * SIZE
-
-    def largest(self) -> list[Any]:
-        return self.all(lambda ring, rank: ring.largest([rank]))
 
 
 @pytest.fixture
@@ -347,7 +294,7 @@ import threading, torch
 from edl.protocol.ring import Place
 from edl.torch.group_forming import GroupForming
 from edl.torch.group_ring import GroupRing
-from test_group_ring import Gatherings
+from ring_members import Gatherings
 gatherings = Gatherings()
 rings = [GroupRing() for _ in range(2)]
 for generation in range(1, 7):
@@ -367,5 +314,5 @@ gatherings.close()
 @pytest.mark.integration  # a dozen seconds of processes that import PyTorch: not for scripts/check
 def test_a_process_ends_well_whatever_its_rings_were_at() -> None:
     """In the middle of an operation that gloo has forgotten, or of forming."""
-    done = subprocess.run([sys.executable, "-c", ENDING], cwd=__file__.rpartition("/")[0], check=False)
+    done = subprocess.run([sys.executable, "-c", ENDING], cwd=Path(ring_members.__file__).parent, check=False)
     assert done.returncode == 0

@@ -1,0 +1,209 @@
+"""Collectives of the script's own in a ring of process groups: each begins once all members have announced it.
+
+Owns: the rounds in which members tell each other what they have begun, and beginning what all have. Does not own: what
+belongs together (`edl.core.worker.matching`), nor the operations (`edl.torch.group_collectives`).
+
+Operations of a process group pair up by their order alone: of other types or shapes they give garbage, or gloo ends the
+process. So a small all-gather comes before each: one round, for as many collectives as were begun since the last one.
+One round is under way at a time, and what it has matched begins before the next, so that all members have the
+operations of the group in the same order. A round is looked at in each call: begin, poll, wait.
+
+The steps of `edl.Optimizer` need none of this (`edl.torch.buckets`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from edl.core.worker.matching import Announcement, Match, Matching, Round
+from edl.errors import CollectiveFailed, CollectiveRefused, RingBroken, UsageError
+
+ROOM_BYTES = 4096  # of what a member says in a round
+ROOM_OF_MEMBER_BYTES = 10  # for each member more: an announcement may have a number for each of them
+LENGTH_BYTES = 8
+FEW = 64  # names of what is through are kept up to so many
+Begun = tuple[Sequence[Any], Callable[[], Any]]  # operations under way, and what comes of them
+
+
+class RoundGroups(Protocol):
+    """The process groups of a ring, as much of them as rounds need."""
+
+    rest: Any
+
+    def begun(self, work: Any) -> Any:
+        """An operation that is to be waited for: itself."""
+
+    def wait(self, work: Any) -> None:
+        """Until an operation is through. Raises RingBroken."""
+
+
+class Announced:
+    """A collective that was begun here."""
+
+    def __init__(self, rounds: Announcing, what: Announcement, start: Callable[[Match], Begun]) -> None:
+        self.what = what
+        self._rounds = rounds
+        self._start: Callable[[Match], Begun] | None = start
+        self._works: list[Any] | None = None  # None: not all members have begun it
+        self._outcome: Callable[[], Any] | None = None
+        self._found: Any = None
+        self._failure: CollectiveFailed | UsageError | None = None
+
+    @property
+    def matched(self) -> bool:
+        """All members have begun it, or none will any more."""
+        return self._works is not None
+
+    @property
+    def under_way(self) -> bool:
+        """As far as is known here."""
+        return self._works is None or not all(work.is_completed() for work in self._works)
+
+    def is_done(self) -> bool:
+        """`result` would not wait."""
+        if self._works is None:
+            self._rounds.look(self)
+        return not self.under_way
+
+    def result(self) -> Any:
+        """Raises RingBroken, and CollectiveRefused where members do not agree."""
+        if self._works is None:
+            self._rounds.wait_for(self)
+        if self._failure is not None:
+            raise self._failure
+        if self._outcome is not None:
+            for work in self._works or ():
+                self._rounds.groups.wait(work)
+            self._found, self._outcome = self._outcome(), None
+        return self._found
+
+    def begin(self, match: Match) -> None:
+        """All members have begun it. Raises RingBroken."""
+        start, self._start = self._start, None  # it holds tensors
+        if match.difference or start is None:
+            self.fail(CollectiveRefused(match.difference))
+            return
+        try:
+            works, self._outcome = start(match)
+        except (CollectiveFailed, UsageError) as error:  # of one that is through at once
+            self.fail(error)
+            return
+        self._works = [self._rounds.groups.begun(work) for work in works]
+
+    def fail(self, error: CollectiveFailed | UsageError) -> None:
+        """It will not begin."""
+        self._works, self._start, self._failure = [], None, error
+
+
+class Announcing:
+    """Of one ring of several members. The training thread's."""
+
+    def __init__(self, groups: RoundGroups, rank: int, size: int) -> None:
+        self.groups = groups
+        self._rank = rank
+        self._size = size
+        self._room = ROOM_BYTES + ROOM_OF_MEMBER_BYTES * size
+        self._matching = Matching(size)
+        self._pending: dict[bytes, deque[Announced]] = {}  # begun here, not matched
+        self._named: dict[bytes, Announced] = {}  # the newest of each name, of some that are through too
+        self._sweep_at = FEW
+        self._unsaid: deque[Announcement] = deque()
+        self._round: tuple[Any, list[torch.Tensor]] | None = None  # under way: the operation, and what members say
+        self._busy = False  # with what a round has matched
+
+    def begin(self, what: Announcement, start: Callable[[Match], Begun], *, named: bool = False) -> Announced:
+        """A collective that begins by `start` once all members have begun it. Raises RingBroken, and UsageError where
+        one of this name is under way.
+        """
+        if named:
+            before = self._named.get(what.key)
+            if before is not None and before.under_way:
+                raise UsageError(f"{what.call}: one of this name is under way: synchronize() it first, or rename this")
+        one = Announced(self, what, start)
+        if named:
+            self._named[what.key] = one
+            self._sweep()
+        self._pending.setdefault(what.key, deque()).append(one)
+        self._unsaid.append(what)
+        self._advance()
+        return one
+
+    def _sweep(self) -> None:
+        if len(self._named) >= self._sweep_at:
+            self._named = {key: one for key, one in self._named.items() if one.under_way}
+            self._sweep_at = max(FEW, 2 * len(self._named))
+
+    def settle(self) -> None:
+        """Before an operation of edl's own in the same group: until all that was begun here has matched. Raises
+        RingBroken.
+        """
+        while self._pending and not self._busy:
+            self.wait_for(next(iter(self._pending.values()))[0])
+
+    def look(self, one: Announced) -> None:
+        """Whether it has matched, without waiting. Raises RingBroken."""
+        self._advance()
+        if not one.matched and self._round is None:
+            self._say("")
+
+    def wait_for(self, one: Announced) -> None:
+        """Until it has matched, or cannot. Raises RingBroken."""
+        while not one.matched:
+            if self._round is None:
+                self._say(f"{one.what.call} ({one.what.form})" if one.what.form else one.what.call)
+            self._hear()
+
+    def _advance(self) -> None:
+        if self._round is not None and self._round[0].is_completed():
+            self._hear()
+        if self._round is None and self._unsaid:
+            self._say("")
+
+    def _say(self, waits: str) -> None:
+        """The next round begins."""
+        if self.groups.rest is None:
+            raise RingBroken("the ring in which this collective was begun was left")
+        saying: list[Announcement] = []
+        encoded = msgspec.msgpack.encode(Round((), "" if self._unsaid else waits))
+        while self._unsaid:
+            longer = msgspec.msgpack.encode(Round((*saying, self._unsaid[0])))
+            if len(longer) > self._room - LENGTH_BYTES:
+                break
+            saying.append(self._unsaid.popleft())
+            encoded = longer
+        own = torch.zeros(self._room, dtype=torch.uint8)
+        told = bytearray(len(encoded).to_bytes(LENGTH_BYTES, "little") + encoded)
+        own[: len(told)] = torch.frombuffer(told, dtype=torch.uint8)
+        rows = [torch.empty(self._room, dtype=torch.uint8) for _ in range(self._size)]
+        self._round = self.groups.begun(self.groups.rest.allgather([rows], [own])), rows
+
+    def _hear(self) -> None:
+        """What the round under way comes to."""
+        assert self._round is not None  # the caller has looked
+        (work, rows), self._round = self._round, None
+        self.groups.wait(work)
+        heard = self._matching.hear([_decoded(row.numpy().tobytes()) for row in rows])
+        self._busy = True
+        try:
+            for match in heard.matches:
+                waiting = self._pending[match.of[self._rank].key]
+                one = waiting.popleft()
+                if not waiting:
+                    del self._pending[one.what.key]
+                one.begin(match)
+        finally:
+            self._busy = False
+        if heard.stuck:
+            pending, self._pending = self._pending, {}
+            for stuck in (one for waiting in pending.values() for one in waiting):
+                stuck.fail(CollectiveRefused(heard.stuck))
+
+
+def _decoded(row: bytes) -> Round:
+    length = int.from_bytes(row[:LENGTH_BYTES], "little")
+    return msgspec.msgpack.decode(row[LENGTH_BYTES : LENGTH_BYTES + length], type=Round)
