@@ -16,7 +16,7 @@ from edl import errors
 from edl.errors import UsageError
 from edl.policy.learning import Knee, Warmup
 from edl.tensorflow import elastic as elastic
-from edl.tensorflow import horovod_names, loading
+from edl.tensorflow import horovod_names, keras_callbacks, keras_names, loading
 from edl.tensorflow.callback import ElasticFit, Fits
 from edl.tensorflow.dataset import dataset_of, dataset_of_arrays
 from edl.tensorflow.process import framework as _framework
@@ -25,6 +25,7 @@ from edl.tensorflow.tape import AveragingTape
 from edl.tensorflow.voidable import Voidable
 from edl.trainer.data.shards import ShardGenerator
 from edl.trainer.endings import Leaving
+from edl.trainer.module_aliases import alias
 from edl.trainer.rates.tuner import RateTuner
 
 AnyOptimizer = TypeVar("AnyOptimizer")
@@ -170,6 +171,13 @@ def load_checkpoint(path: str | os.PathLike[str], model: Any) -> None:
 def __getattr__(name: str) -> Any:
     """Horovod's own names: `hvd.allreduce`, `hvd.DistributedOptimizer` and so on."""
     return horovod_names.lookup(__name__, name)
+
+
+for _module in horovod_names.MODULES:
+    alias(f"{__name__}.{_module}", __getattr__)
+alias(f"{__name__}.keras", keras_names.lookup)
+alias(f"{__name__}.keras.callbacks", partial(getattr, keras_callbacks))
+alias(f"{__name__}.keras.elastic", keras_names.lookup_elastic)
 
 
 __all__ = [

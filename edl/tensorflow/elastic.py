@@ -11,15 +11,20 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import keras
 import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
 
-from edl.errors import UsageError
+from edl.errors import RingBroken, UsageError
+from edl.tensorflow import horovod_names
 from edl.tensorflow.process import framework, trainer
 from edl.trainer.elastic_run import Run, State
+from edl.trainer.extras import value_of_root
 
 P = ParamSpec("P")
 R = TypeVar("R")
 AnyState = TypeVar("AnyState", bound=State)
 
+init = trainer.init
+shutdown = trainer.shutdown
 _run = Run(trainer, framework.ring, framework.updates)
 
 
@@ -31,6 +36,14 @@ def run(func: Callable[Concatenate[AnyState, P], R]) -> Callable[Concatenate[Any
     mini-batches are its rehearsal, after which its function is called anew, too.
     """
     return _run(func)
+
+
+def run_fn(
+    func: Callable[Concatenate[AnyState, P], R],
+    reset: Callable[[], object],  # noqa: ARG001 - Horovod's signature: what forms its ring anew, and edl does that
+) -> Callable[Concatenate[AnyState, P], R]:
+    """The same, by the name of what Horovod's `run` is made of."""
+    return run(func)
 
 
 def end_batch_of_fit() -> None:
@@ -59,6 +72,11 @@ class TensorFlowState(State):
         framework.expect_traces()
         super().__init__(_run, kwargs, {})
 
+    def _of_first(self, values: dict[str, Any]) -> dict[str, Any]:
+        if self.variables is None:
+            raise UsageError("TensorFlowState.sync(): give it variables=...: only a session knows those of its graph")
+        return _first_has(self.variables, values)
+
 
 class TensorFlowKerasState(State):
     """What travels to newcomers: a Keras model with its optimizer, and plain values as attributes (`state.batch`).
@@ -85,7 +103,21 @@ class TensorFlowKerasState(State):
         framework.expect_traces()
         super().__init__(_run, kwargs, {})
 
+    def _of_first(self, values: dict[str, Any]) -> dict[str, Any]:
+        variables = [] if self.optimizer is None else self.optimizer.variables
+        return _first_has([*self.model.variables, *variables], values)
+
+
+def _first_has(variables: Sequence[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Rank 0's values; the variables become its own. A broken ring raises what Horovod's collectives do."""
+    horovod_names.broadcast_variables(variables, 0)
+    try:
+        found: dict[str, Any] = value_of_root(framework, values, 0, "state.sync()")
+    except RingBroken as error:
+        raise HorovodInternalError(str(error)) from error
+    return found
+
 
 KerasState = TensorFlowKerasState
 
-__all__ = ["KerasState", "TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = ["KerasState", "TensorFlowKerasState", "TensorFlowState", "init", "run", "run_fn", "shutdown"]

@@ -18,17 +18,23 @@ AnyOptimizer = TypeVar("AnyOptimizer")
 
 COLLECTIVES = (
     "allgather", "allgather_object", "allreduce", "alltoall", "broadcast", "broadcast_", "broadcast_object",
-    "broadcast_object_fn", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter",
-    "reducescatter",
+    "broadcast_global_variables", "broadcast_object_fn", "grouped_allgather", "grouped_allreduce",
+    "grouped_reducescatter", "reducescatter",
 )  # fmt: skip
 OTHERS = (
-    "Adasum", "Average", "Compression", "Max", "Min", "Product", "Sum", "SyncBatchNormalization", "ccl_built",
-    "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "is_homogeneous",
-    "is_initialized", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank_op",
-    "rocm_built", "size_op",
+    "Adasum", "Average", "Compression", "LocalGradientAggregationHelper", "Max", "Min", "Product", "Sum",
+    "SyncBatchNormalization", "ccl_built", "check_extension", "check_num_rank_power_of_2", "cross_rank", "cross_size",
+    "cuda_built", "ddl_built", "global_process_set", "gloo_built", "gloo_enabled", "gpu_available",
+    "handle_average_backwards_compatibility", "is_homogeneous", "is_initialized", "local_rank_op", "local_size",
+    "local_size_op", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "process_set_included_op",
+    "rank_op", "refs_to_vars", "rocm_built", "size_op", "split_list", "start_timeline", "stop_timeline",
+    "vars_to_refs",
 )  # fmt: skip
+LOCAL = "a local layer is another on each worker, and a newcomer has none of them: train it in a loop of its own"
 REFUSED = {
     "join": "all workers make the same number of steps, and a short last one is weighted: leave it away",
+    "PartialDistributedGradientTape": LOCAL,
+    "PartialDistributedOptimizer": LOCAL,
     "ProcessSet": "a job of edl has one ring, which is made anew when workers come and go",
     "add_process_set": "a job of edl has one ring, which is made anew when workers come and go",
     "remove_process_set": "a job of edl has one ring, which is made anew when workers come and go",
@@ -83,9 +89,11 @@ class DistributedGradientTape:
 
 
 @as_it_stands  # type: ignore[untyped-decorator]
-def broadcast_variables(variables: Any, root_rank: int) -> Any:
+def broadcast_variables(
+    variables: Any, root_rank: int, process_set: Any = hvd.global_process_set, inplace: bool = False
+) -> Any:
     """Horovod's, for variables of Keras 3 too."""
-    return hvd.broadcast_variables([behind(variable) for variable in variables], root_rank)
+    return hvd.broadcast_variables([behind(variable) for variable in variables], root_rank, process_set, inplace)
 
 
 def _check(call: str, compression: Any, op: Any) -> None:
@@ -95,6 +103,7 @@ def _check(call: str, compression: Any, op: Any) -> None:
         raise UsageError(f"{call}(op=...): gradients are averaged: leave it away")
 
 
+MODULES = ("compression", "functions", "gradient_aggregation", "mpi_ops", "sync_batch_norm", "util")
 OURS = {one.__name__: one for one in (DistributedOptimizer, DistributedGradientTape, broadcast_variables)}
 
 

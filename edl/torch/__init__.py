@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -25,6 +26,7 @@ from edl.torch.process import trainer as _trainer
 from edl.torch.records import Records
 from edl.torch.reducer import Manner
 from edl.trainer.endings import Leaving
+from edl.trainer.module_aliases import alias
 from edl.trainer.rates.tuner import RateTuner
 
 if TYPE_CHECKING:
@@ -191,6 +193,12 @@ def load_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module) -> Non
 def __getattr__(name: str) -> Any:
     """Horovod's own names: `hvd.allreduce`, `hvd.DistributedOptimizer` and so on."""
     return horovod_names.lookup(__name__, name)
+
+
+for _module in horovod_names.MODULES:
+    alias(f"{__name__}.{_module}", __getattr__)
+alias(f"{__name__}.elastic.state", partial(getattr, elastic))
+alias(f"{__name__}.elastic.sampler", partial(getattr, elastic))
 
 
 __all__ = [

@@ -6,6 +6,7 @@ left and called anew (`edl.trainer.elastic_run`), nor the samples (`edl.trainer.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sized
@@ -14,8 +15,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch.utils import data
+from torch.utils.data.distributed import DistributedSampler
 
 from edl.errors import UsageError
+from edl.torch import horovod_names
 from edl.torch.loader import Runs, batches_of_epoch
 from edl.torch.process import framework, trainer
 from edl.trainer.data.shards import ShardGenerator
@@ -26,6 +29,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 AnyState = TypeVar("AnyState", bound=State)
 
+init = trainer.init
+shutdown = trainer.shutdown
 _run = Run(trainer, framework, framework.updates)
 
 
@@ -36,7 +41,42 @@ def run(func: Callable[Concatenate[AnyState, P], R]) -> Callable[Concatenate[Any
     have come, left or died: at the end of a mini-batch, or where a collective in it has failed. A newcomer's first
     mini-batch is its rehearsal, after which its function is called anew, too.
     """
-    return _run(func)
+    return _watched(_run(func))
+
+
+def run_fn(
+    func: Callable[Concatenate[AnyState, P], R],
+    reset: Callable[[], object],  # noqa: ARG001 - Horovod's signature: what forms its ring anew, and edl does that
+) -> Callable[Concatenate[AnyState, P], R]:
+    """The same, by the name of what Horovod's `run` is made of."""
+    return run(func)
+
+
+def _watched(train: Callable[Concatenate[AnyState, P], R]) -> Callable[Concatenate[AnyState, P], R]:
+    """While it runs, no DistributedSampler gives samples to train on: what such a one gives was settled by the size at
+    its making, so after a change some samples come twice and others never, and a newcomer's is of a ring of one.
+    """
+
+    @functools.wraps(train)
+    def running(state: AnyState, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        theirs = DistributedSampler.__iter__
+
+        def refused(sampler: DistributedSampler[Any]) -> Iterator[Any]:
+            if torch.is_grad_enabled():
+                raise UsageError(
+                    "hvd.elastic.run: a DistributedSampler knows only the size of its making, and would give samples "
+                    "twice: to train, take hvd.elastic.ElasticSampler(dataset) with hvd.elastic.DataLoader; to "
+                    "evaluate, iterate under `with torch.no_grad():`"
+                )
+            return theirs(sampler)
+
+        DistributedSampler.__iter__ = refused  # type: ignore[method-assign]
+        try:
+            return train(state, *args, **kwargs)
+        finally:
+            DistributedSampler.__iter__ = theirs  # type: ignore[method-assign]
+
+    return running
 
 
 class TorchState(State):
@@ -55,10 +95,14 @@ class TorchState(State):
     ) -> None:
         values: dict[str, Any] = {}
         parts: dict[str, RunPart] = {}
+        self._models: dict[str, torch.nn.Module] = {}
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
         for name, value in {"model": model, "optimizer": optimizer, **kwargs}.items():
             if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
                 framework.track(value)
                 self.__dict__[name] = value
+                known: dict[str, Any] = self._models if isinstance(value, torch.nn.Module) else self._optimizers
+                known[name] = value
             elif has_state(value):
                 parts[name] = value
                 if isinstance(value, ElasticSampler):
@@ -70,6 +114,14 @@ class TorchState(State):
             else:
                 values[name] = value
         super().__init__(_run, values, parts)
+
+    def _of_first(self, values: dict[str, Any]) -> dict[str, Any]:
+        for _, model in sorted(self._models.items()):
+            horovod_names.lookup(__name__, "broadcast_parameters")(model.state_dict(), root_rank=0)
+        for _, optimizer in sorted(self._optimizers.items()):
+            horovod_names.broadcast_optimizer_state(optimizer, root_rank=0)
+        found: dict[str, Any] = horovod_names.value_of_first(values, "state.sync()")
+        return found
 
 
 class _PassPlace:
@@ -113,6 +165,7 @@ class ElasticSampler(data.Sampler[int]):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
+        self.processed_num = 0  # as the script has recorded it in this epoch, of all workers
         self._place = _PassPlace()
         self._shards: ShardGenerator | None = None
 
@@ -121,9 +174,11 @@ class ElasticSampler(data.Sampler[int]):
         if epoch != self.epoch and self._place.begun:
             self._place.go_on()
         self.epoch = epoch
+        self.processed_num = 0
 
-    def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Nothing to do: edl knows what is trained. Kept for scripts written for Horovod."""
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:  # noqa: ARG002 - Horovod's signature
+        """Counts in `processed_num`, and nothing else: edl knows what is trained."""
+        self.processed_num += batch_size * trainer.size()
 
     def state_dict(self) -> dict[str, int]:
         """Which epoch it is at; which of its samples are trained is edl's to know, and travels by itself."""
@@ -231,4 +286,4 @@ class DataLoader(data.DataLoader[Any]):
         yield from super().__iter__()
 
 
-__all__ = ["DataLoader", "ElasticSampler", "TorchState", "run"]
+__all__ = ["DataLoader", "ElasticSampler", "TorchState", "init", "run", "run_fn", "shutdown"]

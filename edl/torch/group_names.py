@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import msgspec
 import torch
 
 from edl.errors import CollectiveFailed, CollectiveRefused, UsageError
@@ -22,8 +21,7 @@ from edl.torch.group_collectives import Call, Handle, Op, Together
 from edl.torch.group_ring import GroupRing
 from edl.torch.groups import ProcessGroups
 from edl.torch.process import framework
-from edl.trainer.packing import Packing, Unpacking
-from edl.trainer.tree import Node
+from edl.trainer.extras import value_of_root
 
 HOROVOD = "train with --ring horovod (EDL_RING)"
 NO_ADASUM = f"torch's process groups have no such sum: leave it away, or {HOROVOD}"
@@ -497,7 +495,11 @@ def broadcast_object(
     groups = _groups()
     act.check_root(groups, root_rank)
     said = f"root_rank {root_rank}"
-    return act.agreed(groups, Call("broadcast_object", name), said, lambda: _object(obj, root_rank, "broadcast_object"))
+
+    def send() -> Any:
+        return value_of_root(framework, obj, root_rank, "broadcast_object(...)")
+
+    return act.agreed(groups, Call("broadcast_object", name), said, send)
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
@@ -505,25 +507,10 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     groups = _groups()
 
     def each() -> list[Any]:
-        return [_object(obj, root, "allgather_object") for root in range(groups.place.size)]
+        return [value_of_root(framework, obj, root, "allgather_object(...)") for root in range(groups.place.size)]
 
     found: list[Any] = act.agreed(groups, Call("allgather_object", name), "", each)
     return found
-
-
-def _object(obj: Any, root: int, call: str) -> Any:
-    place, ring, sorts = _groups().place, framework.ring, framework.sorts
-    if place.rank == root:
-        packing = Packing(sorts)
-        head = msgspec.msgpack.encode(packing.of(obj, f"{call}(...)"))
-        ring.broadcast(head, root)
-        framework.broadcast([content.contents for content in packing.contents], root)
-        return obj
-    unpacking = Unpacking(sorts)
-    node: Any = msgspec.msgpack.decode(ring.broadcast(None, root), type=Node)
-    coming = unpacking.of(node, None, f"{call}(...)")
-    framework.broadcast(unpacking.contents, root)
-    return coming()
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:

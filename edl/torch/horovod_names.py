@@ -6,8 +6,9 @@ where the ring is Horovod's, its own, or torch's (`edl.torch.group_names`).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from edl.errors import RingBroken, UsageError
 from edl.torch import state
 from edl.torch.process import framework, trainer
 from edl.torch.reducer import Manner
+from edl.trainer.extras import value_of_root
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
@@ -110,14 +112,28 @@ def broadcast_optimizer_state(
     def send() -> None:
         state.synchronize(_Only(optimizer), framework.ring, root_rank)
 
-    names = _names()
-    if not uses_horovod():
-        names.agreed_state(optimizer, root_rank, send)
-        return
+    if uses_horovod():
+        with failing_as_horovods():
+            send()
+    else:
+        _names().agreed_state(optimizer, root_rank, send)
+
+
+def value_of_first(value: Any, call: str) -> Any:
+    """What rank 0 has for it, on all workers, as plain values and tensors."""
+    if uses_horovod():
+        with failing_as_horovods():
+            return value_of_root(framework, value, 0, call)
+    return _names().broadcast_object(value)
+
+
+@contextlib.contextmanager
+def failing_as_horovods() -> Iterator[None]:
+    """Inside, a broken ring of Horovod's raises what its own collectives do."""
     try:
-        send()
+        yield
     except RingBroken as error:
-        raise names.HorovodInternalError(str(error)) from error
+        raise _names().HorovodInternalError(str(error)) from error
 
 
 class _Only:
@@ -133,6 +149,7 @@ class _Only:
         return (self._optimizer,)
 
 
+MODULES = ("compression", "functions", "mpi_ops", "sync_batch_norm")  # of Horovod's, whose names are those of hvd here
 OURS = {one.__name__: one for one in (DistributedOptimizer, broadcast_optimizer_state)}
 
 

@@ -123,7 +123,12 @@ class Run:
         self._trainer.on_resize(lambda _old, _new: callback())
 
     def end_batch_if_updated(self, call: str = "state.commit()") -> None:
-        """At a `call`: the end of the mini-batch whose update was made, or failed, since the last end."""
+        """At a `call`: the end of the mini-batch whose update was made, or failed, since the last end. Before the first
+        update of all, outside of a training function too, values are kept and nothing ends.
+        """
+        if not self._running and self._updates() == 0:
+            self._keep()
+            return
         self._check_running(call)
         if self._trainer.voided or self._has_updated(unseen=True):
             self._end()
@@ -141,6 +146,14 @@ class Run:
             self._end_and_keep()
         else:
             self._trainer.notify_batch_end()
+
+    def check_undone(self, call: str) -> None:
+        """At a `call` that is to undo what was done since the last end. Raises UsageError where that is an update."""
+        if self._updated is not None and self._has_updated(unseen=False):
+            raise UsageError(
+                f"{call}: the model was updated since the last commit(), and edl undoes no update: leave it away, or "
+                "keep a copy of model.state_dict() and load that"
+            )
 
     def _until_it_returns(self, call: Callable[[], R]) -> R:
         self._keep()
@@ -259,10 +272,33 @@ class State:
         """The same as `commit()`: looking is free."""
         self._run.end_batch_if_updated()
 
+    def save(self) -> None:
+        """Keep the values, for `restore()`; a mini-batch does not end."""
+        self._keep()
+
+    def restore(self) -> None:
+        """Values and samplers become what they were at the last `commit()`. Models and optimizers stay, as edl never
+        undoes an update: raises `errors.UsageError` where one was made since.
+        """
+        self._run.check_undone("state.restore()")
+        self._restore()
+
+    def sync(self) -> None:
+        """All workers take over what rank 0 has: models, optimizers, samplers and values. Call it on all of them. A
+        training function of `elastic.run` needs none: all have the same when it is called.
+        """
+        self._become(self._of_first(self._values()))
+        self._give()
+        self._keep()
+
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Call these on every worker after each change of size, before the training function is called anew."""
         for callback in callbacks:
             self._run.on_resize(callback)
+
+    def _of_first(self, values: dict[str, Any]) -> dict[str, Any]:
+        """What rank 0 has for them. Models and optimizers become its own."""
+        raise NotImplementedError
 
     # ---------------------------------------------------------------------------------- what a run does with it
 

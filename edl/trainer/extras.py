@@ -197,5 +197,23 @@ class Extras:
         return sorted((leaf for leaves in found for leaf in leaves), key=lambda leaf: leaf[0])
 
 
+def value_of_root(framework: Framework, value: Any, root: int, call: str) -> Any:
+    """A value of rank `root`, on all members, who call it at the same place. Raises RingBroken, and UsageError for what
+    cannot travel.
+    """
+    sorts, place = (framework.sort, Arrays()), framework.ring.place
+    if place is None or place.rank == root:
+        packing = Packing(sorts)
+        head = msgspec.msgpack.encode(packing.of(value, call))
+        framework.ring.broadcast(head, root)
+        framework.broadcast([content.contents for content in packing.contents], root)
+        return value
+    unpacking = Unpacking(sorts)
+    node: Any = msgspec.msgpack.decode(framework.ring.broadcast(None, root), type=Node)
+    coming = unpacking.of(node, None, call)
+    framework.broadcast(unpacking.contents, root)
+    return coming()
+
+
 def _call(name: str) -> str:
     return f"edl.register({name}=...)"

@@ -261,8 +261,45 @@ def test_wrong_use_says_so(run: Run, trainer: FakeTrainer) -> None:
     with pytest.raises(UsageError, match=r"State\(best=\.\.\.\): a object cannot travel"):
         State(run, {"best": object()}, {})
     state = State(run, {}, {})
+    update(trainer)
     with pytest.raises(UsageError, match="outside the training function"):
         state.commit()
+
+
+def test_values_are_restored_and_an_update_is_not(run: Run, trainer: FakeTrainer) -> None:
+    """Before the first update, as some scripts do it, and between two."""
+    state = State(run, {"batch": 0}, {})
+    state.batch = 3
+    state.commit()
+    state.batch = 4
+    state.restore()
+    assert (state.batch, trainer.count) == (3, 0)
+    said: list[str] = []
+
+    @run
+    def train(state: Any) -> None:
+        update(trainer)
+        state.commit()
+        state.batch = 5
+        state.restore()
+        state.save()
+        update(trainer)
+        with pytest.raises(UsageError, match="updated since the last commit") as raised:
+            state.restore()
+        said.append(str(raised.value))
+
+    train(state)
+    assert (state.batch, len(said)) == (3, 1)
+
+
+def test_a_sync_gives_what_rank_0_has(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = State(run, {"batch": 21}, {})
+    monkeypatch.setattr(State, "_of_first", lambda _, values: dict.fromkeys(values, 20))
+    state.sync()
+    assert state.batch == 20
+    state.batch = 7
+    state.restore()
+    assert state.batch == 20
 
 
 def test_a_training_function_wants_a_state(run: Run) -> None:
