@@ -116,6 +116,7 @@ class Observer:
             usage=usage,
             marked=account.marked,
             diverged=account.diverged,
+            final=account.final,
             booted=account.booted,
             prepares=account.prepares,
             sends_state=account.sends_state,

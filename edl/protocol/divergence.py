@@ -29,7 +29,14 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True):
     value: str = ""  # for people, of what is a single number, a truth value or short text; empty: it is not
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class EndState(msgspec.Struct, frozen=True, array_like=True):
+    """Workers whose scripts have ended in one state: the number of steps, and a sketch of what must be equal."""
+
+    workers: tuple[str, ...]
+    state: tuple[Fingerprint, ...]
+
+
+class SameValue(msgspec.Struct, frozen=True, array_like=True):
     """Workers that have the same of what differs first, where that is a plain value."""
 
     value: str
@@ -52,6 +59,6 @@ class Divergence(msgspec.Struct, frozen=True):
     majority: bool  # more than half of all are like `root`
     newcomers: bool = False  # only such as have come to a job that trains: the others' state counts
     persists: bool = False  # taking over the state of `root` has not helped
-    held: tuple[Held, ...] = ()  # of what differs first; empty: it is no plain value
+    held: tuple[SameValue, ...] = ()  # of what differs first; empty: it is no plain value
     joined: tuple[int, ...] = ()  # after which step each of `workers` got its state; 0: it was there from the beginning
     at_end: bool = False  # of their scripts

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from edl.protocol.data import DataCounts, DataSpec
+from edl.protocol.divergence import EndState
 from edl.protocol.figures import Rate, Usage
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
@@ -214,6 +215,7 @@ class Record(msgspec.Struct, frozen=True):
     rebatches: int = 0  # ever begun
     diverged: tuple[int, int, bool] = (0, 0, False)  # generation and step of the newest divergence told; it persisted
     differed: str = ""  # what people were told of the first one
+    finals: tuple[EndState, ...] = ()  # in which states the scripts of workers have ended; all the same, but for faults
     shares: dict[str, float] = {}  # of the batch, by worker, in any unit; 1.0 for those who are not named
     voided: dict[str, int] = {}  # by worker: the newest generation of whose void mini-batch there is an event
     keep_s: float = KEEP_S  # how long the job's nodes stay once it is over

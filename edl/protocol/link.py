@@ -6,7 +6,7 @@ import msgspec
 
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec
-from edl.protocol.divergence import Divergence
+from edl.protocol.divergence import Divergence, Fingerprint
 from edl.protocol.messages import Pause, Void, Whereabouts
 
 
@@ -147,6 +147,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
     reason: str
     foreign: bool = False  # what was saved does not go with it
+    state: tuple[Fingerprint, ...] = ()  # of a good end: a sketch of what must be equal; empty: it is not known
 
 
 Notes = (

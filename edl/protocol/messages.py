@@ -9,7 +9,7 @@ import msgspec
 
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec
-from edl.protocol.divergence import Divergence
+from edl.protocol.divergence import Divergence, Fingerprint
 from edl.protocol.driver import Word
 from edl.protocol.figures import Usage
 from edl.protocol.job import KEEP_S, Identity, Status
@@ -84,6 +84,7 @@ class Observation(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     marked: tuple[int, int] = (0, 0)  # number of a rebatching, and the step beyond which nothing is handed out for now
     diverged: Divergence | None = None  # the newest that its ring has found
+    final: tuple[Fingerprint, ...] = ()  # a sketch of its state, of a script that came to its end
     met: tuple[int, ...] = (0,)  # the newest call to a next ring, and the ranks of those it has not met there yet
     booted: bool = False  # it has sat in a ring of the job, or been through its rehearsal
     prepares: bool = False  # it can form a ring beside the one that it sits in

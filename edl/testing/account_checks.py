@@ -58,5 +58,6 @@ def known_of(account: TrainerAccount) -> Known:
         "marked": account.marked if account.marked[0] else (0, 0),
         "prepared": account.prepared,
         "diverged": account.diverged,
+        "final": account.final,
         "copied": account.copied,
     }

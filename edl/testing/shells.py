@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edl.core.worker.digest import final
 from edl.core.worker.inputs import (
     AbortRings,
     AdoptRing,
@@ -42,6 +43,7 @@ from edl.core.worker.inputs import Input as TrainerInput
 from edl.core.worker.moves import attention_step
 from edl.core.worker.states import ALONE, TrainerState
 from edl.protocol import link as say
+from edl.protocol.divergence import Fingerprint
 from edl.protocol.messages import GRADIENTS
 from edl.testing.faults import Moment
 from edl.testing.rings import AWAITED_S
@@ -180,7 +182,9 @@ class SimShells:
     def end_script(self, worker: SimWorker) -> None:
         """The generator has come to its end, or the trainer was told to go. What it copies, it has copied before."""
         self.job.savings.finish(worker)
-        commands = worker.machine.handle(ScriptEnded())
+        trained = worker.machine.generation and worker.machine.step
+        state = final(worker.machine.step, [Fingerprint("weight", worker.model.learned)]) if trained else ()
+        commands = worker.machine.handle(ScriptEnded(state))
         self.job.rings.missed(worker)
         self.carry_out(worker, commands)
 

@@ -269,6 +269,7 @@ class SimWorker:
             save_failed=account.save_failed,
             save_wanted=account.save_wanted,
             foreign=account.foreign,
+            final=account.final,
             dead=self.dead,
             void=account.void,
         )

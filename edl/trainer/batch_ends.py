@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from edl.core.worker.digest import final
 from edl.core.worker.inputs import StatesEqual
 from edl.core.worker.moves import given_up
 from edl.errors import JobFailed, RingBroken
+from edl.protocol.divergence import Fingerprint
 from edl.trainer.comparison import Comparison
 from edl.trainer.data.passes import PassSoFar
 from edl.trainer.data.shared_leases import SharedLeases
@@ -76,6 +78,8 @@ class BatchEnds:
         committed = self._end(samples)
         if self._machine.check_is_due:
             self._compare()
+        if committed and self._leases.ends_before(self._machine.step + 1):
+            self._comparison.read_last()
         if self._ring_broke:  # after the comparison, as in `renew_ring`: all members call the same in the same order
             self._ring_broke = False
             self._settle_evaluations()
@@ -218,9 +222,10 @@ class BatchEnds:
         if self._comparison.finish(self._shell.step_timeout_s):
             self._shell.hear(StatesEqual())
 
-    def differed_last(self) -> bool:
-        """The workers' states did, after the last step of the script, which has ended a step early for the answer."""
-        return self._comparison.differed_last()
+    def state_at_end(self) -> tuple[Fingerprint, ...]:
+        """What the leader compares of this worker, whose script has ended; nothing where it never trained."""
+        machine = self._machine
+        return final(machine.step, self._comparison.last()) if machine.generation and machine.step else ()
 
     # ------------------------------------------------------------------------------------ evaluations between batches
 

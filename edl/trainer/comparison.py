@@ -19,23 +19,25 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from edl import aside
 from edl.collectives.ring import Ring, of_all_members
 from edl.core.worker.digest import of_all
-from edl.core.worker.divergence import Outcome, difference, outcome
+from edl.core.worker.divergence import Consequence, difference, outcome
 from edl.core.worker.divergence_words import told
 from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
-from edl.protocol.divergence import Divergence, Fingerprint, Held
+from edl.protocol.divergence import Divergence, Fingerprint, SameValue
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
 from edl.trainer.shell import WorkerShell
 
 logger = logging.getLogger("edl")
+
+READ_EVERY: Final = 16  # steps: what may be the last state is read no more often
 
 Reading: TypeAlias = Callable[[], list[Fingerprint]]  # waits until all is read
 
@@ -92,6 +94,10 @@ class Comparison:
         self._names: list[str] = []  # of the ring's members, by rank, once they differed
         self._begun: _Begun | None = None
         self._told: Divergence | None = None  # nothing was made of it yet
+        self._last: tuple[int, list[Fingerprint]] = (
+            -READ_EVERY,
+            [],
+        )  # the state after what may be the script's last step
 
     def rehearse(self) -> None:
         """A newcomer, in its ring of one: the first time takes long."""
@@ -141,19 +147,23 @@ class Comparison:
             self._wait_for_the_end(found, timeout_s)
         return False
 
-    def differed_last(self) -> bool:
-        """At the end of the script: that one was begun, and they differed. Who did cannot be asked any more."""
-        begun = self._take_begun()
-        with contextlib.suppress(RingBroken):
-            if begun is None or self._waiting(begun.ask()):
-                return False
-            if begun.reading is None:
-                return True
-            logger.warning(
-                "after the last step of this script the workers' states differed, or the script has changed its own "
-                "since: --check-weights 1 would tell which"
-            )
-        return False
+    def read_last(self) -> None:
+        """No more data will come, as far as is known: what the script does with its weights afterwards is its own. A
+        script that asks for one short pass after another reads its state at its end, instead.
+        """
+        step = self._shell.machine.step
+        if step - self._last[0] >= READ_EVERY:
+            self._last = (step, self._fingerprints())
+
+    def last(self) -> list[Fingerprint]:
+        """At the end of the script: its state after its last step. The ring is asked nothing any more: each member
+        tells of its own state, and the leader compares, however far apart in time their scripts end.
+        """
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.give_up()
+        step, found = self._last
+        return found if step == self._shell.machine.step else self._fingerprints()
 
     def make(self, timeout_s: float) -> None:
         """All members of the ring call it after the same step. Raises RingBroken, JobFailed, and what ends a script."""
@@ -163,7 +173,7 @@ class Comparison:
         found = self._difference(persists=False)
         if found is None:
             return
-        heals = self._outcome(found) is Outcome.HEAL
+        heals = self._outcome(found) is Consequence.HEAL
         if known is None or not heals:
             self._tell(found)
         if heals:
@@ -208,7 +218,7 @@ class Comparison:
             majority=found.majority,
             newcomers=found.newcomers,
             persists=persists,
-            held=tuple(Held(value, tuple(names[rank] for rank in ranks)) for value, ranks in found.held),
+            held=tuple(SameValue(value, tuple(names[rank] for rank in ranks)) for value, ranks in found.held),
             joined=tuple(members[rank].joined for rank in found.ranks),
         )
 
@@ -220,7 +230,7 @@ class Comparison:
             return None
         return begun
 
-    def _outcome(self, found: Divergence) -> Outcome:
+    def _outcome(self, found: Divergence) -> Consequence:
         return outcome(found, self._shell.machine.unusual.checking.on_divergence)
 
     def _differs(self, found: Divergence) -> bool:
@@ -243,11 +253,11 @@ class Comparison:
     def _goes_on(self, found: Divergence) -> bool:
         """This worker's script does: its state is what all others get, or it is they who leave."""
         follows = self._outcome(found)
-        return follows is Outcome.HEAL or (follows is Outcome.PART and not self._differs(found))
+        return follows is Consequence.HEAL or (follows is Consequence.PART and not self._differs(found))
 
     def _part(self, found: Divergence) -> None:
         """Raises RingBroken where those that differ leave the ring: this worker trains on in the one that follows."""
-        if self._outcome(found) is Outcome.PART:
+        if self._outcome(found) is Consequence.PART:
             raise RingBroken(f"{', '.join(found.workers)} differed from the others, and left")
 
     def _wait_for_the_end(self, found: Divergence, timeout_s: float) -> None:

@@ -22,11 +22,13 @@ from edl import ownership
 from edl.config import Settings
 from edl.core.data.batching import microbatches
 from edl.core.worker.inputs import CheckpointWished, LeaveWanted, RestartsExpected, ScriptEnded, ScriptFailed
+from edl.core.worker.states import ENDING
 from edl.errors import ConfigError, UsageError
 from edl.host.joining import check_again, check_one_ring, joined
 from edl.policy.learning import RAMP_STEPS
 from edl.policy.noise import MeasuredNoise
 from edl.protocol import link as say
+from edl.protocol.divergence import Fingerprint
 from edl.protocol.saving import Origin
 from edl.sources.port import Source
 from edl.trainer import fork_stand_in
@@ -167,7 +169,6 @@ class Trainer:
         link.start()
         self._watch.begin(self._framework.ring)
         self._shell.take_first()
-        ownership.at_exit(self._end_comparing)  # while the ring stands: it leaves by itself, before `shutdown`
 
     def shutdown(self) -> None:
         """Leave the job; implied at exit. Harmless twice."""
@@ -178,7 +179,6 @@ class Trainer:
         if self.shards is not None:
             self.shards.close()
         link = self._shell.link
-        self._end_comparing()
         origin = self._resuming.not_taken_over
         if origin is not None and self._machine.models_may_differ and not self._machine.failure:
             logger.warning(
@@ -187,7 +187,7 @@ class Trainer:
                 origin.path,
             )
         self._shell.copier.finish()
-        self._shell.hear(ScriptEnded())
+        self._shell.hear(ScriptEnded(self._state_at_end()))
         link.wait_noted(self._settings.session_timeout_s)
         self._framework.ring.leave()
         self._watch.end()
@@ -199,11 +199,20 @@ class Trainer:
         self._shell.be_inherited()
         self._count = self._shell.count
 
-    def _end_comparing(self) -> None:
-        """The script has ended a step early for the answer."""
-        if self._ends.differed_last():
-            at = f"step {self._machine.step}, the last one of its script"
-            self._note_failure(f"the workers' states differed after {at}: --check-weights 1 tells who and where")
+    def _state_at_end(self) -> tuple[Fingerprint, ...]:
+        """What its leader compares. A script may have done anything with its model by then, so it may not be there."""
+        if self._machine.failure or self._machine.state in ENDING:
+            return ()
+        try:
+            return self._ends.state_at_end()
+        except Exception as error:  # noqa: BLE001 - whatever a script and its framework make of it
+            logger.warning(
+                "what this script has trained cannot be compared with the other workers', as it was changed after the "
+                "last step in a way that edl cannot read: %s: %s",
+                type(error).__name__,
+                error,
+            )
+            return ()
 
     def _ask_to_leave(self) -> None:
         """Behind a stand-in that one judges: a launcher that dies asks all that is below it to end."""

@@ -56,12 +56,34 @@ def test_a_job_of_torch_takes_the_state_of_the_majority(edl, tmp_path):
     assert len({(tmp_path / str(rank)).read_text() for rank in range(3)}) == 1
 
 
-def test_a_script_that_breaks_off_before_the_answer_is_looked_at_is_no_success(edl, tmp_path):
+@pytest.mark.parametrize("flags", [(), ("--ring", "torch")], ids=["horovod", "torch"])
+def test_scripts_that_break_off_in_states_that_differ_are_no_success(edl, tmp_path, flags: tuple[str, ...]):
+    """Between two comparisons: equal after step 4, rank 1 differs from step 7 on, and step 10 is the last."""
     command = edl.warm.command(JOBS / "torch_diverging.py")
-    flags = ("-np", "2", "--check-weights", "5")  # equal after step 5, and after step 10 not any more
-    done = edl("run", *flags, "--job", "d", *command, "--out", str(tmp_path), "--last", "10", timeout_s=200)
+    done = edl(
+        *("run", "-np", "2", *flags, "--job", "d", *command, "--out", str(tmp_path), "--last", "10"), timeout_s=200
+    )
     assert done.returncode == 1, done.stderr
-    assert "the workers' states differed after step 10, the last one of its script" in done.stderr
+    (event,) = diverged(edl, "d")
+    assert (event["first"], event["action"], len(event["workers"])) == ("3.bias", "fail", 1)
+    assert "the workers' states differ at the end of their scripts" in done.stderr
+    assert event["workers"][0] in done.stderr
+
+
+def test_scripts_that_end_after_different_steps_are_no_success(edl, tmp_path):
+    command = edl.warm.command(JOBS / "torch_ending.py")
+    done = edl("run", "-np", "2", "--job", "d", *command, "--how", "apart", "--out", str(tmp_path), timeout_s=200)
+    assert done.returncode == 1, done.stderr
+    (event,) = diverged(edl, "d")
+    assert event["first"] == "the number of steps"
+
+
+@pytest.mark.parametrize("how", ["halved", "saved", "exit"])
+def test_what_a_script_does_after_all_its_data_is_its_own(edl, tmp_path, how: str):
+    command = edl.warm.command(JOBS / "torch_ending.py")
+    done = edl("run", "-np", "2", "--job", "d", *command, "--how", how, "--out", str(tmp_path), timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    assert not diverged(edl, "d")
 
 
 def test_a_job_of_tensorflow_fails_and_says_what_differs(edl):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from edl.protocol.divergence import EndState
 from edl.protocol.figures import Rate
 from edl.protocol.job import DriverCount, FailedBy, Gone, JobState, Limits, Member, Muster, Plan, Taken, Trials
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
@@ -44,6 +45,7 @@ class OtherChanges(TypedDict, total=False):
     rebatches: int
     diverged: tuple[int, int, bool]
     differed: str
+    finals: tuple[EndState, ...]
     shares: dict[str, float]
     asked_batch: int
     voided: dict[str, int]

@@ -6,11 +6,13 @@ worker's end makes of that worker (`edl.core.job.machine`).
 All of the last ring must have come to the end of their scripts. A lost worker is made up for by a ring that stands
 without it: the others train on, and one of them does what it would have done at the end. After the last step there is
 no such ring. Nothing makes up for what the lost one was about, its last checkpoint perhaps: then the job has failed.
+So it has where the scripts have ended in states that differ, by what each worker tells of its own (I15).
 """
 
 from __future__ import annotations
 
 from edl.core.job.working_state import WorkingState
+from edl.core.worker.divergence import Consequence, at_end, ended_in
 from edl.protocol.job import JobState, WorkerState
 
 
@@ -30,6 +32,12 @@ class Ending:
     def is_due(self) -> bool:
         """Time alone may decide something."""
         return self._clear_since is not None
+
+    def note(self, worker: str) -> None:
+        """Its script came to its end: in which state is on record, so that a later leader can compare it (I9)."""
+        working, seen = self._working, self._working.seen.observation(worker)
+        if seen is not None and seen.final:
+            working.change(finals=ended_in(working.record.finals, worker, seen.final), pressing=False)
 
     def follow(self) -> None:
         """End the job when it is time.
@@ -51,6 +59,8 @@ class Ending:
             working.end(JobState.FAILED, reason)
         elif record.unended:
             working.end(JobState.FAILED, record.unended)
+        elif (differ := at_end(record.finals, record.generation, working.newest()[0])) is not None:
+            working.tell_diverged(differ, Consequence.FAIL)
         else:
             working.end(JobState.FINISHED, reason)
 

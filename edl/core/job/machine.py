@@ -56,8 +56,8 @@ from edl.core.switch.arrivals import Arrivals
 from edl.core.switch.fitness import Fitness
 from edl.core.switch.switching import Switching
 from edl.core.worker.account import DIED, DIED_WHOLE
-from edl.core.worker.divergence import Outcome, outcome
-from edl.core.worker.divergence_words import causes, told
+from edl.core.worker.divergence import Consequence, outcome
+from edl.core.worker.divergence_words import told
 from edl.errors import InvalidTransition
 from edl.protocol.divergence import Divergence
 from edl.protocol.job import OVER, FailedBy, Gone, Identity, JobState, Limits, Member, Record, WorkerState
@@ -373,30 +373,13 @@ class JobMachine:
         if number <= self.record.diverged:
             return
         follows = outcome(found, self.record.job_policy.checking.on_divergence)
-        if follows is Outcome.PART and self._are_missed(found.workers):
-            follows = Outcome.FAIL
-        first, reason = self.record.differed, told(found)
-        working.change(diverged=number, differed=first or reason, pressing=follows is not Outcome.HEAL)
-        working.tell(
-            facts.WorkersDiverged(
-                workers=found.workers,
-                first=found.first,
-                differing=found.differing,
-                compared=found.compared,
-                after_step=found.step,
-                equal_step=found.equal_step,
-                like=found.root,
-                majority=found.majority,
-                action=follows.value,
-                likely=causes(found),
-                told=reason,
-            )
-        )
-        if follows is Outcome.PART:
+        if follows is Consequence.PART and self._are_missed(found.workers):
+            follows = Consequence.FAIL
+        reason = told(found)
+        working.change(diverged=number, pressing=follows is not Consequence.HEAL)
+        working.tell_diverged(found, follows)
+        if follows is Consequence.PART:
             self._part_with(found.workers, reason)
-        elif follows is Outcome.FAIL:
-            before = f". Before that: {first}" if first else ""
-            working.end(JobState.FAILED, reason + before, FailedBy.DIVERGENCE)
 
     def _are_missed(self, workers: Sequence[str]) -> bool:
         """Without them the job has fewer workers than it needs."""
@@ -454,6 +437,7 @@ class JobMachine:
             working.remove(worker, "")
         else:
             working.move(worker, Cause.ENDED)
+            self._ending.note(worker)
 
     def _sat(self, worker: str) -> bool:
         """It has trained in the newest ring."""

@@ -24,7 +24,10 @@ from edl.core.job.durations import Durations
 from edl.core.job.inputs import Command, Tell
 from edl.core.job.members import Cause, moved
 from edl.core.job.observations import Observations
-from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed, JobPreempted
+from edl.core.worker.divergence import Consequence
+from edl.core.worker.divergence_words import causes, told
+from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed, JobPreempted, WorkersDiverged
+from edl.protocol.divergence import Divergence
 from edl.protocol.job import OVER, FailedBy, Gone, Identity, JobState, Member, Record, WorkerState
 from edl.protocol.saving import SavingFailure
 
@@ -117,6 +120,31 @@ class WorkingState:
         self.change(state=state, reason=reason, plan=None, failed_by=by)
         kinds = {JobState.FINISHED: JobFinished, JobState.PREEMPTED: JobPreempted}
         self.tell(kinds.get(state, JobHasFailed)(reason=reason))
+
+    def tell_diverged(self, found: Divergence, follows: Consequence) -> None:
+        """Workers differ: that is told, and where nothing else follows the job is over. What was found first says most
+        of the cause, so the end repeats it.
+        """
+        first, reason = self.record.differed, told(found)
+        self.change(differed=first or reason, pressing=False)
+        self.tell(
+            WorkersDiverged(
+                workers=found.workers,
+                first=found.first,
+                differing=found.differing,
+                compared=found.compared,
+                after_step=found.step,
+                equal_step=found.equal_step,
+                like=found.root,
+                majority=found.majority,
+                action=follows.value,
+                likely=causes(found),
+                told=reason,
+            )
+        )
+        if follows is Consequence.FAIL:
+            before = f". Before that: {first}" if first else ""
+            self.end(JobState.FAILED, reason + before, FailedBy.DIVERGENCE)
 
     def count_failed_saving(self, reason: str) -> None:
         """On record, so that `edl status` tells of it under the next leader too."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
-from edl.protocol.divergence import Divergence
+from edl.protocol.divergence import Divergence, Fingerprint
 from edl.protocol.messages import Pause, Phase, Void, Whereabouts, clipped
 from edl.protocol.saving import PartInfo
 
@@ -40,6 +40,7 @@ class TrainerAccount:
         self.offer = 0  # of what is prepared
         self.marked = (0, 0)
         self.diverged: Divergence | None = None
+        self.final: tuple[Fingerprint, ...] = ()
         self.booted = False
         self.reported: dict[str, float] = {}
         self.copied = (0, "")  # the newest saving that the trainer is through with; why it has no part, if it has none
@@ -77,9 +78,9 @@ class TrainerAccount:
                 self.phase, self.generation, self.reason = Phase.BROKEN, generation, clipped(reason)
             case say.LeaveAsked():
                 self.leaving = True
-            case say.Ended(reason, foreign):
+            case say.Ended(reason, foreign, state):
                 self.phase, self.reason = (Phase.FAILED if reason else Phase.DONE), clipped(reason)
-                self.foreign = foreign
+                self.foreign, self.final = foreign, state
             case say.GoingHeard():
                 pass  # its daemon alone has to know
             case (

@@ -22,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.core.worker.divergence_words import STEPS
 from edl.protocol.divergence import Fingerprint
 
 try:
@@ -90,6 +91,13 @@ def _bytes_of(value: object) -> bytes | None:
 def of_all(fingerprints: Sequence[Fingerprint]) -> int:
     """One digest of them all, in their order."""
     return _short(b"", np.array([one.digest for one in fingerprints], np.uint64).tobytes())
+
+
+def final(step: int, fingerprints: Sequence[Fingerprint]) -> tuple[Fingerprint, ...]:
+    """What a worker tells of its state at the end of its script, after so many steps."""
+    steps = fingerprint_of_value(STEPS, step)
+    assert steps is not None
+    return (steps, *sketch(fingerprints))
 
 
 def sketch(fingerprints: Sequence[Fingerprint]) -> tuple[Fingerprint, ...]:

@@ -19,12 +19,13 @@ from enum import StrEnum
 from typing import Final
 
 from edl.core.worker.moves import NEVER
-from edl.protocol.divergence import Divergence, Fingerprint, OnDivergence
+from edl.protocol.divergence import Divergence, EndState, Fingerprint, OnDivergence, SameValue
 
+END_STATES: Final = 4  # so many are kept: that they differ is known with the second
 EARLY: Final = (1, 4, 16, 64)  # steps after a ring began at whose ends its members compare, besides the usual ones
 
 
-class Outcome(StrEnum):
+class Consequence(StrEnum):
     """What follows from a difference."""
 
     HEAL = "heal"  # those that differ take over the state that counts, and the job goes on
@@ -60,7 +61,7 @@ def difference(
     """
     ranks = range(len(by_rank))
     contents = [_named(fingerprints) for fingerprints in by_rank]
-    if len({tuple(one.digest for one in fingerprints) for fingerprints in by_rank}) == 1:
+    if len({tuple(one.digest for one in fingerprints) for fingerprints in by_rank}) < 2:
         return None
     found = _difference(contents, [rank for rank in ranks if not (new and new[rank])] or list(ranks))
     if found.held and joined and not found.newcomers:
@@ -115,6 +116,36 @@ def _held(by_rank: Sequence[Fingerprint | None]) -> tuple[tuple[str, tuple[int, 
     return tuple((value, tuple(ranks)) for value, ranks in found.items())
 
 
+def at_end(finals: Sequence[EndState], generation: int, step: int) -> Divergence | None:
+    """Between workers whose scripts have ended; None: they have ended in one state."""
+    names = [worker for one in finals for worker in one.workers]
+    found = difference([one.state for one in finals for _ in one.workers])
+    if found is None:
+        return None
+    return Divergence(
+        generation=generation,
+        step=step,
+        equal_step=0,
+        first=found.first,
+        differing=found.differing,
+        compared=found.compared,
+        workers=tuple(names[rank] for rank in found.ranks),
+        root=names[found.root],
+        majority=found.majority,
+        held=tuple(SameValue(value, tuple(names[rank] for rank in ranks)) for value, ranks in found.held),
+        at_end=True,
+    )
+
+
+def ended_in(finals: Sequence[EndState], worker: str, state: tuple[Fingerprint, ...]) -> tuple[EndState, ...]:
+    """`finals`, with one more worker among those that have ended in its state."""
+    digests = tuple(one.digest for one in state)
+    for place, known in enumerate(finals):
+        if tuple(one.digest for one in known.state) == digests:
+            return (*finals[:place], EndState((*known.workers, worker), known.state), *finals[place + 1 :])
+    return (*finals, EndState((worker,), state)) if len(finals) < END_STATES else tuple(finals)
+
+
 def next_check(step: int, every: int, size: int, began: int) -> int:
     """The next step after `step` at whose end all members of a ring compare: a number that each of them knows by
     itself. After step `began` all have had their state.
@@ -130,9 +161,9 @@ def is_proven(step: int, joined: int) -> bool:
     return step >= joined + EARLY[-1]
 
 
-def outcome(divergence: Divergence, policy: OnDivergence) -> Outcome:
+def outcome(divergence: Divergence, policy: OnDivergence) -> Consequence:
     """At a newcomer's first comparison it may be the way in which it got its state, so it is given that once more."""
     first = divergence.newcomers and not divergence.equal_step
     if (policy is OnDivergence.HEAL or first) and not divergence.persists and not divergence.at_end:
-        return Outcome.HEAL
-    return Outcome.PART if divergence.newcomers else Outcome.FAIL
+        return Consequence.HEAL
+    return Consequence.PART if divergence.newcomers else Consequence.FAIL

@@ -22,18 +22,25 @@ AT_FIRST: Final = (
     "changed after notify_batch_end(), where a newcomer has got it already: change it before"
 )
 OWN_COUNT: Final = (
-    "the script goes by a count of its own, which a newcomer begins anew, as with enumerate() or a schedule that is not "
-    "registered: go by edl.step() and edl.epoch(), or edl.register() it"
+    "the script goes by a count of its own, which a newcomer begins anew, as with enumerate() or a schedule that is "
+    "not registered: go by edl.step() and edl.epoch(), or edl.register() it"
 )
 OWN_SCHEDULE: Final = (
     "is a schedule not registered? edl.register(scheduler=...). Or does the script count batches by itself, which a "
     "newcomer begins anew? edl.step() and edl.epoch() are the same on all"
 )
 AFTERWARDS: Final = "some changed their model or optimizer after the last step: change a copy of it, or do so on all"
+APART: Final = (
+    "the script leaves its loop by a time or a count of its own: leave it by edl.step() or edl.epoch(), at the same "
+    "step on all workers"
+)
+STEPS: Final = "the number of steps"  # what is told first of a worker whose script has ended
 
 
 def causes(found: Divergence) -> str:
     """The likely ones."""
+    if found.at_end and found.first == STEPS:
+        return APART
     set_by_script = bool(found.held)
     if found.newcomers and set_by_script:
         return OWN_COUNT if found.first.startswith(REGISTERED) else OWN_SCHEDULE
@@ -45,10 +52,11 @@ def causes(found: Divergence) -> str:
 
 def told(found: Divergence) -> str:
     """For people."""
-    after = f"after step {found.step}, the last one of the script" if found.at_end else f"after step {found.step}"
+    when = f"the workers' states differ after step {found.step}"
+    when = "the workers' states differ at the end of their scripts" if found.at_end else when
     before = f" (after step {found.equal_step} they were equal)" if found.equal_step else ""
     extent = f"{found.differing} of {found.compared} differ" if found.differing > 1 else "only that"
-    return f"the workers' states differ {after}{before}: {_who(found)} ({extent}). Likely causes: {causes(found)}"
+    return f"{when}{before}: {_who(found)} ({extent}). Likely causes: {causes(found)}"
 
 
 def _who(found: Divergence) -> str:

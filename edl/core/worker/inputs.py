@@ -12,7 +12,7 @@ from typing import Final
 from edl.core.worker.agreement import Vote
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.data import DataSpec
-from edl.protocol.divergence import Divergence
+from edl.protocol.divergence import Divergence, Fingerprint
 from edl.protocol.link import FromTrainer
 from edl.protocol.ring import Place
 from edl.protocol.saving import Save
@@ -214,6 +214,8 @@ class ScriptFailed:
 @dataclass(frozen=True, slots=True)
 class ScriptEnded:
     """A good end, unless a failure was said."""
+
+    state: tuple[Fingerprint, ...] = ()  # a sketch of what it was after the last step; empty: that is not known
 
 
 FromOrders = OrdersHeard | OrdersRead | StillWaiting

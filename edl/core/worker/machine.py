@@ -675,9 +675,9 @@ class WorkerMachine:
                 if not self.failure:
                     self.failure, self._foreign = reason, foreign
                 return []
-            case ScriptEnded():
+            case ScriptEnded(state):
                 self._move(StateChange.ENDED)
-                self._ended = say.Ended(self.failure, self._foreign)
+                self._ended = say.Ended(self.failure, self._foreign, () if self.failure else state)
                 return [*self.next_ring.release(), TellDaemon(self._ended)]
 
     def _open(self, spec: DataSpec) -> list[Command]:

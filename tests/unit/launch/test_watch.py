@@ -35,7 +35,7 @@ OVER = Status(
 @pytest.mark.parametrize("kind", [Kind.JOB_FINISHED, Kind.JOB_FAILED, Kind.JOB_PREEMPTED])
 async def test_the_step_of_a_job_that_was_too_short_to_be_seen_training_is_told_by_its_end(tmp_path: Path, kind: Kind):
     ahead = Event(1.0, "x", Kind.CHECKPOINT_BEGUN, 1, 1, 40)  # it tells of a step to come
-    watch = JobWatch(LookedAt(ahead, Event(2.0, "x", kind, 1, 1, 10)), Folder(tmp_path), lambda seen: None, [].append)
+    watch = JobWatch(LookedAt(ahead, Event(2.0, "x", kind, 1, 1, 10)), Folder(tmp_path), lambda seen: None, print)
     await watch.look()
     assert watch.newest_step == 10
 

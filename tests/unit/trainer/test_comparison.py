@@ -17,7 +17,7 @@ from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.divergence import Checking, Fingerprint, OnDivergence
 from edl.protocol.ring import Place
-from edl.trainer.comparison import Comparison, _Teller
+from edl.trainer.comparison import READ_EVERY, Comparison, _Teller
 from edl.trainer.extras import Extras
 
 
@@ -285,12 +285,35 @@ def test_one_that_is_overtaken_by_a_failure_says_nothing(how: str) -> None:
     assert not shell.told
 
 
-@pytest.mark.parametrize(("others", "differed"), [("abc", False), ("abd", True)])
-def test_a_script_may_end_before_the_answer_is_looked_at(others: str, differed: bool) -> None:
-    _, comparison = member(1, [others, "abc", others])
-    assert not comparison.differed_last()
+@pytest.mark.parametrize("large", [False, True])
+def test_at_the_end_each_reads_its_own_state_and_asks_the_ring_nothing(large: bool) -> None:
+    shell, comparison = member(1, ["abc", "abc", "abd"], large=large)
     assert comparison.begin()
-    assert comparison.differed_last() is differed
+    shell.ring.asked.clear()
+    shell.ring.states = ["abc", "abx", "abd"]
+    assert comparison.last() == fingerprints("abx")
+    assert not shell.ring.asked.is_set()
+    assert not comparison.finish(1.0), "what was begun comes to nothing"
+
+
+def test_what_a_script_does_with_its_weights_after_the_last_step_of_its_data_is_its_own() -> None:
+    shell, comparison = member(1, ["abc", "abc", "abc"])
+    comparison.read_last()
+    shell.ring.states = ["abc", "xyz", "abc"]
+    assert comparison.last() == fingerprints("abc")
+    shell.machine.step += 1  # there was more data
+    assert comparison.last() == fingerprints("xyz")
+
+
+def test_at_the_ends_of_short_passes_nothing_is_read() -> None:
+    shell, comparison = member(1, ["abc", "abc", "abc"])
+    reads = []
+    own = comparison._framework.fingerprints
+    comparison._framework.fingerprints = lambda more: reads.append(shell.machine.step) or own(more)  # type: ignore[method-assign]
+    for _ in range(4 * READ_EVERY):
+        shell.machine.step += 1
+        comparison.read_last()
+    assert len(reads) == 4
 
 
 def test_a_large_state_is_read_until_its_next_update_and_not_beyond() -> None:
@@ -375,10 +398,3 @@ def test_a_ring_that_breaks_before_an_update_is_met_by_its_next_collective(monke
     comparison.before_update()
     assert not comparison.finish(1.0)
     assert not shell.told
-
-
-def test_after_the_last_step_a_script_may_do_as_it_likes_with_a_large_state(caplog: pytest.LogCaptureFixture) -> None:
-    _, comparison = member(1, ["abd", "abc", "abd"], large=True)
-    assert comparison.begin()
-    assert not comparison.differed_last()
-    assert "--check-weights 1" in caplog.text

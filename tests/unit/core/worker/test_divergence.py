@@ -9,13 +9,22 @@ from machine_job import Job
 from edl.core.job.inputs import TookOver
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine
-from edl.core.worker.digest import SKETCHED, fingerprint_of_value, sketch
-from edl.core.worker.divergence import Difference, Outcome, difference, is_proven, next_check, outcome
+from edl.core.worker.digest import SKETCHED, final, fingerprint_of_value, sketch
+from edl.core.worker.divergence import (
+    Consequence,
+    Difference,
+    at_end,
+    difference,
+    ended_in,
+    is_proven,
+    next_check,
+    outcome,
+)
 from edl.core.worker.divergence_words import told
 from edl.core.worker.moves import NEVER
 from edl.events import Kind
-from edl.protocol.divergence import Checking, Divergence, Fingerprint, Held, OnDivergence
-from edl.protocol.job import Identity, JobState
+from edl.protocol.divergence import Checking, Divergence, EndState, Fingerprint, OnDivergence, SameValue
+from edl.protocol.job import FailedBy, Identity, JobState
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.messages import Phase, Register
 
@@ -78,7 +87,7 @@ def test_people_are_told_who_what_since_when_and_why() -> None:
     assert "enumerate()" in told(msgspec.structs.replace(come, equal_step=196))
 
 
-RATES = (Held("0.01", ("w0", "w2")), Held("0.05", ("w1",)))
+RATES = (SameValue("0.01", ("w0", "w2")), SameValue("0.05", ("w1",)))
 
 
 def test_where_a_value_differs_people_are_told_who_has_which() -> None:
@@ -95,7 +104,7 @@ def test_where_a_value_differs_people_are_told_who_has_which() -> None:
 
 def test_at_the_end_a_script_may_have_changed_its_model_by_then() -> None:
     said = told(msgspec.structs.replace(FOUND, at_end=True, equal_step=0))
-    assert "after step 200, the last one of the script:" in said
+    assert "differ at the end of their scripts:" in said
     assert "change a copy of it" in said
 
 
@@ -126,7 +135,7 @@ def test_what_a_script_has_set_is_told_of_every_rank() -> None:
     found = difference(rates(0.1, 0.2, 0.1))
     assert found is not None
     assert (found.first, found.held) == ("rate", (("0.1", (0, 2)), ("0.2", (1,))))
-    assert difference(states("ab", "ac")).held == ()  # type: ignore[union-attr]
+    assert difference(states("ab", "ac")).held == ()
 
 
 @pytest.mark.parametrize(
@@ -185,22 +194,22 @@ def test_a_sketch_differs_where_its_state_does_and_names_the_place(size: int) ->
 @pytest.mark.parametrize(
     ("newcomers", "equal_step", "persists", "policy", "expected"),
     [
-        (True, 0, False, OnDivergence.FAIL, Outcome.HEAL),  # it may be how it got its state
-        (True, 0, True, OnDivergence.FAIL, Outcome.PART),
-        (True, 100, False, OnDivergence.FAIL, Outcome.PART),
-        (False, 0, False, OnDivergence.FAIL, Outcome.FAIL),
-        (False, 100, False, OnDivergence.HEAL, Outcome.HEAL),
-        (True, 100, False, OnDivergence.HEAL, Outcome.HEAL),
-        (True, 100, True, OnDivergence.HEAL, Outcome.PART),
-        (False, 100, True, OnDivergence.HEAL, Outcome.FAIL),
+        (True, 0, False, OnDivergence.FAIL, Consequence.HEAL),  # it may be how it got its state
+        (True, 0, True, OnDivergence.FAIL, Consequence.PART),
+        (True, 100, False, OnDivergence.FAIL, Consequence.PART),
+        (False, 0, False, OnDivergence.FAIL, Consequence.FAIL),
+        (False, 100, False, OnDivergence.HEAL, Consequence.HEAL),
+        (True, 100, False, OnDivergence.HEAL, Consequence.HEAL),
+        (True, 100, True, OnDivergence.HEAL, Consequence.PART),
+        (False, 100, True, OnDivergence.HEAL, Consequence.FAIL),
     ],
 )
 def test_newcomers_are_given_the_state_again_once_and_then_they_go(
-    newcomers: bool, equal_step: int, persists: bool, policy: OnDivergence, expected: Outcome
+    newcomers: bool, equal_step: int, persists: bool, policy: OnDivergence, expected: Consequence
 ) -> None:
     found = msgspec.structs.replace(FOUND, newcomers=newcomers, persists=persists, equal_step=equal_step)
     assert outcome(found, policy) is expected
-    assert outcome(msgspec.structs.replace(found, newcomers=False, at_end=True), policy) is Outcome.FAIL
+    assert outcome(msgspec.structs.replace(found, newcomers=False, at_end=True), policy) is Consequence.FAIL
 
 
 # --------------------------------------------------------------------------------------------------- their leader
@@ -294,3 +303,61 @@ def test_every_member_of_a_ring_is_told_the_same_of_when_to_compare() -> None:
         job.feed(Register(identity, 2, 1, 0, job_policy=JobPolicy(checking=Checking(every))))
     plans = [job.orders(worker).assignment for worker in ("w0", "w1")]
     assert [plan.checking.every for plan in plans if plan is not None] == [50, 50]
+
+
+# ----------------------------------------------------------------------------------------------- the ends of scripts
+
+
+def ends(job: Job, worker: str, weight: int, step: int = 200) -> None:
+    job.see(worker, Phase.DONE, 1, step, final=final(step, [Fingerprint("fc.weight", weight)]))
+
+
+def test_scripts_that_end_in_one_state_finish_the_job() -> None:
+    job = training(OnDivergence.FAIL)
+    ends(job, "w0", 7)
+    assert job.machine.record.state is not JobState.FINISHED
+    ends(job, "w1", 7)
+    assert job.machine.record.state is JobState.FINISHED
+    assert "diverged" not in job.kinds()
+
+
+def test_scripts_that_end_in_states_that_differ_do_not() -> None:
+    job = training(OnDivergence.HEAL)
+    ends(job, "w0", 7)
+    job.machine = JobMachine(job.machine.record, LeadTimes.of(10.0))  # its leader dies with its script
+    job.feed(TookOver(frozenset({"w1"})))
+    ends(job, "w1", 8)
+    record = job.machine.record
+    assert (record.state, record.failed_by) == (JobState.FAILED, FailedBy.DIVERGENCE)
+    assert job.kinds()[-2:] == ["diverged", "job_failed"]
+    assert "w1 differs from w0, the lowest rank's, first in fc.weight (only that)" in record.reason
+    assert "after the last step" in record.reason
+
+
+def test_scripts_that_end_after_different_steps_do_not() -> None:
+    job = training(OnDivergence.FAIL)
+    ends(job, "w0", 7, 150)
+    ends(job, "w1", 8, 200)
+    assert job.machine.record.state is JobState.FAILED
+    assert "the number of steps is 150 on w0 and 200 on w1 (2 of 2 differ)" in job.machine.record.reason
+    assert "edl.step()" in job.machine.record.reason
+
+
+def test_what_is_not_known_of_a_workers_end_is_not_compared() -> None:
+    job = training(OnDivergence.FAIL)
+    ends(job, "w0", 7)
+    job.see("w1", Phase.DONE, 1, 200)
+    assert job.machine.record.state is JobState.FINISHED
+
+
+def test_of_many_workers_only_a_few_states_are_kept() -> None:
+    finals: tuple[EndState, ...] = ()
+    for number in range(100):
+        finals = ended_in(finals, f"w{number}", final(9, [Fingerprint("a", number % 10)]))
+    assert len(finals) == 4
+    assert finals[0].workers == tuple(f"w{number}" for number in range(0, 100, 10))
+    found = at_end(finals, 3, 9)
+    assert found is not None
+    assert (found.generation, found.step, found.at_end, found.root) == (3, 9, True, "w0")
+    assert at_end(finals[:1], 3, 9) is None
+    assert at_end((), 3, 9) is None

@@ -12,6 +12,7 @@ from edl.core.worker.states import TrainerState
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
 from edl.protocol.data import Lease, Range, Totals
+from edl.protocol.divergence import Fingerprint
 from edl.protocol.ring import Place
 from edl.trainer.arrays import Arrays
 from edl.trainer.trainer import Trainer
@@ -45,6 +46,8 @@ class FakeFramework:
     def put_back(self) -> None: ...
     def set_weight(self, weight: float, *, weightless: bool = False) -> None: ...
     def applied(self) -> None: ...
+    def fingerprints(self, more: Any) -> list[Fingerprint]:
+        return []
 
 
 class FakeLink:
