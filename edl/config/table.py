@@ -122,8 +122,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_CHECK_WEIGHTS",),
         ("--check-weights",),
         "STEPS",
-        "steps from one comparison of all workers' weights and optimizers to the next; there is one after each change "
-        "of workers in any case, and 0 means no other (default: 100)",
+        "steps from one comparison of all workers' weights and optimizers to the next; there are some after each "
+        "change of workers, and one at the end, in any case, and 0 means no other (default: 100)",
     ),
     Setting(
         "on_divergence",

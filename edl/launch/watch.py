@@ -106,15 +106,20 @@ class JobWatch:
         for event in events:
             if event.kind in ENDS:  # a short job is seen once it is over, where its status has no step
                 self.newest_step = max(self.newest_step, event.step)
-            if event.kind is Kind.DIVERGED and not self._has_told:  # the first says most: others may follow from it
-                self._has_told = True
-                self._tell(facts.WorkersDiverged.of(event.details).words())
+            if event.kind is Kind.DIVERGED:
+                self._tell_first(facts.WorkersDiverged.of(event.details))
             if event.kind is not Kind.WORKER_LOST:
                 continue
             lost = facts.WorkerLost.of(event.details)
             self.newest_step = max(self.newest_step, lost.made)
             if event.generation != self._cause_of:
                 self._cause_of, self.cause = event.generation, lost.reason
+
+    def _tell_first(self, differ: facts.WorkersDiverged) -> None:
+        """It says most: others may follow from it. What the job fails for is told at its end."""
+        if not self._has_told and differ.action != "fail":
+            self._has_told = True
+            self._tell(differ.words())
 
 
 def job_seen(status: Status) -> JobSeen:

@@ -41,14 +41,16 @@ async def test_the_step_of_a_job_that_was_too_short_to_be_seen_training_is_told_
 
 
 async def test_people_are_told_at_once_that_workers_came_to_differ_and_only_of_the_first_time(tmp_path: Path):
-    def differ(step: int) -> Event:
+    def differ(step: int, action: str = "part") -> Event:
         said = facts.WorkersDiverged(
             workers=("w2",), first="rate", differing=1, compared=2, after_step=step, equal_step=0, like="w0",
-            majority=True, action="part", likely="a count", told=f"the workers' states differ after step {step}",
+            majority=True, action=action, likely="a count", told=f"the workers' states differ after step {step}",
         )  # fmt: skip
         return Event(1.0, "x", Kind.DIVERGED, 1, 1, step, said.details())
 
     lines: list[str] = []
-    watch = JobWatch(LookedAt(differ(5), differ(9)), Folder(tmp_path), lambda seen: None, lines.append)
+    watch = JobWatch(
+        LookedAt(differ(3, "fail"), differ(5), differ(9)), Folder(tmp_path), lambda seen: None, lines.append
+    )
     await watch.look()
     assert lines == ["the workers' states differ after step 5. What follows: w2 must leave, and the job trains on"]
