@@ -115,7 +115,7 @@ def scale(gradient: torch.Tensor, factor: float) -> None:
     if factor == 0.0:
         blank(gradient)  # a worker without samples computed on something else, perhaps nan
     elif factor != 1.0:
-        gradient.mul_(factor)
+        (torch.view_as_real(gradient) if gradient.is_complex() else gradient).mul_(factor)  # so -0 stays what it is
 
 
 def scaled_rows(gradient: torch.Tensor, factor: float) -> torch.Tensor:

@@ -47,3 +47,17 @@ def test_gradients_are_those_of_one_process(fleet: Fleet, name: str) -> None:
         except WorkerFailed as error:
             pytest.fail(f"{first} of {SAMPLES}: {error}")
     assert found == [["", ""]] * len(SHARES)
+
+
+def test_weights_are_those_of_rank_0_once_a_model_is_wrapped(fleet: Fleet) -> None:
+    fleet.together([0, 1], "begin", [("two layers", 1), ("two layers", 2)])
+    mine, others = fleet.together([0, 1], "weights")
+    assert mine == others == fleet[1].call("weights", 1)
+
+
+def test_models_that_differ_are_refused_on_all_workers_with_both_sides_named(fleet: Fleet) -> None:
+    for member in (0, 1):
+        fleet[member].send("begin", ("one layer", "two layers")[member])
+    for member in (0, 1):
+        with pytest.raises(WorkerFailed, match=r"model of rank 1 is not that of rank 0: 0\.weight .* on rank 1, weight"):
+            fleet[member].answer()

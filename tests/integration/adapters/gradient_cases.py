@@ -175,8 +175,8 @@ def complex_rows(model: Any, ids: Ids) -> Tensor:
     return torch.view_as_real(model(ROWS[ids].to(torch.complex64)))
 
 
-def half(dtype: torch.dtype, **more: Any) -> Case:
-    return Case(lambda: mlp().to(dtype), lambda model, ids: model(ROWS[ids].to(dtype)).float(), near=0.05, **more)
+def half(dtype: torch.dtype, build: Callable[[], nn.Module] = mlp, **more: Any) -> Case:
+    return Case(lambda: build().to(dtype), lambda model, ids: model(ROWS[ids].to(dtype)).float(), near=0.05, **more)
 
 
 CASES: dict[str, Case] = {
@@ -217,6 +217,8 @@ CASES: dict[str, Case] = {
     "bfloat16": half(torch.bfloat16, rings=("torch",)),
     "float16": half(torch.float16),
     "complex": Case(lambda: nn.Linear(WIDTH, 2, dtype=torch.complex64), complex_rows, rings=("torch",)),
+    "complex, without any use": Case(lambda: Of(lambda m, x: m.body(x), body=nn.Linear(WIDTH, 2, dtype=torch.complex64), spare=nn.Parameter(torch.ones(3, dtype=torch.complex64))), complex_rows, rings=("torch",)),
+    "half, without any use": half(torch.float16, build=lambda: Of(lambda m, x: m.body(x), body=mlp(), spare=nn.Parameter(torch.ones(3))).half()),
     "numbers": Case(lambda: Of(lambda m, x: m.scale * x + m.shift, scale=nn.Parameter(torch.tensor(2.0)), shift=nn.Parameter(torch.tensor(1.0))), of_rows),
     "nothing in it": Case(lambda: Of(lambda m, x: m.body(x), body=nn.Linear(WIDTH, 2), empty=nn.Parameter(torch.zeros(0, 3))), of_rows),
     "not in order": Case(turned, of_rows),

@@ -23,12 +23,12 @@ torch.set_num_threads(1)
 class Model:
     """A case in this process, in the ring that stands: as the only model of a job."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, seed: int = 1) -> None:
         self.case, self.trainer = case, FakeTrainer()
         self.framework = TorchFramework()
         vars(self.framework)["ring"] = framework.ring
         vars(framework.ring)["_optimizers"] = 0
-        self.model, self.alone = (_built(case) for _ in range(2))
+        self.model, self.alone = (_built(case, seed) for _ in range(2))
         groups = case.optimizers(self.model)
         self.optimizers: list[Any] = [torch.optim.SGD(group, lr=0.0) for group in groups]
         for optimizer in self.optimizers:
@@ -66,17 +66,24 @@ class Model:
         return "" if apart <= self.case.near * max(largest, 1e-3) else f"{apart} apart, of at most {largest}"
 
 
-def _built(case: Case) -> torch.nn.Module:
-    torch.manual_seed(1)
+def _built(case: Case, seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
     return case.build()
 
 
 model: Model | None = None
 
 
-def begin(name: str) -> None:
+def begin(name: str, seed: int = 1) -> None:
     global model
-    model = Model(CASES[name])
+    model = Model(CASES[name], seed)
+
+
+def weights(seed: int | None = None) -> list[float]:
+    """As they are, or as a process alone builds them."""
+    assert model is not None
+    found = model.model if seed is None else _built(model.case, seed)
+    return torch.cat([one.detach().reshape(-1) for one in found.parameters()]).tolist()
 
 
 def step(own: Ids, share: float) -> str:
@@ -88,4 +95,4 @@ def names() -> list[str]:
     return [name for name, case in CASES.items() if os.environ["EDL_RING"] in case.rings]
 
 
-serve(framework, {"begin": begin, "step": step, "names": names}, {})
+serve(framework, {"begin": begin, "step": step, "names": names, "weights": weights}, {})
