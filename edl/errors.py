@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+FAULT: Final = "an error that is no broken ring: "  # begins what a RingFault says
+
 
 class EdlError(Exception):
     """Anything that edl raises on purpose."""
@@ -55,6 +57,18 @@ class CollectiveRefused(UsageError, CollectiveFailed):
     """The workers' scripts call a collective with other types, shapes or arguments, or other collectives, or one that
     there is not. The message names both sides, all of them raise it, and the ring stands.
     """
+
+
+class RingFault(RingBroken):
+    """What a ring raised that is no broken ring, where its members are better off without it: the ring counts as
+    broken, and its newcomers are at fault before those who trained without them (`edl.core.switch.unfit`).
+    """
+
+    @classmethod
+    def of(cls, error: BaseException) -> RingFault:
+        """In one line, by which the job's leader knows it."""
+        said = (str(error).splitlines() or [""])[0]
+        return cls(f"{FAULT}{type(error).__name__}{': ' if said else ''}{said}")
 
 
 class StoreUnavailable(EdlError):

@@ -30,8 +30,9 @@ from edl.collectives.face import Face
 from edl.collectives.guard import plain
 from edl.collectives.names import Named, Sums, go_through
 from edl.collectives.patience import Pulse
+from edl.collectives.ring import is_fault, never
 from edl.collectives.words import Bytes, Words
-from edl.errors import RingBroken
+from edl.errors import RingBroken, RingFault
 from edl.protocol.messages import GRADIENTS
 from edl.protocol.ring import Place
 
@@ -64,6 +65,7 @@ class HorovodRing:
         self._words, self._sums = Words(tensors), tensors
         self._failed = failed
         self._named = named
+        self.on_trial = never
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
         ownership.at_exit(self._end)
         ownership.in_children(self._be_inherited)
@@ -102,7 +104,13 @@ class HorovodRing:
         spare = self._spare
         spare.form(place, timeout_s, lambda: place.generation > self._released, awaited=not all_prepare)
         if all_prepare and place.size > 1:
-            self._go_through_names(spare, place.generation)
+            try:
+                self._go_through_names(spare, place.generation)
+            except RingBroken:
+                raise
+            except BaseException:  # what stands by now is of no use to the others, who must not wait for us in it
+                self.release(place.generation)
+                raise
 
     def _go_through_names(self, spare: RingEngine, generation: int) -> None:
         try:
@@ -186,13 +194,20 @@ class HorovodRing:
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Inside, whatever the framework raises for a failed collective becomes RingBroken."""
+        """Inside, whatever the framework raises for a failed collective becomes RingBroken; all of it, on trial."""
         try:
             yield
         except Exception as error:
-            if isinstance(error, RingBroken) or not self.is_failure(error):
+            if isinstance(error, RingBroken):
                 raise
-            raise RingBroken(f"a collective of generation {self._generation()} failed: {plain(str(error))}") from error
+            if self.is_failure(error):
+                reason = f"a collective of generation {self._generation()} failed: {plain(str(error))}"
+                raise RingBroken(reason) from error
+            if not is_fault(self, error):
+                raise
+            self._engine.broken = True
+            self._engine.abort()  # the other members wait for this one
+            raise RingFault.of(error) from error
 
     def is_failure(self, error: BaseException) -> bool:
         """Whether the framework raised this because a collective failed; if so, the ring counts as broken."""

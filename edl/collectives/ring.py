@@ -10,13 +10,24 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from edl.collectives.patience import Pulse
+from edl.errors import EdlError
 from edl.protocol.ring import Place
+
+
+def never() -> bool:
+    """No ring is on trial."""
+    return False
 
 
 class Ring(Protocol):
     """A process sits in one ring at most; one more may be prepared beside it.
 
     What does not say that it is any thread's belongs to the training thread.
+    """
+
+    on_trial: Callable[[], bool]
+    """Given by the runtime, and asked where a collective has raised what is no broken ring: the ring has newcomers that
+    its other members have made no step with, so it counts as broken all the same, and RingFault is raised.
     """
 
     @property
@@ -79,6 +90,11 @@ class Ring(Protocol):
         What forms is given up likewise. `given_up`: only a ring of one of these generations, so that an abort which
         comes late does not hit a newer one.
         """
+
+
+def is_fault(ring: Ring, error: BaseException) -> bool:
+    """Whether this `error` of one of its collectives counts as that of a broken ring, and says nothing of one."""
+    return isinstance(error, Exception) and not isinstance(error, EdlError) and ring.on_trial()
 
 
 def of_all_members(ring: Ring, mine: bytes) -> list[bytes]:

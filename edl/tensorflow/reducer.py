@@ -91,7 +91,7 @@ class Reducer:
             raise UsageError("edl.Optimizer: no job was joined; call edl.init() before the first step")
         began = time.perf_counter_ns()
         try:
-            with Voidable(self._trainer, self._ring):
+            with Voidable(self._trainer, self._ring), self._ring.failing():
                 averaged = self._average_now([_carried(_dense(gradient)) for gradient in gradients], variables)
                 return [_returned(one, variable.dtype) for one, variable in zip(averaged, variables, strict=True)]
         finally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 
-from edl.errors import RingBroken
+from edl.errors import RingBroken, RingFault
 from edl.protocol.ring import Place
 from edl.torch.device_sums import Gpu
 from edl.torch.groups import ProcessGroups
@@ -61,7 +61,7 @@ class GroupForming:
         except RingBroken as error:
             self._end(self.groups.broken or str(error))
         except BaseException as error:
-            self._end(f"{type(error).__name__}: {error}")
+            self._end(str(RingFault.of(error)))
             raise
         else:
             self._end("")

@@ -6,11 +6,13 @@ Owns: which ring this process sits in, the next one, and the end of those before
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
@@ -18,8 +20,9 @@ from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 from edl import ownership
 from edl.collectives.environment import tell_scripts
 from edl.collectives.patience import Pulse
+from edl.collectives.ring import is_fault, never
 from edl.collectives.words import Words
-from edl.errors import RingBroken, UsageError
+from edl.errors import RingBroken, RingFault, UsageError
 from edl.protocol.ring import Place
 from edl.torch.buckets import Buckets
 from edl.torch.device_sums import Gpu, prepare_groups
@@ -27,6 +30,8 @@ from edl.torch.group_collectives import rooted
 from edl.torch.group_forming import GroupForming
 from edl.torch.groups import CLOSE_TIMEOUT_S, ProcessGroups
 from edl.torch.tensor_ring import as_real
+
+R = TypeVar("R")
 
 UNWANTED = "it is not wanted any more"
 END_S = 1.0  # for what is broken to end, when the process does
@@ -51,6 +56,7 @@ class GroupRing:
         self._begun: list[GroupForming] = []  # whose threads may live: the rings that are there, and those that end
         self._words = Words(_Tensors(self))
         self._optimizers = 0
+        self.on_trial = never
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
         self._inherited = False  # by a child that the script has forked
         ownership.at_exit(self._end)
@@ -178,13 +184,36 @@ class GroupRing:
     # ----------------------------------------------------------------------------------------- bytes and numbers
 
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
-        return self._words.broadcast(self.groups.place, payload, root)
+        with self._failing():
+            return self._words.broadcast(self.groups.place, payload, root)
 
     def largest(self, values: Sequence[int]) -> list[int]:
-        return self._words.largest(self.groups.place, values)
+        with self._failing():
+            return self._words.largest(self.groups.place, values)
 
     def same(self, value: int) -> Callable[[], bool]:
-        return self._words.same(self.groups.place, value)
+        with self._failing():
+            answer = self._words.same(self.groups.place, value)
+        return self._waiting(answer)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Inside, what is raised on trial is RingFault."""
+        try:
+            yield
+        except Exception as error:
+            if not is_fault(self, error):
+                raise
+            fault = RingFault.of(error)
+            self.is_failure(fault)
+            raise fault from error
+
+    def _waiting(self, wait: Callable[[], R]) -> Callable[[], R]:
+        def waited() -> R:
+            with self._failing():
+                return wait()
+
+        return waited
 
     @property
     def groups(self) -> ProcessGroups:
@@ -218,17 +247,19 @@ class GroupRing:
 
     def mean(self, tensor: torch.Tensor, name: str) -> torch.Tensor:  # noqa: ARG002 - they pair up by their order
         groups = self.settled()
-        found = tensor / groups.place.size
-        if groups.place.size > 1:
-            groups.wait(groups.begun(groups.rest.allreduce([as_real(found)])))
+        with self._failing():
+            found = tensor / groups.place.size
+            if groups.place.size > 1:
+                groups.wait(groups.begun(groups.rest.allreduce([as_real(found)])))
         return found
 
     def broadcast_begun(self, contents: torch.Tensor, root: int, name: str) -> Callable[[], None]:  # noqa: ARG002
         groups = self.settled()
         if groups.place.size == 1:
             return lambda: None
-        work = groups.begun(groups.rest.broadcast([contents], rooted(root)))
-        return lambda: groups.wait(work)
+        with self._failing():
+            work = groups.begun(groups.rest.broadcast([contents], rooted(root)))
+        return self._waiting(lambda: groups.wait(work))
 
     def is_failure(self, error: BaseException) -> bool:
         """Whether a collective that failed has raised this; if so, the ring counts as broken."""

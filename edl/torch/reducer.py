@@ -30,8 +30,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from edl.collectives.names import Named
+from edl.collectives.ring import is_fault
 from edl.collectives.share import Weight
-from edl.errors import RingBroken, UsageError
+from edl.errors import RingBroken, RingFault, UsageError
 from edl.policy.noise import of_step
 from edl.torch.absence import are_absent, takes_gradients
 from edl.torch.backward import Backward, Reduction, finish, task_id
@@ -340,7 +341,7 @@ class Reducer:
             sent.add(name)
             try:
                 begin(parameter, parameter.grad, name, self._factor)  # type: ignore[arg-type] # autograd has put it there
-            except RingBroken as error:
+            except Exception as error:
                 self._fail(error)
 
         return ready
@@ -407,7 +408,7 @@ class Reducer:
     def _try(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except RingBroken as error:
+        except Exception as error:
             self._fail(error)
 
     def _blank(self) -> None:
@@ -418,7 +419,12 @@ class Reducer:
             if parameter.grad is not None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
+        """In the handler of `error`, which is raised again where it says nothing of the ring."""
+        if not isinstance(error, RingBroken):
+            if not is_fault(self._ring, error):
+                raise
+            error = RingFault.of(error)
         self._reducing, self._straight = False, -1
         self._ring.is_failure(error)  # so that the ring is cut, not left by an agreement that its dead cannot join
         self._trainer.void(RingBroken(f"the gradients were not averaged: {error}"))

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from edl.core.worker.inputs import RingNotPrepared, RingPrepared
-from edl.errors import RingBroken
+from edl.errors import RingBroken, RingFault
 from edl.protocol.ring import Place
 from edl.trainer.beside import Beside
 from edl.trainer.framework import Framework
@@ -38,9 +38,16 @@ class Preparer:
         with self._turn:
             arguments = (place, timeout_s, all_prepare, self._thread)
             thread = threading.Thread(target=self._prepare, args=arguments, name="edl-preparing", daemon=True)
-            thread.start()
-            self._thread, self._begun = thread, place.generation
+            self._begun = place.generation
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError) as error:  # this process may have no more of them
+                fault: RingFault | None = RingFault.of(error)
+            else:
+                self._thread, fault = thread, None
             self._turn.notify_all()
+        if fault is not None:
+            self._tell_failed(place.generation, str(fault))
 
     def release(self, generation: int) -> None:
         """Any thread: this ring, and all before it, will never be adopted."""
@@ -57,8 +64,8 @@ class Preparer:
             if not self._turn.wait_for(lambda: self._begun >= generation, BEGIN_S):
                 raise RingBroken(f"the ring was not begun within {BEGIN_S:g} s")
             thread = self._thread
-        assert thread is not None
-        thread.join()
+        if thread is not None:
+            thread.join()
         failed, why = self._failure
         if failed == generation:
             raise RingBroken(why)
@@ -75,8 +82,8 @@ class Preparer:
             self._framework.ring.prepare(place, timeout_s, all_prepare=all_prepare)
         except RingBroken as error:
             self._tell_failed(place.generation, str(error))
-        except Exception as error:  # the leader would wait for this member's word in vain
-            self._tell_failed(place.generation, repr(error))
+        except BaseException as error:  # the leader would wait for this member's word in vain
+            self._tell_failed(place.generation, str(RingFault.of(error)))
             raise
         else:
             gives = all_prepare and place.rank == 0

@@ -66,7 +66,7 @@ from edl.core.worker.inputs import (
 from edl.core.worker.inputs import BatchVoid as Void
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.states import ENDING, TrainerState
-from edl.errors import JobFailed, RingBroken, UsageError
+from edl.errors import EdlError, JobFailed, RingBroken, RingFault, UsageError
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.messages import Pause
@@ -206,6 +206,7 @@ class WorkerShell:
 
     def take_first(self) -> None:
         """Into the first ring of the job, or into a ring of one to boot in."""
+        self._framework.ring.on_trial = lambda: self.machine.on_trial
         self.machine.next_ring.able = self._framework.ring.prepares
         self.hear(OrdersRead(None))
 
@@ -348,14 +349,14 @@ class WorkerShell:
                 self._framework.ring.enter(solo(self.link.worker, local_rank), self.step_timeout_s)
             case LeaveRing():
                 self.beside.drop()
-                self._framework.ring.leave()
+                _let_go(self._framework.ring.leave)
             case AbortRings(generations):
                 self.beside.abort(generations)
-                self._framework.ring.abort(generations)
+                _let_go(lambda: self._framework.ring.abort(generations))
             case PrepareRing(place, all_prepare):
                 self._preparer.begin(place, self.step_timeout_s, all_prepare=all_prepare)
             case ReleaseRing(generation):
-                self._preparer.release(generation)
+                _let_go(lambda: self._preparer.release(generation))
             case SendState(newcomers, portion):
                 self.beside.send(newcomers, portion)
             case FetchPortion(portion):
@@ -395,6 +396,8 @@ class WorkerShell:
                 self._form(command)
         except RingBroken as error:
             return RingFailed(str(error))
+        except Exception as error:
+            return self._failed_by(error)
         self._moments.append(time.monotonic())
         return RingFormed()
 
@@ -424,11 +427,21 @@ class WorkerShell:
         else:
             ring.enter(place, self.step_timeout_s)
 
+    def _failed_by(self, error: Exception) -> RingFailed:
+        """In the handler of an `error` that is no broken ring, met on the way into one: another may do without it."""
+        if isinstance(error, EdlError):
+            raise
+        fault = RingFault.of(error)
+        logger.warning("a ring was not entered: %s", fault, exc_info=error)
+        return RingFailed(str(fault))
+
     def _agree(self, vote: Vote) -> Input:
         try:
             return VotesHeard(Vote(*self._framework.ring.largest(vote)))
         except RingBroken as error:
             return RingFailed(self._why(error))
+        except Exception as error:
+            return self._failed_by(error)
 
     def _fetch(self, command: FetchState) -> Input:
         self.copier.finish()
@@ -555,6 +568,16 @@ class WorkerShell:
                 raise JobFailed(reason)
             case BreakIteration():
                 raise RingBroken("Horovod's ring is given up, and with it this iteration over the data")
+
+
+def _let_go(act: Callable[[], object]) -> None:
+    """Of a ring that is left, or that nobody wants. What is left of it where that fails, the next one meets: it does
+    not form then. Its members wait for a bounded time, and this trainer's link to its daemon goes on.
+    """
+    try:
+        act()
+    except Exception:
+        logger.exception("a ring was not let go of as it should be")
 
 
 def _pause(moments: list[float]) -> Pause:

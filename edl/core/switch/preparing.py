@@ -3,7 +3,8 @@
 It is the third phase of a planned switch. Once all have met (`edl.core.switch.mustering`), a number is kept for their
 ring, and each forms its part of it while the present one trains on. Once all have said that it stands, its step is
 announced: from there on no member waits for a ring to form. A ring that never stands stops no member. Where a newcomer
-may be at fault, it is left out for a while, and called again alone; where none is, the ring is formed in line at last,
+may be at fault, or a member that trains has met an error that is no broken ring, the newcomers are left out for a
+while, and called again one by one; where none is, the ring is formed in line at last,
 as it is where a member can form no ring beside another, or says that it cannot any more.
 
 Owns: when a ring counts as prepared, when as failed, and who is left out for it. Does not own: who is called, and to
@@ -84,7 +85,8 @@ class Preparing:
             self._since, self._failed_at = (muster.generation, now), None
         if failed:
             self._failed_at = now if self._failed_at is None else self._failed_at
-            if now >= self._failed_at + self._lead_times.torn_s and _accused(self._evidence(muster, failed)):
+            evidence = self._evidence(muster, failed)
+            if now >= self._failed_at + self._lead_times.torn_s and (_accused(evidence) or evidence.faults):
                 return True
         return not silent or now >= self._since[1] + self._deadlines.seat_s
 
@@ -100,8 +102,9 @@ class Preparing:
             self._in_line, self._in_vain = muster.roster, 0
         self._tell(muster, {one: failed[one] for one in (*out, *failed) if one in failed}, silent)
         working.change(muster=None)
-        told_by_all = not silent or _accused(evidence)
-        self._fitness.hear_of(evidence, out if told_by_all else ())  # one that trains and is silent may be why
+        # One that trains and is silent may be why; and what one that trains raises need not be the newcomers' fault.
+        known = (not silent or _accused(evidence)) and not evidence.faults
+        self._fitness.hear_of(evidence, out if known else ())
 
     def _evidence(self, muster: Muster, failed: dict[str, str]) -> Evidence:
         record, members = self._working.record, self._working.members

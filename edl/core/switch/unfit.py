@@ -8,7 +8,7 @@ A ring that fails says little: all its members fail with it. So three things are
 
 - **what each says**. If few say something of their own ("no route to host"), they are to blame. Others name a peer that
   they could not reach: to blame is the worker in most of such pairs, a newcomer before those that were in a ring
-  together. "Not all came", "reset by peer" and the like are what every member says, and point at none;
+  together. What one of those raises that is no broken ring, it raises for the newcomers. "Not all came", "reset by peer" and the like are what every member says, and point at none;
 - **which are new**. Those of the ring before go back to it at once, without the newcomers that came to nothing with
   them. Each newcomer is tried once more, alone, when the others train again. Failing twice makes a worker unfit, once
   the others have a ring without it: if one of them turns out to be gone instead, that may have been the reason, and no
@@ -27,6 +27,7 @@ from typing import Final
 
 import msgspec
 
+from edl.errors import FAULT
 from edl.protocol.job import Strike, Trials
 
 ENOUGH: Final = 2  # so many failures make a worker unfit; so many unfit workers make a host suspect
@@ -73,6 +74,12 @@ class Evidence:
         return tuple(worker for worker in self.roster if worker not in known) if self.base else ()
 
     @property
+    def faults(self) -> dict[str, str]:
+        """What members of the ring before have raised, where there are newcomers: without these they trained."""
+        blameless = self.newcomers and set(self.roster).difference(self.newcomers)
+        return {one: why for one, why in self.said.items() if blameless and one in blameless and is_fault(why)}
+
+    @property
     def absent(self) -> frozenset[str]:
         """Those who were not seen to come, where that is all that the others say."""
         waited = all(any(words in reason.lower() for words in WAITED) for reason in self.said.values())
@@ -91,7 +98,12 @@ class Judgement:
 def is_own(reason: str) -> bool:
     """A member says something that the others would not say of the same failure."""
     said = reason.lower()
-    return bool(said) and not unreachable(reason) and not any(words in said for words in EVERYBODY_SAYS)
+    return is_fault(reason) or bool(said) and not unreachable(reason) and not any(words in said for words in EVERYBODY_SAYS)
+
+
+def is_fault(reason: str) -> bool:
+    """A member's ring has raised what is no broken ring (`edl.errors.RingFault`)."""
+    return FAULT in reason
 
 
 def is_no_workers_own(reason: str) -> bool:
@@ -108,6 +120,8 @@ def unreachable(reason: str) -> str:
 def accused(evidence: Evidence, proven: Sequence[str]) -> dict[str, str]:
     """The workers that the words point at, and why. None, where they contradict each other."""
     own = {worker: reason for worker, reason in evidence.said.items() if is_own(reason)}
+    for worker in evidence.faults:
+        own.pop(worker)
     if own:
         return own if 2 * len(own) <= len(evidence.roster) else {}
     pairs = _pairs(evidence)
@@ -127,7 +141,7 @@ def judge(trials: Trials, evidence: Evidence) -> Judgement:
     elif not blamed and absent:  # the others have waited for it, and so has the leader
         return Judgement(msgspec.structs.replace(trials, judged=evidence.generation))
     elif not blamed:
-        blamed = {worker: evidence.said.get(worker, _NEVER_CAME) for worker in evidence.newcomers}
+        blamed = {worker: _why_new(worker, evidence) for worker in evidence.newcomers}
     # A ring without a condemned worker came to nothing, too: that one was not to blame, or not alone.
     before = [strike for strike in trials.strikes if strike.times < ENOUGH or strike.worker in evidence.roster]
     strikes = _struck(before, blamed)
@@ -246,6 +260,13 @@ def _pairs(evidence: Evidence) -> dict[str, set[str]]:
                 pairs.setdefault(worker, set()).add(peer)
                 pairs.setdefault(peer, set()).add(worker)
     return pairs
+
+
+def _why_new(worker: str, evidence: Evidence) -> str:
+    """A newcomer is blamed for being new."""
+    for told, reason in evidence.faults.items():
+        return f"with it {told} meets {reason}"
+    return evidence.said.get(worker, _NEVER_CAME)
 
 
 def _why(worker: str, evidence: Evidence, peers: set[str]) -> str:

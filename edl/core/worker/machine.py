@@ -143,6 +143,7 @@ class WorkerMachine:
         self.state_bytes = 0  # of the state that it can give to a newcomer over several steps
         self.joined = 0  # the step after which it came to a ring that trained; 0: it was there from the beginning
         self.is_new = False  # it came so, and has not been found equal to the others after enough steps yet
+        self._tries = False  # its ring has newcomers, and it is none
         self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came
         self.restarts = False  # a broken ring makes the script leave its iteration over the data
         self._voided: Void | None = None  # the ring has failed in the mini-batch being worked on
@@ -256,6 +257,14 @@ class WorkerMachine:
     def check_is_due(self) -> bool:
         """The members of this ring compare their states now."""
         return self.generation > 0 and self.void is None and self.count.step >= self.unusual.check_at
+
+    @property
+    def on_trial(self) -> bool:
+        """It comes from a ring to one with newcomers, or has made no step there: it trains without these if need be."""
+        entering = self._entering
+        if entering is not None:
+            return entering.generation > 0 and entering.assignment.newcomers > 0
+        return self._tries and self.count.step == self.entered_after
 
     def story(self) -> list[say.FromTrainer]:
         """What a daemon must know of this trainer, whenever it comes."""
@@ -550,7 +559,7 @@ class WorkerMachine:
         self.awaits_state = self._tainted and beginning.offer > 0
         if not self.generation:
             self.joined, self.is_new = beginning.step, beginning.step > 0
-        self._entering = None
+        self._tries, self._entering = self.on_trial, None
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self.generation, self._failed_generation = place.generation, 0
         self._broke = self._voided = None
