@@ -100,10 +100,10 @@ def test_what_was_found_of_late_stays_mended(seed: int) -> None:
     scenario(seed).run()
 
 
-# Of a member that is ahead of others, which have waited for one that hangs; of a newcomer that waits in `init` while the
-# first ring comes to nothing again and again; of a member that went to a planned ring in time, as another one that heard
-# of it late found the ring of before broken; and of the simulation: workers had died unheard of, with three leaders, and
-# nothing started others.
+# Of a member that is ahead of others, which have waited for one that hangs; of a newcomer that waits in `init` while
+# the first ring comes to nothing again and again; of a member that went to a planned ring in time, as another one that
+# heard of it late found the ring of before broken; and of the simulation: workers had died unheard of, with three
+# leaders, and nothing started others.
 @pytest.mark.parametrize("seed", [803394, 20100243, 38, 819060])
 def test_no_sound_worker_is_taken_for_one_that_hangs(seed: int) -> None:
     scenario(seed).run()

@@ -1,4 +1,4 @@
-"""What is late in a simulated job is not later than the leader's deadlines allow: else a failing seed shows no fault."""
+"""Nothing is later in a simulated job than the leader's deadlines allow: else a failing seed shows no fault."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from edl.testing.daemons import HEARD_S, SimDaemons
 from edl.testing.faults import SimFault
 from edl.testing.rings import AHEAD_S, AWAITED_S, NOTICED_S, STEP_TIMEOUT_S
 from edl.testing.shells import SimShells
-from edl.testing.simulation import BOOT_S, DEADLINES
+from edl.testing.simulation import DEADLINES
 from edl.testing.worker import SimWorker
 
 
 def test_what_a_member_does_that_is_well_takes_no_longer_than_others_wait() -> None:
-    assert NOTICED_S + HEARD_S <= DEADLINES.finding_s, "it finds its ring broken, and says so"
-    assert AWAITED_S + NOTICED_S < DEADLINES.step_s, "it comes to a step in which others wait"
-    assert AHEAD_S + NOTICED_S + HEARD_S <= DEADLINES.seat_s, "it comes to the next ring"
-    assert STEP_TIMEOUT_S + HEARD_S < DEADLINES.seat_s, "and says that this one does not form"
-    assert 0.22 + 0.12 + HEARD_S < BOOT_S, "it boots, and rehearses"
+    assert DEADLINES.finding_s >= NOTICED_S + HEARD_S, "it finds its ring broken, and says so"
+    assert DEADLINES.step_s >= AWAITED_S + NOTICED_S, "it comes to a step in which others wait"
+    assert DEADLINES.seat_s >= AHEAD_S + NOTICED_S + HEARD_S, "it comes to the next ring"
+    assert DEADLINES.seat_s >= STEP_TIMEOUT_S + HEARD_S, "and says that this one does not form"
 
 
 class TimedDaemons(SimDaemons):
@@ -58,6 +57,7 @@ def test_a_leader_that_is_there_hears_of_a_broken_ring_within_its_time(first: in
     for seed in range(first, first + 100):
         job = scenario(seed, TimedJob)
         job.run()
+        assert isinstance(job.daemons, TimedDaemons)
         took += [] if job.struck[SimFault.RENEW_DAEMON] else job.daemons.took
     assert len(took) > 50
     assert HEARD_S / 2 < max(took) <= HEARD_S
@@ -81,10 +81,12 @@ class HeldJob(SimJob):
 
 
 def test_scripts_are_at_something_of_their_own_now_and_then_and_not_for_too_long() -> None:
-    jobs = [scenario(seed, HeldJob) for seed in range(200, 300)]
-    for job in jobs:
+    held: list[tuple[SimWorker, float]] = []
+    for seed in range(200, 300):
+        job = scenario(seed, HeldJob)
         job.run()
-    held = [one for job in jobs for one in job.shells.held]
+        assert isinstance(job.shells, HeldShells)
+        held += job.shells.held
     assert len(held) > 10
     assert max(for_s for _, for_s in held) <= AHEAD_S
     assert not any(worker.takes_long for worker, _ in held)
