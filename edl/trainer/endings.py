@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from edl import ownership
 from edl.errors import EdlError, ForeignCheckpoint, JobFailed, NoSuchJob, NotResumed, in_brief, told_of_its_job
@@ -24,6 +24,12 @@ TICK_S = 0.05
 
 
 Handler = Callable[[int, FrameType | None], None]
+
+# Parts of what frameworks say where a script asks them for what is not edl's, and what edl says of it.
+EXPLAINED: Final = {
+    "environment variable RANK expected": "edl forms no process group of torch.distributed, and is data-parallel only: "
+    "leave init_process_group(), DDP, fully_shard() and device meshes away (docs/from-torchrun.md)"
+}
 
 
 class Leaving(SystemExit):
@@ -100,12 +106,15 @@ def note_failures(note: Callable[[str, bool], None]) -> None:
         if not isinstance(error, EdlError):  # whose line names its remedy at its end
             reason = in_brief(reason)
         foreign = isinstance(error, ForeignCheckpoint)
-        note(str(error) if foreign else reason, foreign)
+        explained = next((line for part, line in EXPLAINED.items() if part in str(error)), "")
+        note(str(error) if foreign else explained or reason, foreign)
         line = line_of(error)
         if line:
             sys.stderr.write(line)
         else:
             hook(kind, error, trace)
+        if explained:
+            sys.stderr.write(f"edl: {explained}\n")
 
     def hear_nothing() -> None:
         """In a forked child, whose end is not the script's."""

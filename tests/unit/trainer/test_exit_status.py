@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from edl.trainer.endings import EXPLAINED
 
 SCRIPT = """
 import atexit, sys
@@ -79,3 +82,14 @@ def test_what_may_be_is_shown_where_it_was(error):
     done = subprocess.run([sys.executable, "-c", SCRIPT.format(end)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
+
+
+def test_what_torch_says_of_a_process_group_is_explained():
+    end = "import torch\ntorch.distributed.init_process_group('gloo')"
+    environ = {name: value for name, value in os.environ.items() if name != "RANK"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(end)], capture_output=True, text=True, check=False, env=environ
+    )
+    [line] = EXPLAINED.values()
+    assert (done.returncode, done.stdout) == (1, f"{[line]}\n")
+    assert done.stderr.splitlines()[-1] == f"edl: {line}" and "Traceback" in done.stderr
