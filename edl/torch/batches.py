@@ -60,8 +60,8 @@ class ElasticBatches:
         """Nothing to do: each pass has an order of its own."""
 
     def _end_left(self) -> None:
-        """The step of an iteration that the script has left, if it has made its update."""
-        if self._updates is not None and framework.updates() != self._updates:
+        """The step of an iteration that the script has left, if it has made its update, or could not as it is void."""
+        if self._updates is not None and (trainer.voided or framework.updates() != self._updates):
             self.parts.loader.shards.leave()  # what the script does between two passes may be done: not by newcomers
             self._end()
 

@@ -44,7 +44,7 @@ class Seat:
     """At one step until a mini-batch ends."""
 
     def __init__(self) -> None:
-        self.at, self.ended = 1, 0
+        self.at, self.ended, self.voided = 1, 0, False
 
     def step(self) -> int:
         return self.at
@@ -99,6 +99,17 @@ def test_a_pass_that_is_left_ends_its_step_before_the_next_epoch_is_told(monkeyp
         passes.append((epoch, seat.ended))
     assert passes == [(0, 0), (0, 1), (1, 2), (1, 3)]
     assert (seat.ended, shards.left) == (4, 4), "the last one has ended, too"
+
+
+def test_a_pass_that_is_left_in_a_void_mini_batch_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else this worker never comes to the ring that follows: it would have that mini-batch again and again."""
+    seat, loader = prepared(monkeypatch)
+    loader.parts.loader = SimpleNamespace(shards=Shards(seat, steps=2))  # type: ignore[assignment]
+    monkeypatch.setattr(module, "framework", SimpleNamespace(updates=lambda: 0))
+    next(iter(loader))
+    seat.voided = True
+    next(iter(loader))
+    assert seat.ended == 1
 
 
 def test_a_pass_that_is_left_before_an_update_has_the_same_batch_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def test_it_is_so_whether_or_not_another_worker_has_begun_the_next_epoch_and_how
 
 
 def test_an_epochs_last_step_may_be_known_only_by_what_follows_it():
-    """Samples of a lost worker came back after all were leased: the epoch has one more step than its leases had said."""
+    """Samples of a lost worker came back after all were leased: its leases had not said how long the epoch is."""
     share = (Lease(1, 0, 1, 2, (Range(0, 0, 2),), final=True), Lease(2, 1, 1, 2, (Range(0, 2, 4),), final=True))
     shards = ShardGenerator(4, (feed := ListFeed(*share)))
     assert leave_passes(shards, feed, after=1, epochs=1) == [(0, 1), (0, 2)]
