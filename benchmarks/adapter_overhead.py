@@ -32,6 +32,7 @@ class NoTrainer:
 
     voided = False
     weightless = False
+    committed = 0
 
     def keep_in_step(self) -> None:
         """There is no pipeline."""
@@ -53,6 +54,12 @@ class NoTrainer:
 
     def void(self, error: BaseException) -> None:
         raise error
+
+    def void_beside(self, error: BaseException) -> None:
+        raise error
+
+    def rank(self) -> int:
+        return 0
 
 
 def torch_steps() -> tuple[dict[str, Callable[[], None]], Callable[[], float]]:

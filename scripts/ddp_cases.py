@@ -1,18 +1,16 @@
-#!/usr/bin/env python
 """What DistributedDataParallel promises, one line for each case, by DDP itself or by edl in its place.
 
     torchrun --standalone --nproc-per-node 2 scripts/ddp_cases.py
     edl run -np 2 [--ring torch] python scripts/ddp_cases.py
 
-Cases after torch's own tests (torch/testing/_internal/distributed/distributed_test.py, test_c10d_gloo.py), on CPUs, with
-two workers. Each ends in `pass`, `refused` with edl's line, or `FAIL` with what differs. The last line counts them; the
-exit code is 1 where one has failed.
+Cases after torch's own tests (torch/testing/_internal/distributed/distributed_test.py, test_c10d_gloo.py), on CPUs,
+with two workers. Each ends in `pass`, `refused` with edl's line, or `FAIL` with what differs. The last line counts
+them; the exit code is 1 where one has failed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -130,7 +128,9 @@ def mlp() -> nn.Module:
 
 def same(one: Any, other: Any, what: str, near: float = 1e-6) -> None:
     if one is None or other is None:
-        assert one is other, f"{what}: {'none' if one is None else 'one'}, expected {'none' if other is None else 'one'}"
+        assert one is other, (
+            f"{what}: {'none' if one is None else 'one'}, expected {'none' if other is None else 'one'}"
+        )
         return
     one, other = ((value.to_dense() if value.is_sparse else value).detach() for value in (one, other))
     apart = float((one - other).abs().max()) if one.numel() else 0.0
@@ -230,7 +230,7 @@ def _() -> None:
             loss.backward()
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter -= 0.1 * parameter.grad
+                    parameter.sub_(0.1 * parameter.grad)
         ended()
     same_weights(trained.plain, alone)
 
@@ -274,7 +274,10 @@ def _() -> None:
 
 @case("control flow that differs by rank")
 def _() -> None:
-    trained, alone = Trained(seeded(lambda: Branches(use=rank() == 0)), find_unused_parameters=True), seeded(lambda: Branches(use=True))
+    trained, alone = (
+        Trained(seeded(lambda: Branches(use=rank() == 0)), find_unused_parameters=True),
+        seeded(lambda: Branches(use=True)),
+    )
     for _ in range(2):
         trained.optimizer.zero_grad()
         alone.zero_grad()
@@ -368,7 +371,9 @@ def _() -> None:
         scaler.update()
         ended()
         if number == 0:
-            assert all(torch.equal(*pair) for pair in zip(before, trained.plain.parameters(), strict=True)), "inf was applied"
+            assert all(torch.equal(*pair) for pair in zip(before, trained.plain.parameters(), strict=True)), (
+                "inf was applied"
+            )
     same_everywhere(list(trained.plain.parameters()), "parameter")
 
 
@@ -433,7 +438,9 @@ def _() -> None:
 @case("unused on all ranks: weight decay leaves it alone")
 def _() -> None:
     model = seeded(lambda: Branches(use=False))
-    trained = Trained(model, torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), find_unused_parameters=True)
+    trained = Trained(
+        model, torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), find_unused_parameters=True
+    )
     before = model.get_parameter("spare.weight").detach().clone()
     for _ in range(3):
         trained.step(loss_of(trained.model))
@@ -465,7 +472,9 @@ def _() -> None:
         loss_of(first, slice(0, SAMPLES // size()))  # the statistics of rank 0's samples
         loss = loss_of(trained.model)
         trained.step(loss)
-        first.load_state_dict({**first.state_dict(), **{name: one.detach() for name, one in trained.plain.named_parameters()}})
+        first.load_state_dict(
+            {**first.state_dict(), **{name: one.detach() for name, one in trained.plain.named_parameters()}}
+        )
     del optimizer
     loss_of(trained.model).backward()  # whose forward pass has begun from rank 0's
     loss_of(first, mine())
@@ -502,10 +511,13 @@ def _() -> None:
         Trained(model)
 
 
-@case("a model of another shape on one rank is an error on all")
+@case("another number of parameters, or another shape, on one rank is an error on all")
 def _() -> None:
     with raised_everywhere((RuntimeError, Refused)):
-        Trained(nn.Linear(WIDTH, 1 + rank()))
+        Trained(mlp() if rank() else nn.Linear(WIDTH, 1))
+    if ON_EDL:  # of another shape DDP tells one rank, and the others wait for it
+        with raised_everywhere((RuntimeError, Refused)):
+            Trained(nn.Linear(WIDTH, 1 + rank()))
 
 
 @case("uneven inputs, by edl.prepare or by Join")
@@ -514,7 +526,7 @@ def _() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     if ON_EDL:
         model, optimizer, loader = edl.prepare(model, optimizer, DataLoader(TensorDataset(X[:7], Y[:7]), batch_size=2))
-        total, steps = [torch.zeros_like(parameter) for parameter in model.parameters()], 0
+        total = [torch.zeros_like(parameter) for parameter in model.parameters()]
         for x, y in loader:
             optimizer.zero_grad()
             (model(x) - y).pow(2).mean().backward()
@@ -522,7 +534,6 @@ def _() -> None:
             everybody = sum(of_all(share))
             for place, parameter in enumerate(model.parameters()):
                 total[place] += parameter.grad * everybody / 7
-            steps += 1
             optimizer.step()
         (alone(X[:7]) - Y[:7]).pow(2).mean().backward()
         for one, parameter in zip(total, alone.parameters(), strict=True):

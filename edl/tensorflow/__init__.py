@@ -144,8 +144,8 @@ def KerasCallback() -> ElasticFit:  # noqa: N802 - stands where a class would
     It calls `notify_batch_end()` after each batch. Each pass of all workers over edl's data is an epoch of `fit`, with
     the same number and metrics on all of them; newcomers and resumed jobs come into the epoch that the job is in, with
     what its callbacks have counted. Workers share out the validation, and only rank 0 writes files. A model that was
-    compiled with a plain optimizer gets it wrapped, as by `edl.Optimizer(optimizer, model=model)`, and so do all that the
-    model has by other names.
+    compiled with a plain optimizer gets it wrapped, as by `edl.Optimizer(optimizer, model=model)`, and so are all that
+    the model has by other names.
     """
     return ElasticFit(
         _trainer, _framework.ring, _fits, elastic.end_batch_of_fit, partial(_framework.wrap_compiled, _trainer)

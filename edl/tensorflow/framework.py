@@ -43,7 +43,7 @@ from edl.tensorflow.state import (
     synchronize,
 )
 from edl.tensorflow.tensors import TensorFlowTensors, batch_norm_of, metrics_of, statistics_of
-from edl.tensorflow.unwrapped import Unwrapped, optimizers_of, word_for
+from edl.tensorflow.unwrapped import KerasUnwrapped, optimizers_of, word_for
 from edl.tensorflow.variables import behind, named
 from edl.tensorflow.waiting import Waiting
 from edl.trainer.framework import StepPort
@@ -83,7 +83,7 @@ class TensorFlowFramework:
         self._witnessed: list[Any] = []
         self._counted: tuple[int, ...] | None = None  # updates, when `applied` was asked last
         self._tape_reducer: Reducer | None = None
-        self.unwrapped = Unwrapped()
+        self.unwrapped = KerasUnwrapped()
 
     def wrap(self, trainer: StepPort, optimizer: Any, model: Any) -> None:
         """Carries out `edl.tensorflow.Optimizer`."""

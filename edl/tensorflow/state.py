@@ -242,7 +242,4 @@ def _shown(variable: Described) -> str:
 
 
 def _different(mine: str, theirs: str, me: str, them: str) -> UsageError:
-    return UsageError(
-        f"the model of {me} is not that of {them}: {mine} here, {theirs} there. "
-        f"{ALIKE}"
-    )
+    return UsageError(f"the model of {me} is not that of {them}: {mine} here, {theirs} there. {ALIKE}")

@@ -23,7 +23,7 @@ REMEDY = "edl.Optimizer was not given: wrap it; or, if it trains what is each wo
 SEVERAL = 2
 
 
-class Unwrapped:
+class KerasUnwrapped:
     """Of one process."""
 
     def __init__(self) -> None:

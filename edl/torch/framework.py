@@ -30,7 +30,7 @@ from edl.torch.device_sums import Gpu
 from edl.torch.fingerprints import fingerprints, fingerprints_begun
 from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
-from edl.torch.reducer import Manner, Reducer
+from edl.torch.reducer import USUAL, Manner, Reducer
 from edl.torch.rest import Rest, statistics
 from edl.torch.snapshot import TorchSnapshot, bytes_of, put_bytes, put_random_states, random_states, restore
 from edl.torch.state import (
@@ -43,7 +43,7 @@ from edl.torch.state import (
 )
 from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.tensors import TorchTensors
-from edl.torch.unwrapped import REMEDY, Unwrapped
+from edl.torch.unwrapped import REMEDY, TorchUnwrapped
 from edl.torch.wrapped import Wrapped, make_equal
 from edl.trainer.arrays import Arrays
 from edl.trainer.framework import StepPort
@@ -67,7 +67,7 @@ class TorchFramework:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._reducers: list[Reducer] = []
         self._kept: list[Rest] = []
-        self.unwrapped = Unwrapped()
+        self.unwrapped = TorchUnwrapped()
         self._witnessed: torch.Tensor | None = None
         self._apart = TorchApart(self, _tensor)
         ownership.in_children(self._be_inherited)
@@ -106,7 +106,7 @@ class TorchFramework:
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module | None,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
-        manner: Manner = Manner(),
+        manner: Manner = USUAL,
     ) -> None:
         """Carries out `edl.torch.Optimizer`."""
         check_optimizer(optimizer)
@@ -231,10 +231,10 @@ class TorchFramework:
     def knows(self) -> bool:
         return bool(self._optimizers or self._models or self.unwrapped.any_seen)
 
-    def leave_alone(self, optimizer: torch.optim.Optimizer) -> None:
+    def leave_alone(self, optimizer: object) -> None:
         """Carries out `edl.torch.local`."""
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, Elastic):
-            kind = f"a {type(optimizer).__name__}" if not isinstance(optimizer, Elastic) else "what edl.Optimizer gave"
+            kind = "what edl.Optimizer gave" if isinstance(optimizer, Elastic) else f"a {type(optimizer).__name__}"
             raise UsageError(f"edl.local(optimizer): give it an optimizer that is not wrapped, not {kind}")
         self.unwrapped.leave_alone(optimizer)
 

@@ -59,8 +59,9 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 - Horovod's signature
     """`edl.torch.Optimizer` by Horovod's name and arguments. Returns the same object.
 
     After `backward_passes_per_step` times `backward()`, or at `step()` after fewer, the sum of the gradients is
-    averaged over the workers, weighted by the samples of the mini-batch; what no worker has used gets zeros. With more than one, the average is there
-    after `synchronize()` or `step()`, as Horovod's: workers may differ in how often they call `backward()`.
+    averaged over the workers, weighted by the samples of the mini-batch; what no worker has used gets zeros. With more
+    than one, the average is there after `synchronize()` or `step()`, as Horovod's: workers may differ in how often they
+    call `backward()`.
     """
     names = _names()
     whole = (None, getattr(names, "global_process_set", None))

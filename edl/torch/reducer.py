@@ -24,7 +24,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -47,6 +47,9 @@ class Manner(NamedTuple):
     zeros: bool = False  # for parameters that no worker has used, as with Horovod
 
 
+USUAL: Final = Manner()
+
+
 class Reducer:
     """One per optimizer. A reduction begins with the first gradient, or at `step()` where backward gave none."""
 
@@ -57,7 +60,7 @@ class Reducer:
         share: Weight,
         backward: Backward,
         names: dict[torch.Tensor, str],
-        manner: Manner = Manner(),
+        manner: Manner = USUAL,
     ) -> None:
         self._trainer = trainer
         self._ring = ring

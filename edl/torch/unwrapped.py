@@ -22,7 +22,7 @@ REMEDY = "edl.Optimizer was not given: wrap it; or, if it trains what is each wo
 ONCE, AGAIN = 1, 2
 
 
-class Unwrapped:
+class TorchUnwrapped:
     """Of one process."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Unwrapped:
                     yield parameter, f"parameter {number} of {type(optimizer).__name__}"
 
 
-def hook_of(unwrapped: Unwrapped, committed: Any) -> Any:
+def hook_of(unwrapped: TorchUnwrapped, committed: Any) -> Any:
     """For `torch.optim.optimizer.register_optimizer_step_post_hook`. `committed()`: the job's newest step."""
 
     def stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -59,5 +59,7 @@ def test_models_that_differ_are_refused_on_all_workers_with_both_sides_named(fle
     for member in (0, 1):
         fleet[member].send("begin", ("one layer", "two layers")[member])
     for member in (0, 1):
-        with pytest.raises(WorkerFailed, match=r"model of rank 1 is not that of rank 0: 0\.weight .* on rank 1, weight"):
+        with pytest.raises(
+            WorkerFailed, match=r"model of rank 1 is not that of rank 0: 0\.weight .* on rank 1, weight"
+        ):
             fleet[member].answer()

@@ -26,7 +26,7 @@ class Case:
 
     build: Callable[[], nn.Module]
     out: Callable[[nn.Module, Ids], Tensor]  # a row for each sample
-    optimizers: Callable[[nn.Module], list[list[Tensor]]] = lambda model: [list(model.parameters())]  # what each trains
+    optimizers: Callable[[Any], list[list[Tensor]]] = lambda model: [list(model.parameters())]  # what each trains
     begin: Callable[[nn.Module], None] = lambda model: None  # once all are wrapped
     backward: Callable[[Callable[[], Tensor], Any], None] = lambda loss, optimizer: loss().backward()
     near: float = 1e-6  # of the largest component
@@ -71,14 +71,22 @@ def convolutional() -> nn.Module:
     return nn.Sequential(*layers).eval()  # batch norm of its own statistics is no mean over samples
 
 
+def channels_last(model: Any) -> nn.Module:
+    found: nn.Module = model.to(memory_format=torch.channels_last)
+    return found
+
+
 def last_of(model: Any, tokens: Tensor) -> Tensor:
     return model.head(model.recurrent(model.words(tokens))[0])
 
 
 def tied() -> nn.Module:
-    model = Of(lambda m, tokens: m.head(m.words(tokens)), words=nn.Embedding(WORDS, 4), head=nn.Linear(4, WORDS, bias=False))
-    model.head.weight = model.words.weight  # type: ignore[union-attr]
-    return model
+    model: Any = Of(
+        lambda m, tokens: m.head(m.words(tokens)), words=nn.Embedding(WORDS, 4), head=nn.Linear(4, WORDS, bias=False)
+    )
+    model.head.weight = model.words.weight
+    tied_model: nn.Module = model
+    return tied_model
 
 
 def some_use(wanted: Ids) -> Callable[[nn.Module, Ids], Tensor]:
@@ -102,13 +110,13 @@ def rare_words(model: Any, ids: Ids) -> Tensor:
     return rows.index_add(0, torch.tensor(there), model.words(SENTENCES[[SAMPLES - 1]]).sum(1)) if there else rows
 
 
-def freeze(model: nn.Module) -> None:
-    model[0].requires_grad_(False)  # type: ignore[index]
+def freeze(model: Any) -> None:
+    model[0].requires_grad_(False)
 
 
-def thaw(model: nn.Module) -> None:
-    model[0].requires_grad_(True)  # type: ignore[index]
-    model[2].requires_grad_(False)  # type: ignore[index]
+def thaw(model: Any) -> None:
+    model[0].requires_grad_(True)
+    model[2].requires_grad_(False)
 
 
 def frozen(model: nn.Module) -> nn.Module:
@@ -141,8 +149,8 @@ def with_autocast(model: nn.Module, ids: Ids) -> Tensor:
 
 
 def hooked() -> nn.Module:
-    model = mlp()
-    model[0].weight.register_hook(lambda gradient: 2 * gradient)  # type: ignore[index, union-attr, operator]
+    model: Any = mlp()
+    model[0].weight.register_hook(lambda gradient: 2 * gradient)
     return model
 
 
@@ -184,17 +192,34 @@ CASES: dict[str, Case] = {
     "two layers": Case(mlp, of_rows),
     "no bias": Case(lambda: mlp(bias=False), of_rows),
     "large enough to travel alone": Case(lambda: nn.Sequential(nn.Linear(WIDTH, 600), nn.Linear(600, 600)), of_rows),
-    "many buckets": Case(lambda: nn.Sequential(nn.Linear(WIDTH, 500), *(nn.Linear(500, 500) for _ in range(6))), of_rows),
+    "many buckets": Case(
+        lambda: nn.Sequential(nn.Linear(WIDTH, 500), *(nn.Linear(500, 500) for _ in range(6))), of_rows
+    ),
     "convolutions": Case(convolutional, of_pictures),
-    "channels last": Case(lambda: convolutional().to(memory_format=torch.channels_last), of_pictures),
+    "channels last": Case(lambda: channels_last(convolutional()), of_pictures),
     "transposed convolutions": Case(lambda: nn.ConvTranspose2d(3, 2, 3), of_pictures),
     "group norm": Case(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.PReLU()), of_pictures),
-    "LSTM": Case(lambda: Of(last_of, words=nn.Embedding(WORDS, 4), recurrent=nn.LSTM(4, 5, batch_first=True), head=nn.Linear(5, 2)), of_sentences),
-    "GRU of both directions": Case(lambda: Of(last_of, words=nn.Embedding(WORDS, 4), recurrent=nn.GRU(4, 5, batch_first=True, bidirectional=True), head=nn.Linear(10, 2)), of_sentences),
+    "LSTM": Case(
+        lambda: Of(
+            last_of, words=nn.Embedding(WORDS, 4), recurrent=nn.LSTM(4, 5, batch_first=True), head=nn.Linear(5, 2)
+        ),
+        of_sentences,
+    ),
+    "GRU of both directions": Case(
+        lambda: Of(
+            last_of,
+            words=nn.Embedding(WORDS, 4),
+            recurrent=nn.GRU(4, 5, batch_first=True, bidirectional=True),
+            head=nn.Linear(10, 2),
+        ),
+        of_sentences,
+    ),
     "embedding": Case(lambda: nn.Embedding(WORDS, 4, padding_idx=0), of_sentences),
     "sparse embedding": Case(lambda: nn.Embedding(WORDS, 4, sparse=True), of_sentences),
     "sparse bag": Case(lambda: nn.EmbeddingBag(WORDS, 4, sparse=True, mode="sum"), of_sentences),
-    "sparse embedding that one sample uses": Case(lambda: Of(of_rows, body=nn.Linear(WIDTH, 4), words=nn.Embedding(WORDS, 4, sparse=True)), rare_words),
+    "sparse embedding that one sample uses": Case(
+        lambda: Of(of_rows, body=nn.Linear(WIDTH, 4), words=nn.Embedding(WORDS, 4, sparse=True)), rare_words
+    ),
     "tied weights": Case(tied, of_sentences),
     "a layer that is used twice": Case(shared_layer, of_rows),
     "a branch that none uses": Case(branched, some_use([])),
@@ -205,29 +230,60 @@ CASES: dict[str, Case] = {
     "frozen": Case(lambda: frozen(mlp()), of_rows),
     "thawed": Case(lambda: frozen(mlp()), of_rows, begin=thaw),
     "frozen later": Case(mlp, of_rows, begin=freeze),
-    "two optimizers": Case(mlp, of_rows, optimizers=lambda m: [list(m[0].parameters()), list(m[2].parameters())]),  # type: ignore[index]
-    "two optimizers of the same": Case(mlp, of_rows, optimizers=lambda m: [list(m.parameters()), list(m[2].parameters())]),  # type: ignore[index]
-    "two optimizers of the same, large": Case(lambda: nn.Sequential(nn.Linear(WIDTH, 600), nn.Linear(600, 600)), of_rows, optimizers=lambda m: [list(m.parameters())] * 2),
+    "two optimizers": Case(mlp, of_rows, optimizers=lambda m: [list(m[0].parameters()), list(m[2].parameters())]),
+    "two optimizers of the same": Case(
+        mlp, of_rows, optimizers=lambda m: [list(m.parameters()), list(m[2].parameters())]
+    ),
+    "two optimizers of the same, large": Case(
+        lambda: nn.Sequential(nn.Linear(WIDTH, 600), nn.Linear(600, 600)),
+        of_rows,
+        optimizers=lambda m: [list(m.parameters())] * 2,
+    ),
     "transformer": Case(transformer, of_sentences),
     "weight norm": Case(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 3)), of_rows),
     "checkpointed": Case(shared_layer, shared_and_checkpointed(reentrant=False)),
     "checkpointed, reentrant": Case(shared_layer, shared_and_checkpointed(reentrant=True)),
     "float64": Case(lambda: mlp().double(), lambda model, ids: model(ROWS[ids].double())),
-    "two types": Case(lambda: Of(lambda m, x: m.b(m.a(x).double()), a=nn.Linear(WIDTH, 4), b=nn.Linear(4, 2).double()), of_rows),
+    "two types": Case(
+        lambda: Of(lambda m, x: m.b(m.a(x).double()), a=nn.Linear(WIDTH, 4), b=nn.Linear(4, 2).double()), of_rows
+    ),
     "bfloat16": half(torch.bfloat16, rings=("torch",)),
     "float16": half(torch.float16),
     "complex": Case(lambda: nn.Linear(WIDTH, 2, dtype=torch.complex64), complex_rows, rings=("torch",)),
-    "complex, without any use": Case(lambda: Of(lambda m, x: m.body(x), body=nn.Linear(WIDTH, 2, dtype=torch.complex64), spare=nn.Parameter(torch.ones(3, dtype=torch.complex64))), complex_rows, rings=("torch",)),
-    "half, without any use": half(torch.float16, build=lambda: Of(lambda m, x: m.body(x), body=mlp(), spare=nn.Parameter(torch.ones(3))).half()),
-    "numbers": Case(lambda: Of(lambda m, x: m.scale * x + m.shift, scale=nn.Parameter(torch.tensor(2.0)), shift=nn.Parameter(torch.tensor(1.0))), of_rows),
-    "nothing in it": Case(lambda: Of(lambda m, x: m.body(x), body=nn.Linear(WIDTH, 2), empty=nn.Parameter(torch.zeros(0, 3))), of_rows),
+    "complex, without any use": Case(
+        lambda: Of(
+            lambda m, x: m.body(x),
+            body=nn.Linear(WIDTH, 2, dtype=torch.complex64),
+            spare=nn.Parameter(torch.ones(3, dtype=torch.complex64)),
+        ),
+        complex_rows,
+        rings=("torch",),
+    ),
+    "half, without any use": half(
+        torch.float16, build=lambda: Of(lambda m, x: m.body(x), body=mlp(), spare=nn.Parameter(torch.ones(3))).half()
+    ),
+    "numbers": Case(
+        lambda: Of(
+            lambda m, x: m.scale * x + m.shift,
+            scale=nn.Parameter(torch.tensor(2.0)),
+            shift=nn.Parameter(torch.tensor(1.0)),
+        ),
+        of_rows,
+    ),
+    "nothing in it": Case(
+        lambda: Of(lambda m, x: m.body(x), body=nn.Linear(WIDTH, 2), empty=nn.Parameter(torch.zeros(0, 3))), of_rows
+    ),
     "not in order": Case(turned, of_rows),
     "a hook of the script's": Case(hooked, of_rows),
-    "functional": Case(mlp, lambda model, ids: torch.func.functional_call(model, dict(model.named_parameters()), (ROWS[ids],))),
+    "functional": Case(
+        mlp, lambda model, ids: torch.func.functional_call(model, dict(model.named_parameters()), (ROWS[ids],))
+    ),
     "autocast": Case(mlp, with_autocast, near=0.05),
     "backward twice": Case(mlp, of_rows, backward=lambda loss, optimizer: twice(loss, optimizer, paused=False)),
     "backward twice, paused": Case(mlp, of_rows, backward=lambda loss, optimizer: twice(loss, optimizer, paused=True)),
-    "paused, and a branch": Case(branched, some_use([SAMPLES - 1]), backward=lambda loss, optimizer: twice(loss, optimizer, paused=True)),
+    "paused, and a branch": Case(
+        branched, some_use([SAMPLES - 1]), backward=lambda loss, optimizer: twice(loss, optimizer, paused=True)
+    ),
     "two passes forward": Case(mlp, of_rows, backward=together),
     "a graph of gradients": Case(mlp, of_rows, backward=bent),
-}  # fmt: skip
+}

@@ -56,7 +56,11 @@ class Model:
 
     def _difference(self, mine: torch.Tensor | None, right: torch.Tensor | None) -> str:
         if mine is None or right is None:
-            return "" if mine is right else f"{'none' if mine is None else 'one'} here, {'none' if right is None else 'one'} alone"
+            return (
+                ""
+                if mine is right
+                else f"{'none' if mine is None else 'one'} here, {'none' if right is None else 'one'} alone"
+            )
         if mine.is_sparse != right.is_sparse:
             return f"{mine.layout} here, {right.layout} alone"
         one, other = (gradient.to_dense().detach().to(torch.complex128) for gradient in (mine, right))
@@ -71,24 +75,22 @@ def _built(case: Case, seed: int) -> torch.nn.Module:
     return case.build()
 
 
-model: Model | None = None
+models: list[Model] = []  # one after the other
 
 
 def begin(name: str, seed: int = 1) -> None:
-    global model
-    model = Model(CASES[name], seed)
+    models.append(Model(CASES[name], seed))
 
 
 def weights(seed: int | None = None) -> list[float]:
     """As they are, or as a process alone builds them."""
-    assert model is not None
-    found = model.model if seed is None else _built(model.case, seed)
+    newest = models[-1]
+    found = newest.model if seed is None else _built(newest.case, seed)
     return torch.cat([one.detach().reshape(-1) for one in found.parameters()]).tolist()
 
 
 def step(own: Ids, share: float) -> str:
-    assert model is not None
-    return model.step(own, share)
+    return models[-1].step(own, share)
 
 
 def names() -> list[str]:

@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import pytest
 
-from edl.tensorflow.unwrapped import Unwrapped, optimizers_of, word_for
+from edl.tensorflow.unwrapped import KerasUnwrapped, optimizers_of, word_for
 
 
-class Gan(keras.Model):
+class Gan(keras.Model):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.critic = keras.Sequential([keras.layers.Dense(1)])
@@ -35,10 +35,10 @@ def test_all_optimizers_of_a_model_are_found_once_and_in_order() -> None:
 
 
 @pytest.fixture
-def unwrapped() -> Iterator[Unwrapped]:
+def unwrapped() -> Iterator[KerasUnwrapped]:
     base = next(kind for kind in keras.optimizers.Optimizer.__mro__ if "apply" in vars(kind))
     apply = base.apply
-    watching = Unwrapped()
+    watching = KerasUnwrapped()
     watching.watch()
     yield watching
     base.apply = apply
@@ -52,7 +52,7 @@ def updated(times: int, optimizer: Any = None) -> tuple[Any, Any]:
     return optimizer, variable
 
 
-def test_what_one_trains_that_has_made_several_updates(unwrapped: Unwrapped) -> None:
+def test_what_one_trains_that_has_made_several_updates(unwrapped: KerasUnwrapped) -> None:
     _once, _ = updated(1)
     assert unwrapped.any_seen and list(unwrapped.trained([])) == []
     optimizer, kernel = updated(2)
@@ -62,7 +62,7 @@ def test_what_one_trains_that_has_made_several_updates(unwrapped: Unwrapped) -> 
     assert unwrapped.is_local(optimizer) and list(unwrapped.trained([])) == []
 
 
-def test_what_is_inside_of_a_wrapped_one_is_averaged(unwrapped: Unwrapped) -> None:
+def test_what_is_inside_of_a_wrapped_one_is_averaged(unwrapped: KerasUnwrapped) -> None:
     inner = keras.optimizers.SGD()
     scaled, _ = updated(2, keras.optimizers.LossScaleOptimizer(inner))
     assert list(unwrapped.trained([scaled])) == []

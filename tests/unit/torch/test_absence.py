@@ -42,7 +42,7 @@ def test_a_gradient_of_any_worker_is_there_be_it_zero_and_stays_what_it_is(dtype
 
 
 def test_rows_of_no_worker_are_none() -> None:
-    rows = torch.sparse_coo_tensor([[1]], [[2.0, 3.0]], (3, 2), check_invariants=True)
+    rows = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([[2.0, 3.0]]), (3, 2), check_invariants=True)
     none = no_rows(rows.shape, rows._values(), 1)
     assert are_absent([(none + none).coalesce(), (none + rows).coalesce()]) == [True, False]
     assert torch.equal((none + rows).to_dense(), rows.to_dense())
@@ -53,7 +53,7 @@ def test_what_a_worker_without_samples_computed_is_nothing(dtype: torch.dtype) -
     gradient = torch.full((3, 2), float("nan"), dtype=dtype)
     scale(gradient, 0.0)
     assert are_absent([gradient]) == [True]
-    rows = torch.sparse_coo_tensor([[1]], [[float("nan")]], (3, 1), check_invariants=True)
+    rows = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([[float("nan")]]), (3, 1), check_invariants=True)
     assert scaled_rows(rows, 0.0)._nnz() == 0
 
 

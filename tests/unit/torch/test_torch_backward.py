@@ -19,6 +19,7 @@ class Reduction:
         self.name, self.story, self.backward = name, story, backward
         self.task = -1
         self.number = ord(name)
+        self.whole_in = 0
         self.parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(self.ready)

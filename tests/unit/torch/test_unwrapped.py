@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from edl.errors import UsageError
 from edl.torch.framework import TorchFramework
-from edl.torch.unwrapped import Unwrapped, hook_of
+from edl.torch.unwrapped import TorchUnwrapped, hook_of
 
 
 def optimizer(*parameters: torch.Tensor) -> torch.optim.Optimizer:
@@ -21,12 +21,12 @@ def weight() -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.ones(2))
 
 
-def words(unwrapped: Unwrapped, averaged: Any = ()) -> list[str]:
+def words(unwrapped: TorchUnwrapped, averaged: Any = ()) -> list[str]:
     return [word for _, word in unwrapped.trained(averaged)]
 
 
 def test_one_that_makes_updates_in_several_steps_trains_what_stays() -> None:
-    unwrapped, stays, passes = Unwrapped(), optimizer(weight(), weight()), optimizer(weight())
+    unwrapped, stays, passes = TorchUnwrapped(), optimizer(weight(), weight()), optimizer(weight())
     unwrapped.note(stays, 0)
     unwrapped.note(stays, 0)  # twice in a step, as of an inner loop
     unwrapped.note(passes, 0)
@@ -36,7 +36,7 @@ def test_one_that_makes_updates_in_several_steps_trains_what_stays() -> None:
 
 
 def test_what_is_averaged_for_another_one_is_left_out_and_so_is_what_is_local() -> None:
-    unwrapped, first, second = Unwrapped(), weight(), weight()
+    unwrapped, first, second = TorchUnwrapped(), weight(), weight()
     inner, local = optimizer(first, second), optimizer(weight())
     unwrapped.leave_alone(local)
     for step in range(2):
@@ -46,7 +46,7 @@ def test_what_is_averaged_for_another_one_is_left_out_and_so_is_what_is_local() 
 
 
 def test_torch_tells_of_each_step_but_of_those_that_are_wrapped() -> None:
-    unwrapped, steps = Unwrapped(), iter(range(10))
+    unwrapped, steps = TorchUnwrapped(), iter(range(10))
     handle = register_optimizer_step_post_hook(hook_of(unwrapped, lambda: next(steps)))
     try:
         one = optimizer(weight())
