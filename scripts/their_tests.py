@@ -5,6 +5,9 @@ by pip as it is set up here. Packages of Lightning and Transformers have none of
 repository, `lightning=FOLDER`, `transformers=FOLDER`.
 Each test runs twice, in a process of its own: with the library alone, and with a plugin of pytest (`in_place_*.py`)
 that does what the library's page in docs/ tells a script to do. What fails alone says nothing of edl.
+
+Horovod's run in jobs of two workers, of a checkout too, `horovod=FOLDER` (`their_horovod_tests.py`); `ddp` are cases of
+DistributedDataParallel's, which are written here, with it and with edl in its place (`ddp_cases.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+
+import their_horovod_tests
 
 ROOT = Path(__file__).parent.parent
 WORK = ROOT / "out" / "their-tests"
@@ -38,6 +43,8 @@ SELECTED = {
         "tests/trainer/test_trainer_optimizers.py",
     ),
 }
+SELECTED["horovod"] = (*their_horovod_tests.SELECTED, their_horovod_tests.COMMON)
+DDP = "ddp"
 PACKAGED = {  # what tests import from their own package, which keeps its place then
     "transformers": ("tests/__init__.py", "tests/trainer/__init__.py", "tests/trainer/trainer_test_utils.py"),
 }
@@ -47,6 +54,7 @@ NEEDED = {  # by their tests, beside what is installed here; a test of Keras's t
     "accelerate": ("parameterized==0.9.0",),
     "lightning": (),
     "transformers": ("parameterized==0.9.0",),
+    "horovod": ("mock==5.2.0",),
 }
 IMPORTED = {"lightning": "torch.utils.tensorboard"}  # once for all tests: its logger would, in the process of each
 ELSEWHERE = {"orbax_checkpoint_test.py", "remote_monitor_test.py"}  # need a package or a server of their own
@@ -62,7 +70,7 @@ def main() -> int:
         "libraries",
         nargs="*",
         metavar="LIBRARY[=CHECKOUT]",
-        help=f"of {', '.join(SELECTED)}, with a folder to take its tests from; {' and '.join(IN_PACKAGES)}, if none",
+        help=f"of {', '.join(SELECTED)} and {DDP}, with a folder of its tests; {' and '.join(IN_PACKAGES)}, if none",
     )
     parser.add_argument("-k", dest="chosen", default="", help="only tests that pytest's -k finds")
     given = parser.parse_args()
@@ -70,6 +78,9 @@ def main() -> int:
         library, _, checkout = one.partition("=")
         if complaint := refused(library, checkout):
             parser.error(complaint)
+        if library == DDP:
+            subprocess.run([sys.executable, str(ROOT / "scripts" / "ddp_cases.py")], check=False)
+            continue
         try:
             compare(library, checkout, given.chosen)
         except subprocess.CalledProcessError as error:
@@ -80,8 +91,10 @@ def main() -> int:
 
 def refused(library: str, checkout: str) -> str:
     """Why the command line is, or nothing."""
+    if library == DDP:
+        return f"{DDP} takes no checkout: its cases are in scripts/ddp_cases.py" if checkout else ""
     if library not in SELECTED:
-        return f"there are no tests of {library} here: there are those of {', '.join(SELECTED)}"
+        return f"there are no tests of {library} here: there are those of {', '.join(SELECTED)} and {DDP}"
     if not checkout:
         return "" if library in IN_PACKAGES else f"packages of {library} have no tests: say {library}=CHECKOUT"
     wanted = (*SELECTED[library], *PACKAGED.get(library, ()))
@@ -91,6 +104,10 @@ def refused(library: str, checkout: str) -> str:
 
 def compare(library: str, checkout: str, chosen: str) -> None:
     """Alone and with edl. Raises CalledProcessError."""
+    if library == "horovod":
+        provide(library)
+        their_horovod_tests.compare(Path(checkout).resolve(), WORK / library, WORK / "needed" / library, chosen)
+        return
     version = pinned(library)
     folder = selected(library, Path(checkout) if checkout else unpacked(library, version))
     provide(library)

@@ -48,7 +48,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's signature
         if trainer.size() > 1 and trainer.shards is None:
             raise UsageError(
-                "MetricAverageCallback: workers come to the end of an epoch together only where edl deals out the data: "
+                "MetricAverageCallback: workers come to an end of an epoch together only where edl deals out the data: "
                 "train on edl.elastic_dataset(...), or average by hvd.allreduce where all are at the same step"
             )
 
@@ -105,7 +105,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         rates = _rates[0]
         if rates.epochs != params["epochs"]:
             raise UsageError(
-                f"{type(self).__name__}: a second fit() of other epochs in one job: give edl.schedule_rate()"
+                f"{type(self).__name__}: fit() for {params['epochs']} epochs after one for {rates.epochs}: a job has "
+                "one schedule: take edl.schedule_rate()"
             )
         if self not in rates.callbacks:
             rates.callbacks.append(self)

@@ -101,9 +101,8 @@ class Buckets(Nothings):
         self._ring = ring
         self._known: list[int] = []  # ids of the parameters that the buckets are for
         self._groups: ProcessGroups | None = None  # and the ring
-        self._wanted: list[torch.Tensor] = []  # those parameters
         self._buckets: list[_Bucket] = []
-        self._agreed = False  # all members have the same buckets
+        self._alike: Alike | None = None  # whether all members have the same; None: they have
         self._of: dict[int, _Bucket] = {}  # by the parameter's id
         self._next = 0  # the bucket that begins next
         self._waits: list[Callable[[], object]] = []
@@ -115,7 +114,9 @@ class Buckets(Nothings):
             # What the operations of a ring that broke still write is no part of the next one's steps.
             self._known, self._groups = known, self._ring.groups
             self._buckets = [_Bucket(some) for some in cut(wanted)]
-            self._wanted, self._agreed = wanted, False
+            self._alike = Alike(self._groups, wanted)
+            if self._ring.overlaps:
+                self._alike.ask()
             self._of = {id(parameter): bucket for bucket in self._buckets for parameter in bucket.parameters}
         self._groups.look_at_sums()
 
@@ -127,15 +128,19 @@ class Buckets(Nothings):
             )
         bucket.here[id(parameter)] = gradient
         bucket.factor = factor
-        if bucket.is_full and self._ring.overlaps:
+        if bucket.is_full and self._ring.overlaps and self._may_begin():
             while self._next < len(self._buckets) and self._buckets[self._next].is_full:
                 self._begin_next()
 
     def flush(self) -> None:
-        while self._next < len(self._buckets):
+        while self._may_begin() and self._next < len(self._buckets):
             self._begin_next()
 
     def wait(self) -> None:
+        if self._alike is not None:
+            self._alike.check()
+            self._alike = None
+            self.flush()
         for wait in self._waits:
             wait()
         if self._waits:
@@ -147,10 +152,16 @@ class Buckets(Nothings):
         for bucket in self._buckets:
             bucket.here.clear()
 
+    def _may_begin(self) -> bool:
+        """All members are known to have the same buckets. Where not, `wait` waits for it, and no call before: a worker
+        may be at a collective of the script's own, which it makes before it averages.
+        """
+        if self._alike is not None and self._alike.is_known():
+            self._alike.check()
+            self._alike = None
+        return self._alike is None
+
     def _begin_next(self) -> None:
-        if not self._agreed:  # here, and not when they are cut: all members come to the first bucket in one order
-            check_alike(self._ring.groups, self._wanted)
-            self._agreed = True
         bucket = self._buckets[self._next]
         self._next += 1
         groups = self._ring.groups
@@ -168,21 +179,45 @@ class Buckets(Nothings):
             self._waits.append(_dense_begun(groups, bucket, dense))
 
 
-def check_alike(groups: ProcessGroups, parameters: Sequence[torch.Tensor]) -> None:
-    """All members train parameters of these types and shapes, in this order. Raises RingBroken, and CollectiveRefused
-    where they do not.
-    """
-    forms = [form(one) for one in parameters]
-    digests = groups.of_all(hashlib.blake2b("\n".join(forms).encode()).digest(), groups.gradients)
-    if len(set(digests)) == 1:
-        return
-    told = "\n".join([str(len(forms)), *forms, END]).encode()[: ROW_BYTES - 8]
-    said = [row.decode().splitlines() for row in groups.of_all(told, groups.gradients)]
-    rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
-    raise CollectiveRefused(
-        f"the workers train different models: {difference(said[0], said[rank], rank)}. All workers must build the same "
-        "model, and train the same of its parameters"
-    )
+class Alike:
+    """Whether all members train parameters of these types and shapes, in this order."""
+
+    def __init__(self, groups: ProcessGroups, parameters: Sequence[torch.Tensor]) -> None:
+        self._groups = groups
+        self._forms = [form(one) for one in parameters]
+        self._asked: tuple[Any, Callable[[], list[bytes]]] | None = None
+
+    def ask(self) -> None:
+        """Begin to: all members do at the same place among the group's operations."""
+        digest = hashlib.blake2b("\n".join(self._forms).encode()).digest()
+        self._asked = self._groups.of_all_begun(digest, self._groups.gradients)
+
+    def is_known(self) -> bool:
+        """`check` would not wait."""
+        return self._asked is not None and bool(self._asked[0].is_completed())
+
+    def check(self) -> None:
+        """Raises RingBroken, and CollectiveRefused where they do not."""
+        if self._asked is None:
+            self.ask()
+        digests = self._told()
+        if len(set(digests)) == 1:
+            return
+        told = "\n".join([str(len(self._forms)), *self._forms, END]).encode()[: ROW_BYTES - 8]
+        self._asked = self._groups.of_all_begun(told, self._groups.gradients)
+        said = [row.decode().splitlines() for row in self._told()]
+        rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+        raise CollectiveRefused(
+            f"the workers train different models: {difference(said[0], said[rank], rank)}. All workers must build the "
+            "same model, and train the same of its parameters"
+        )
+
+    def _told(self) -> list[bytes]:
+        assert self._asked is not None  # it was begun
+        work, told = self._asked
+        self._asked = None
+        self._groups.wait(work)
+        return told()
 
 
 def difference(first: Sequence[str], other: Sequence[str], rank: int) -> str:

@@ -126,8 +126,14 @@ class ProcessGroups:
         self._under_way.clear()
         self.gradients = self.rest = None
 
-    def of_all(self, mine: bytes, group: Any = None) -> list[bytes]:
-        """Each member's bytes, by rank; few. `group`: by whose order; `rest` by default. Raises RingBroken."""
+    def of_all(self, mine: bytes) -> list[bytes]:
+        """Each member's bytes, by rank; few. Raises RingBroken."""
+        work, told = self.of_all_begun(mine, self.rest)
+        self.wait(work)
+        return told()
+
+    def of_all_begun(self, mine: bytes, group: Any) -> tuple[Any, Callable[[], list[bytes]]]:
+        """The same by one of the groups: the operation, and what all have told once it is through."""
         size = self.place.size
         room = ROW_BYTES + 8 * size
         if len(mine) > room - 8:
@@ -135,9 +141,13 @@ class ProcessGroups:
         own = torch.zeros(room, dtype=torch.uint8)
         own[: 8 + len(mine)] = torch.frombuffer(bytearray(len(mine).to_bytes(8, "little") + mine), dtype=torch.uint8)
         rows = [torch.empty(room, dtype=torch.uint8) for _ in range(size)]
-        self.wait(self.begun((group or self.rest).allgather([rows], [own])))
-        found = [row.numpy().tobytes() for row in rows]
-        return [row[8 : 8 + int.from_bytes(row[:8], "little")] for row in found]
+        work = self.begun(group.allgather([rows], [own]))
+
+        def told() -> list[bytes]:
+            found = [row.numpy().tobytes() for row in rows]
+            return [row[8 : 8 + int.from_bytes(row[:8], "little")] for row in found]
+
+        return work, told
 
     def stands(self) -> bool:
         """No member has left it or given it up yet, as far as is known here."""

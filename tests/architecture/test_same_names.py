@@ -61,7 +61,13 @@ def there(name):
     except UsageError as error:
         assert "--ring torch" in str(error), error
         return False
-assert {name for name in (*COLLECTIVES, *OTHERS) if not there(name)} == {"Adasum", "SyncBatchNorm"}
+refused = {"SyncBatchNorm", "check_extension", "start_timeline", "stop_timeline"}
+assert {name for name in (*COLLECTIVES, *OTHERS) if not there(name)} == refused
+from edl.torch.mpi_ops import allreduce_async
+from edl.torch.elastic.sampler import ElasticSampler
+import edl.torch.functions
+assert edl.torch.functions.broadcast_object is hvd.broadcast_object and ElasticSampler is hvd.elastic.ElasticSampler
+assert hvd.allreduce(torch.ones(2), process_set=hvd.global_process_set).tolist() == [1.0, 1.0]
 assert not any(name.startswith("horovod.") for name in sys.modules)
 os.environ["EDL_RING"] = "horovod"
 try:
@@ -70,6 +76,35 @@ try:
 except ConfigError as error:
     assert "edl run --ring torch" in str(error), error
 print("{}")
+"""
+KERAS = """
+import edl.keras as hvd
+import edl.tensorflow.keras as theirs
+import edl.keras.callbacks, edl.tensorflow.keras.elastic
+from edl.errors import UsageError
+from edl.tensorflow.keras.callbacks import LearningRateWarmupCallback
+from edl.tensorflow.mpi_ops import size_op
+import horovod.tensorflow, importlib, json
+original = {name for name in dir(horovod.tensorflow) if not name.startswith("_")}
+for name in ("os", "tf", "version", "warnings", "elastic"):
+    original.discard(name)
+import edl.tensorflow as face
+missing = []
+for name in original:
+    try:
+        getattr(face, name)
+    except UsageError:
+        pass
+    except AttributeError:
+        missing.append(name)
+callbacks = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningRateScheduleCallback",
+             "LearningRateWarmupCallback", "MetricAverageCallback"]
+states = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+for module in (hvd, theirs):
+    assert all(hasattr(module.callbacks, name) for name in callbacks)
+    assert all(hasattr(module.elastic, name) for name in states)
+    assert all(hasattr(module, name) for name in ("init", "size", "DistributedOptimizer", "load_model", "allreduce"))
+print(json.dumps(missing))
 """
 CONTRACT = {
     "init", "shutdown", "Optimizer", "register", "elastic_shard_generator", "notify_batch_end", "rank", "size",
@@ -120,6 +155,10 @@ def test_a_face_imports_its_own_framework_only(faces: dict[str, Any]) -> None:
 def test_with_a_ring_of_torch_there_need_be_no_horovod() -> None:
     """Nor does a name of Horovod's bring it in. Without `--ring torch` one line says what to do."""
     looked(WITHOUT_HOROVOD)
+
+
+def test_the_names_of_horovods_keras_scripts_are_there() -> None:
+    assert looked(KERAS) == []
 
 
 def test_the_names_of_horovods_elastic_scripts_are_there(faces: dict[str, Any]) -> None:

@@ -97,9 +97,53 @@ def objects(rank: int, size: int) -> list[Any]:
     ]
 
 
+def resumed(rank: int, size: int) -> list[Any]:
+    """One worker alone has loaded a checkpoint, as Horovod's examples do it: the others get its optimizer's state."""
+    model, saved = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    before = torch.optim.SGD(saved.parameters(), lr=0.1, momentum=0.9)
+    torch.nn.init.constant_(saved.weight, 1.0)
+    saved(torch.ones(1, 2)).sum().backward()
+    before.step()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
+    if rank == 0:
+        optimizer.load_state_dict(before.state_dict())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    return [str(optimizer.state_dict())]
+
+
+def misuse(rank: int, size: int) -> list[Any]:
+    """What workers must not differ in, and names in another order on each, which they may."""
+    own = torch.ones(3, 4)
+    more = range(size) if rank else reversed(range(size))
+    handles = {name: hvd.allreduce_async(own * name, name=f"order {name}", op=hvd.Sum) for name in more}
+    calls: list[Callable[[], Any]] = [
+        lambda: hvd.allreduce(own.int() if rank else own, name="type"),
+        lambda: hvd.allreduce(own.T.contiguous() if rank else own, name="shape"),
+        lambda: hvd.allreduce(torch.ones(3 + rank), name="size"),
+        lambda: hvd.allreduce(own, name="operation", op=hvd.Sum if rank else hvd.Max),
+        lambda: hvd.allgather(own.int() if rank else own, name="rows of a type"),
+        lambda: hvd.allgather(torch.ones(2, 3 + rank), name="rows of a shape"),
+        lambda: hvd.broadcast(own, rank, name="root"),
+        lambda: hvd.alltoall(torch.ones(size, 1 + rank), name="rows for each"),
+        lambda: hvd.reducescatter(torch.ones(size, 1 + rank), name="shares", op=hvd.Sum),
+        lambda: hvd.alltoall(torch.ones(size + 1), torch.ones(size + 2, dtype=torch.int32)),
+        lambda: hvd.reducescatter(torch.tensor(1.0)),
+    ]
+    ends = []
+    for call in calls:
+        try:
+            call()
+            ends.append("right")
+        except hvd.HorovodInternalError:
+            ends.append("refused")
+        except (ValueError, RuntimeError):
+            ends.append("wrong")
+    return [*ends, *(hvd.synchronize(handles[name]) for name in range(size))]
+
+
 def all_of_them(rank: int, size: int) -> list[list[Any]]:
     """As what travels to a test: each with its form."""
-    found = [part(rank, size) for part in (reductions, gathered, gradients, objects)]
+    found = [part(rank, size) for part in (reductions, gathered, gradients, objects, resumed, misuse)]
     return [[shown(one) for one in part] for part in found]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edl.errors import ConfigError
-from edl.host.joining import joined
+from edl.errors import ConfigError, UsageError
+from edl.host.joining import check_again, check_one_ring, joined
 
 JOINED = {"EDL_JOB": "mnist", "EDL_COORDINATOR": "zk:2181"}
 
@@ -66,3 +66,32 @@ def test_a_process_without_a_launcher_is_not_saved_over_what_it_would_not_go_on_
         with pytest.raises(ConfigError, match=r"^EDL_CHECKPOINT=/c: no launcher .* or unset EDL_CHECKPOINT$"):
             joined({**environ, **job})
         assert joined({**environ, **job, "EDL_LIFE": "1"}).checkpoint == "/c"
+
+
+def test_what_was_joined_may_be_joined_again_and_nothing_else(tmp_path):
+    settings = joined({**JOINED, "EDL_HOME": str(tmp_path)}, batch_size=8)
+    check_again(settings, {"job": None, "batch_size": None}, left=False)
+    check_again(settings, {"job": "mnist", "batch_size": 8}, left=False)
+    with pytest.raises(UsageError, match=r"edl.init\(job='other'\): this process has joined already, with job='mnist'"):
+        check_again(settings, {"job": "other"}, left=False)
+    with pytest.raises(UsageError, match="a process joins its job once"):
+        check_again(settings, {}, left=True)
+
+
+@pytest.mark.parametrize(("comm", "process_sets"), [(None, None), ([], []), ((), None)])
+def test_a_call_of_horovods_form_may_mean_all_workers(comm, process_sets):
+    check_one_ring(comm, process_sets)
+
+
+@pytest.mark.parametrize(
+    ("comm", "process_sets", "said"),
+    [
+        ([0], None, r"comm=\[0\]"),
+        (object(), None, "comm="),
+        (None, [object()], "process_sets="),
+        (None, "dynamic", "dynamic"),
+    ],
+)
+def test_another_ring_than_that_of_all_is_refused(comm, process_sets, said):
+    with pytest.raises(UsageError, match=said):
+        check_one_ring(comm, process_sets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -63,10 +64,13 @@ class TwoAlike:
         self.settled = 0
         self.compared = 0
 
-    def of_all(self, mine: bytes, group: object) -> list[bytes]:
+    def of_all_begun(self, mine: bytes, group: object) -> tuple[Any, Callable[[], list[bytes]]]:
         assert group is self.gradients
         self.compared += 1
-        return [mine, mine]
+        return SimpleNamespace(is_completed=lambda: True), lambda: [mine, mine]
+
+    def wait(self, work: Any) -> None:
+        """It is through."""
 
     def look_at_sums(self) -> None:
         """Nothing is open."""

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
+from edl.errors import UsageError
 from edl.torch import elastic
 
 
@@ -100,3 +104,30 @@ def test_a_newcomer_asks_for_the_pass_that_the_others_ask_for(shards: Shards, sa
     elastic.ElasticSampler._that_trains = None  # it is another process
     train(newcomer)
     assert shards.asked == [0, 1, 1]
+
+
+def test_a_distributed_sampler_is_refused_in_training_and_in_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows only the size of its making. Evaluation, and what comes after the training function, is torch's."""
+    theirs = DistributedSampler(range(4), num_replicas=2, rank=0, shuffle=False)  # type: ignore[arg-type]
+    loader = DataLoader(list(range(4)), batch_size=2, sampler=theirs)
+    monkeypatch.setattr(elastic, "_run", lambda function: function)
+
+    @elastic.run
+    def train(state: Any) -> list[Any]:
+        with torch.no_grad():
+            found = [batch.tolist() for batch in loader]
+        with pytest.raises(UsageError, match="ElasticSampler"):
+            list(loader)
+        return found
+
+    assert train(object()) == [[0, 2]]  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in loader] == [[0, 2]]
+
+
+def test_what_is_recorded_is_counted_of_all_workers(monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
+    monkeypatch.setattr("edl.torch.process.trainer.size", lambda: 3)
+    sampler.record_batch(0, 2)
+    sampler.record_batch(1, 2)
+    assert sampler.processed_num == 12
+    sampler.set_epoch(1)
+    assert sampler.processed_num == 0
