@@ -81,7 +81,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
     def __init__(  # noqa: PLR0913, PLR0917 - Horovod's signature
         self,
-        initial_lr: float,
+        initial_lr: float | None,
         multiplier: float | Callable[[float], float],
         start_epoch: int = 0,
         end_epoch: int | None = None,
@@ -90,7 +90,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         steps_per_epoch: int | None = None,  # noqa: ARG002 - what is trained of an epoch is known
     ) -> None:
         super().__init__()
-        if not isinstance(initial_lr, int | float) or initial_lr <= 0:
+        if initial_lr is None or initial_lr <= 0:
             raise UsageError(f"{type(self).__name__}(initial_lr={initial_lr!r}): give the rate, a number above 0")
         self.initial_lr = float(initial_lr)
         self.start_epoch, self.end_epoch, self.staircase = start_epoch, end_epoch, staircase

@@ -136,9 +136,9 @@ def _one_ring(call: str, process_set: Any) -> None:
         raise UsageError(f"{call}(process_set=...): a job of edl has one ring: leave it away")
 
 
-def _parts(name: str | None, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, str | None]]:
+def _parts(name: str | None, tensors: object) -> list[tuple[torch.Tensor, str | None]]:
     """Of a group, each with its name."""
-    if isinstance(tensors, torch.Tensor) or not all(isinstance(one, torch.Tensor) for one in tensors):
+    if not isinstance(tensors, Sequence) or not all(isinstance(one, torch.Tensor) for one in tensors):
         raise UsageError("a grouped operation takes a list of tensors")
     return [(one, None if name is None else f"{name}.{number}") for number, one in enumerate(tensors)]
 

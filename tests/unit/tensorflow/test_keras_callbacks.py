@@ -95,7 +95,7 @@ def test_what_cannot_be_right_is_refused(trainer: FakeTrainer) -> None:
     with pytest.raises(UsageError, match="local_variables"):
         BroadcastGlobalVariablesCallback(0, local_variables=[object()])
     with pytest.raises(UsageError, match="initial_lr=None"):
-        LearningRateScheduleCallback(None, 0.1)  # type: ignore[arg-type]
+        LearningRateScheduleCallback(None, 0.1)
     averaging = MetricAverageCallback()
     with pytest.raises(UsageError, match="elastic_dataset"):
         averaging.on_epoch_end(0)

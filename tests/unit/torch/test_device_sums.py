@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from ring_members import SIZE, Gatherings, Members
 from torch._C._distributed_c10d import PrefixStore
 
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 from edl.torch.device_sums import NO_GPU, Gpu, each_has_its_own, prepare_groups
 from edl.torch.group_ring import GroupRing
-from tests.unit.torch.test_group_ring import SIZE, Gatherings, Members
 
 __all__ = ["gatherings"]
 

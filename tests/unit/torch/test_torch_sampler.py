@@ -109,7 +109,7 @@ def test_a_newcomer_asks_for_the_pass_that_the_others_ask_for(shards: Shards, sa
 def test_a_distributed_sampler_is_refused_in_training_and_in_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows only the size of its making. Evaluation, and what comes after the training function, is torch's."""
     theirs = DistributedSampler(range(4), num_replicas=2, rank=0, shuffle=False)  # type: ignore[arg-type]
-    loader = DataLoader(list(range(4)), batch_size=2, sampler=theirs)
+    loader: Any = DataLoader(range(4), batch_size=2, sampler=theirs)
     monkeypatch.setattr(elastic, "_run", lambda function: function)
 
     @elastic.run
@@ -120,7 +120,8 @@ def test_a_distributed_sampler_is_refused_in_training_and_in_nothing_else(monkey
             list(loader)
         return found
 
-    assert train(object()) == [[0, 2]]  # type: ignore[arg-type]
+    state: Any = object()
+    assert train(state) == [[0, 2]]
     assert [batch.tolist() for batch in loader] == [[0, 2]]
 
 

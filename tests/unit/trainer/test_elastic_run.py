@@ -268,7 +268,7 @@ def test_wrong_use_says_so(run: Run, trainer: FakeTrainer) -> None:
 
 def test_values_are_restored_and_an_update_is_not(run: Run, trainer: FakeTrainer) -> None:
     """Before the first update, as some scripts do it, and between two."""
-    state = State(run, {"batch": 0}, {})
+    state: Any = State(run, {"batch": 0}, {})
     state.batch = 3
     state.commit()
     state.batch = 4
@@ -293,7 +293,7 @@ def test_values_are_restored_and_an_update_is_not(run: Run, trainer: FakeTrainer
 
 
 def test_a_sync_gives_what_rank_0_has(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = State(run, {"batch": 21}, {})
+    state: Any = State(run, {"batch": 21}, {})
     monkeypatch.setattr(State, "_of_first", lambda _, values: dict.fromkeys(values, 20))
     state.sync()
     assert state.batch == 20
