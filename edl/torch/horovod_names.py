@@ -84,7 +84,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 - Horovod's signature
 
 
 def _check_named(optimizer: object, named: list[Any]) -> None:
-    """As Horovod's: whoever names some of the parameters names all. Raises UsageError."""
+    """As Horovod's: all parameters have a name where some have. Raises UsageError."""
     known = {id(pair[1]) for pair in named if isinstance(pair, tuple) and len(pair) == 2}
     parameters = list(state.parameters_of(optimizer)) if isinstance(optimizer, torch.optim.Optimizer) else []
     if missing := sum(id(one) not in known for one in parameters):

@@ -62,7 +62,7 @@ class Match(msgspec.Struct, frozen=True):
         return ""
 
 
-class Heard(msgspec.Struct, frozen=True):
+class RoundHeard(msgspec.Struct, frozen=True):
     """What came of one round."""
 
     matches: tuple[Match, ...] = ()
@@ -83,7 +83,7 @@ class Matching:
         self._size = size
         self._begun: dict[bytes, list[deque[Announcement]]] = defaultdict(lambda: [deque() for _ in range(size)])
 
-    def hear(self, rounds: Sequence[Round]) -> Heard:
+    def hear(self, rounds: Sequence[Round]) -> RoundHeard:
         """What all members say in the next round, by rank."""
         matches = [
             match
@@ -92,10 +92,10 @@ class Matching:
             if (match := self._announced(rank, one)) is not None
         ]
         if any(said.announced or not said.waits for said in rounds):
-            return Heard(tuple(matches))
+            return RoundHeard(tuple(matches))
         self._begun.clear()
         waits = ", ".join(f"rank {rank} for {said.waits}" for rank, said in enumerate(rounds))
-        return Heard(stuck=f"the workers wait for each other: {waits}: all workers must call the same collectives")
+        return RoundHeard(stuck=f"the workers wait for each other: {waits}: all workers must call the same collectives")
 
     def _announced(self, rank: int, one: Announcement) -> Match | None:
         members = self._begun[one.key]

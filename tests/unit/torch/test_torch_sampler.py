@@ -109,7 +109,8 @@ def test_a_newcomer_asks_for_the_pass_that_the_others_ask_for(shards: Shards, sa
 def test_a_distributed_sampler_is_refused_in_training_and_in_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows only the size of its making. Evaluation, and what comes after the training function, is torch's."""
     theirs = DistributedSampler(range(4), num_replicas=2, rank=0, shuffle=False)  # type: ignore[arg-type]
-    loader: Any = DataLoader(range(4), batch_size=2, sampler=theirs)
+    dataset: Any = range(4)
+    loader: Any = DataLoader(dataset, batch_size=2, sampler=theirs)
     monkeypatch.setattr(elastic, "_run", lambda function: function)
 
     @elastic.run

@@ -10,10 +10,10 @@ from edl.core.worker.matching import (
     CALL_CHARACTERS,
     FORM_CHARACTERS,
     Announcement,
-    Heard,
     Match,
     Matching,
     Round,
+    RoundHeard,
     announcement,
 )
 
@@ -22,13 +22,13 @@ def called(name: str | None, form: str = "float32 [3]", kind: str = "allreduce")
     return announcement(kind, name, form)
 
 
-def calls(heard: Heard) -> list[str]:
+def calls(heard: RoundHeard) -> list[str]:
     return [match.of[0].call for match in heard.matches]
 
 
 def test_what_all_have_begun_matches_by_name_in_whatever_order() -> None:
     matching = Matching(2)
-    assert matching.hear([Round((called("a"),)), Round((called("b"),))]) == Heard()
+    assert matching.hear([Round((called("a"),)), Round((called("b"),))]) == RoundHeard()
     heard = matching.hear([Round((called("b"),)), Round((called("a"),))])
     assert calls(heard) == ["allreduce 'b'", "allreduce 'a'"]
     assert not any(match.difference for match in heard.matches)
@@ -80,7 +80,7 @@ def test_where_all_wait_for_what_not_all_have_begun_none_goes_on_waiting() -> No
         "all workers must call the same collectives"
     )
     # and what was given up is not matched with what comes later
-    assert matching.hear([Round((called("b"),)), Round()]) == Heard()
+    assert matching.hear([Round((called("b"),)), Round()]) == RoundHeard()
     assert calls(matching.hear([Round(), Round((called("b"),))])) == ["allreduce 'b'"]
 
 
@@ -88,7 +88,7 @@ def test_where_all_wait_for_what_not_all_have_begun_none_goes_on_waiting() -> No
 def test_a_member_that_may_still_begin_it_is_waited_for(other: Round) -> None:
     matching = Matching(2)
     matching.hear([Round((called("a"),)), Round()])
-    assert matching.hear([Round(waits="allreduce 'a'"), other]) == Heard()
+    assert matching.hear([Round(waits="allreduce 'a'"), other]) == RoundHeard()
     assert calls(matching.hear([Round(waits="allreduce 'a'"), Round((called("a"),))])) == ["allreduce 'a'"]
 
 
