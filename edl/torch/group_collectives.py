@@ -56,7 +56,7 @@ _NATIVE = {
 }
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """What a collective is called."""
 
     kind: str
@@ -110,7 +110,7 @@ def reduce(
     into: torch.Tensor,
     op: Op,
     scales: tuple[float, float],
-    call: Call,
+    call: CollectiveCall,
 ) -> Handle:
     """All members' tensors, times the first of `scales`, by `op`, times the second, are to be in `into`."""
     before, after = scales
@@ -144,7 +144,7 @@ def reduce_sparse(groups: ProcessGroups, rows: torch.Tensor, op: Op, name: str |
         return [groups.rest.allreduce([rows])], outcome
 
     said = f"{form(rows)}, sparse in {rows.sparse_dim()}, {op.name}"
-    return begun(groups, Call("sparse_allreduce", name), said, start, outcome)
+    return begun(groups, CollectiveCall("sparse_allreduce", name), said, start, outcome)
 
 
 def broadcast(groups: ProcessGroups, into: torch.Tensor, root: int, name: str | None = None) -> Handle:
@@ -161,7 +161,7 @@ def broadcast(groups: ProcessGroups, into: torch.Tensor, root: int, name: str | 
     def start(_: Match) -> Begun:
         return [groups.rest.broadcast([_bytes(working)], rooted(root))], outcome
 
-    return begun(groups, Call("broadcast", name), f"{form(into)}, root_rank {root}", start, outcome)
+    return begun(groups, CollectiveCall("broadcast", name), f"{form(into)}, root_rank {root}", start, outcome)
 
 
 def gather(groups: ProcessGroups, tensor: torch.Tensor, name: str | None = None) -> Handle:
@@ -180,7 +180,12 @@ def gather(groups: ProcessGroups, tensor: torch.Tensor, name: str | None = None)
         )
 
     return begun(
-        groups, Call("allgather", name), _form_of_rows(rows), start, lambda: (rows.clone(), [len(rows)]), [len(rows)]
+        groups,
+        CollectiveCall("allgather", name),
+        _form_of_rows(rows),
+        start,
+        lambda: (rows.clone(), [len(rows)]),
+        [len(rows)],
     )
 
 
@@ -200,10 +205,10 @@ def all_to_all(
     def alone() -> Any:
         return rows.clone(), torch.tensor(sent, dtype=torch.int32)
 
-    return begun(groups, Call("alltoall", name), _form_of_rows(rows), start, alone, sent)
+    return begun(groups, CollectiveCall("alltoall", name), _form_of_rows(rows), start, alone, sent)
 
 
-def agreed(groups: ProcessGroups, call: Call, said: str, act: Callable[[], Any] = lambda: None) -> Any:
+def agreed(groups: ProcessGroups, call: CollectiveCall, said: str, act: Callable[[], Any] = lambda: None) -> Any:
     """What comes of `act`, which begins once all members have announced the same. Raises RingBroken, and
     CollectiveRefused where they have not.
     """
@@ -217,7 +222,7 @@ def agreed(groups: ProcessGroups, call: Call, said: str, act: Callable[[], Any] 
 
 def begun(
     groups: ProcessGroups,
-    call: Call,
+    call: CollectiveCall,
     said: str,
     start: Callable[[Match], Begun],
     alone: Callable[[], Any],

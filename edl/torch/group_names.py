@@ -17,7 +17,7 @@ import torch
 from edl.errors import CollectiveFailed, CollectiveRefused, UsageError
 from edl.torch import group_collectives as act
 from edl.torch import state
-from edl.torch.group_collectives import Call, Handle, Op, Together
+from edl.torch.group_collectives import CollectiveCall, Handle, Op, Together
 from edl.torch.group_ring import GroupRing
 from edl.torch.groups import ProcessGroups
 from edl.torch.process import framework
@@ -162,7 +162,9 @@ def allreduce_async_(  # noqa: PLR0913, PLR0917 - Horovod's signature
     """Begins an all-reduce in place; `synchronize()` of what is returned waits for it."""
     _one_ring("allreduce", process_set)
     kind = _op("allreduce", average, op)
-    return act.reduce(_groups(), tensor, tensor, kind, (prescale_factor, postscale_factor), Call("allreduce", name))
+    return act.reduce(
+        _groups(), tensor, tensor, kind, (prescale_factor, postscale_factor), CollectiveCall("allreduce", name)
+    )
 
 
 def allreduce_async(  # noqa: PLR0913, PLR0917 - Horovod's signature
@@ -347,7 +349,9 @@ def reducescatter_async(
     if kind not in {Op.Average, Op.Sum} or tensor.dim() == 0:
         raise UsageError("reducescatter: Average or Sum, of a tensor with rows")
     into = torch.empty_like(tensor)
-    whole = act.reduce(groups, tensor, into, kind, (prescale_factor, postscale_factor), Call("reducescatter", name))
+    whole = act.reduce(
+        groups, tensor, into, kind, (prescale_factor, postscale_factor), CollectiveCall("reducescatter", name)
+    )
     own = act.share_of(len(tensor), groups.place.rank, groups.place.size)
     return Together([whole], lambda found: found[0][own].clone())
 
@@ -468,7 +472,7 @@ def alltoall(
 def barrier(process_set: Any = global_process_set) -> None:
     """Until all workers are here."""
     _one_ring("barrier", process_set)
-    act.agreed(_groups(), Call("barrier"), "")
+    act.agreed(_groups(), CollectiveCall("barrier"), "")
 
 
 # --------------------------------------------------------------------------------------------------- handles
@@ -499,7 +503,7 @@ def broadcast_object(
     def send() -> Any:
         return value_of_root(framework, obj, root_rank, "broadcast_object(...)")
 
-    return act.agreed(groups, Call("broadcast_object", name), said, send)
+    return act.agreed(groups, CollectiveCall("broadcast_object", name), said, send)
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
@@ -509,7 +513,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     def each() -> list[Any]:
         return [value_of_root(framework, obj, root, "allgather_object(...)") for root in range(groups.place.size)]
 
-    found: list[Any] = act.agreed(groups, Call("allgather_object", name), "", each)
+    found: list[Any] = act.agreed(groups, CollectiveCall("allgather_object", name), "", each)
     return found
 
 
@@ -527,7 +531,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
     forms = ", ".join(f"{name} {act.form(one)}" for name, one in named if isinstance(one, torch.Tensor))
     said = f"root_rank {root_rank}, {len(tensors)} tensors: {forms}"
-    act.agreed(groups, Call("broadcast_parameters"), said, send)
+    act.agreed(groups, CollectiveCall("broadcast_parameters"), said, send)
 
 
 def agreed_state(optimizer: torch.optim.Optimizer, root_rank: int, act_on_it: Callable[[], None]) -> None:
@@ -535,7 +539,7 @@ def agreed_state(optimizer: torch.optim.Optimizer, root_rank: int, act_on_it: Ca
     groups = _groups()
     act.check_root(groups, root_rank)
     said = f"root_rank {root_rank}, {type(optimizer).__name__}"
-    act.agreed(groups, Call("broadcast_optimizer_state"), said, act_on_it)
+    act.agreed(groups, CollectiveCall("broadcast_optimizer_state"), said, act_on_it)
 
 
 # ----------------------------------------------------------------------------------------------- what there is

@@ -14,7 +14,7 @@ from edl.errors import CollectiveRefused, RingBroken, UsageError
 from edl.protocol.ring import solo
 from edl.torch import group_collectives as act
 from edl.torch.announcing import ROOM_BYTES
-from edl.torch.group_collectives import Call, Handle, Op
+from edl.torch.group_collectives import CollectiveCall, Handle, Op
 from edl.torch.group_ring import GroupRing
 from edl.torch.groups import ProcessGroups
 
@@ -32,7 +32,7 @@ def members() -> Iterator[Members]:
 
 
 def begun(ring: GroupRing, tensor: torch.Tensor, name: str | None = None, op: Op = Op.Sum) -> Handle:
-    return act.reduce(ring.groups, tensor, torch.empty_like(tensor), op, (1.0, 1.0), Call("allreduce", name))
+    return act.reduce(ring.groups, tensor, torch.empty_like(tensor), op, (1.0, 1.0), CollectiveCall("allreduce", name))
 
 
 def refused(members: Members, act_on: Callable[[GroupRing, int], Any], *words: str) -> None:
@@ -127,7 +127,7 @@ def test_other_collectives_on_each_are_no_endless_wait(members: Members) -> None
     refused(
         members,
         lambda ring, rank: (
-            act.agreed(ring.groups, Call("barrier"), "") if rank else begun(ring, torch.ones(1)).result()
+            act.agreed(ring.groups, CollectiveCall("barrier"), "") if rank else begun(ring, torch.ones(1)).result()
         ),
         "rank 0 for allreduce (float32 [1], Sum)",
         "rank 1 for barrier",
