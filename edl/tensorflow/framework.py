@@ -44,7 +44,7 @@ from edl.tensorflow.state import (
 )
 from edl.tensorflow.tensors import TensorFlowTensors, batch_norm_of, metrics_of, statistics_of
 from edl.tensorflow.unwrapped import KerasUnwrapped, optimizers_of, word_for
-from edl.tensorflow.variables import behind, named
+from edl.tensorflow.variables import behind, has_all, named
 from edl.tensorflow.waiting import Waiting
 from edl.trainer.framework import StepPort
 from edl.trainer.same_model import check_same
@@ -300,7 +300,7 @@ class TensorFlowFramework:
         """Whether the state can be synchronized yet: models and optimizers may make their variables late."""
         if not tf.executing_eagerly():
             return tf.compat.v1.get_default_session() is not None
-        return all(getattr(model, "built", True) for model in self._models)
+        return all(map(has_all, self._models))
 
     def synchronize(self, root: int) -> int:
         self._note_session()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 
 def behind(variable: Any) -> Any:
     """The variable of TensorFlow, where this is one of Keras."""
@@ -16,3 +18,13 @@ def behind(variable: Any) -> Any:
 def named(variable: Any) -> tuple[str, Any]:
     """That one, with the name that is the same on all workers."""
     return getattr(variable, "path", variable.name), behind(variable)
+
+
+def has_all(model: Any) -> bool:
+    """Whether all variables of this model are there. A model of models is never built itself, where the script calls
+    only its parts: as a GAN does.
+    """
+    if getattr(model, "built", True):
+        return True
+    layers = model._flatten_layers(include_self=False) if isinstance(model, keras.Model) else ()
+    return bool(model.variables) and all(layer.built for layer in layers)
