@@ -18,5 +18,5 @@ WAYS = ["counted", *(pytest.param(way, marks=pytest.mark.soak) for way in ("regi
 def test_all_workers_leave_their_passes_after_the_same_steps(edl: Any, tmp_path: Any, way: str) -> None:
     """Else they would differ in their rate at once, and in their weights a step later: each step compares these."""
     script = ["torch_breaks.py", "--way", way]
-    environ = {"EDL_MAX_RESTARTS": "3", "EDL_MAX_NP": "3", "EDL_CHECK_WEIGHTS": "1"}
+    environ: dict[str, Any] = {"EDL_MAX_RESTARTS": "3", "EDL_MAX_NP": "3", "EDL_CHECK_WEIGHTS": "1"}
     check(edl, Job(edl, tmp_path / "out", 2, script=script, **environ))
