@@ -159,6 +159,15 @@ def test_what_a_script_has_set_counts_as_the_first_workers_have_it(
         assert found.root == 0
 
 
+def test_where_the_first_workers_are_not_alike_most_are_right() -> None:
+    found = difference(rates(0.1, 0.2, 0.2, 0.2), (False,) * 4, (0, 0, 500, 500))
+    assert found is not None
+    assert (found.root, found.ranks, found.majority, found.newcomers) == (1, (0,), True, False)
+    tied = difference(rates(0.1, 0.2, 0.2), (False,) * 3, (0, 0, 500))
+    assert tied is not None
+    assert (tied.root, tied.majority) == (1, True), "the lowest of the first ones would be 0"
+
+
 def test_weights_of_workers_that_were_equal_for_long_are_nobodys_fault() -> None:
     found = difference(states("abc", "abx"), (False, False), (0, 500))
     assert found is not None

@@ -54,7 +54,7 @@ from edl.errors import InvalidTransition
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
 from edl.protocol.data import DataSpec, Lease, Range, Totals
-from edl.protocol.divergence import Checking
+from edl.protocol.divergence import Checking, Fingerprint
 from edl.protocol.messages import Void
 from edl.protocol.ring import Place
 from edl.protocol.saving import Origin
@@ -63,6 +63,7 @@ SPEC = DataSpec(total=80, epochs=1, batch=4)
 MINE = Lease(1, 0, 10, 4, (Range(0, 0, 40),))
 
 
+STATE = (Fingerprint("weight", 7),)
 SILENT = Vote(newest=0, behind=-(10**9), doubts=0, unbooted=0)
 
 
@@ -419,7 +420,8 @@ def test_who_is_told_to_leave_takes_part_up_to_its_last_step() -> None:
     worker.machine.handle(BatchEnded(attention=True))
     assert worker.machine.handle(OrdersRead(leave)) == [LeaveRing(), EndScript("")]
     assert worker.machine.leases.closed
-    assert said(worker.machine.handle(ScriptEnded())) == [say.Ended("")]
+    assert said(worker.machine.handle(ScriptEnded(STATE))) == [say.Ended("", state=STATE)]
+    assert say.Ended("", state=STATE) in worker.machine.story()
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -434,7 +436,7 @@ def test_the_first_reason_for_a_bad_end_counts() -> None:
     worker = Worker().sits()
     worker.machine.handle(ScriptFailed("ValueError: x"))
     worker.machine.handle(ScriptFailed("SystemExit: 1"))
-    assert said(worker.machine.handle(ScriptEnded())) == [say.Ended("ValueError: x")]
+    assert said(worker.machine.handle(ScriptEnded(STATE))) == [say.Ended("ValueError: x")]
 
 
 @pytest.mark.parametrize("foreign", [False, True])
