@@ -171,7 +171,7 @@ class Observations:
                 yield self.step(worker), self._waited_s(worker, generation)
 
     def _waited_s(self, worker: str, generation: int) -> float:
-        """One that was in no collective when its ring failed, or had just come to one, has waited for nobody, however
+        """One that was in no collective when its ring failed, or had just come to one, has waited for no other, however
         long its step was. Where it waited, the ring's own time-out may have come first: then since its last step.
         """
         void = self.void(worker, generation)
