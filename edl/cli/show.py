@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from edl.events import details_of
 from edl.facts import told
 from edl.launch.records import LaunchRecord
-from edl.protocol.job import JobState, SavingStatus, Status, WorkerState
+from edl.protocol.job import OVER, JobState, SavingStatus, Status, WorkerState
 from edl.protocol.saving import SavingFailure
 
 DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]+")  # as much of it as people compare
@@ -24,8 +24,10 @@ def show_status(status: Status) -> None:
     say(f"job {status.job}: {state}{f' ({status.reason})' if status.reason else ''}", COLOURS.get(state, ""))
     size = str(status.size) if status.size == status.target else f"{status.size}, wanted {status.target}"
     of_all = f" ({status.base + status.step:,} of all lives)" if status.base else ""
-    say(f"  workers {size}   step {status.step}{of_all}   epoch {status.epoch}   generation {status.generation}")
-    if status.leader:
+    over = status.state in OVER
+    workers = f"had {status.size} workers" if over else f"workers {size}"
+    say(f"  {workers}   step {status.step}{of_all}   epoch {status.epoch}   generation {status.generation}")
+    if status.leader and not over:
         say(f"  leader {status.leader}   term {status.term}")
     if status.horovodrun:
         say(f"  horovodrun: {status.horovodrun}")
@@ -40,10 +42,8 @@ def show_status(status: Status) -> None:
         say(f"  {status.rate.samples_s:.4g} samples/s, {1000 * status.rate.step_s:.1f} ms a step at this size")
     if status.data is not None:
         data = status.data
-        say(
-            f"  data of epoch {data.epoch}: {data.trained} of {data.total} samples trained, "
-            f"{data.leased} leased, {data.unassigned} unassigned; steps leased ahead: {data.ahead}"
-        )
+        ahead = f", {data.leased} leased, {data.unassigned} unassigned; steps leased ahead: {data.ahead}"
+        say(f"  data of epoch {data.epoch}: {data.trained} of {data.total} samples trained{'' if over else ahead}")
     if status.saving is not None:
         say(f"  checkpoints {checkpoints(status.saving)}{failed_checkpoints(status.saving.failed)}")
     if status.migration is not None:
@@ -51,7 +51,8 @@ def show_status(status: Status) -> None:
         say(f"  moving from {status.migration.host} to {to}: {moving(status)}")
     for one in status.unfit:
         say(f"  unfit: worker {one.worker} of host {one.host}: {one.reason}", "red")
-    if status.workers:
+    shown = [one for one in status.workers if not over or one.state is WorkerState.DONE]  # of the rest nothing is left
+    if shown:
         rows = [
             (
                 w.id,
@@ -62,7 +63,7 @@ def show_status(status: Status) -> None:
                 w.state.value,
                 str(w.step),
             )
-            for w in status.workers
+            for w in shown
         ]
         table(("worker", "rank", "host", "pid", "daemon", "state", "step"), rows)
 

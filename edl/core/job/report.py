@@ -14,7 +14,7 @@ from edl.core.driver import counting
 from edl.core.job.machine import JobMachine
 from edl.core.job.tallying import certain
 from edl.core.resize import migration
-from edl.protocol.job import OVER, JobState, Member, Record, SavingStatus, Stable, Status, WorkerStatus
+from edl.protocol.job import OVER, JobState, Member, Record, SavingStatus, Stable, Status, WorkerState, WorkerStatus
 
 HEARSAY_S: Final = 0.5  # for so long a new leader may hear what was on its way to the one before
 
@@ -122,9 +122,14 @@ def _worker(machine: JobMachine, record: Record, member: Member) -> WorkerStatus
         pid=identity.pid,
         daemon_pid=identity.daemon_pid,
         state=member.state,
-        step=observed.observation.step if observed else 0,
+        step=observed.observation.step if observed else _step_of_unseen(machine, member),
         usage=observed.observation.usage if observed else None,
     )
+
+
+def _step_of_unseen(machine: JobMachine, member: Member) -> int:
+    """One that is done has applied all steps, and is not watched any more."""
+    return machine.newest_step if member.state is WorkerState.DONE else 0
 
 
 def with_paces(workers: tuple[WorkerStatus, ...], paces: Mapping[str, float]) -> tuple[WorkerStatus, ...]:

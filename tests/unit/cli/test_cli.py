@@ -460,6 +460,17 @@ def test_following_ends_with_the_job(home, capsys):
     assert capsys.readouterr().out == "{}\n{}\n"
 
 
+@pytest.mark.parametrize("state", [JobState.FINISHED, JobState.FAILED, JobState.PREEMPTED])
+def test_a_job_that_is_over_shows_no_worker_that_has_none_of_its_processes_left(capsys, state):
+    first, *others = STATUS.workers
+    done = msgspec.structs.replace(first, state=WorkerState.DONE)
+    show.show_status(msgspec.structs.replace(STATUS, state=state, workers=(done, *others)))
+    shown = capsys.readouterr().out
+    assert "  had 1 workers   step 30" in shown
+    assert "leader" not in shown and "leased" not in shown
+    assert "done" in shown and "joining" not in shown
+
+
 @pytest.mark.parametrize(
     ("verdict", "line"),
     [
