@@ -89,6 +89,14 @@ def test_that_all_is_trained_is_seen_from_outside():
     assert status_of(job.machine, 1, "w0", {}).spent
 
 
+def test_who_has_come_to_the_end_is_shown_with_its_last_step():
+    job = Job()
+    job.train(1, STEPS, "w0", "w1")
+    job.ends("w0")
+    shown = {worker.id: (worker.state, worker.step) for worker in status_of(job.machine, 1, "w1", {}).workers}
+    assert shown["w0"] == (WorkerState.DONE, STEPS)
+
+
 @pytest.mark.parametrize("seen", [STEPS, STEPS - 1])
 def test_the_others_have_as_long_as_a_boot_may_take_for_their_ends(seen):
     """Also where another ring was planned, because they were not seen to have made the last step in time."""
