@@ -94,6 +94,8 @@ def lines(folder: Path) -> Iterator[list[str]]:
 
 
 def _first_line(report: Any) -> str:
+    if isinstance(report.longrepr, tuple):  # of what is skipped: where, and why
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else str(report.longrepr)
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:300]

@@ -20,7 +20,7 @@ from in_place_horovod import lines
 ROOT = Path(__file__).parent.parent
 WORKERS = 2
 TEST_S = 60  # of a test that moves nothing any more; most take less than a second
-JOB_S = 90  # for a job to begin its first test
+JOB_S = 180  # for a job to begin its first test
 ALONE_S = 20  # for a worker to end a test that has failed on the other one
 END_S = 5  # for a job to end once it is told to
 FILES = {  # and what `hvd` is in them
@@ -29,6 +29,7 @@ FILES = {  # and what `hvd` is in them
 }
 SELECTED = tuple(f"test/parallel/{name}" for name in FILES)
 COMMON = "test/utils/common.py"
+BESIDE = {"tensorflow": "test/parallel/base_test_tensorflow.py"}  # what one of them imports
 WAYS = {"torch": ("stock", "horovod", "torch"), "tensorflow": ("stock", "horovod")}
 Ends = dict[str, list[str]]  # of each test how it ended, and if it has not passed with what
 
@@ -36,21 +37,25 @@ Ends = dict[str, list[str]]  # of each test how it ended, and if it has not pass
 def compare(checkout: Path, work: Path, extra: Path, chosen: str) -> None:
     """Runs all, and prints a table for each file."""
     for file, face in FILES.items():
-        folder = prepared(checkout / "test" / "parallel" / file, checkout / COMMON, work / face)
+        folder = prepared(checkout, file, work / face)
         ends = {way: ran(folder, file, face, way, extra, chosen) for way in WAYS[face]}
         print(f"\n{file}, {WORKERS} workers\n\n{table(ends)}", flush=True)
 
 
-def prepared(test: Path, common: Path, folder: Path) -> Path:
+def prepared(checkout: Path, file: str, folder: Path) -> Path:
     """A folder for each of stock Horovod and edl, which differ in the line of the import alone."""
     shutil.rmtree(folder, ignore_errors=True)
-    text, face = test.read_text(), FILES[test.name]
+    face = FILES[file]
     for package in ("horovod", "edl"):
-        (folder / package / "utils").mkdir(parents=True)
-        shutil.copy(common, folder / package / "utils" / "common.py")
-        (folder / package / "tests").mkdir()
-        changed = text.replace(f"import horovod.{face} as hvd", f"import {package}.{face} as hvd")
-        (folder / package / "tests" / test.name).write_text(changed)
+        tests, utils = folder / package / "tests", folder / package / "utils"  # which they look for beside them
+        tests.mkdir(parents=True)
+        utils.mkdir()
+        shutil.copy(checkout / COMMON, utils)
+        for name, into in ((f"test/parallel/{file}", tests), (BESIDE.get(face, ""), utils)):
+            if name:
+                text = (checkout / name).read_text()
+                changed = text.replace(f"import horovod.{face} as hvd", f"import {package}.{face} as hvd")
+                (into / Path(name).name).write_text(changed)
     return folder
 
 
