@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import their_horovod_tests
 import their_tests
 
 
@@ -94,3 +95,47 @@ def test_each_test_ends_by_itself(tmp_path: Path) -> None:
     assert found["test_fails"][0] == "failed" and "of its own" in found["test_fails"][1]
     assert found["test_ends"][0] == "failed" and "its process ended" in found["test_ends"][1]
     assert found["test_hangs"] == ("failed", "it did not end in time")
+
+
+def test_a_test_of_horovods_passes_if_it_does_on_all_workers() -> None:
+    passed, failed, skipped = ("passed", ""), ("failed", "wrong sum"), ("skipped", "a GPU")
+    ends = [
+        their_horovod_tests.of_all(seen, hung=hung)
+        for seen, hung in (
+            ([passed, passed], False),
+            ([passed, failed], True),
+            ([passed], True),
+            ([], False),
+            ([skipped, skipped], False),
+        )
+    ]
+    assert ends == [passed, failed, ("failed", "it hung"), ("failed", "a worker ended in it"), skipped]
+
+
+def test_their_table_names_what_passes_with_stock_horovod_alone() -> None:
+    stock = {"a.py::A::one": ["passed", ""], "a.py::A::two": ["passed", ""], "a.py::A::three": ["failed", "old"]}
+    lines = their_horovod_tests.table({"stock": stock, "torch": {"a.py::A::one": ["passed", ""]}}).splitlines()
+    assert "| edl, `--ring torch` | 1 | 0 | 0 | 1 of 2 |" in lines
+    assert "- 1: failed: old (three)" in lines
+    assert lines[-1] == "- 1: lost: it was not run (two)"
+
+
+def test_only_the_import_is_another(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    for name in (*their_horovod_tests.SELECTED, their_horovod_tests.COMMON, *their_horovod_tests.BESIDE.values()):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text("import horovod.torch as hvd\nimport horovod.tensorflow as hvd\n")
+    assert not their_tests.refused("horovod", str(checkout))
+    assert their_tests.refused("horovod", "").endswith("say horovod=CHECKOUT")
+    assert their_tests.refused("ddp", str(checkout)).startswith("ddp takes no checkout")
+    folder = their_horovod_tests.prepared(checkout, "test_tensorflow.py", tmp_path / "there")
+    for package in ("horovod", "edl"):
+        for name in ("tests/test_tensorflow.py", "utils/base_test_tensorflow.py"):
+            written = (folder / package / name).read_text()
+            assert written == f"import horovod.torch as hvd\nimport {package}.tensorflow as hvd\n"
+
+
+def test_what_workers_tell_is_read_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").write_text('["a", "begun", ""]\n["a", "failed", "x"]\n["a", "ov')
+    (tmp_path / "2.jsonl").write_text('["a", "begun", ""]\n["b", "begun", ""]\n')
+    assert their_horovod_tests.ended(tmp_path, hung=True) == {"a": ["failed", "x"], "b": ["failed", "it hung"]}
