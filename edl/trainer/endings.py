@@ -138,6 +138,17 @@ def line_of(error: BaseException) -> str:
     return ""
 
 
+_forking = threading.local()  # of each thread that forks: the signals that it held back before
+
+
+def _hold_sigterm() -> None:
+    _forking.held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _take_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.held)
+
+
 class Interruption:
     """Of a script whose job is gone, to be gone on with, and that does not hear of it: it evaluates, say, or waits.
 
@@ -156,12 +167,15 @@ class Interruption:
         """From now on `handler` has the signal, and calls `take_signal`. In the main thread."""
         self._handler = handler
         signal.signal(signal.SIGTERM, handler)
-        ownership.in_children(self._leave_signal)
+        os.register_at_fork(before=_hold_sigterm, after_in_parent=_take_sigterm, after_in_child=self._leave_sigterm)
 
-    def _leave_signal(self) -> None:
-        """In a forked child SIGTERM does what it did before `mind`, unless the script has a handler of its own."""
+    def _leave_sigterm(self) -> None:
+        """In a forked child it does what it did before `mind`, unless the script has a handler of its own. One that has
+        come before now comes now: Python forgets what its handlers were to hear in a child that begins.
+        """
         if self._is_minded():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _take_sigterm()
 
     def begin(self, reason: str) -> None:
         """Any thread; comes back at once. Harmless twice."""

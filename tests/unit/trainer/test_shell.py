@@ -13,7 +13,7 @@ import pytest
 
 from edl.core.worker.inputs import OrdersRead, SetWeight
 from edl.core.worker.states import TrainerState
-from edl.errors import RingBroken
+from edl.errors import FAULT, RingBroken, UsageError
 from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
 from edl.protocol.link import Broke, Entered, Prepared
 from edl.protocol.ring import Place
@@ -400,3 +400,104 @@ def test_what_cannot_be_prepared_is_told_with_its_reason() -> None:
     await_prepared(shell)
     assert shell.link.sent[-1] == Prepared(4, "no route to host")  # type: ignore[attr-defined]
     assert shell.machine.state is TrainerState.TRAINING
+
+
+# ------------------------------------------------------------------------- a ring that raises what is no broken ring
+
+ERRORS = [ValueError("no such numbers"), RuntimeError("no more\nof it"), MemoryError()]
+FAULTS = ["ValueError: no such numbers", "RuntimeError: no more", "MemoryError"]
+raising = pytest.mark.parametrize(("error", "said"), [*zip(ERRORS, FAULTS, strict=True)])
+
+
+def break_at(ring: FakeRing, call: str, error: BaseException) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    setattr(ring, call, fails)
+
+
+@raising
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_a_ring_raises_while_it_is_prepared_is_told_and_training_goes_on(error: Exception, said: str) -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    break_at(trains(shell), "prepare", error)
+    hears_of_ring(shell, 4, version=2)
+    await_prepared(shell)
+    assert shell.link.sent[-1] == Prepared(4, FAULT + said)  # type: ignore[attr-defined]
+    assert shell.machine.state is TrainerState.TRAINING
+
+
+def test_where_no_thread_can_be_begun_for_it_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    trains(shell)
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        hears_of_ring(shell, 4, version=2)
+    assert shell.link.sent[-1] == Prepared(4, f"{FAULT}RuntimeError: can't start new thread")  # type: ignore[attr-defined]
+    hears_of_ring(shell, 5, version=3)
+    await_prepared(shell)
+    assert shell.link.sent[-1] == Prepared(5)  # type: ignore[attr-defined]
+
+
+@raising
+@pytest.mark.parametrize("call", ["enter", "largest", "leave"])
+def test_what_a_ring_raises_on_the_way_into_it_is_told_and_another_one_is_waited_for(
+    call: str, error: Exception, said: str
+) -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    break_at(shell._framework.ring, call, error)  # type: ignore[arg-type]
+    goes(shell, Assignment(Place(4, 0, 2, "w"), None, 0))
+    assert shell.link.sent[-1] == Broke(4, 70, FAULT + said)  # type: ignore[attr-defined]
+
+
+def test_what_adopting_raises_is_told() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+    hears_of_ring(shell, 4, version=2)
+    await_prepared(shell)
+    break_at(ring, "adopt", ValueError())
+    shell.machine.state = TrainerState.BETWEEN
+    planned = msgspec.structs.replace(orders(Assignment(Place(4, 0, 1, "w"), 70, 0, prepared=True)), version=3)
+    with contextlib.suppress(Waits):
+        shell.hear(OrdersRead(planned))
+    assert shell.link.sent[-1] == Broke(4, 70, f"{FAULT}ValueError")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("call", ["abort", "release"])
+def test_what_giving_up_a_ring_raises_does_not_end_the_link_to_the_daemon(call: str) -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+    hears_of_ring(shell, 4, version=2)
+    await_prepared(shell)
+    break_at(ring, call, ValueError())
+    forced = msgspec.structs.replace(orders(Assignment(Place(5, 0, 2, "w"), None, 0)), version=3)
+    shell.take_news(forced)
+    assert shell.machine.orders is forced
+
+
+@pytest.mark.parametrize("call", ["enter", "largest", "leave"])
+def test_an_interrupt_or_what_the_script_did_wrong_ends_the_script(call: str) -> None:
+    for error in (KeyboardInterrupt(), UsageError("a lazy module")):
+        shell = seated(Members(1), 0, 70, 3)
+        break_at(shell._framework.ring, call, error)  # type: ignore[arg-type]
+        with pytest.raises(type(error)):
+            goes(shell, Assignment(Place(4, 0, 2, "w"), None, 0))
+
+
+@pytest.mark.parametrize(
+    ("generation", "newcomers", "trial"), [(2, 1, True), (2, 0, False), (0, 1, False)], ids=["survivor", "none", "new"]
+)
+def test_a_ring_with_newcomers_is_on_trial_for_the_others_until_its_first_step(
+    generation: int, newcomers: int, trial: bool
+) -> None:
+    shell = seated(Members(1), 0, 70, generation)
+    shell.machine.rehearsed = True
+    goes(shell, Assignment(Place(3, 0, 2, "w"), None, newcomers))
+    assert shell.machine.generation == 3
+    assert shell.machine.on_trial is trial
+    shell.count.step += 1
+    assert not shell.machine.on_trial

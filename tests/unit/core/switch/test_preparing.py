@@ -255,3 +255,29 @@ def test_one_that_changes_its_mind_before_the_step_is_announced_stops_no_member(
     assert (plan(job), prepared(job)) == (None, None)
     states = {member.identity.id: member.state for member in job.machine.record.members}
     assert states == {"a": WorkerState.TRAINING, "b": WorkerState.TRAINING, "c": WorkerState.READY}
+
+
+FAULT = "an error that is no broken ring: MemoryError"
+
+
+def test_what_a_member_that_trains_raises_puts_the_switch_off_for_good_and_is_no_newcomers_fault() -> None:
+    """Formed in line, after the others have left their ring for it, it would be raised there."""
+    job = with_newcomers("c", prepares=True)
+    for _ in range(5):
+        assert prepared(job) is not None
+        says(job, "a", failure=FAULT)
+        job.pass_time(job.machine.lead_times.torn_s)
+        assert (plan(job), prepared(job)) == (None, None), "though the others have not said anything yet"
+        job.pass_time(job.machine.lead_times.lease_s)
+    assert unfit(job) == []
+    [told] = [tell.fact for tell in job.told if isinstance(tell.fact, SwitchPutOff)]
+    assert f"a says {FAULT}" in told.reason
+
+
+def test_a_newcomer_that_raises_what_those_that_train_do_is_unfit() -> None:
+    job = with_newcomers("c", prepares=True)
+    for _ in range(2):
+        says(job, "a", "b", "c", failure=FAULT)
+        job.pass_time(job.machine.lead_times.lease_s)
+    assert unfit(job) == [("c", FAULT)]
+    assert plan(job) is None

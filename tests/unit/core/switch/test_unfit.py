@@ -526,3 +526,31 @@ def test_however_a_bad_worker_shows_it_is_found_and_no_other_is(seed: int) -> No
 
 def _addresses(names: list[str]) -> dict[str, str]:
     return {name: f"10.0.0.{number}" for number, name in enumerate(names)}
+
+
+FAULT = "the gradients were not averaged: an error that is no broken ring: ValueError: no such numbers"
+
+
+def test_what_those_who_trained_raise_in_a_ring_with_a_newcomer_is_held_against_the_newcomer() -> None:
+    """Once, and once more alone with them. The others have waited for the one that raises it, and know of nothing."""
+    job = training(2)
+    job.ready("n1")
+    for _ in range(2):
+        assert job.roster == ("w0", "w1", "n1")
+        job.fail(w0=FAULT)
+        assert job.roster == ("w0", "w1")
+        job.train()
+        job.feed(TimePassed())
+    assert job.unfit() == [("n1", f"with it w0 meets {FAULT}")]
+    assert job.members == {"w0", "w1"}
+
+
+def test_what_a_member_raises_without_any_newcomer_is_its_own() -> None:
+    job = training(3)
+    job.feed(Vanished("w2", "gone"))
+    for _ in range(2):
+        assert job.roster == ("w0", "w1")
+        job.fail(w0=FAULT)
+    assert job.roster == ("w1",)
+    job.train()
+    assert job.unfit() == [("w0", FAULT)]
