@@ -110,7 +110,7 @@ class TensorFlowFramework:
 
     def _comes_late(self, trainer: StepPort) -> bool:
         """All that was wrapped before the first step begins equal on all members of the ring."""
-        return bool(trainer.committed) and self.ring.size > 1 and tf.executing_eagerly()
+        return self.ring.size > 1 and tf.executing_eagerly() and trainer.committed > 0
 
     def _make_equal(self, trainer: StepPort, wrapped: list[tuple[str, Any]]) -> None:
         variables = EagerVariables(wrapped)
