@@ -108,8 +108,6 @@ class Pass:
             return batch
         awaited = self._lease  # its other steps need no waiting for
         while True:
-            if self.epoch is None:
-                self._find_epoch()
             with self._lock:
                 self._check_current()
                 step = self._coming_step

@@ -74,6 +74,26 @@ class Evaluates:
         self.results = [*self.results, (b"",)]
 
 
+class Shards:
+    """Of a script that has had so many steps in its pass, and goes on in those of another one that it joins."""
+
+    def __init__(self) -> None:
+        self.steps = 1
+        self.joined: list[tuple[int, int | None, PassSoFar]] = []
+
+    def so_far(self, step: int) -> PassSoFar:
+        return PassSoFar(self.steps)
+
+    def join(self, after: int, epoch: int | None, so_far: PassSoFar) -> None:
+        self.joined.append((after, epoch, so_far))
+
+    def pass_over(self, done: int, step: int) -> bool:
+        return True
+
+    def redeliver(self, more: int = 0) -> bool:
+        return True
+
+
 class Worker:
     """What it does at the ends of its mini-batches, with the parts that this goes through."""
 
@@ -86,6 +106,8 @@ class Worker:
         rates: Any = SimpleNamespace(count=lambda: None, tune=lambda: None, follow=lambda: None, rehearse=lambda: None)
         resuming = Resuming(self.framework, self.extras, self.shell)
         self.samples = Samples(self.shell, leases, rates, resuming)
+        self.shards = Shards()
+        self.samples.shards = untyped(self.shards)
         self.ends = BatchEnds(
             framework=self.framework,
             shell=self.shell,
@@ -123,18 +145,14 @@ def survivor(newest: int = STEP) -> Worker:
 
 
 def newcomer(told: Worker) -> tuple[list[int], Worker]:
-    """Of which epoch its pass is what the others leave of theirs, and itself."""
-    worker, rest = Worker(), []  # type: Worker, list[int]
-
-    def join(after: int, epoch: int | None, so_far: PassSoFar) -> None:
-        assert after == STEP
-        rest.extend([] if epoch is None else [epoch])
-
-    worker.samples.shards = untyped(SimpleNamespace(join=join, so_far=lambda step: PassSoFar()))
+    """Of which epoch its pass is what is left of the others', and itself."""
+    worker = Worker()
     worker.shell.rehearsals.add(1)
     worker.extras._put(STANDING, told.extras._get(STANDING))
     worker.shell.state_came()
-    return rest, worker
+    [(after, epoch, so_far)] = worker.shards.joined
+    assert (after, so_far) == (STEP, told.shards.so_far(STEP))
+    return [] if epoch is None else [epoch], worker
 
 
 def test_while_the_others_stand_between_two_epochs_it_goes_there() -> None:
@@ -147,6 +165,15 @@ def test_once_the_others_have_begun_the_next_epoch_it_does_not_end_the_one_befor
     other = survivor()
     other.fails()
     assert not other.end_batch()
+    rest, _ = newcomer(other)
+    assert rest == []
+
+
+def test_once_the_others_have_left_their_pass_it_is_in_the_one_that_follows() -> None:
+    """Over a prepared loader a step may end after what lies between two passes: that is done, and comes with it."""
+    other = Worker()
+    other.machine.step, other.shards.steps = STEP - 1, 0
+    assert other.end_batch()
     rest, _ = newcomer(other)
     assert rest == []
 
