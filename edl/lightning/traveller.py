@@ -71,6 +71,10 @@ class Traveller(LoopState):
 
     def _take_callbacks(self, states: Mapping[str, Any]) -> None:
         for callback in self._trainer.callbacks:
+            if hasattr(
+                callback, "already_saved"
+            ):  # that of LightningCLI's configuration: the first worker has it on disk
+                callback.already_saved = True  # else a newcomer asks the others about it as `test` begins
             state = states.get(callback.state_key)
             if state is None:
                 continue

@@ -180,7 +180,7 @@ class RingWords:
             raise UsageError(self._apart)
         _packed(says())
         told = [msgspec.msgpack.decode(one) for one in ask(Saying(name, says))]
-        if names := {one[0] for one in told} - {name}:
+        if names := {one[0] if isinstance(one, list) else "an evaluation" for one in told} - {name}:
             raise UsageError(
                 f"between two mini-batches this worker has called {name}, and another one {', '.join(sorted(names))}: "
                 "all workers must call the same collectives in the same order"

@@ -32,7 +32,9 @@ def forked(act):
 
 
 def run(script: str) -> tuple[int, list[str], str]:
-    done = subprocess.run([sys.executable, "-c", SCRIPT.format(script)], capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(script)], capture_output=True, text=True, check=False, timeout=50
+    )
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 

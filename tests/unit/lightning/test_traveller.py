@@ -13,7 +13,7 @@ from edl.lightning.traveller import Traveller
 from edl.torch.loop_steps import StepEnd
 
 
-def traveller(callback: ModelCheckpoint) -> Any:
+def traveller(callback: pl.Callback) -> Any:
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[callback])
     trainer.strategy.connect(pl.LightningModule())
     return Traveller(trainer, Counters(trainer.fit_loop), lambda: StepEnd.COUNTED)
@@ -39,3 +39,17 @@ def test_the_best_checkpoints_are_the_others_ones() -> None:
     assert newcomers.dirpath == "/shared/first"
     assert newcomers.state_dict() == others.state_dict()
     assert newcomers.best_model_path == "/shared/first/b.ckpt"
+
+
+class SaveConfig(pl.Callback):  # type: ignore[misc] # a package without types
+    """As that of LightningCLI."""
+
+    already_saved = False
+
+
+def test_the_configuration_that_the_first_worker_has_written_is_written() -> None:
+    """Else a newcomer would ask the others about it as `test` begins, and they are at their evaluation there."""
+    others, newcomers = SaveConfig(), SaveConfig()
+    others.already_saved = True
+    traveller(newcomers).take(dict(traveller(others)))
+    assert newcomers.already_saved

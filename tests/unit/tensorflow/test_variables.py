@@ -9,7 +9,7 @@ import keras
 from edl.tensorflow.variables import has_all
 
 
-class Both(keras.Model):
+class Both(keras.Model):  # type: ignore[misc] # a package without types
     """The script calls its parts, and never itself."""
 
     def __init__(self, *parts: Any) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from breaking_rings import Fault, Member, Net, faults_of, play
@@ -144,3 +145,12 @@ def test_workers_that_call_different_things_are_told_so() -> None:
     worker.evaluations.take(worker.committed, [(b"\x92\xa9broadcast\xc0",)])  # what another one has called there
     with pytest.raises(UsageError, match="this worker has called barrier, and another one broadcast"):
         worker.words.meet()
+
+
+def test_a_worker_that_asks_while_another_one_evaluates_is_told_so() -> None:
+    def ask(_work: Any) -> tuple[bytes, ...]:
+        return (msgspec.msgpack.encode({"logged": 1}),)
+
+    words = RingWords(SimpleNamespace(ring=None), SimpleNamespace(rank=int, size=lambda: 2), lambda: ask)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="called broadcast, and another one an evaluation"):
+        words.told(True, 0)
