@@ -151,6 +151,6 @@ def test_a_worker_that_asks_while_another_one_evaluates_is_told_so() -> None:
     def ask(_work: Any) -> tuple[bytes, ...]:
         return (msgspec.msgpack.encode({"logged": 1}),)
 
-    words = RingWords(SimpleNamespace(ring=None), SimpleNamespace(rank=int, size=lambda: 2), lambda: ask)  # type: ignore[arg-type]
+    words = RingWords(SimpleNamespace(ring=None), SimpleNamespace(rank=int, size=lambda: 2), lambda: ask)
     with pytest.raises(UsageError, match="called broadcast, and another one an evaluation"):
         words.told(True, 0)
