@@ -50,7 +50,7 @@ from edl.host import horovodrun_env
 from edl.host.credentials import coordinator_of
 from edl.host.network import address_of
 from edl.host.processes import watch_exit
-from edl.launch.output import LinePrefixer, Printer, forward_file
+from edl.launch.output import LinePrefixer, LineTarget, Printer, ToldOnce, forward_file
 from edl.launch.records import OVER
 from edl.protocol.driver import Ask, Word
 from edl.protocol.job import Status, WorkerState
@@ -151,7 +151,9 @@ class StandIn:
     def _adopt(self, pid: int, outputs: Sequence[IO[bytes]], status: Callable[[], int]) -> None:
         self._trainer = pid
         self._forwards = [
-            asyncio.create_task(forward_file(stream, LinePrefixer(""), self._printer, [outlet]))
+            asyncio.create_task(
+                forward_file(stream, LinePrefixer(""), self._printer, LineTarget(outlet, (), ToldOnce()))
+            )
             for stream, outlet in zip(outputs, self._outlets, strict=True)
         ]
         watch_exit(pid, lambda _: self._inbox.put_nowait(TrainerEnded(status())))

@@ -187,9 +187,9 @@ LONG = msgspec.structs.replace(SPEC, epochs=9)  # epochs of one step
 
 def broken_off(until: int) -> Account:
     """Two read three epochs ahead, one of them is lost in the first step, and the other trains on up to a step."""
-    read = [Sat(1, 0, 0, 2), *(given(step, (0, 4), epoch=step - 1, spec=LONG) for step in range(1, 5))]
-    lost = [Sat(1, 0, 1, 2), given(1, (4, 8), spec=LONG)]
-    on = [Sat(2, 0, 0, 1), *(Committed(2, step) for step in range(1, min(until, 4) + 1))]
+    read: list[Line] = [Sat(1, 0, 0, 2), *(given(step, (0, 4), epoch=step - 1, spec=LONG) for step in range(1, 5))]
+    lost: list[Line] = [Sat(1, 0, 1, 2), given(1, (4, 8), spec=LONG)]
+    on: list[Line] = [Sat(2, 0, 0, 1), *(Committed(2, step) for step in range(1, min(until, 4) + 1))]
     for step in range(5, until + 1):
         on += [given(step, (0, 8), epoch=step - 1, spec=LONG), Committed(2, step)]
     return account([audit("a", *read, *on, spec=LONG), audit("b", *lost, spec=LONG)])

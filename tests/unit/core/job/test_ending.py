@@ -93,8 +93,10 @@ def test_who_has_come_to_the_end_is_shown_with_its_last_step():
     job = Job()
     job.train(1, STEPS, "w0", "w1")
     job.ends("w0")
-    shown = {worker.id: (worker.state, worker.step) for worker in status_of(job.machine, 1, "w1", {}).workers}
-    assert shown["w0"] == (WorkerState.DONE, STEPS)
+    job.ends("w1")
+    from_record = JobMachine(job.machine.record, job.machine.lead_times)  # no leader is left who has seen them
+    shown = [(worker.state, worker.step) for worker in status_of(from_record, 1, "w1", {}).workers]
+    assert shown == 2 * [(WorkerState.DONE, STEPS)]
 
 
 @pytest.mark.parametrize("seen", [STEPS, STEPS - 1])
