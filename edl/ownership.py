@@ -1,7 +1,7 @@
 """Which process owns what edl keeps: the one that has called `init()`, and none of the children that it forks.
 
-A forked child has copies of the parent's handlers, of what is to be done at its end, and of its connections. Used there,
-they would end the parent's ring, or keep the child from ending.
+A forked child has copies of the parent's handlers, of what is to be done at its end, and of its connections. Used in
+the child, they would end the parent's ring, or keep the child from ending.
 
 Owns: what is done at the end of the owner alone, and what a child does as it begins. Does not own: any of those acts.
 """

@@ -257,7 +257,10 @@ def _dense_begun(groups: ProcessGroups, bucket: _Bucket, gradients: list[torch.T
     """How it is done goes by the bucket, which is the same on all workers. A sum that is divided by the size must have
     room.
     """
-    size, copied = groups.place.size, len(bucket.parameters) > 1 or not gradients[0].is_contiguous() or gradients[0].is_conj()
+    size, copied = (
+        groups.place.size,
+        len(bucket.parameters) > 1 or not gradients[0].is_contiguous() or gradients[0].is_conj(),
+    )
     divided_after = len(bucket.parameters) > 1 and bucket.parameters[0].dtype in {torch.float32, torch.float64}
     together = bucket.together(gradients) if copied else gradients[0]
     scale(together, bucket.factor if divided_after else bucket.factor / size)

@@ -345,7 +345,8 @@ class Reducer:
             try:
                 begin(parameter, parameter.grad, name, self._factor)  # type: ignore[arg-type] # autograd has put it there
             except Exception as error:
-                self._fail(error)
+                if not self._voids(error):
+                    raise
 
         return ready
 
@@ -412,7 +413,8 @@ class Reducer:
         try:
             act()
         except Exception as error:
-            self._fail(error)
+            if not self._voids(error):
+                raise
 
     def _blank(self) -> None:
         """What a failed collective has left may be anything, and a script that looks at norms must not stumble. Anew,
@@ -422,12 +424,17 @@ class Reducer:
             if parameter.grad is not None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    def _fail(self, error: Exception) -> None:
-        """In the handler of `error`, which is raised again where it says nothing of the ring."""
-        if not isinstance(error, RingBroken):
-            if not is_fault(self._ring, error):
-                raise
-            error = RingFault.of(error)
+    def _voids(self, error: Exception) -> bool:
+        """The mini-batch is void for what was raised by its collectives. False: that is the script's to see."""
+        if isinstance(error, RingBroken):
+            self._fail(error)
+        elif is_fault(self._ring, error):
+            self._fail(RingFault.of(error))
+        else:
+            return False
+        return True
+
+    def _fail(self, error: RingBroken) -> None:
         self._reducing, self._straight = False, -1
         self._ring.is_failure(error)  # so that the ring is cut, not left by an agreement that its dead cannot join
         self._trainer.void(RingBroken(f"the gradients were not averaged: {error}"))

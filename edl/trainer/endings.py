@@ -222,7 +222,9 @@ def leave_on_sigterm(leave: Callable[[], object], interruption: Interruption) ->
     owner = os.getpid()
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if os.getpid() != owner:  # by a handler of the script's, which hands the signal on in a child that it has forked
+        if (
+            os.getpid() != owner
+        ):  # by a handler of the script's, which hands the signal on in a child that it has forked
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
             return

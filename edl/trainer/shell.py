@@ -397,7 +397,9 @@ class WorkerShell:
         except RingBroken as error:
             return RingFailed(str(error))
         except Exception as error:
-            return self._failed_by(error)
+            if isinstance(error, EdlError):
+                raise
+            return _failed_by(error)
         self._moments.append(time.monotonic())
         return RingFormed()
 
@@ -427,21 +429,15 @@ class WorkerShell:
         else:
             ring.enter(place, self.step_timeout_s)
 
-    def _failed_by(self, error: Exception) -> RingFailed:
-        """In the handler of an `error` that is no broken ring, met on the way into one: another may do without it."""
-        if isinstance(error, EdlError):
-            raise
-        fault = RingFault.of(error)
-        logger.warning("a ring was not entered: %s", fault, exc_info=error)
-        return RingFailed(str(fault))
-
     def _agree(self, vote: Vote) -> Input:
         try:
             return VotesHeard(Vote(*self._framework.ring.largest(vote)))
         except RingBroken as error:
             return RingFailed(self._why(error))
         except Exception as error:
-            return self._failed_by(error)
+            if isinstance(error, EdlError):
+                raise
+            return _failed_by(error)
 
     def _fetch(self, command: FetchState) -> Input:
         self.copier.finish()
@@ -570,9 +566,16 @@ class WorkerShell:
                 raise RingBroken("Horovod's ring is given up, and with it this iteration over the data")
 
 
+def _failed_by(error: Exception) -> RingFailed:
+    """Of an error that is no broken ring, met on the way into a ring: another ring may not meet it."""
+    fault = RingFault.of(error)
+    logger.warning("a ring was not entered: %s", fault, exc_info=error)
+    return RingFailed(str(fault))
+
+
 def _let_go(act: Callable[[], object]) -> None:
-    """Of a ring that is left, or that nobody wants. What is left of it where that fails, the next one meets: it does
-    not form then. Its members wait for a bounded time, and this trainer's link to its daemon goes on.
+    """Leave a ring, or give it up. An error in that ends neither the script nor the link to the daemon: if the ring's
+    library is of no use any more, forming the next ring fails, which is told.
     """
     try:
         act()

@@ -24,7 +24,11 @@ class FaultyJob(Job):
     def __init__(self, edl: Any, out: Any, ring: str, restarts: int) -> None:
         out.mkdir(parents=True)
         self.faults = out / "faults"
-        environ = {"EDL_RING": ring, "EDL_TEST_FAULTS": str(self.faults), "EDL_MAX_RESTARTS": str(restarts)}
+        environ: dict[str, Any] = {
+            "EDL_RING": ring,
+            "EDL_TEST_FAULTS": str(self.faults),
+            "EDL_MAX_RESTARTS": str(restarts),
+        }
         super().__init__(edl, out, 2, script=("torch_faulty.py",), EDL_SESSION_TIMEOUT="5", **environ)
         self.first = {worker["id"] for worker in self.wait_size(2)["workers"]}
 

@@ -8,7 +8,8 @@ A ring that fails says little: all its members fail with it. So three things are
 
 - **what each says**. If few say something of their own ("no route to host"), they are to blame. Others name a peer that
   they could not reach: to blame is the worker in most of such pairs, a newcomer before those that were in a ring
-  together. What one of those raises that is no broken ring, it raises for the newcomers. "Not all came", "reset by peer" and the like are what every member says, and point at none;
+  together. An error that is no broken ring, where one of those meets it, is held against the newcomers. "Not all
+  came", "reset by peer" and the like are what every member says, and point at none;
 - **which are new**. Those of the ring before go back to it at once, without the newcomers that came to nothing with
   them. Each newcomer is tried once more, alone, when the others train again. Failing twice makes a worker unfit, once
   the others have a ring without it: if one of them turns out to be gone instead, that may have been the reason, and no
@@ -98,7 +99,8 @@ class Judgement:
 def is_own(reason: str) -> bool:
     """A member says something that the others would not say of the same failure."""
     said = reason.lower()
-    return is_fault(reason) or bool(said) and not unreachable(reason) and not any(words in said for words in EVERYBODY_SAYS)
+    common = not said or unreachable(reason) or any(words in said for words in EVERYBODY_SAYS)
+    return is_fault(reason) or not common
 
 
 def is_fault(reason: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -36,11 +37,10 @@ signals: list[int] = []
 signal.signal(signal.SIGUSR1, lambda number, _: signals.append(number))
 inputs, targets = torch.from_numpy(task.INPUTS), torch.from_numpy(task.TARGETS)
 torch.manual_seed(1)
-model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+model: Any = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
 optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-if not options.plain:
-    import edl.torch as edl
-
+edl: Any = None if options.plain else importlib.import_module("edl.torch")
+if edl is not None:
     edl.init()
     optimizer = edl.Optimizer(optimizer, model=model)
 
@@ -84,7 +84,7 @@ def squared(number: int) -> int:
 
 def exits_of_children() -> list[int]:
     def fails() -> None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - its traceback
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - its traceback is of no use
         raise OSError("full")
 
     acts: list[Callable[[], object]] = [lambda: None, lambda: sys.exit(3), fails, lambda: os._exit(4)]
@@ -109,7 +109,9 @@ def pools() -> list[Any]:
 
 
 def other_programs() -> list[Any]:
-    said = subprocess.run([sys.executable, "-c", "print('hello'); raise SystemExit(5)"], capture_output=True, check=False)
+    said = subprocess.run(
+        [sys.executable, "-c", "print('hello'); raise SystemExit(5)"], capture_output=True, check=False
+    )
     child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({WAIT_S})"])
     child.terminate()
     return [said.stdout.decode(), said.returncode, child.wait(WAIT_S / 2)]
@@ -208,11 +210,11 @@ def calls_in_children() -> list[Any]:
     reader, writer = os.pipe()
 
     def asks() -> None:
-        said = [edl.rank() == rank, edl.size() == size, edl.step() == step]
+        said: list[Any] = [edl.rank() == rank, edl.size() == size, edl.step() == step]
         for call in (edl.notify_batch_end, lambda: edl.evaluate(len, 4, 2), edl.init, lambda: edl.report(loss=1.0)):
             with contextlib.suppress(edl.errors.UsageError):
                 call()
-                said.append(call)  # type: ignore[arg-type] # which JSON refuses
+                said.append(call)  # which JSON refuses
         try:
             edl.notify_batch_end()
         except edl.errors.UsageError as error:
