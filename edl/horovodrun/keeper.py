@@ -68,6 +68,11 @@ async def start_keeper(settings: Settings, interface: str, command: Sequence[str
     raise ConfigError(f"the job's coordinator does not start: {words} (log: {log})")
 
 
+def _say(line: str) -> None:
+    """It has no terminal: its log is what it writes to."""
+    sys.stderr.write(f"edl: {line}\n")
+
+
 def _log(settings: Settings) -> Path:
     """Beside the job's folder, which is made anew by the process that claims the name."""
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -105,7 +110,7 @@ class Keeper:
         store = await connecting.connect(coordinator, self._settings.session_timeout_s)
         try:
             async with JobClient(coordinator, self._record.job, self._settings.secret()) as client:
-                watch = JobWatch(client, self._folder, self._seen)
+                watch = JobWatch(client, self._folder, self._seen, _say)
                 watching = asyncio.create_task(watch.run())
                 try:
                     return await self._until_over(store, watch)
