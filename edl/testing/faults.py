@@ -20,7 +20,8 @@ class SimFault(StrEnum):
     KILL = "kill a trainer"  # its daemon tells
     VANISH = "vanish"  # host and all: only the session's end tells
     KILL_WORKER = "kill a worker"  # trainer and daemon at once: another daemon of its host tells, if there is one
-    STALL = "stall"  # a trainer hangs; its daemon lives
+    STALL = "stall"  # a trainer hangs: asleep, stopped, or without samples; its daemon lives
+    STRAY = "stray"  # a script waits for a collective that the others' scripts do not come to, and does so again
     DEAFEN = "deafen"  # the word reaches one worker late
     CHANGE_LEADER = "change leader"  # another takes over; the old one does not know it yet, and goes on talking
     CRASH_LEADER = "crash leader"  # what it was about to write is lost, or is written and not told
@@ -91,6 +92,7 @@ STRIKES: Final = (
     SimFault.LEAVE,
     SimFault.RENEW_DAEMON,
 )
+ANYWHERE: Final = (Moment.SITTING, Moment.STEPPING, Moment.LAST_STEP, Moment.SWITCHING, Moment.LEAVING)
 AROUND: Final = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, SimFault.SCALE)
 
 
@@ -116,6 +118,12 @@ def draw_sending(source: random.Random) -> list[Planned]:
     kinds = (SimFault.CUT_STATE, *STRIKES, *AROUND)
     count = source.choice((0, 1, 1, 2))
     return [Planned(source.choice(kinds), Moment.SENDING, source.randint(1, 4)) for _ in range(count)]
+
+
+def draw_strays(source: random.Random) -> list[Planned]:
+    """In few jobs: scripts that do not do the same as those of the others."""
+    count = source.choice((0, 0, 0, 0, 0, 0, 1, 2))
+    return [Planned(SimFault.STRAY, source.choice(ANYWHERE), source.randint(1, 8)) for _ in range(count)]
 
 
 def draw_saved(source: random.Random) -> list[Planned]:

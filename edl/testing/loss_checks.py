@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+from edl.core.job.deadlines import INSTEAD
+from edl.core.worker.account import TrainerAccount
 from edl.protocol.job import OVER, Gone, Record, WorkerState
 from edl.protocol.messages import Phase
 from edl.testing.worker import SimWorker
@@ -39,7 +41,7 @@ class LossChecks:
             return
         others = (self._job.workers[one] for one in before.roster if one != worker.id)
         accounts = ((one.step, one.account) for one in others)
-        waited = [at for at, told in accounts if (told.phase, told.generation) == (Phase.BROKEN, before.generation)]
+        waited = [at for at, told in accounts if _was_failed(told, before.generation)]
         if waited and worker.step > max(waited):
             self._violated("I5", f"{worker.id} is lost for step {max(waited) + 1}, which it has made: {gone.reason}")
 
@@ -53,7 +55,8 @@ class LossChecks:
             self._violated("I5", f"step {worker.step} goes with {worker.id}, which is well: {gone.reason}")
 
     def _hangs(self, worker: SimWorker, gone: Gone) -> None:
-        if "hangs" in gone.reason and worker.alive and not worker.is_odd:  # the dead do until their sessions end
+        given_up = "hangs" in gone.reason or INSTEAD in gone.reason
+        if given_up and worker.alive and not worker.is_odd:  # the dead do until their sessions end
             self._violated("I12", f"{worker.id} is given up as one that hangs: {gone.reason}")
 
     @staticmethod
@@ -62,3 +65,9 @@ class LossChecks:
 
     def _violated(self, invariant: str, complaint: str) -> NoReturn:
         self._job.checks.violated(invariant, complaint)
+
+
+def _was_failed(told: TrainerAccount, generation: int) -> bool:
+    """By the ring of `generation`, as its daemon knows: its script may be in that mini-batch still."""
+    void = told.void is not None and told.void.generation == generation
+    return void or (told.phase, told.generation) == (Phase.BROKEN, generation)

@@ -1,5 +1,8 @@
 """Simulated rings that stand: their members reduce in lockstep, step after step, and find out that one is gone.
 
+A ring has no time-out. Each trainer has a clock of its own (`edl.trainer.watching`): the first that has waited for too
+long gives the ring up, and the others find it broken.
+
 Owns: what Horovod and gloo do between trainers, and what each has of a step: samples, the mean of all, a portion of a
 state. Does not own: how a ring comes to stand (`edl.testing.meetings`, `edl.testing.beginnings`), nor what a trainer
 does about one that broke (`edl.testing.shells`).
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING
 from edl.core.worker.inputs import BatchBegins, CopyState, StateCopied
 from edl.core.worker.states import TrainerState
 from edl.protocol.data import DataSpec
+from edl.protocol.messages import GRADIENTS
 from edl.testing.faults import Moment
 from edl.testing.models import mean, of_own, of_sample
 from edl.testing.worker import SimWorker
@@ -26,9 +30,11 @@ STEP_S = 0.01
 LONG_STEP = 3  # times as long
 NOTICED_S = 1.4 * (1 + LONG_STEP) * STEP_S  # at most, from a member's end until those that have samples find it
 STEP_TIMEOUT_S = 0.3
+SETTLED_S = STEP_TIMEOUT_S / 32  # who has waited for longer was not about to be through
 AWAITED_S = STEP_TIMEOUT_S / 2  # what a script does between two steps takes no longer, where others may wait for it
 AHEAD_S = 1.5 * STEP_TIMEOUT_S  # nor for so much longer where they have given up, and wait for it at the next ring
 TAKE_TIME = 0.5  # of the times that some are
+ELSEWHERE = "a collective of its own"
 
 
 class SimRing:
@@ -38,6 +44,7 @@ class SimRing:
         self.generation = generation
         self.members = members
         self.armed = False  # its next step is about to be taken
+        self.waiting: dict[str, float] = {}  # since when those wait that have come to its step, and others have not
         self.tarries = False  # it is broken, and some have taken their time to notice
         self.timed_out = False  # it is broken, and some of its members may not notice soon
 
@@ -73,15 +80,18 @@ class Rings:
 
     def _step(self, ring: SimRing) -> None:
         ring.armed = False
-        here = [w for w in ring.members if w.alive and w.sits and w.generation == ring.generation]
+        here = [w for w in ring.members if w.alive and w.sits and w.generation == ring.generation and not w.is_void]
         able = [w for w in here if w.doing is TrainerState.TRAINING and not w.stalled]
         late = [w for w in ring.members if w not in here and self.job.beginnings.awaits(w, ring)]
         whole = len(here) + len(late) == len(ring.members)
         supplied, busy = [], [worker for worker in able if worker.busy_until > self.job.now]
+        astray = [worker for worker in able if worker.astray and worker not in busy]
+        if len(astray) == len(ring.members):  # then they come to the same
+            astray = []
         if busy:
             self.arm_at(ring, min(worker.busy_until for worker in busy))
         for worker in able:
-            if worker in busy:
+            if worker in busy or worker in astray:
                 pass
             elif self._is_at_end(worker):
                 self.job.shells.end_script(worker)
@@ -89,22 +99,29 @@ class Rings:
                 supplied.append(worker)
             else:
                 self.job.checks.pace.waits(worker)
-        if not whole and supplied and self.job.random.random() < 0.4 and not ring.tarries:
+        if not whole and supplied + astray and self.job.random.random() < 0.4 and not ring.tarries:
             ring.tarries = True  # some notice late, once: their mini-batch is long
             self.arm(ring, LONG_STEP * STEP_S)
         elif not whole:
-            self._find_broken(supplied)  # others wait for samples
+            self._find_broken(ring, supplied + astray)  # others wait for samples
         elif len(supplied) == len(ring.members):
             self._train(ring)
-        elif supplied and (busy or late or any(worker.stalled for worker in here)):
-            for worker in supplied:
-                self.job.after(STEP_TIMEOUT_S, self._give_up, ring, worker, worker.step)
+        else:
+            self._wait(ring, supplied + astray)
+            if busy or late or astray or any(worker.stalled for worker in here):
+                for worker in supplied + astray:
+                    self.job.after(STEP_TIMEOUT_S, self._give_up, ring, worker, worker.step)
 
-    def _find_broken(self, supplied: list[SimWorker]) -> None:
+    def _wait(self, ring: SimRing, came: list[SimWorker]) -> None:
+        """These have come to a collective of a step, and others have not."""
+        ring.waiting = {one.id: ring.waiting.get(one.id, self.job.now) for one in came}
+
+    def _find_broken(self, ring: SimRing, came: list[SimWorker]) -> None:
         """A peer is gone: their mini-batch fails, and is void (I8)."""
-        for worker in supplied:
+        for worker in came:
             if worker.sits:  # and was not killed as another one found that out
-                self.job.shells.broken(worker, "connection reset by peer")
+                waits = self.job.now - ring.waiting.get(worker.id, self.job.now) >= SETTLED_S
+                self.job.shells.broken(worker, "connection reset by peer", _awaits(worker) if waits else "")
 
     def _has_batch(self, worker: SimWorker) -> bool:
         if self.job.spec is None:
@@ -125,14 +142,16 @@ class Rings:
         return False
 
     def _give_up(self, ring: SimRing, worker: SimWorker, step: int) -> None:
+        """By its own clock."""
         here = worker.alive and not worker.stalled and worker.sits and worker.doing is TrainerState.TRAINING
-        if here and worker.generation == ring.generation and worker.step == step:
+        if here and not worker.is_void and worker.generation == ring.generation and worker.step == step:
             self._hold_up(ring, step)
-            self.job.shells.broken(worker, "the all-reduce timed out", STEP_TIMEOUT_S)
+            self.job.shells.broken(worker, "not all members came to a collective", _awaits(worker), STEP_TIMEOUT_S)
 
     def _train(self, ring: SimRing) -> None:
         """One all-reduce of all members, and what each does with its result."""
         members, step = ring.members, ring.members[0].step + 1
+        ring.waiting = {}
         self._begin_equal(members)
         self.job.savings.wish(members, step)
         hands = {worker.id: samples_of(worker, step) for worker in members}
@@ -225,6 +244,10 @@ class Rings:
         worker.weigh(step)
         self.job.checks.weighs(worker, step, len(samples))
         return mean(map(of_sample, samples), of=worker.leases.samples(step))
+
+
+def _awaits(worker: SimWorker) -> str:
+    return ELSEWHERE if worker.astray else GRADIENTS
 
 
 def samples_of(worker: SimWorker, step: int) -> list[Sample]:

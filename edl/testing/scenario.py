@@ -21,6 +21,7 @@ from edl.testing.faults import (
     draw_beside,
     draw_saved,
     draw_sending,
+    draw_strays,
     with_witnesses,
 )
 from edl.testing.rings import AWAITED_S
@@ -114,6 +115,7 @@ def scenario(
     wishing = random.Random(f"wishing {seed}")  # noqa: S311
     if is_saved and wishing.random() < WISHES:
         job.savings.wishes = {wishing.randint(1, steps): wishing.random() < 0.5 for _ in range(4)}
+    job.plan(draw_strays(random.Random(f"strays {seed}")))  # noqa: S311
     away = random.Random(f"away {seed}")  # noqa: S311
     if away.random() < AWAY:
         job.plan([Planned(SimFault.AWAY, away.random() * within_s)])

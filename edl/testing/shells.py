@@ -44,13 +44,15 @@ from edl.core.worker.moves import attention_step
 from edl.core.worker.states import ALONE, TrainerState
 from edl.protocol import link as say
 from edl.protocol.divergence import Fingerprint
-from edl.protocol.messages import GRADIENTS
 from edl.testing.faults import Moment
 from edl.testing.rings import AWAITED_S
 from edl.testing.worker import SimWorker
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
+
+LONG_VOID = 0.2  # of void mini-batches so many have a long end,
+LONG_VOID_S = 0.2  # of so many seconds at most: longer than others are waited for that hang
 
 
 class SimShells:
@@ -158,16 +160,28 @@ class SimShells:
         if worker.sends_state and not worker.machine.state_bytes:
             self.tell(worker, StateMeasured(self.job.state_bytes))
 
-    def broken(self, worker: SimWorker, reason: str, waited_s: float = 0.0) -> None:
-        """Its ring failed; the mini-batch in flight, if there was one, is void (I8). `waited_s`: it has given it up."""
-        if worker.sits:
-            worker.model = worker.model.disturbed(worker.id)
-            commands = worker.machine.handle(BatchVoid(reason, GRADIENTS if waited_s else "", waited_s))
-            commands += worker.machine.handle(BatchEnded())
-        else:
+    def broken(self, worker: SimWorker, reason: str, awaited: str = "", waited_s: float = 0.0) -> None:
+        """Its ring failed; the mini-batch in flight, if there was one, is void (I8). Now and then its script has a lot
+        to do until the end of that.
+        """
+        if not worker.sits:
             commands = worker.machine.handle(RingFailed(reason))
-        self.job.rings.missed(worker)
-        self.carry_out(worker, commands)
+            self.job.rings.missed(worker)
+            self.carry_out(worker, commands)
+            return
+        worker.model = worker.model.disturbed(worker.id)
+        self.carry_out(worker, worker.machine.handle(BatchVoid(reason, awaited, waited_s)))
+        if worker.is_void and self.job.scripts.random() < LONG_VOID:
+            self.job.rings.missed(worker)
+            self.job.after(LONG_VOID_S * self.job.scripts.random(), self._end_void, worker, worker.generation)
+        else:
+            self._end_void(worker, worker.generation)
+
+    def _end_void(self, worker: SimWorker, generation: int) -> None:
+        if worker.sits and not worker.stalled and worker.machine.void is not None and worker.generation == generation:
+            commands = worker.machine.handle(BatchEnded())
+            self.job.rings.missed(worker)
+            self.carry_out(worker, commands)
 
     def begin_pass(self, worker: SimWorker) -> None:
         """The script asks for one more epoch."""

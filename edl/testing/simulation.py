@@ -105,6 +105,7 @@ class SimJob:
         self.steps = steps
         self.random = random.Random(seed)  # noqa: S311 - repeatable is the point
         self.senders = random.Random(f"senders {seed}")  # noqa: S311
+        self.scripts = random.Random(f"scripts {seed}")  # noqa: S311
         self.state_bytes = self.senders.choice(STATE_BYTES)  # of what goes to newcomers over several steps
         self.now = 0.0
         self.checkpointing = checkpointing or Checkpointing()

@@ -70,6 +70,9 @@ class SimFaults:
             case SimFault.STALL:
                 victim.stalled = True
                 self.job.rings.missed(victim)
+            case SimFault.STRAY:
+                victim.astray = True
+                self.job.rings.left(victim)
             case SimFault.CUT_OFF:
                 victim.cut_off = True
             case SimFault.CUT_STATE:

@@ -51,6 +51,7 @@ class SimWorker:
         "ahead",
         "alive",
         "answering",
+        "astray",
         "attention",
         "busy_until",
         "count",
@@ -90,7 +91,8 @@ class SimWorker:
         self.unsent = False  # what is on its way to it, or from it, does not come
         self.lost_state = False  # what was on its way to it once did not come
         self.alive = True  # the trainer's process
-        self.stalled = False  # it hangs
+        self.stalled = False  # it hangs: asleep, stopped, or its loader is stuck
+        self.astray = False  # its script waits for a collective that the others' scripts do not come to
         self.cut_off = False  # no ring forms with it
         self.busy_until = 0.0  # its script is at something of its own between two mini-batches
         self.takes_long = False  # it once was for longer than others wait for it
@@ -166,6 +168,11 @@ class SimWorker:
         return self.machine.booted
 
     @property
+    def is_void(self) -> bool:
+        """Its ring has failed, and its script has not come to the end of the mini-batch yet."""
+        return self.doing is TrainerState.TRAINING and self.machine.void is not None
+
+    @property
     def waits(self) -> bool:
         """It could take a seat at once."""
         return self.doing in READY
@@ -221,7 +228,7 @@ class SimWorker:
     @property
     def is_odd(self) -> bool:
         """It hangs, or hears nothing or is at something else for longer than others wait."""
-        return self.stalled or self.deaf_until > 0 or self.takes_long
+        return self.stalled or self.astray or self.deaf_until > 0 or self.takes_long
 
     def identity(self) -> Identity:
         return Identity(self.id, self.host, self.host, 1, self.daemon)

@@ -115,7 +115,7 @@ class Awaited(NamedTuple):
         """Why that ring is broken, if it was given up here."""
         if not self.waited_s:
             return ""
-        return f"not all workers came to {self.what or 'a collective'} in {self.waited_s:g} s (--step-timeout)"
+        return f"not all members came to {self.what or 'a collective'} in {self.waited_s:g} s (--step-timeout)"
 
 
 class WorkerShell:

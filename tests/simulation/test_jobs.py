@@ -176,9 +176,9 @@ class VoidShells(SimShells):
         super().__init__(job)
         self.voids = Counter[str]()
 
-    def broken(self, worker: SimWorker, reason: str, waited_s: float = 0.0) -> None:
+    def broken(self, worker: SimWorker, reason: str, awaited: str = "", waited_s: float = 0.0) -> None:
         self.voids[worker.id] += worker.sits
-        super().broken(worker, reason, waited_s)
+        super().broken(worker, reason, awaited, waited_s)
 
 
 class NewcomerHit(SimJob):

@@ -5,6 +5,7 @@ import zlib
 from typing import Any
 
 import keras
+import hanging
 import path
 import task
 import tensorflow as tf
@@ -41,8 +42,20 @@ def note(ids: Any) -> Any:
     return ids
 
 
+def alone() -> None:
+    """A collective that no other worker comes to."""
+    edl.allreduce(tf.ones(1), name="mine_alone")
+
+
+def load() -> None:
+    """From a pipeline that never gives anything."""
+    stuck = tf.data.Dataset.range(1).map(lambda number: tf.numpy_function(hanging.asleep, [number], tf.int64))
+    next(iter(stuck))
+
+
 def before_end() -> None:
     path.pause(options)
+    hanging.here(options.out, collective=alone, loader=load)
     extra.batches += 1
 
 

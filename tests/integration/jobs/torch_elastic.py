@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import hanging
 import mortal
 import numpy as np
 import path
@@ -55,6 +56,24 @@ class Net(torch.nn.Sequential):
         return super().forward(rows)
 
 
+class Stuck(Numbers):
+    """No sample ever comes."""
+
+    def __getitem__(self, number: int) -> int:
+        hanging.asleep()
+        return number
+
+
+def alone() -> None:
+    """A collective that no other worker comes to."""
+    edl.allreduce(torch.ones(1), name="mine alone")
+
+
+def load() -> None:
+    """By a loader whose worker is stuck."""
+    next(iter(torch.utils.data.DataLoader(Stuck(), num_workers=1)))
+
+
 model = Net()
 optimizer = edl.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
 extra = edl.register(batches=0)
@@ -77,6 +96,7 @@ def train(ids: Any) -> None:
     optimizer.step()
     mortal.in_step("applied", rank, step)
     path.pause(options)
+    hanging.here(options.out, collective=alone, loader=load)
     extra.batches += 1
     if edl.rehearsing():
         mortal.before_rehearsed()
