@@ -34,7 +34,6 @@ class _Pulse(ctypes.Structure):
     )
 
 
-
 class Guard:
     """Around one of Horovod's libraries, which must be loaded, and which forms at most one ring at a time."""
 

@@ -18,7 +18,9 @@ class Pulse(NamedTuple):
 
     waiting: int  # collectives that this process has begun, and that not all members have come to
     begun: int  # times that one was
-    turns: int | None  # of the ring's own thread, none while it waits for a member's word, or reduces; None: it has none
+    turns: (
+        int | None
+    )  # of the ring's own thread, none while it waits for a member's word, or reduces; None: it has none
     bytes: int  # that have gone over the ring's connections, both ways
 
 

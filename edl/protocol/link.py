@@ -162,10 +162,8 @@ Notes = (
     | CheckpointWanted
     | Diverged
     | Figures
-    | Voided
-    | Standing
 )
-FromTrainer = RehearsalBegan | Rehearsed | Entered | Broke | LeaveAsked | GoingHeard | Ended | Notes
+FromTrainer = RehearsalBegan | Rehearsed | Entered | Voided | Standing | Broke | LeaveAsked | GoingHeard | Ended | Notes
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):

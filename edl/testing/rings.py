@@ -84,16 +84,15 @@ class Rings:
         able = [w for w in here if w.doing is TrainerState.TRAINING and not w.stalled]
         late = [w for w in ring.members if w not in here and self.job.beginnings.awaits(w, ring)]
         whole = len(here) + len(late) == len(ring.members)
-        supplied, busy = [], [worker for worker in able if worker.busy_until > self.job.now]
+        busy = [worker for worker in able if worker.busy_until > self.job.now]
         astray = [worker for worker in able if worker.astray and worker not in busy]
         if len(astray) == len(ring.members):  # then they come to the same
             astray = []
         if busy:
             self.arm_at(ring, min(worker.busy_until for worker in busy))
-        for worker in able:
-            if worker in busy or worker in astray:
-                pass
-            elif self._is_at_end(worker):
+        supplied = []
+        for worker in (one for one in able if one not in busy and one not in astray):
+            if self._is_at_end(worker):
                 self.job.shells.end_script(worker)
             elif self._has_batch(worker):
                 supplied.append(worker)

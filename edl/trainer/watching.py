@@ -1,7 +1,7 @@
 """The clock of a trainer: no wait in a ring takes longer than a step may, and a script that stands still is told of.
 
 A thread of its own looks at the ring now and then, so that a usual step costs nothing. Where nothing has moved for a
-step time-out that this worker waits for, it cuts the ring: whoever waits there gets RingBroken, and so do the others. In
+step time-out that this worker waits for, that thread cuts the ring: this worker and the others get RingBroken. In
 another trainer the same thread says where its script stands, as it may be the one that all wait for.
 
 Owns: that thread, how long is too long, and where a script stands. Does not own: what has moved

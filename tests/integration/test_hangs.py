@@ -80,10 +80,8 @@ def test_who_hangs_is_given_up_after_one_step_time_out(edl, tmp_path, way: str, 
     assert loss["worker"] == victim["id"]
     again = next(event for event in events if event["kind"] == "scaled" and event["ts"] > loss["ts"])
     void = min(event["ts"] for event in events if event["kind"] == "batch_voided")
-    print(
-        f"| {way} | {how} | {whom} | {void - began:.1f} | {loss['ts'] - began:.1f} | {again['ts'] - began:.1f} "
-        f"| {loss['reason']} |"
-    )
+    figures = " | ".join(f"{moment - began:.1f}" for moment in (void, loss["ts"], again["ts"]))
+    sys.stdout.write(f"| {way} | {how} | {whom} | {figures} | {loss['reason']} |\n")
     if how != "collective":  # there its own script ends by an error, which is the reason
         assert "others gave up waiting for it: it hangs in step" in loss["reason"]
     if how in {"asleep", "loader"}:

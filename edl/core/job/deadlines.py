@@ -55,7 +55,7 @@ class Deadlines:
     seat_s: float = 120.0
     step_s: float = 60.0
     moments_s: float = LONGEST_MOMENTS_S
-    finding_s: float = LONGEST_FINDING_S  # after one member has, all others that are well find that their ring has failed
+    finding_s: float = LONGEST_FINDING_S  # after one member, all that are well find within it that their ring failed
     away_s: float = 5.0  # a leader that works takes an input each second, TimePassed if nothing else
 
     @classmethod
@@ -87,23 +87,22 @@ class Awaited:
     @property
     def told(self) -> str:
         """For people: what the worker did not do in time."""
+        bound = f"within {self.bound_s:g} s, two step time-outs"
         if self.what == STEP:
-            told = "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
-            return f"{told} in {self.place}"
+            told = "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs in"
+            return f"{told} {self.place}"
         if self.what.startswith(INSTEAD):
             told = "for longer than --step-timeout its script was not where the others' scripts were"
             return f"{told}: it waited {self.what}, in {self.place}"
-        if self.what == "last step":
-            bound = f"within {self.bound_s:g} s, two step time-outs"
-            return f"it has not ended the last step that there are samples for {bound}, as the others have: it hangs"
-        if self.what == "mark":
-            bound = f"within {self.bound_s:g} s, two step time-outs"
-            return f"it has not told how far it has read its samples {bound}, and the others wait for that: it hangs"
-        if self.what == "seat":
-            return f"it has not come to its ring within {self.bound_s:g} s, two step time-outs: it hangs"
         if self.what.startswith("ring"):
-            bound = f"within {self.bound_s:g} s, two step time-outs"
             return f"it has said nothing of the {self.what} that forms beside the one that trains {bound}: it hangs"
+        lacking = {
+            "last step": f"it has not ended the last step that there are samples for {bound}, as the others have",
+            "mark": f"it has not told how far it has read its samples {bound}, and the others wait for that",
+            "seat": f"it has not come to its ring {bound}",
+        }
+        if self.what in lacking:
+            return f"{lacking[self.what]}: it hangs"
         return f"it was {self.what} for {self.bound_s:g} s: it hangs, or its boot needs a longer --step-timeout"
 
 

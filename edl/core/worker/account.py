@@ -81,6 +81,10 @@ class TrainerAccount:
             case say.Ended(reason, foreign, state):
                 self.phase, self.reason = (Phase.FAILED if reason else Phase.DONE), clipped(reason)
                 self.foreign, self.final = foreign, state
+            case say.Voided(void):
+                self.void = void
+            case say.Standing(whereabouts):
+                self.whereabouts = whereabouts
             case say.GoingHeard():
                 pass  # its daemon alone has to know
             case (
@@ -95,8 +99,6 @@ class TrainerAccount:
                 | say.CheckpointWanted()
                 | say.Diverged()
                 | say.Figures()
-                | say.Voided()
-                | say.Standing()
             ):
                 self._note(message)
 
@@ -120,10 +122,6 @@ class TrainerAccount:
                 self.marked = (rebatch, step)
             case say.Diverged(found):
                 self.diverged = found
-            case say.Voided(void):
-                self.void = void
-            case say.Standing(whereabouts):
-                self.whereabouts = whereabouts
             case say.CheckpointWanted(step):
                 self.save_wanted = step
             case say.Copied(number):

@@ -285,8 +285,7 @@ class WorkerMachine:
         story += self.copying.story
         if self.missed > self.generation:
             story.append(say.Missed(self.missed))
-        if self._voided is not None:
-            story.append(say.Voided(self._voided))
+        story += [say.Voided(void) for void in (self._voided,) if void is not None]
         if self._broke is not None:
             story.append(self._broke)
         if self.diverged is not None:

@@ -4,8 +4,8 @@ import os
 import zlib
 from typing import Any
 
-import keras
 import hanging
+import keras
 import path
 import task
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Which member of a ring that was given up is lost: the one that does not find it so, or that waits for another thing."""
+"""Which member of a ring that was given up is lost: who does not find it so, or who waits for another thing."""
 
 from __future__ import annotations
 
