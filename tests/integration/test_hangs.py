@@ -57,7 +57,8 @@ def chosen(job: Job, whom: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("way", "how", "whom"), cells())
 def test_who_hangs_is_given_up_after_one_step_time_out(edl, tmp_path, way: str, how: str, whom: str) -> None:
     script, ring = WAYS[way]
-    environ = {"EDL_STEP_TIMEOUT": f"{STEP_TIMEOUT_S:g}", "EDL_MAX_RESTARTS": "0", "EDL_RING": ring}
+    times = {"EDL_STEP_TIMEOUT": f"{STEP_TIMEOUT_S:g}", "EDL_SESSION_TIMEOUT": "6"}
+    environ = {**times, "EDL_MAX_RESTARTS": "0", "EDL_RING": ring}
     job = Job(edl, tmp_path, 1 if whom == "newcomer" else 2, script=script, **environ)
     if whom == "newcomer":
         job.wait_size(1)
@@ -79,7 +80,7 @@ def test_who_hangs_is_given_up_after_one_step_time_out(edl, tmp_path, way: str, 
     (loss,) = [event for event in events if event["kind"] == "worker_lost"]
     assert loss["worker"] == victim["id"]
     again = next(event for event in events if event["kind"] == "scaled" and event["ts"] > loss["ts"])
-    void = min(event["ts"] for event in events if event["kind"] == "batch_voided")
+    void = min((event["ts"] for event in events if event["kind"] == "batch_voided"), default=loss["ts"])
     figures = " | ".join(f"{moment - began:.1f}" for moment in (void, loss["ts"], again["ts"]))
     sys.stdout.write(f"| {way} | {how} | {whom} | {figures} | {loss['reason']} |\n")
     if how != "collective":  # there its own script ends by an error, which is the reason
