@@ -264,7 +264,7 @@ def check_timeouts(environ: Mapping[str, str]) -> Checked:
     found = (
         f"session {session_s:g} s: leases {lead.lease_s:g} s ahead, more when {lead.more_at_s:g} s are left, "
         f"calls to the leader held {lead.hold_s:g} s, a crash in doubt {Bounds.of(session_s, step_s).doubt_s:g} s; "
-        f"step {step_s:g} s: a worker that holds it up has {deadlines.moments_s:g} s more, "
+        f"step {step_s:g} s: a worker that holds it up has {deadlines.finding_s:g} s more, "
         f"a seat in a ring {deadlines.seat_s:g} s, a boot {deadlines.boot_s:g} s"
     )
     return Checked("time-outs", Health.OK, found)

@@ -32,7 +32,7 @@ NOTICED_S = 1.4 * (1 + LONG_STEP) * STEP_S  # at most, from a member's end until
 STEP_TIMEOUT_S = 0.3
 SETTLED_S = STEP_TIMEOUT_S / 32  # who has waited for longer was not about to be through
 AWAITED_S = STEP_TIMEOUT_S / 2  # what a script does between two steps takes no longer, where others may wait for it
-AHEAD_S = 1.5 * STEP_TIMEOUT_S  # nor for so much longer where they have given up, and wait for it at the next ring
+AHEAD_S = 0.8 * STEP_TIMEOUT_S  # nor for so much longer where they have given up, and wait for it at the next ring
 TAKE_TIME = 0.5  # of the times that some are
 ELSEWHERE = "a collective of its own"
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
 LONG_VOID = 0.2  # of void mini-batches so many have a long end,
-LONG_VOID_S = 0.2  # of so many seconds at most: longer than others are waited for that hang
+LONG_VOID_S = 0.2  # of so many seconds at most: longer than a member is waited for that has not found its ring broken
 
 
 class SimShells:

@@ -12,7 +12,7 @@ from edl.testing import SimJob, scenario
 from edl.testing.daemons import HEARD_S, SimDaemons
 from edl.testing.faults import SimFault
 from edl.testing.rings import AHEAD_S, AWAITED_S, NOTICED_S, STEP_TIMEOUT_S
-from edl.testing.shells import SimShells
+from edl.testing.shells import LONG_VOID_S, SimShells
 from edl.testing.simulation import DEADLINES
 from edl.testing.worker import SimWorker
 
@@ -20,8 +20,12 @@ from edl.testing.worker import SimWorker
 def test_what_a_member_does_that_is_well_takes_no_longer_than_others_wait() -> None:
     assert DEADLINES.finding_s >= NOTICED_S + HEARD_S, "it finds its ring broken, and says so"
     assert DEADLINES.step_s >= AWAITED_S + NOTICED_S, "it comes to a step in which others wait"
-    assert DEADLINES.seat_s >= AHEAD_S + NOTICED_S + HEARD_S, "it comes to the next ring"
+    assert DEADLINES.seat_s >= AHEAD_S + NOTICED_S + LONG_VOID_S + HEARD_S, "it comes to the next ring"
     assert DEADLINES.seat_s >= STEP_TIMEOUT_S + HEARD_S, "and says that this one does not form"
+
+
+def test_others_wait_less_for_word_of_a_broken_ring_than_a_void_mini_batch_and_what_a_script_does_may_take() -> None:
+    assert min(AHEAD_S, LONG_VOID_S) > DEADLINES.finding_s, "else no job shows that a leader needs that word"
 
 
 class TimedDaemons(SimDaemons):

@@ -180,8 +180,8 @@ class Waits:
     def _late(self, record: Record, seen: Observations) -> list[str]:
         """Members still in a step that others have waited for too long, and that have not failed with them.
 
-        One that has made that step held up no other: it may be between two collectives, for as long as it likes, and its
-        state is the newest (I5).
+        One that has made that step held up no other: it may be between two collectives, for as long as it likes, and
+        its state is the newest (I5).
         """
         generation = record.generation
         waited = self._waited(record, seen)
