@@ -58,7 +58,7 @@ def chosen(job: Job, whom: str) -> dict[str, Any]:
 def test_who_hangs_is_given_up_after_one_step_time_out(edl, tmp_path, way: str, how: str, whom: str) -> None:
     script, ring = WAYS[way]
     times = {"EDL_STEP_TIMEOUT": f"{STEP_TIMEOUT_S:g}", "EDL_SESSION_TIMEOUT": "6"}
-    environ = {**times, "EDL_MAX_RESTARTS": "0", "EDL_RING": ring}
+    environ: dict[str, Any] = {**times, "EDL_MAX_RESTARTS": "0", "EDL_RING": ring}
     job = Job(edl, tmp_path, 1 if whom == "newcomer" else 2, script=script, **environ)
     if whom == "newcomer":
         job.wait_size(1)

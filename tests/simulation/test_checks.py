@@ -327,9 +327,9 @@ class VoidCounter(SimShells):
 
     voids = 0
 
-    def broken(self, worker: SimWorker, reason: str, waited_s: float = 0.0) -> None:
+    def broken(self, worker: SimWorker, reason: str, awaited: str = "", waited_s: float = 0.0) -> None:
         self.voids += worker.sits
-        super().broken(worker, reason, waited_s)
+        super().broken(worker, reason, awaited, waited_s)
 
 
 class NewcomerFails(SimJob):

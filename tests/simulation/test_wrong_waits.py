@@ -7,6 +7,7 @@ from mutants import Mutant, Patch, expect_noticed
 
 from edl.core.job import deadlines, observations
 from edl.protocol.data import DataSpec
+from edl.protocol.messages import GRADIENTS
 from edl.testing import Moment, Planned, SimFault, SimJob
 
 SEEDS = 60
@@ -37,7 +38,7 @@ def takes_the_gradients_for_the_wrong_collective(patch: Patch) -> None:
         voids = [(one, seen.void(one, record.generation)) for one in record.roster]
         awaited = {one: void.awaited for one, void in voids if void is not None}
         there = len(set(awaited.values())) > 1
-        return {one: "instead of it" for one, what in awaited.items() if there and what == deadlines.GRADIENTS}
+        return {one: "instead of it" for one, what in awaited.items() if there and what == GRADIENTS}
 
     patch.setattr(deadlines.Waits, "_astray", astray)
 
