@@ -7,7 +7,7 @@ import msgspec
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence, Fingerprint
-from edl.protocol.messages import Pause, Void, Whereabouts
+from edl.protocol.messages import Pause, ScriptPlace, Void
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -66,10 +66,10 @@ class Voided(msgspec.Struct, frozen=True, tag="voided"):
     void: Void
 
 
-class Standing(msgspec.Struct, frozen=True, tag="standing"):
+class ScriptStands(msgspec.Struct, frozen=True, tag="script_stands"):
     """The script has not come to the end of its step for long."""
 
-    whereabouts: Whereabouts
+    whereabouts: ScriptPlace
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
@@ -163,7 +163,9 @@ Notes = (
     | Diverged
     | Figures
 )
-FromTrainer = RehearsalBegan | Rehearsed | Entered | Voided | Standing | Broke | LeaveAsked | GoingHeard | Ended | Notes
+FromTrainer = (
+    RehearsalBegan | Rehearsed | Entered | Voided | ScriptStands | Broke | LeaveAsked | GoingHeard | Ended | Notes
+)
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):

@@ -59,7 +59,7 @@ class Void(msgspec.Struct, frozen=True):
     waited_s: float = 0.0  # so long nothing had moved, so that it has given the ring up; 0.0: the ring failed by itself
 
 
-class Whereabouts(msgspec.Struct, frozen=True):
+class ScriptPlace(msgspec.Struct, frozen=True):
     """Where a script stands that has not ended a step for long: where its training thread is, or what it waits for."""
 
     step: int  # that it works on
@@ -98,7 +98,7 @@ class Observation(msgspec.Struct, frozen=True):
     foreign: bool = False  # it has failed as what was saved does not go with its script
     dead: tuple[str, ...] = ()  # other workers of its host of which neither the trainer nor the daemon lives
     void: Void | None = None  # of the mini-batch that it works on
-    whereabouts: Whereabouts | None = None  # the newest; of a step that it may have ended since
+    whereabouts: ScriptPlace | None = None  # the newest; of a step that it may have ended since
     halted: str = ""  # what the system holds its process up by, if that is so
     at: float = 0.0  # when that was so, by a clock of the worker's machine that never goes back
 

@@ -103,7 +103,7 @@ Aside = (
 PATIENCE_S = 10.0  # before a script is told that it waits for other workers
 
 
-class Awaited(NamedTuple):
+class RingWait(NamedTuple):
     """What a trainer has waited for in the ring of a generation."""
 
     generation: int = 0
@@ -152,7 +152,7 @@ class WorkerShell:
         self._moments: list[float] = []  # of the change of rings under way
         self._settled: int | None = None  # the step after which the newest came that counts, whatever fails beside it
         self._patient_until = time.monotonic() + PATIENCE_S
-        self.awaited = Awaited()
+        self.awaited = RingWait()
 
     @property
     def is_training_thread(self) -> bool:
@@ -219,16 +219,16 @@ class WorkerShell:
         awaited = self._awaited_here()
         self.hear(Void(self._why(error), awaited.what, awaited.waited_s))
 
-    def give_up_waiting(self, awaited: Awaited) -> None:
-        """Any thread: nothing has moved for too long in the ring, so whoever waits there gets RingBroken."""
+    def give_up_waiting(self, awaited: RingWait) -> None:
+        """Any thread: nothing has moved for too long in the ring; the thread that waits there gets RingBroken."""
         self.awaited = awaited
         self._framework.ring.abort(range(awaited.generation, awaited.generation + 1))
 
-    def _awaited_here(self) -> Awaited:
+    def _awaited_here(self) -> RingWait:
         """In the ring where this process sits."""
         awaited = self.awaited
         place = self._framework.ring.place if awaited.generation else None
-        return Awaited() if place is None or place.generation != awaited.generation else awaited
+        return RingWait() if place is None or place.generation != awaited.generation else awaited
 
     def _why(self, error: BaseException) -> str:
         """A collective failed. One that was cut off here says nothing of the reason."""

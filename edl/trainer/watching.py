@@ -26,8 +26,8 @@ from edl.core.job.deadlines import Deadlines
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.states import TrainerState
 from edl.protocol import link as say
-from edl.protocol.messages import Whereabouts, clipped
-from edl.trainer.shell import Awaited, WorkerShell
+from edl.protocol.messages import ScriptPlace, clipped
+from edl.trainer.shell import RingWait, WorkerShell
 
 logger = logging.getLogger("edl")
 
@@ -53,7 +53,7 @@ class RingWatch:
         self._patience = Patience()
         self._working = (0, 0)  # the generation and the step of which `_since` tells
         self._since = 0.0
-        self._told: Whereabouts | None = None
+        self._told: ScriptPlace | None = None
         self._told_at = 0.0
 
     def begin(self, ring: Ring) -> None:
@@ -83,9 +83,9 @@ class RingWatch:
         if pulse is None or (generation == shell.awaited.generation and shell.awaited.waited_s):
             return  # nothing is waited for; or that was given up, and who waits there is about to find it
         if waited_s >= self._bound_s():
-            shell.give_up_waiting(Awaited(generation, ring.awaits(), round(waited_s, 1)))
+            shell.give_up_waiting(RingWait(generation, ring.awaits(), round(waited_s, 1)))
         else:
-            shell.awaited = Awaited(generation, ring.awaits() if waited_s >= self._settled_s() else "")
+            shell.awaited = RingWait(generation, ring.awaits() if waited_s >= self._settled_s() else "")
 
     def _settled_s(self) -> float:
         """One who waits for longer is not about to be through."""
@@ -112,9 +112,9 @@ class RingWatch:
         frame = sys._current_frames().get(self._shell.thread)
         if frame is None:
             return
-        found = Whereabouts(working[1], clipped(place_of(frame)))
+        found = ScriptPlace(working[1], clipped(place_of(frame)))
         self._told_at = now
-        if found != self._told and self._shell.link.send(say.Standing(found)):
+        if found != self._told and self._shell.link.send(say.ScriptStands(found)):
             self._told = found
 
 

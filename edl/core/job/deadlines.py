@@ -87,23 +87,22 @@ class Awaited:
     @property
     def told(self) -> str:
         """For people: what the worker did not do in time."""
-        bound = f"within {self.bound_s:g} s, two step time-outs"
-        if self.what == STEP:
-            told = "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs in"
-            return f"{told} {self.place}"
+        within = f"within {self.bound_s:g} s, two step time-outs"
         if self.what.startswith(INSTEAD):
             told = "for longer than --step-timeout its script was not where the others' scripts were"
-            return f"{told}: it waited {self.what}, in {self.place}"
+            return f"{told}: it waited {self.what}, in step {self.place}"
         if self.what.startswith("ring"):
-            return f"it has said nothing of the {self.what} that forms beside the one that trains {bound}: it hangs"
-        lacking = {
-            "last step": f"it has not ended the last step that there are samples for {bound}, as the others have",
-            "mark": f"it has not told how far it has read its samples {bound}, and the others wait for that",
-            "seat": f"it has not come to its ring {bound}",
+            return f"it has said nothing of the {self.what} that forms beside the one that trains {within}: it hangs"
+        known = {
+            STEP: "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs in step "
+            f"{self.place}",
+            "last step": "it has not ended the last step that there are samples for "
+            f"{within}, as the others have: it hangs",
+            "mark": f"it has not told how far it has read its samples {within}, and the others wait for that: it hangs",
+            "seat": f"it has not come to its ring within {self.bound_s:g} s, two step time-outs: it hangs",
         }
-        if self.what in lacking:
-            return f"{lacking[self.what]}: it hangs"
-        return f"it was {self.what} for {self.bound_s:g} s: it hangs, or its boot needs a longer --step-timeout"
+        boots = f"it was {self.what} for {self.bound_s:g} s: it hangs, or its boot needs a longer --step-timeout"
+        return known.get(self.what, boots)
 
 
 class Waits:

@@ -249,11 +249,11 @@ class Observations:
         return self.breaks(worker, generation) or self.void(worker, generation) is not None
 
     def place(self, worker: str) -> str:
-        """Where the script of `worker`, which was seen, stands, for people: its step, and what is known of that."""
+        """Where the script of `worker`, which was seen, stands, for people: in which step, and what is known of that."""
         seen = self._newest[worker].observation
         step, whereabouts = seen.step + 1, seen.whereabouts
         at = f" at {whereabouts.place}" if whereabouts is not None and whereabouts.step == step else ""
-        return f"step {step}{at}" + (f"; {seen.halted}" if seen.halted else "")
+        return f"{step}{at}" + (f"; {seen.halted}" if seen.halted else "")
 
     def marked(self, worker: str) -> tuple[int, int]:
         """The rebatching that `worker` has heard of, and the step that it reads no further than; zeros without one."""

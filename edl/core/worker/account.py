@@ -12,7 +12,7 @@ from typing import Final
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence, Fingerprint
-from edl.protocol.messages import Pause, Phase, Void, Whereabouts, clipped
+from edl.protocol.messages import Pause, Phase, ScriptPlace, Void, clipped
 from edl.protocol.saving import PartInfo
 
 CALM_S: Final = 0.03  # so long a calm message waits for another one
@@ -48,7 +48,7 @@ class TrainerAccount:
         self.save_failed = (0, "")
         self.save_wanted = 0
         self.void: Void | None = None
-        self.whereabouts: Whereabouts | None = None
+        self.whereabouts: ScriptPlace | None = None
 
     @property
     def over(self) -> bool:
@@ -83,7 +83,7 @@ class TrainerAccount:
                 self.foreign, self.final = foreign, state
             case say.Voided(void):
                 self.void = void
-            case say.Standing(whereabouts):
+            case say.ScriptStands(whereabouts):
                 self.whereabouts = whereabouts
             case say.GoingHeard():
                 pass  # its daemon alone has to know

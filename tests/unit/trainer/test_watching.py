@@ -13,7 +13,7 @@ from edl.collectives.patience import Pulse
 from edl.core.worker.states import TrainerState
 from edl.protocol import link as say
 from edl.protocol.messages import GRADIENTS
-from edl.trainer.shell import Awaited
+from edl.trainer.shell import RingWait
 from edl.trainer.watching import RingWatch, place_of
 
 TIMEOUT_S = 8.0
@@ -40,17 +40,17 @@ class Shell:
         self.machine = SimpleNamespace(generation=generation, step=step, state=TrainerState.TRAINING, assignment=None)
         self.step_timeout_s = TIMEOUT_S
         self.thread = threading.get_ident()
-        self.awaited = Awaited()
-        self.given_up: list[Awaited] = []
-        self.said: list[say.Standing] = []
+        self.awaited = RingWait()
+        self.given_up: list[RingWait] = []
+        self.said: list[say.ScriptStands] = []
         self.link = SimpleNamespace(send=lambda message: self.said.append(message) or True)
 
-    def give_up_waiting(self, awaited: Awaited) -> None:
+    def give_up_waiting(self, awaited: RingWait) -> None:
         self.awaited = awaited
         self.given_up.append(awaited)
 
 
-def watched(shell: Any, ring: Any, until_s: float) -> list[Awaited]:
+def watched(shell: Any, ring: Any, until_s: float) -> list[RingWait]:
     """After looks each half second."""
     watch = RingWatch(shell)
     for half in range(int(2 * until_s) + 1):
@@ -60,14 +60,14 @@ def watched(shell: Any, ring: Any, until_s: float) -> list[Awaited]:
 
 def test_a_wait_ends_after_one_step_time_out_and_once() -> None:
     assert watched(Shell(), Ring(), TIMEOUT_S - 0.5) == []
-    assert watched(Shell(), Ring(), 3 * TIMEOUT_S) == [Awaited(3, GRADIENTS, TIMEOUT_S)]
+    assert watched(Shell(), Ring(), 3 * TIMEOUT_S) == [RingWait(3, GRADIENTS, TIMEOUT_S)]
 
 
 def test_what_is_waited_for_is_known_before_that() -> None:
     """Another member may give the ring up first."""
     shell = Shell()
     watched(shell, Ring(), 1.0)
-    assert shell.awaited == Awaited(3, GRADIENTS)
+    assert shell.awaited == RingWait(3, GRADIENTS)
     assert shell.awaited.told == ""
 
 

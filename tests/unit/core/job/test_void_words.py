@@ -12,7 +12,7 @@ from edl.core.job.machine import JobMachine, new_record
 from edl.facts import WorkerLost
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity
-from edl.protocol.messages import GRADIENTS, Observation, Phase, Register, Void, Whereabouts
+from edl.protocol.messages import GRADIENTS, Observation, Phase, Register, ScriptPlace, Void
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
 TIMEOUT_S = 10.0
@@ -61,7 +61,7 @@ def test_who_has_given_up_says_so_before_the_end_of_its_mini_batch_and_who_has_n
 
 def test_the_reason_says_where_the_script_stands_and_what_holds_it_up() -> None:
     job = Job()
-    job.see("w2", 10.0, whereabouts=Whereabouts(8, "train.py:20 (load)"), halted="its process is stopped (SIGSTOP)")
+    job.see("w2", 10.0, whereabouts=ScriptPlace(8, "train.py:20 (load)"), halted="its process is stopped (SIGSTOP)")
     job.voided("w0", waited_s=TIMEOUT_S)
     job.voided("w1")
     (reason,) = job.pass_moments().values()
@@ -70,7 +70,7 @@ def test_the_reason_says_where_the_script_stands_and_what_holds_it_up() -> None:
 
 def test_where_it_stood_in_an_earlier_step_says_nothing() -> None:
     job = Job()
-    job.see("w2", 10.0, whereabouts=Whereabouts(7, "train.py:20 (load)"))
+    job.see("w2", 10.0, whereabouts=ScriptPlace(7, "train.py:20 (load)"))
     job.voided("w0", waited_s=TIMEOUT_S)
     job.voided("w1")
     (reason,) = job.pass_moments().values()
