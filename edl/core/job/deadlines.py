@@ -17,7 +17,8 @@ Seven things are awaited, each with a bound of its own:
   that step, which came to it alone. (A trainer tells at once that its ring has failed, wherever its script is in the
   mini-batch: `edl.protocol.messages.Void`);
 - likewise the **same collective**: where all members have waited for so long, and not for the same one, none would ever
-  come to what the others wait for. Those are right who wait for the gradients of a step, else the most;
+  come to what the others wait for. Those are right who wait for the gradients of a step, else the most. Nothing more
+  is to be found once the last one has told, and their next ring may stand in moments: the others are lost at once;
 - the **last** step that a member has samples for. The others have ended it, so its all-reduce is behind all members;
   they wait for samples, or for the data's end, which come once all have ended it. No ring can fail meanwhile: a member
   that has not ended that step after twice the longest one hangs;
@@ -160,7 +161,7 @@ class Waits:
         for worker in late:
             yield worker, STEP, self.deadlines.finding_s
         for worker, what in self._astray(record, seen).items():
-            yield worker, what, self.deadlines.finding_s
+            yield worker, what, 0.0
         if record.begun:  # else all wait inside `init` for the first ring, however long that takes
             for member in members.values():
                 if member.state in BOOTING:
