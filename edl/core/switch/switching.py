@@ -39,6 +39,7 @@ from edl.core.switch.planning import (
     missing,
 )
 from edl.core.switch.preparing import Preparing
+from edl.core.worker.divergence import up_to
 from edl.protocol.job import OVER, JobState, Plan, WorkerState
 
 
@@ -95,6 +96,7 @@ class Switching:
             superseded=(),
             state=JobState.RUNNING,
             unended=working.record.unended if working.ledgers.spent else "",  # nothing left makes up for its end
+            finals=up_to(working.record.finals, step),  # what else has ended had made a step that this ring makes anew
             begun=True,
             rebatch=None,
             trials=trials,

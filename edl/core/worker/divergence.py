@@ -146,6 +146,11 @@ def ended_in(finals: Sequence[EndState], worker: str, state: tuple[Fingerprint, 
     return (*finals, EndState((worker,), state)) if len(finals) < END_STATES else tuple(finals)
 
 
+def up_to(finals: Sequence[EndState], step: int) -> tuple[EndState, ...]:
+    """Of workers that had made no step beyond `step`, as their first fingerprint says."""
+    return tuple(one for one in finals if int(one.state[0].value) <= step)
+
+
 def next_check(step: int, every: int, size: int, began: int) -> int:
     """The next step after `step` at whose end all members of a ring compare: a number that each of them knows by
     itself. After step `began` all have had their state.

@@ -8,7 +8,9 @@ from machine_job import Job as Machine
 from edl.core.job.inputs import TimePassed, Vanished
 from edl.core.job.machine import JobMachine
 from edl.core.job.report import status_of
+from edl.core.worker.digest import final
 from edl.protocol.data import DataSpec
+from edl.protocol.divergence import Fingerprint
 from edl.protocol.job import OVER, JobState, WorkerState
 from edl.protocol.messages import Phase
 
@@ -37,8 +39,8 @@ class Job(Machine):
     def raises(self, worker: str, generation: int = 1, step: int = STEPS) -> None:
         self.see(worker, Phase.FAILED, generation, step, reason=REASON, data=self.spec)
 
-    def ends(self, worker: str, generation: int = 1, step: int = STEPS) -> None:
-        self.see(worker, Phase.DONE, generation, step, data=self.spec)
+    def ends(self, worker: str, generation: int = 1, step: int = STEPS, state: tuple[Fingerprint, ...] = ()) -> None:
+        self.see(worker, Phase.DONE, generation, step, data=self.spec, final=state)
 
     @property
     def end(self) -> tuple[JobState, str]:
@@ -130,6 +132,21 @@ def test_a_crash_is_made_up_for_by_a_ring_that_stands_without_it():
     job.train(plan.generation, 3, "w1")
     job.ends("w1", plan.generation, 3)
     assert job.end == FINISHED
+
+
+@pytest.mark.parametrize(("made", "end"), [(STEPS, JobState.FINISHED), (STEPS - 1, JobState.FAILED)])
+def test_who_alone_has_made_the_last_step_may_differ_from_those_who_make_it_anew(made, end):
+    """The other one never got its result. Who has left its loop before is no reason to train a step anew: it differs."""
+    job = Job()
+    job.train(1, STEPS - 1, "w0", "w1")
+    job.ends("w0", step=made, state=final(made, []))
+    job.see("w1", Phase.BROKEN, 1, STEPS - 1, reason="reset", data=SPEC)
+    wait(job, 2.0)
+    plan = job.machine.record.plan
+    assert plan is not None and plan.roster == ("w1",)
+    job.train(plan.generation, STEPS - 1, "w1")
+    job.ends("w1", plan.generation, STEPS + 1, state=final(STEPS + 1, []))
+    assert job.machine.record.state is end
 
 
 def test_a_job_with_data_of_its_own_whose_others_end_without_another_ring_has_failed():
