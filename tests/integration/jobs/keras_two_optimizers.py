@@ -16,7 +16,7 @@ keras.utils.set_random_seed(0)
 x = np.random.default_rng(0).normal(size=(192, 4)).astype("float32")
 
 
-class Pair(keras.Model):
+class Pair(keras.Model):  # type: ignore[misc] # a package without types
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = keras.layers.Dense(8), keras.layers.Dense(1)
@@ -34,6 +34,7 @@ class Pair(keras.Model):
         return self.second(self.first(data))
 
     def train_step(self, data: Any) -> dict[str, Any]:
+        loss = 0.0
         for layer, optimizer in ((self.first, self.optimizers["first"]), (self.second, self.optimizers["second"][0])):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(self(data) ** 2)
