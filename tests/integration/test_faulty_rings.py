@@ -15,6 +15,8 @@ from edl.errors import FAULT
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 RINGS = pytest.mark.parametrize("ring", ["horovod", "torch"])
+# soak: what follows is the leader's, and the shell's, whose tests are named above
+RING = pytest.mark.parametrize("ring", ["horovod", pytest.param("torch", marks=pytest.mark.soak)])
 STEPS_ON = 15
 # Each ends the newcomer's script, but the last one, of which it tells: the second time it is unfit.
 NEWCOMERS = ("begin ValueError", "wait MemoryError", "expect KeyboardInterrupt", "prepare RuntimeError")
@@ -61,7 +63,7 @@ def test_newcomers_that_raise_go_and_the_survivors_train_on(edl: Any, tmp_path: 
     job.expect_survivors(3)
 
 
-@RINGS
+@RING
 def test_what_a_survivor_raises_in_the_first_step_with_a_newcomer_ends_no_survivor(
     edl: Any, tmp_path: Any, ring: str
 ) -> None:
@@ -78,7 +80,7 @@ def test_what_a_survivor_raises_in_the_first_step_with_a_newcomer_ends_no_surviv
     job.expect_survivors(3)
 
 
-@RINGS
+@RING
 def test_what_a_survivor_raises_while_the_next_ring_is_prepared_puts_the_switch_off(
     edl: Any, tmp_path: Any, ring: str
 ) -> None:
