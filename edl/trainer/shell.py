@@ -230,6 +230,13 @@ class WorkerShell:
         place = self._framework.ring.place if awaited.generation else None
         return RingWait() if place is None or place.generation != awaited.generation else awaited
 
+    def waited_in_vain(self) -> str:
+        """For people: what this worker has waited for in its ring, if that is broken; empty where it has not."""
+        awaited = self._awaited_here()
+        if not awaited.what or self._framework.ring.pulse() is not None:
+            return ""
+        return awaited.told or f"it had waited for {awaited.what}, to which not all members came"
+
     def _why(self, error: BaseException) -> str:
         """A collective failed. One that was cut off here says nothing of the reason."""
         return self._awaited_here().told or str(error) or repr(error)

@@ -223,7 +223,8 @@ class Trainer:
 
     def _note_failure(self, reason: str, foreign: bool = False) -> None:
         """Of the script, that is, of this process alone."""
-        self._shell.hear(ScriptFailed(reason, foreign))
+        waited = self._shell.waited_in_vain()
+        self._shell.hear(ScriptFailed(f"{reason}; {waited}" if waited else reason, foreign))
 
     # ------------------------------------------------------------------------------------------------ who and where
 

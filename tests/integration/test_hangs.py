@@ -27,7 +27,7 @@ MORE_S = 2.0  # from the end of that until the others are in their next ring, on
 WAYS: dict[str, tuple[tuple[str, ...], str]] = {  # a script and its arguments, and its ring
     "horovod": (("torch_elastic.py",), "horovod"),
     "torch": (("torch_elastic.py",), "torch"),
-    "tensorflow": (("tensorflow_elastic.py", "--way", "tape"), "horovod"),
+    "tensorflow": (("tensorflow_elastic.py", "--way", "eager"), "horovod"),
 }
 HOW = ("asleep", "collective", "stopped", "loader")
 WHOM = ("member", "newcomer", "leader's")

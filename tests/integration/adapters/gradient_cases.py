@@ -247,9 +247,9 @@ CASES: dict[str, Case] = {
     "two types": Case(
         lambda: Of(lambda m, x: m.b(m.a(x).double()), a=nn.Linear(WIDTH, 4), b=nn.Linear(4, 2).double()), of_rows
     ),
-    "bfloat16": half(torch.bfloat16, rings=("torch",)),
+    "bfloat16": half(torch.bfloat16),
     "float16": half(torch.float16),
-    "complex": Case(lambda: nn.Linear(WIDTH, 2, dtype=torch.complex64), complex_rows, rings=("torch",)),
+    "complex": Case(lambda: nn.Linear(WIDTH, 2, dtype=torch.complex64), complex_rows),
     "complex, without any use": Case(
         lambda: Of(
             lambda m, x: m.body(x),
@@ -257,7 +257,6 @@ CASES: dict[str, Case] = {
             spare=nn.Parameter(torch.ones(3, dtype=torch.complex64)),
         ),
         complex_rows,
-        rings=("torch",),
     ),
     "half, without any use": half(
         torch.float16, build=lambda: Of(lambda m, x: m.body(x), body=mlp(), spare=nn.Parameter(torch.ones(3))).half()
