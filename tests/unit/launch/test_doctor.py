@@ -254,7 +254,7 @@ def test_the_waits_that_follow_from_the_two_numbers_are_shown():
         "leases 10 s ahead, more when 6 s are left",
         "held 2 s",
         "in doubt 188 s",
-        "has 5 s more",
+        "has 1 s more",
         "ring 180 s",
         "boot 900 s",
     ):
