@@ -249,7 +249,7 @@ class Observations:
         return self.breaks(worker, generation) or self.void(worker, generation) is not None
 
     def place(self, worker: str) -> str:
-        """Where the script of `worker`, which was seen, stands, for people: in which step, and what is known of it."""
+        """Where the script of `worker`, which was seen, stands, for people: in which step, and what else is known."""
         seen = self._newest[worker].observation
         step, whereabouts = seen.step + 1, seen.whereabouts
         at = f" at {whereabouts.place}" if whereabouts is not None and whereabouts.step == step else ""

@@ -136,7 +136,7 @@ def test_a_crash_is_made_up_for_by_a_ring_that_stands_without_it():
 
 @pytest.mark.parametrize(("made", "end"), [(STEPS, JobState.FINISHED), (STEPS - 1, JobState.FAILED)])
 def test_who_alone_has_made_the_last_step_may_differ_from_those_who_make_it_anew(made, end):
-    """The other one never got its result. Who left its loop before is no reason to train a step anew: it differs."""
+    """The other one never got its result. Who has left its loop before that step does differ."""
     job = Job()
     job.train(1, STEPS - 1, "w0", "w1")
     job.ends("w0", step=made, state=final(made, []))
