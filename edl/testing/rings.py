@@ -31,8 +31,9 @@ LONG_STEP = 3  # times as long
 NOTICED_S = 1.4 * (1 + LONG_STEP) * STEP_S  # at most, from a member's end until those that have samples find it
 STEP_TIMEOUT_S = 0.3
 SETTLED_S = STEP_TIMEOUT_S / 32  # who has waited for longer was not about to be through
-AWAITED_S = STEP_TIMEOUT_S / 2  # what a script does between two steps takes no longer, where others may wait for it
-AHEAD_S = 0.8 * STEP_TIMEOUT_S  # nor for so much longer where they have given up, and wait for it at the next ring
+# What a script does between two steps, or until the end of a void one, takes no longer, where others may wait for it:
+# in a step, or at the next ring. Each has as long as a step may take for both, and as long again to form that ring.
+AWAITED_S = STEP_TIMEOUT_S / 2
 TAKE_TIME = 0.5  # of the times that some are
 ELSEWHERE = "a collective of its own"
 
@@ -117,6 +118,8 @@ class Rings:
 
     def _find_broken(self, ring: SimRing, came: list[SimWorker]) -> None:
         """A peer is gone: their mini-batch fails, and is void (I8)."""
+        if came:
+            self._hold_up(ring, min(worker.step for worker in came))
         for worker in came:
             if worker.sits:  # and was not killed as another one found that out
                 waits = self.job.now - ring.waiting.get(worker.id, self.job.now) >= SETTLED_S
@@ -198,7 +201,7 @@ class Rings:
         """Members that are ahead of `step` are at something of their own still, as others give up waiting in it."""
         ahead = [worker for worker in ring.members if worker.step > step and worker.busy_until > self.job.now]
         if ahead and not ring.timed_out:
-            ring.timed_out, for_s = True, AHEAD_S * self._parting.random()
+            ring.timed_out, for_s = True, AWAITED_S * self._parting.random()
             for worker in ahead:
                 self.job.shells.occupy(worker, for_s)
 

@@ -45,14 +45,13 @@ from edl.core.worker.states import ALONE, TrainerState
 from edl.protocol import link as say
 from edl.protocol.divergence import Fingerprint
 from edl.testing.faults import Moment
-from edl.testing.rings import AWAITED_S
+from edl.testing.rings import AWAITED_S, NOTICED_S
 from edl.testing.worker import SimWorker
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
-LONG_VOID = 0.2  # of void mini-batches so many have a long end,
-LONG_VOID_S = 0.2  # of so many seconds at most: longer than a member is waited for that has not found its ring broken
+LONG_VOID = 0.2  # of void mini-batches so many have a long end
 
 
 class SimShells:
@@ -162,7 +161,7 @@ class SimShells:
 
     def broken(self, worker: SimWorker, reason: str, awaited: str = "", waited_s: float = 0.0) -> None:
         """Its ring failed; the mini-batch in flight, if there was one, is void (I8). Now and then its script has a lot
-        to do until the end of that.
+        to do until the end of that, unless it was at something of its own just before.
         """
         if not worker.sits:
             commands = worker.machine.handle(RingFailed(reason))
@@ -171,9 +170,10 @@ class SimShells:
             return
         worker.model = worker.model.disturbed(worker.id)
         self.carry_out(worker, worker.machine.handle(BatchVoid(reason, awaited, waited_s)))
-        if worker.is_void and self.job.scripts.random() < LONG_VOID:
+        rested = self.job.now - worker.busy_until > NOTICED_S
+        if worker.is_void and rested and self.job.scripts.random() < LONG_VOID:
             self.job.rings.missed(worker)
-            self.job.after(LONG_VOID_S * self.job.scripts.random(), self._end_void, worker, worker.generation)
+            self.job.after(AWAITED_S * self.job.scripts.random(), self._end_void, worker, worker.generation)
         else:
             self._end_void(worker, worker.generation)
 
