@@ -72,10 +72,10 @@ def test_what_a_survivor_raises_in_the_first_step_with_a_newcomer_ends_no_surviv
     old = job.faults.with_suffix(".old")
     old.write_text("begin ValueError once")
     job.scale(3)
-    edl.wait(lambda: not old.exists(), "it is raised", timeout_s=90)
+    faulty = lambda: [event for event in job.told("batch_voided") if FAULT in event["reason"]]  # noqa: E731
+    edl.wait(faulty, "the step in which it is raised is void", timeout_s=90)
+    assert "ValueError: as the test wants it" in faulty()[0]["reason"]
     job.wait_size(3)
-    [voided, *_] = [event for event in job.told("batch_voided") if FAULT in event["reason"]]
-    assert "ValueError: as the test wants it" in voided["reason"]
     assert job.told("worker_lost") == job.told("worker_unfit") == []
     job.expect_survivors(3)
 
