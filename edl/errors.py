@@ -60,13 +60,13 @@ class CollectiveRefused(UsageError, CollectiveFailed):
 
 
 class RingFault(RingBroken):
-    """What a ring raised that is no broken ring, where its members are better off without it: the ring counts as
-    broken, and its newcomers are at fault before those who trained without them (`edl.core.switch.unfit`).
+    """A ring that is on trial has raised what is no broken ring. It counts as broken, and its newcomers are at fault
+    before those who trained without them (`edl.core.switch.unfit`).
     """
 
     @classmethod
     def of(cls, error: BaseException) -> RingFault:
-        """In one line, by which the job's leader knows it."""
+        """Make a fault of an `error`, in one line, by which the job's leader knows it."""
         said = (str(error).splitlines() or [""])[0]
         return cls(f"{FAULT}{type(error).__name__}{': ' if said else ''}{said}")
 
@@ -120,8 +120,8 @@ def told_of_its_job(error: JobFailed) -> str:
 
 
 def in_brief(text: str) -> str:
-    """One line, cut where it is too long to be read as a part of another one: what a script's exception says, whose
-    traceback is shown in full elsewhere.
+    """Put into one line, cut where it is too long to be read inside of another line, what a script's exception says,
+    whose traceback is shown in full elsewhere.
     """
     line = " ".join(text.split())
     return line if len(line) <= BRIEF else f"{line[: BRIEF - 1]}…"

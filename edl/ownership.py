@@ -41,7 +41,7 @@ def at_exit(act: Callable[[], object]) -> None:
 
 
 def skip_destructors() -> None:
-    """For a child: it ends by the status that it ends with, and no native library takes down what it has inherited."""
+    """Let a child end, by its own status, without a native library taking down what the child has inherited."""
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # a C library that tells no status at the end: its destructors are called
         libc.on_exit(libc._exit, None)  # before all that was registered before, and instead of that

@@ -49,8 +49,8 @@ def variables(place: Place, timeout_s: float, *, keep_elastic: bool = False) -> 
 
 
 def tell_scripts(place: Place, environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """What horovodrun's processes find in their environment, of the ring that this process sits in now. With edl the
-    hosts of all are known, as scripts ask for them by `hvd.local_rank()`, and they change with the ring.
+    """Put into the environment what horovodrun's processes find there: ranks and sizes, of the ring that this process
+    sits in now.
     """
     environ.update(
         {

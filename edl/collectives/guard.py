@@ -24,7 +24,7 @@ NAMES_BYTES = 4096  # of the tensors that wait; those of a large model are many,
 
 
 class _Pulse(ctypes.Structure):
-    """As in `_guard.cpp`."""
+    """The struct of this name in `_guard.cpp`."""
 
     _fields_ = (
         ("waiting", ctypes.c_int64),

@@ -146,7 +146,7 @@ class HorovodRing:
         tell_scripts(place)
 
     def _be_inherited(self) -> None:
-        """In a forked child. At its end gloo would take the connections down that it shares with its parent."""
+        """Leave the ring alone in a forked child, at whose end gloo would take down the connections of its parent."""
         self.size = 0
         ownership.skip_destructors()
 
@@ -194,7 +194,7 @@ class HorovodRing:
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Inside, whatever the framework raises for a failed collective becomes RingBroken; all of it, on trial."""
+        """Inside, an error of a failed collective becomes RingBroken; on trial, any error of a collective does."""
         try:
             yield
         except Exception as error:

@@ -42,7 +42,7 @@ class Sums(Protocol):
 
 
 def one_of_each_kind(named: Sequence[Named]) -> list[Named]:
-    """By names that no step reduces."""
+    """Name one number of each kind that is among `named`, by names that no step reduces."""
     kinds = {(one.kind, one.item_bytes) for one in named}
     return [Named(f"edl.kind.{kind}", (1,), kind, item_bytes) for kind, item_bytes in sorted(kinds)]
 

@@ -1,4 +1,4 @@
-"""How long a ring keeps this process waiting: for so long nothing has moved in it that is waited for.
+"""How long a ring keeps this process waiting: the time in which nothing has moved in that ring.
 
 Neither Horovod nor gloo tells when a wait is to end. Horovod waits for ever for a member whose script hangs, as its
 threads go on talking; gloo has a time-out of its own for each part of an operation. So edl looks at the ring now and
@@ -18,14 +18,12 @@ class Pulse(NamedTuple):
 
     waiting: int  # collectives that this process has begun, and that not all members have come to
     begun: int  # times that one was
-    turns: (
-        int | None
-    )  # of the ring's own thread, none while it waits for a member's word, or reduces; None: it has none
+    turns: int | None  # of the ring's own thread, which takes none while it waits or reduces; None: it has no thread
     bytes: int  # that have gone over the ring's connections, both ways
 
 
 class Patience:
-    """Of one process, with the ring that it sits in."""
+    """The patience of one process with the ring that it sits in."""
 
     def __init__(self) -> None:
         self._ring = 0
@@ -33,7 +31,7 @@ class Patience:
         self._moved_at = 0.0
 
     def look(self, ring: int, pulse: Pulse | None, now: float) -> float:
-        """For how many seconds nothing has moved in `ring`, a generation, that is waited for. None: nothing is."""
+        """Return for how many seconds nothing has moved in this ring, a generation. `pulse` None: none is awaited."""
         last, self._last = self._last, pulse
         if pulse is None or last is None or ring != self._ring or _moved(last, pulse):
             self._ring, self._moved_at = ring, now

@@ -15,7 +15,7 @@ from edl.protocol.ring import Place
 
 
 def never() -> bool:
-    """No ring is on trial."""
+    """Say that no ring is on trial: `Ring.on_trial` before the runtime gives another."""
     return False
 
 
@@ -93,7 +93,7 @@ class Ring(Protocol):
 
 
 def is_fault(ring: Ring, error: BaseException) -> bool:
-    """Whether this `error` of one of its collectives counts as that of a broken ring, and says nothing of one."""
+    """Return whether an `error` of a collective of `ring` counts as a broken ring, though it says nothing of one."""
     return isinstance(error, Exception) and not isinstance(error, EdlError) and ring.on_trial()
 
 

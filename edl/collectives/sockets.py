@@ -95,7 +95,7 @@ class Connections:
         return sum(map(_lives, self._all()))
 
     def bytes(self) -> int:
-        """How many have gone over them, both ways."""
+        """Count the bytes that have gone over these connections, both ways."""
         return sum(map(_bytes_of, self._all()))
 
     def _shut_down(self, way: int) -> int:

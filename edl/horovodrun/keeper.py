@@ -69,7 +69,7 @@ async def start_keeper(settings: Settings, interface: str, command: Sequence[str
 
 
 def _say(line: str) -> None:
-    """It has no terminal: its log is what it writes to."""
+    """Write a line to the keeper's log, as it has no terminal."""
     sys.stderr.write(f"edl: {line}\n")
 
 

@@ -53,8 +53,8 @@ def check_one_ring(comm: object, process_sets: object) -> None:
 
 
 def check_again(settings: Settings, keywords: Mapping[str, object], *, left: bool) -> None:
-    """Of a process that has joined by these, and has `left` or not: raises UsageError where another `init` asks for
-    something else.
+    """Raise UsageError where a second `init`, with these `keywords`, asks for something else than the first one, whose
+    `settings` these are, or comes after the process has `left` its job.
     """
     if left:
         raise UsageError("edl.init() after edl.shutdown(): a process joins its job once: start another one")

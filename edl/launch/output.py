@@ -62,13 +62,13 @@ class WorkerNumbers:
         self._ranked: set[int] = set()  # slots
 
     def start(self, slot: int) -> int:
-        """Until the worker has a rank."""
+        """Return the number for a worker that has no rank yet."""
         self._numbers[slot] = slot if slot not in self._numbers.values() else max(self._numbers.values()) + 1
         return self._numbers[slot]
 
     def rank(self, ranks: Mapping[int, int]) -> dict[int, int]:
-        """Slots with their ranks as they are now; returns the numbers of those that had none before. Those that get one
-        together may change places.
+        """Take the ranks of all slots as they are now, and return the numbers of those that had no rank before. Workers
+        that get ranks together may change places.
         """
         new = {slot: rank for slot, rank in ranks.items() if slot not in self._ranked}
         taken = {number for slot, number in self._numbers.items() if slot not in new}

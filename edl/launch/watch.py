@@ -45,7 +45,7 @@ class JobWatch:
         seen: Callable[[JobSeen], None],
         tell: Callable[[str], object],
     ) -> None:
-        """`tell`: people, at once, of what the job goes on after and may not be right."""
+        """`tell`: shows people at once what may not be right, though the job goes on."""
         self._tell = tell
         self._has_told = False
         self._job = job
@@ -116,7 +116,9 @@ class JobWatch:
                 self._cause_of, self.cause = event.generation, lost.reason
 
     def _tell_first(self, differ: facts.WorkersDiverged) -> None:
-        """It says most: others may follow from it. What the job fails for is told at its end."""
+        """Tell people of the first difference, which says most: others may follow from it. What the job fails for is
+        told at its end.
+        """
         if not self._has_told and differ.action != "fail":
             self._has_told = True
             self._tell(differ.words())

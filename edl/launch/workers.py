@@ -47,7 +47,7 @@ class Worker:
         ]
 
     def take_number(self, number: int) -> None:
-        """It stands in front of the lines to come."""
+        """Put this number in front of the lines to come."""
         for name, lines in self._lines.items():
             lines.prefix = _prefix(number, name)
 

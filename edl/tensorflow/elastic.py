@@ -42,7 +42,7 @@ def run_fn(
     func: Callable[Concatenate[AnyState, P], R],
     reset: Callable[[], object],  # noqa: ARG001 - Horovod's signature: what forms its ring anew, and edl does that
 ) -> Callable[Concatenate[AnyState, P], R]:
-    """The same, by the name of what Horovod's `run` is made of."""
+    """Do what `run` does, by the name of what Horovod's `run` is made of."""
     return run(func)
 
 
@@ -109,7 +109,7 @@ class TensorFlowKerasState(State):
 
 
 def _first_has(variables: Sequence[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Rank 0's values; the variables become its own. A broken ring raises what Horovod's collectives do."""
+    """Return rank 0's values, and put its variables into these. A broken ring raises what Horovod's collectives do."""
     horovod_names.broadcast_variables(variables, 0)
     try:
         found: dict[str, Any] = value_of_root(framework, values, 0, "state.sync()")

@@ -109,7 +109,7 @@ class TensorFlowFramework:
             self._make_equal(trainer, [pair for pair in self._built_variables() if pair[1].ref() not in known])
 
     def _comes_late(self, trainer: StepPort) -> bool:
-        """All that was wrapped before the first step begins equal on all members of the ring."""
+        """Return whether what is wrapped now must be made equal: what was there before the first step is."""
         return self.ring.size > 1 and tf.executing_eagerly() and trainer.committed > 0
 
     def _make_equal(self, trainer: StepPort, wrapped: list[tuple[str, Any]]) -> None:
@@ -123,7 +123,7 @@ class TensorFlowFramework:
             trainer.void_beside(error)
 
     def wrap_compiled(self, trainer: StepPort, model: Any) -> None:
-        """All optimizers that a model has, in `fit`, before any of its steps is traced."""
+        """Wrap all optimizers that a model has, in `fit`, before any of its steps is traced."""
         plain = (one for one in optimizers_of(model) if not keras_optimizer.is_wrapped(one))
         found = [one for one in plain if not self.unwrapped.is_local(one)]
         if not found:

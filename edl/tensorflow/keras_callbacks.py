@@ -9,7 +9,6 @@ would come to differ. Here they follow what all workers see alike: the samples t
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +18,6 @@ import keras
 from edl.errors import UsageError
 from edl.tensorflow.callback import ElasticFit
 from edl.tensorflow.process import trainer
-
-logger = logging.getLogger("edl")
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -54,7 +51,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _Rates:
-    """The learning rate of all such callbacks of one `fit`, as `edl.schedule_rate` asks for it: by progress."""
+    """The rule that `edl.schedule_rate` is given for all learning-rate callbacks of one `fit`: a factor by progress."""
 
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs
@@ -97,7 +94,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self.multiplier = multiplier if callable(multiplier) else _falling(multiplier, start_epoch)
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Keras says how many epochs there are, before the first batch."""
+        """Schedule the rate for as many epochs as Keras says here, before the first batch."""
         super().set_params(params)
         if not _rates:
             _rates.append(rates := _Rates(params["epochs"]))
@@ -113,7 +110,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self.model.optimizer.learning_rate = rates.callbacks[0].initial_lr
 
     def rate_at(self, epoch: float) -> float:
-        """At that part of the training, which may be past the end."""
+        """Return the rate at `epoch`, which may have a fraction, and may be past this callback's end."""
         within = epoch if self.end_epoch is None else min(epoch, math.nextafter(self.end_epoch, 0))
         return self.initial_lr * self.multiplier(math.floor(within) if self.staircase else within)
 

@@ -247,7 +247,7 @@ def _dense(gradient: Gradient) -> Gradient:
 
 
 def _carried(gradient: Gradient) -> Gradient:
-    """In numbers that Horovod takes."""
+    """Convert a gradient to numbers that Horovod takes."""
     if gradient is None:
         return None
     values = _values(gradient)
@@ -266,7 +266,7 @@ def _with_shape(gradient: Gradient, change: Callable[[Any], Any]) -> Gradient:
 
 
 def _returned(gradient: Gradient, kind: Any) -> Gradient:
-    """What has been carried, in numbers of its own `kind`."""
+    """Convert a gradient that Horovod has carried back to numbers of its own `kind`."""
     kind = tf.as_dtype(kind)
     if gradient is None or (values := _values(gradient)).dtype == kind:
         return gradient

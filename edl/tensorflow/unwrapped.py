@@ -24,7 +24,7 @@ SEVERAL = 2
 
 
 class KerasUnwrapped:
-    """Of one process."""
+    """The Keras optimizers of one process that `edl.Optimizer` was not given."""
 
     def __init__(self) -> None:
         self._seen: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
@@ -36,7 +36,7 @@ class KerasUnwrapped:
         return bool(self._seen)
 
     def watch(self) -> None:
-        """From now on, in this process."""
+        """Note each optimizer that makes an update in this process from now on."""
         base = next(kind for kind in keras.optimizers.Optimizer.__mro__ if "apply" in vars(kind))
         apply = base.apply
 
@@ -52,7 +52,7 @@ class KerasUnwrapped:
         self._local.add(optimizer)
 
     def is_local(self, optimizer: Any) -> bool:
-        """It said so."""
+        """The script said that of `optimizer`."""
         return optimizer in self._local
 
     def trained(self, optimizers: Iterable[Any]) -> Iterator[tuple[Any, str]]:
@@ -69,13 +69,13 @@ class KerasUnwrapped:
 
 
 def of(optimizer: Any) -> list[Any]:
-    """What it trains; Keras keeps that of a scaled loss in the optimizer inside."""
+    """List what `optimizer` trains. Where a loss is scaled, Keras keeps that in the optimizer inside."""
     inner = getattr(optimizer, "inner_optimizer", None)
     return [*optimizer._trainable_variables, *([] if inner is None else inner._trainable_variables)]
 
 
 def word_for(variable: Any, word: str) -> str:
-    """Its name, and why it differs from that of other workers."""
+    """Name a variable, and say why it may differ from that of other workers."""
     return f"{named(variable)[0]}, {word}, which {REMEDY}"
 
 

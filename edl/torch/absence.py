@@ -18,33 +18,33 @@ NOTHING = -0.0
 
 
 def takes_gradients(parameter: torch.Tensor) -> bool:
-    """It could, now or once it is thawed."""
+    """Return whether `parameter` may get a gradient, now or once it is thawed."""
     if parameter.requires_grad:
         return True
     return (parameter.is_floating_point() or parameter.is_complex()) and not parameter.is_inference()
 
 
 def blank(gradient: torch.Tensor) -> None:
-    """It becomes that of a worker that has none, in place."""
+    """Make a gradient that of a worker that has none, in place."""
     gradient.fill_(complex(NOTHING, NOTHING) if gradient.is_complex() else NOTHING)
 
 
 def nothing_like(parameter: torch.Tensor) -> torch.Tensor:
-    """The gradient of a worker that has none."""
+    """Make the dense gradient of a worker that has none."""
     gradient = torch.empty_like(parameter, requires_grad=False)
     blank(gradient)
     return gradient
 
 
 def no_rows(shape: torch.Size, like: torch.Tensor, dimensions: int) -> torch.Tensor:
-    """The same where gradients are sparse."""
+    """Make the sparse gradient of a worker that has none, in so many sparse `dimensions`."""
     indices = torch.empty((dimensions, 0), dtype=torch.int64, device=like.device)
     values = torch.empty((0, *shape[dimensions:]), dtype=like.dtype, device=like.device)
     return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False)
 
 
 def sparse_parameters(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Those of embeddings whose gradients are rows."""
+    """List the parameters of embeddings whose gradients are rows."""
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     return [part.weight for part in model.modules() if isinstance(part, kinds) and part.sparse]
 
@@ -56,17 +56,17 @@ class Nothings:
         self._sparse: dict[torch.Tensor, int] = {}  # whose gradient was so once: how many of its dimensions are
 
     def know_sparse(self, parameter: torch.Tensor, dimensions: int = 1) -> None:
-        """Its gradient is, where there is one."""
+        """Note that the gradient of `parameter` is sparse, where there is one."""
         self._sparse[parameter] = dimensions
 
     def nothing(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Of the same layout as on a worker that has one."""
+        """Make what stands for no gradient, of the layout that the gradient has on a worker that has one."""
         dimensions = self._sparse.get(parameter)
         return nothing_like(parameter) if dimensions is None else no_rows(parameter.shape, parameter, dimensions)
 
 
 def are_absent(sums: Sequence[torch.Tensor]) -> list[bool]:
-    """Of each, whether no worker has added anything to it."""
+    """Say of each sum whether no worker has added anything to it."""
     answers = [_is_absent(one) for one in sums]
     found: list[bool] = torch.stack([one.cpu() for one in answers]).tolist() if answers else []
     return found

@@ -39,7 +39,7 @@ class RoundGroups(Protocol):
         """An operation that is to be waited for: itself."""
 
     def wait(self, work: Any) -> None:
-        """Until an operation is through. Raises RingBroken."""
+        """Wait until an operation is through. Raises RingBroken."""
 
 
 class Announced:
@@ -61,7 +61,7 @@ class Announced:
 
     @property
     def under_way(self) -> bool:
-        """As far as is known here."""
+        """It is not through, as far as is known here."""
         return self._works is None or not all(work.is_completed() for work in self._works)
 
     def is_done(self) -> bool:
@@ -83,7 +83,7 @@ class Announced:
         return self._found
 
     def begin(self, match: Match) -> None:
-        """All members have begun it. Raises RingBroken."""
+        """Begin the operation, as all members have announced it. Raises RingBroken."""
         start, self._start = self._start, None  # it holds tensors
         if match.difference or start is None:
             self.fail(CollectiveRefused(match.difference))
@@ -96,12 +96,12 @@ class Announced:
         self._works = [self._rounds.groups.begun(work) for work in works]
 
     def fail(self, error: CollectiveFailed | UsageError) -> None:
-        """It will not begin."""
+        """Note that the collective will not begin, and what `result` is to raise."""
         self._works, self._start, self._failure = [], None, error
 
 
 class Announcing:
-    """Of one ring of several members. The training thread's."""
+    """The announcements of one ring of several members. Belongs to the training thread."""
 
     def __init__(self, groups: RoundGroups, rank: int, size: int) -> None:
         self.groups = groups
@@ -117,8 +117,8 @@ class Announcing:
         self._busy = False  # with what a round has matched
 
     def begin(self, what: Announcement, start: Callable[[Match], Begun], *, named: bool = False) -> Announced:
-        """A collective that begins by `start` once all members have begun it. Raises RingBroken, and UsageError where
-        one of this name is under way.
+        """Announce a collective, which begins by `start` once all members have announced it. Raises RingBroken, and
+        UsageError where another of this name is under way.
         """
         if named:
             before = self._named.get(what.key)
@@ -139,20 +139,20 @@ class Announcing:
             self._sweep_at = max(FEW, 2 * len(self._named))
 
     def settle(self) -> None:
-        """Before an operation of edl's own in the same group: until all that was begun here has matched. Raises
+        """Wait until all that was begun here has matched, before an operation of edl's own in the same group. Raises
         RingBroken.
         """
         while self._pending and not self._busy:
             self.wait_for(next(iter(self._pending.values()))[0])
 
     def look(self, one: Announced) -> None:
-        """Whether it has matched, without waiting. Raises RingBroken."""
+        """Take what rounds have matched by now, without waiting, and begin another one for `one`. Raises RingBroken."""
         self._advance()
         if not one.matched and self._round is None:
             self._say("")
 
     def wait_for(self, one: Announced) -> None:
-        """Until it has matched, or cannot. Raises RingBroken."""
+        """Wait until `one` has matched, or cannot. Raises RingBroken."""
         while not one.matched:
             if self._round is None:
                 self._say(f"{one.what.call} ({one.what.form})" if one.what.form else one.what.call)
@@ -165,7 +165,7 @@ class Announcing:
             self._say("")
 
     def _say(self, waits: str) -> None:
-        """The next round begins."""
+        """Begin the next round; `waits` names what this member cannot go on without."""
         if self.groups.rest is None:
             raise RingBroken("the ring in which this collective was begun was left")
         saying: list[Announcement] = []
@@ -183,7 +183,7 @@ class Announcing:
         self._round = self.groups.begun(self.groups.rest.allgather([rows], [own])), rows
 
     def _hear(self) -> None:
-        """What the round under way comes to."""
+        """Wait for the round under way, and begin what it has matched."""
         assert self._round is not None  # the caller has looked
         (work, rows), self._round = self._round, None
         self.groups.wait(work)

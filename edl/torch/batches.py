@@ -60,7 +60,7 @@ class ElasticBatches:
         """Nothing to do: each pass has an order of its own."""
 
     def _end_left(self) -> None:
-        """The step of an iteration that the script has left, if it has made its update, or could not as it is void."""
+        """End the step in which the script has left its iteration, if its update was made, or it is void."""
         if self._updates is not None and (trainer.voided or framework.updates() != self._updates):
             self.parts.loader.shards.leave()  # what the script does between two passes may be done: not by newcomers
             self._end()

@@ -188,7 +188,7 @@ class Alike:
         self._asked: tuple[Any, Callable[[], list[bytes]]] | None = None
 
     def ask(self) -> None:
-        """Begin to: all members do at the same place among the group's operations."""
+        """Begin to ask, at the same place among the group's operations on all members."""
         digest = hashlib.blake2b("\n".join(self._forms).encode()).digest()
         self._asked = self._groups.of_all_begun(digest, self._groups.gradients)
 
@@ -221,8 +221,8 @@ class Alike:
 
 
 def difference(first: Sequence[str], other: Sequence[str], rank: int) -> str:
-    """Of rank 0's model and that of `rank`: how many parameters each has, and then types and shapes, as far as there
-    was room; the last line may be cut off.
+    """Say where the model of `rank` differs from rank 0's. Each says how many parameters it has, and then types and
+    shapes, as far as there was room; the last line may be cut off.
     """
     if first[0] == other[0]:
         for number, (one, its) in enumerate(zip(first[1:-1], other[1:-1], strict=False), 1):
@@ -257,10 +257,8 @@ def _dense_begun(groups: ProcessGroups, bucket: _Bucket, gradients: list[torch.T
     """How it is done goes by the bucket, which is the same on all workers. A sum that is divided by the size must have
     room.
     """
-    size, copied = (
-        groups.place.size,
-        len(bucket.parameters) > 1 or not gradients[0].is_contiguous() or gradients[0].is_conj(),
-    )
+    size = groups.place.size
+    copied = len(bucket.parameters) > 1 or not gradients[0].is_contiguous() or gradients[0].is_conj()
     divided_after = len(bucket.parameters) > 1 and bucket.parameters[0].dtype in {torch.float32, torch.float64}
     together = bucket.together(gradients) if copied else gradients[0]
     scale(together, bucket.factor if divided_after else bucket.factor / size)

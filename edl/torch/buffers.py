@@ -24,14 +24,14 @@ PERIOD: Final = 100  # mini-batches
 
 
 class BufferPort(StepPort, Protocol):
-    """What it needs of the trainer."""
+    """What the buffers of a model need of the trainer."""
 
     def generation(self) -> int:
-        """Of the ring."""
+        """The number of the present ring."""
 
 
 class SharedBuffers:
-    """Of one model. Belongs to the training thread."""
+    """The buffers of one model. Belongs to the training thread."""
 
     def __init__(self, trainer: BufferPort, ring: TensorRing) -> None:
         self._trainer = trainer
@@ -42,7 +42,7 @@ class SharedBuffers:
         self._changing: list[int] = []  # of all: which
 
     def attach(self, model: torch.nn.Module) -> None:
-        """From now on. Costs a model without buffers nothing."""
+        """Send the buffers of `model` from now on. Costs a model without buffers nothing."""
         if next(model.buffers(), None) is None:
             return
 
@@ -54,7 +54,7 @@ class SharedBuffers:
         model.register_forward_pre_hook(before_forward)
 
     def _send(self, buffers: list[torch.Tensor]) -> None:
-        """Once in each mini-batch: workers may differ in how often they call the model."""
+        """Send what is due, once in each mini-batch: workers may differ in how often they call the model."""
         generation, step = where = self._trainer.generation(), self._trainer.step()
         if where == self._sent or self._ring.place is None:
             return

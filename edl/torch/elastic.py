@@ -48,13 +48,13 @@ def run_fn(
     func: Callable[Concatenate[AnyState, P], R],
     reset: Callable[[], object],  # noqa: ARG001 - Horovod's signature: what forms its ring anew, and edl does that
 ) -> Callable[Concatenate[AnyState, P], R]:
-    """The same, by the name of what Horovod's `run` is made of."""
+    """Do what `run` does, by the name of what Horovod's `run` is made of."""
     return run(func)
 
 
 def _watched(train: Callable[Concatenate[AnyState, P], R]) -> Callable[Concatenate[AnyState, P], R]:
-    """While it runs, no DistributedSampler gives samples to train on: what such a one gives was settled by the size at
-    its making, so after a change some samples come twice and others never, and a newcomer's is of a ring of one.
+    """Refuse, while `train` runs, that a DistributedSampler gives samples to train on. It goes by the size at its
+    making: after a change some samples come twice and others never, and a newcomer's is of a ring of one.
     """
 
     @functools.wraps(train)

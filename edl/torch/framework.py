@@ -45,7 +45,6 @@ from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.tensors import TorchTensors
 from edl.torch.unwrapped import REMEDY, TorchUnwrapped
 from edl.torch.wrapped import Wrapped, make_equal
-from edl.trainer.arrays import Arrays
 from edl.trainer.framework import StepPort
 
 CPU = torch.device("cpu")
@@ -57,7 +56,6 @@ class TorchFramework:
     def __init__(self) -> None:
         prepare_environment()
         self.sort = TorchTensors()
-        self.sorts = (self.sort, Arrays())  # of values that have contents
         self.loading = LoadingSeeds()
         self._share = Weight()
         self._backward = Backward()
@@ -73,7 +71,7 @@ class TorchFramework:
         ownership.in_children(self._be_inherited)
 
     def _be_inherited(self) -> None:
-        """In a forked child models and optimizers do what they would without edl."""
+        """Let models and optimizers of a forked child do what they would without edl."""
         for optimizer in self._optimizers:
             release(optimizer)
         for reducer in self._reducers:
@@ -127,7 +125,7 @@ class TorchFramework:
         self._make_equal(trainer, Wrapped([pair for pair in self.tensors() if id(pair[1]) not in known], optimizer))
 
     def _make_equal(self, trainer: StepPort, wrapped: Wrapped) -> None:
-        """In a ring of several, where what is wrapped is built: later ones than the first step are not made so else."""
+        """Make what is wrapped equal in a ring of several, if it is built: after the first step nothing else does."""
         if any(is_lazy(tensor) for _, tensor in wrapped.named):
             if trainer.committed:
                 self.check_built()
@@ -302,8 +300,8 @@ class TorchFramework:
     # -------------------------------------------------------------------------------------- what is the state
 
     def _compared(self, more: Sequence[tuple[str, Any]] = ()) -> Iterator[tuple[str, Any]]:
-        """Buffers are not: batch norm's differ from worker to worker between two changes of the ring. What an optimizer
-        trains that is not wrapped is, unless it is among `more`, which the script has registered.
+        """Name what is compared. Buffers are not: batch norm's differ from worker to worker between two changes of the
+        ring. What an optimizer trains that is not wrapped is compared, unless the script has registered it (`more`).
         """
         of = [f" of optimizer {number}" if len(self._optimizers) > 1 else "" for number in range(len(self._optimizers))]
         for optimizer, which in zip(self._optimizers, of, strict=True):  # first: what differs here, makes the rest

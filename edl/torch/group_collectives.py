@@ -74,7 +74,7 @@ class Handle(Protocol):
 
 
 class Through:
-    """What needs no other worker."""
+    """The handle of an operation that needs no other worker."""
 
     def __init__(self, outcome: Callable[[], Any]) -> None:
         """`outcome` is called once."""
@@ -91,7 +91,7 @@ class Through:
 
 
 class Together:
-    """What comes of several."""
+    """The handle of several operations together."""
 
     def __init__(self, handles: Sequence[Handle], outcome: Callable[[list[Any]], Any]) -> None:
         self._handles = handles
@@ -135,7 +135,7 @@ def reduce(
 
 
 def reduce_sparse(groups: ProcessGroups, rows: torch.Tensor, op: Op, name: str | None = None) -> Handle:
-    """The same of a sparse tensor of its own memory."""
+    """Reduce a sparse tensor of its own memory by `op`."""
 
     def outcome() -> torch.Tensor:
         return rows / groups.place.size if op is Op.Average else rows
@@ -236,7 +236,7 @@ def begun(
 
 
 def check_root(groups: ProcessGroups, root: int) -> None:
-    """Raises UsageError where it is no rank."""
+    """Raise UsageError where `root` is no rank of the ring."""
     if not 0 <= root < groups.place.size:
         raise UsageError(f"root_rank={root}: there are ranks 0 to {groups.place.size - 1}")
 

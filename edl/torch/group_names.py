@@ -137,7 +137,7 @@ def _one_ring(call: str, process_set: Any) -> None:
 
 
 def _parts(name: str | None, tensors: object) -> list[tuple[torch.Tensor, str | None]]:
-    """Of a group, each with its name."""
+    """Give each tensor of a group its name."""
     if not isinstance(tensors, Sequence) or not all(isinstance(one, torch.Tensor) for one in tensors):
         raise UsageError("a grouped operation takes a list of tensors")
     return [(one, None if name is None else f"{name}.{number}") for number, one in enumerate(tensors)]
@@ -535,7 +535,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 
 def agreed_state(optimizer: torch.optim.Optimizer, root_rank: int, act_on_it: Callable[[], None]) -> None:
-    """`broadcast_optimizer_state`, once all workers are at it (`edl.torch.horovod_names`)."""
+    """Do the work of `broadcast_optimizer_state` once all workers are at it (`edl.torch.horovod_names`)."""
     groups = _groups()
     act.check_root(groups, root_rank)
     said = f"root_rank {root_rank}, {type(optimizer).__name__}"

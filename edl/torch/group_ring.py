@@ -165,7 +165,7 @@ class GroupRing:
         self._begun = [*(one for one in self._begun if one.thread.is_alive()), attempt]
 
     def _be_inherited(self) -> None:
-        """In a forked child: gloo, if the groups were ever freed here, would take its parent's connections down."""
+        """Never free the groups in a forked child: gloo would take down its parent's connections."""
         self._standing, self.size, self._inherited = None, 0, True
         self._begun.extend(self._attempts)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
@@ -198,7 +198,7 @@ class GroupRing:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Inside, what is raised on trial is RingFault."""
+        """Inside, an error of a ring that is on trial becomes RingFault."""
         try:
             yield
         except Exception as error:
@@ -225,8 +225,8 @@ class GroupRing:
         return self._standing
 
     def settled(self) -> ProcessGroups:
-        """The same, once the script's own collectives have begun: an operation of edl's comes after them on all
-        members. Raises RingBroken.
+        """The groups of this ring, once the script's own collectives have begun: an operation of edl's comes after them
+        on all members. Raises RingBroken.
         """
         groups = self.groups
         groups.announcing.settle()

@@ -133,7 +133,7 @@ class ProcessGroups:
         return told()
 
     def of_all_begun(self, mine: bytes, group: Any) -> tuple[Any, Callable[[], list[bytes]]]:
-        """The same by one of the groups: the operation, and what all have told once it is through."""
+        """Begin `of_all` in a group. Returns the operation, and what gives all bytes once that is through."""
         size = self.place.size
         room = ROW_BYTES + 8 * size
         if len(mine) > room - 8:
@@ -246,7 +246,7 @@ class ProcessGroups:
 
     @contextlib.contextmanager
     def _waited_for(self, what: str) -> Iterator[threading.Event]:
-        """Inside, a thread waits for long. What it is given is set when the ring is given up."""
+        """Inside, this thread waits for long. Yields an event, which is set when the ring is given up."""
         news = threading.Event()
         with self._turn:
             self._waiting[news] = what

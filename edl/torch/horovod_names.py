@@ -84,7 +84,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 - Horovod's signature
 
 
 def _check_named(optimizer: object, named: list[Any]) -> None:
-    """As Horovod's: all parameters have a name where some have. Raises UsageError."""
+    """Raise UsageError where some parameters have a name and others have none, as Horovod does."""
     known = {id(pair[1]) for pair in named if isinstance(pair, tuple) and len(pair) == 2}
     parameters = list(state.parameters_of(optimizer)) if isinstance(optimizer, torch.optim.Optimizer) else []
     if missing := sum(id(one) not in known for one in parameters):
@@ -121,7 +121,7 @@ def broadcast_optimizer_state(
 
 
 def value_of_first(value: Any, call: str) -> Any:
-    """What rank 0 has for it, on all workers, as plain values and tensors."""
+    """Return rank 0's `value`, plain values and tensors, on all workers."""
     if uses_horovod():
         with failing_as_horovods():
             return value_of_root(framework, value, 0, call)
@@ -130,7 +130,7 @@ def value_of_first(value: Any, call: str) -> Any:
 
 @contextlib.contextmanager
 def failing_as_horovods() -> Iterator[None]:
-    """Inside, a broken ring of Horovod's raises what its own collectives do."""
+    """Inside, RingBroken becomes what Horovod's own collectives raise."""
     try:
         yield
     except RingBroken as error:

@@ -176,7 +176,7 @@ class ByName(Nothings):
         self._waits.clear()
 
     def _call_for(self, kind: tuple[torch.dtype, bool], gradient: torch.Tensor) -> Callable[..., int] | None:
-        """None: Horovod takes no such numbers, and they are carried by others."""
+        """Find Horovod's native call. None: Horovod takes no such numbers, and they are carried by others."""
         if gradient.dtype in CONVERTED or gradient.is_complex():
             return None
         name = mpi_ops._check_function(mpi_ops._allreduce_function_factory, gradient)

@@ -110,7 +110,7 @@ class ElasticLoader(DataLoader[Any]):
 
 
 def batches_of_epoch(dataset: Sized, samples: int) -> int:
-    """Of this worker at the present size, each of so many samples, as by `fixed-local`; the last one may have fewer."""
+    """Count this worker's batches of an epoch at the present size, of so many samples each; the last may have fewer."""
     return math.ceil(len(dataset) / (samples * trainer.size()))
 
 

@@ -159,7 +159,7 @@ def attach(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
 
 
 def release(optimizer: torch.optim.Optimizer) -> None:
-    """From now on it makes updates by this process's own gradients. Harmless to one that was never wrapped."""
+    """Let `optimizer` go by this process's own gradients from now on. Harmless to one that was never wrapped."""
     if isinstance(optimizer, Elastic):
         optimizer._edl = None
 
@@ -213,7 +213,7 @@ def check_optimizer(optimizer: object) -> None:
 
 
 def check_trained(optimizer: torch.optim.Optimizer) -> None:
-    """Raises UsageError for one that has nothing to train."""
+    """Raise UsageError for an optimizer that has nothing to train."""
     if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
         raise UsageError(
             "edl.Optimizer: none of this optimizer's parameters requires a gradient, so it has nothing to train; call "

@@ -99,7 +99,7 @@ class Reducer:
             self.add(parameter, name)
 
     def expect_sparse(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Their gradients are, where there are any; a worker that has none yet does not see it."""
+        """Expect sparse gradients of these: a worker that has got none yet does not see that they are sparse."""
         for parameter in parameters:
             self._averaging.know_sparse(parameter)
 
@@ -119,7 +119,7 @@ class Reducer:
             self._listen(parameter, name, self._hook(name))
 
     def _listen(self, parameter: torch.Tensor, name: str, hook: Callable[[torch.Tensor], None]) -> None:
-        """A hook wants a parameter that requires a gradient, and stays while it does not."""
+        """Register a hook. It wants a parameter that requires a gradient, and stays when that is frozen."""
         frozen = not parameter.requires_grad
         if frozen:
             parameter.requires_grad_(True)
@@ -166,7 +166,7 @@ class Reducer:
             self._paused = before
 
     def release(self) -> None:
-        """For good: gradients stay this process's own."""
+        """Average nothing any more: gradients stay this process's own."""
         self._paused, self._straight = True, -1
 
     def average(self) -> None:
@@ -279,8 +279,8 @@ class Reducer:
         self._clear()
 
     def _take_away(self) -> None:
-        """What no worker has used has no gradient: one of zeros would let momentum and decay go on. A worker without
-        samples has used nothing, whatever it computed on.
+        """Take the gradient from each parameter that no worker has used: zeros would let momentum and decay go on. A
+        worker without samples has used nothing, whatever it computed on.
         """
         if self._reducing:
             lacking = self._lacking if self._factor else [one for one in self._names if one.grad is not None]
@@ -293,8 +293,8 @@ class Reducer:
         self._lacking = []
 
     def _learn(self) -> None:
-        """A pass is over in which no gradient went before its end. What gets its gradient in parts, as a parameter does
-        that several checkpointed parts share, goes at the end in later ones, too.
+        """Learn from the first pass, in which no gradient went before its end, which parameters get theirs in parts, as
+        those do that several checkpointed parts share. Their gradients go at the end of later passes, too.
         """
         self._learns = False
         for parameter, times in self._passed.items():
@@ -425,7 +425,7 @@ class Reducer:
                 parameter.grad = torch.zeros_like(parameter)
 
     def _voids(self, error: Exception) -> bool:
-        """The mini-batch is void for what was raised by its collectives. False: that is the script's to see."""
+        """Void the mini-batch for an error of its collectives. False: the error is the script's to see."""
         if isinstance(error, RingBroken):
             self._fail(error)
         elif is_fault(self._ring, error):

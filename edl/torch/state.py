@@ -246,7 +246,7 @@ def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def named_hyper_parameters(optimizer: torch.optim.Optimizer, which: str) -> Iterator[tuple[str, Any]]:
-    """One by one, as people know them, the learning rate first; `which` tells this optimizer from others."""
+    """Name hyper-parameters one by one, as people know them, the learning rate first; `which` names this optimizer."""
     for number, group in enumerate(hyper_parameters(optimizer)):
         for key in sorted(group, key=lambda key: (key != "lr", key)):
             value = group[key].item() if _is_number(group[key]) else group[key]  # some keep a rate in a tensor

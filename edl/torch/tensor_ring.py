@@ -40,7 +40,7 @@ class Averaging(Protocol):
         """
 
     def know_sparse(self, parameter: torch.Tensor, dimensions: int = 1) -> None:
-        """Its gradient is, where there is one, in so many of its dimensions."""
+        """Note that the gradient of `parameter` is sparse, where there is one, in so many of its dimensions."""
 
     def nothing(self, parameter: torch.Tensor) -> torch.Tensor:
         """What to `begin` with for a parameter without a gradient here: `edl.torch.absence`."""
@@ -97,7 +97,7 @@ def chosen(gpu: Callable[[], Gpu | None], named: Callable[[], Sequence[Named]]) 
 
 
 def check_kind(parameter: torch.Tensor, name: str) -> None:
-    """Raises UsageError for gradients that no ring averages, also where this one is of one worker yet."""
+    """Raise UsageError for gradients that no ring averages, also in a ring of one worker."""
     if parameter.dtype not in AVERAGED:
         raise UsageError(
             f"edl.Optimizer: {name} is of {parameter.dtype}, and gradients of that kind cannot be averaged: train it "
@@ -106,7 +106,7 @@ def check_kind(parameter: torch.Tensor, name: str) -> None:
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory: rings add up real numbers."""
+    """View complex numbers as pairs in the same memory: rings add up real numbers."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 

@@ -23,7 +23,7 @@ ONCE, AGAIN = 1, 2
 
 
 class TorchUnwrapped:
-    """Of one process."""
+    """The optimizers of one process that `edl.Optimizer` was not given."""
 
     def __init__(self) -> None:
         # The step after which it was seen first, and whether it was again.
@@ -36,7 +36,7 @@ class TorchUnwrapped:
         return bool(self._seen)
 
     def note(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """It has made an update; the job has committed `step`. Called after each step of each optimizer."""
+        """Note that `optimizer` has made an update; the job has committed `step`."""
         if isinstance(optimizer, Elastic):
             return
         first, times = self._seen.get(optimizer, (step, ONCE))
@@ -59,7 +59,7 @@ class TorchUnwrapped:
 
 
 def hook_of(unwrapped: TorchUnwrapped, committed: Any) -> Any:
-    """For `torch.optim.optimizer.register_optimizer_step_post_hook`. `committed()`: the job's newest step."""
+    """Make a hook for `register_optimizer_step_post_hook` of torch. `committed()`: the job's newest step."""
 
     def stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if not isinstance(optimizer, Elastic):

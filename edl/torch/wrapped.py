@@ -21,7 +21,7 @@ from edl.trainer.same_model import check_same
 
 
 class Wrapped(NamedTuple):
-    """`edl.torch.state.Holder`."""
+    """What one call has brought, as an `edl.torch.state.Holder`."""
 
     named: Sequence[tuple[str, torch.Tensor]]  # what no call before has brought
     optimizer: torch.optim.Optimizer
@@ -31,7 +31,7 @@ class Wrapped(NamedTuple):
         return self.named
 
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """The one."""
+        """List the one optimizer."""
         return [self.optimizer]
 
     def parts(self) -> list[str]:

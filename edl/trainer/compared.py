@@ -47,7 +47,7 @@ def compared(
 
 
 def own_paths(value: Any, path: str, sorts: Sequence[Tensors]) -> Iterator[str]:
-    """Where there are plain values in it, outside of any state: the worker's own, whatever will be there."""
+    """Name the places of plain values outside of any state: they are the worker's own, whatever will be there."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from own_paths(item, f"{path}[{key!r}]", sorts)

@@ -94,10 +94,7 @@ class Comparison:
         self._names: list[str] = []  # of the ring's members, by rank, once they differed
         self._begun: _Begun | None = None
         self._told: Divergence | None = None  # nothing was made of it yet
-        self._last: tuple[int, list[Fingerprint]] = (
-            -READ_EVERY,
-            [],
-        )  # the state after what may be the script's last step
+        self._last: tuple[int, list[Fingerprint]] = (-READ_EVERY, [])  # after what may be the script's last step
 
     def rehearse(self) -> None:
         """A newcomer, in its ring of one: the first time takes long."""
@@ -148,16 +145,16 @@ class Comparison:
         return False
 
     def read_last(self) -> None:
-        """No more data will come, as far as is known: what the script does with its weights afterwards is its own. A
-        script that asks for one short pass after another reads its state at its end, instead.
+        """Read the state after what may be the last step: no more data will come, as far as is known, and what the
+        script does with its weights afterwards is its own. Of a script with short passes it is read at its end instead.
         """
         step = self._shell.machine.step
         if step - self._last[0] >= READ_EVERY:
             self._last = (step, self._fingerprints())
 
     def last(self) -> list[Fingerprint]:
-        """At the end of the script: its state after its last step. The ring is asked nothing any more: each member
-        tells of its own state, and the leader compares, however far apart in time their scripts end.
+        """Return the state after the last step of a script that has ended. The ring is asked nothing any more: each
+        member tells of its own state, and the leader compares, however far apart in time their scripts end.
         """
         begun, self._begun = self._begun, None
         if begun is not None:
@@ -234,7 +231,7 @@ class Comparison:
         return outcome(found, self._shell.machine.unusual.checking.on_divergence)
 
     def _differs(self, found: Divergence) -> bool:
-        """This worker is one of those that do."""
+        """Return whether this worker is one of those that differ."""
         return self._shell.link.worker in found.workers
 
     def _fingerprints(self) -> list[Fingerprint]:
@@ -251,7 +248,7 @@ class Comparison:
         self._shell.hear(StatesDiffer(found))
 
     def _goes_on(self, found: Divergence) -> bool:
-        """This worker's script does: its state is what all others get, or it is they who leave."""
+        """Return whether this script goes on: all get the state that counts, or only others leave."""
         follows = self._outcome(found)
         return follows is Consequence.HEAL or (follows is Consequence.PART and not self._differs(found))
 

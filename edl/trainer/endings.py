@@ -117,7 +117,7 @@ def note_failures(note: Callable[[str, bool], None]) -> None:
             sys.stderr.write(f"edl: {explained}\n")
 
     def hear_nothing() -> None:
-        """In a forked child, whose end is not the script's."""
+        """Note no end of a forked child, which is not the script's."""
         nonlocal note
         note = lambda _reason, _foreign: None  # noqa: E731 - the script may have kept what stands in the place of these
         sys.exit = leave if sys.exit is exit_noting else sys.exit
@@ -170,8 +170,8 @@ class Interruption:
         os.register_at_fork(before=_hold_sigterm, after_in_parent=_take_sigterm, after_in_child=self._leave_sigterm)
 
     def _leave_sigterm(self) -> None:
-        """In a forked child it does what it did before `mind`, unless the script has a handler of its own. One that has
-        come before now comes now: Python forgets what its handlers were to hear in a child that begins.
+        """Let SIGTERM end a forked child, unless the script has a handler of its own. A signal that came while the
+        process forked is taken now: Python forgets in a child what its handlers were to hear.
         """
         if self._is_minded():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -194,7 +194,7 @@ class Framework(Protocol):
 
     @property
     def knows(self) -> bool:
-        """Something that the script trains, be it averaged or not."""
+        """It knows of something that the script trains, be it averaged or not."""
 
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         """The share of this worker in the coming steps: its own samples divided by those of all workers.
@@ -287,7 +287,7 @@ class StepPort(Protocol):
 
     @property
     def committed(self) -> int:
-        """The newest step."""
+        """The newest step that is committed."""
 
     def rank(self) -> int:
-        """In the present ring."""
+        """The rank of this worker in the present ring."""

@@ -12,8 +12,8 @@ from typing import Any
 
 
 def alias(module: str, find: Callable[[str], Any]) -> ModuleType:
-    """A module of this name, `package.name`, from now on, whose attributes `find` gives. What that raises, for one, is
-    the error for a name that there is not.
+    """Make a module of this name, `package.name`, whose attributes `find` gives. For a name that there is not, `find`
+    raises the error.
     """
     made = ModuleType(module, "Names of Horovod's, which lie elsewhere in edl.")
 

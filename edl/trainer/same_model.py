@@ -30,7 +30,7 @@ def check_same(ring: Ring, parts: Sequence[str]) -> None:
 
 
 def difference(by_rank: Sequence[Sequence[str]]) -> str:
-    """Where the first rank that has another model than rank 0 differs from it."""
+    """Say where the first rank with another model than rank 0's differs from that."""
     rank = next(rank for rank, of_rank in enumerate(by_rank) if of_rank != by_rank[0])
     pairs = zip_longest(by_rank[0], by_rank[rank], fillvalue="nothing more")
     first, here = next((first, here) for first, here in pairs if first != here)

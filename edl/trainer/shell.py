@@ -191,7 +191,7 @@ class WorkerShell:
                 answer = self._carry_out(command)
 
     def be_inherited(self) -> None:
-        """In a forked child. The page is shared with the parent's daemon, which takes what is counted there as done."""
+        """Count no steps of a forked child in the page, as the parent's daemon takes what is counted there as done."""
         self.inherited = True
         count = Page.unshared().count()
         count.step = self.count.step
@@ -220,12 +220,12 @@ class WorkerShell:
         self.hear(Void(self._why(error), awaited.what, awaited.waited_s))
 
     def give_up_waiting(self, awaited: RingWait) -> None:
-        """Any thread: nothing has moved for too long in the ring; the thread that waits there gets RingBroken."""
+        """Cut a ring in which nothing has moved for too long: who waits there gets RingBroken. Any thread."""
         self.awaited = awaited
         self._framework.ring.abort(range(awaited.generation, awaited.generation + 1))
 
     def _awaited_here(self) -> RingWait:
-        """In the ring where this process sits."""
+        """What this worker has waited for in the ring where it sits now."""
         awaited = self.awaited
         place = self._framework.ring.place if awaited.generation else None
         return RingWait() if place is None or place.generation != awaited.generation else awaited
@@ -238,7 +238,7 @@ class WorkerShell:
         return awaited.told or f"it had waited for {awaited.what}, to which not all members came"
 
     def _why(self, error: BaseException) -> str:
-        """A collective failed. One that was cut off here says nothing of the reason."""
+        """Say why a collective has failed. If this worker has cut the ring, the error does not know the reason."""
         return self._awaited_here().told or str(error) or repr(error)
 
     def void_beside(self, error: BaseException) -> None:
@@ -574,7 +574,7 @@ class WorkerShell:
 
 
 def _failed_by(error: Exception) -> RingFailed:
-    """Of an error that is no broken ring, met on the way into a ring: another ring may not meet it."""
+    """Take an error that is no broken ring for a ring that failed to form: another ring may not meet it."""
     fault = RingFault.of(error)
     logger.warning("a ring was not entered: %s", fault, exc_info=error)
     return RingFailed(str(fault))

@@ -194,13 +194,13 @@ class Trainer:
         link.close()
 
     def _be_inherited(self) -> None:
-        """In a child that the script has forked: it has no seat, no daemon, and nothing to leave."""
+        """Give up all of the job in a child that the script has forked: it has no seat and no daemon."""
         self._left = True
         self._shell.be_inherited()
         self._count = self._shell.count
 
     def _state_at_end(self) -> tuple[Fingerprint, ...]:
-        """What its leader compares. A script may have done anything with its model by then, so it may not be there."""
+        """Return what the leader compares; empty where the script has changed its model so that edl cannot read it."""
         if self._machine.failure or self._machine.state in ENDING:
             return ()
         try:
@@ -222,7 +222,7 @@ class Trainer:
             self._shell.hear(LeaveWanted())  # noted first: whichever daemon there is hears it now or in the story
 
     def _note_failure(self, reason: str, foreign: bool = False) -> None:
-        """Of the script, that is, of this process alone."""
+        """Note that the script of this process has failed, and what it had waited for in vain."""
         waited = self._shell.waited_in_vain()
         self._shell.hear(ScriptFailed(f"{reason}; {waited}" if waited else reason, foreign))
 
@@ -614,7 +614,7 @@ class Trainer:
         return self._settings
 
     def _seated(self, call: str) -> Settings:
-        """For a `call` that needs the other workers, or the daemon."""
+        """Raise UsageError in a forked child, for a `call` that needs the other workers, or the daemon."""
         if self._shell.inherited:
             raise UsageError(f"edl.{call}(): {ownership.FORKED}")
         return self._started()

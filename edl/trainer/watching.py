@@ -10,7 +10,6 @@ Owns: that thread, how long is too long, and where a script stands. Does not own
 
 from __future__ import annotations
 
-import logging
 import sys
 import sysconfig
 import threading
@@ -29,8 +28,6 @@ from edl.protocol import link as say
 from edl.protocol.messages import ScriptPlace, clipped
 from edl.trainer.shell import RingWait, WorkerShell
 
-logger = logging.getLogger("edl")
-
 LONGEST_LOOK_S: Final = 0.25
 LOOKS: Final = 16  # in a step time-out, at least
 TELL_AGAIN: Final = 8  # times in a step time-out, at most
@@ -44,11 +41,10 @@ LIBRARIES: Final = tuple(
 
 
 class RingWatch:
-    """Of one trainer. `begin` and `end` belong to the training thread."""
+    """The clock of one trainer. `begin` and `end` belong to the training thread."""
 
     def __init__(self, shell: WorkerShell) -> None:
         self._shell = shell
-        self._ring: Ring | None = None
         self._over = threading.Event()
         self._patience = Patience()
         self._working = (0, 0)  # the generation and the step of which `_since` tells
@@ -57,12 +53,11 @@ class RingWatch:
         self._told_at = 0.0
 
     def begin(self, ring: Ring) -> None:
-        """From now on, until `end`."""
-        self._ring = ring
+        """Watch `ring` and the script until `end`."""
         threading.Thread(target=self._run, args=(ring,), name="edl-watching", daemon=True).start()
 
     def end(self) -> None:
-        """Harmless twice."""
+        """Stop watching. Harmless twice."""
         self._over.set()
 
     def _run(self, ring: Ring) -> None:
@@ -75,7 +70,7 @@ class RingWatch:
     # -------------------------------------------------------------------------------------------------- the ring
 
     def look_at_ring(self, ring: Ring, now: float) -> None:
-        """Does this worker wait there in vain?"""
+        """Give the ring up where this worker has waited in it for longer than a step may take."""
         shell, place = self._shell, ring.place
         generation = 0 if place is None or place.size == 1 or waits_for_survivors(shell.machine) else place.generation
         pulse = ring.pulse() if generation else None
@@ -88,12 +83,12 @@ class RingWatch:
             shell.awaited = RingWait(generation, ring.awaits() if waited_s >= self._settled_s() else "")
 
     def _settled_s(self) -> float:
-        """One who waits for longer is not about to be through."""
+        """Return the seconds after which a wait counts as one that is not about to end."""
         return max(SHORTEST_SETTLED_S, self._shell.step_timeout_s / 32)
 
     def _bound_s(self) -> float:
-        """Before the first step of a job all is traced and compiled, and data is fetched, by one worker for all
-        perhaps: that may take as long as a newcomer's boot.
+        """Return the seconds after which a wait is in vain. Before the first step of a job that is a newcomer's boot:
+        scripts trace and compile then, and one worker may fetch the data for all.
         """
         timeout_s = self._shell.step_timeout_s
         return timeout_s if self._shell.machine.step else Deadlines.of(timeout_s).boot_s
@@ -101,7 +96,7 @@ class RingWatch:
     # ------------------------------------------------------------------------------------------------ the script
 
     def look_at_script(self, now: float) -> None:
-        """If it has been in one step for half of the time that it has, its daemon is told where it stands."""
+        """Tell the daemon where the script stands, once a step has taken half of the step time-out."""
         machine, timeout_s = self._shell.machine, self._shell.step_timeout_s
         working = (machine.generation, machine.step + 1)
         if working != self._working or machine.state is not TrainerState.TRAINING:
@@ -119,15 +114,17 @@ class RingWatch:
 
 
 def waits_for_survivors(machine: WorkerMachine) -> bool:
-    """A newcomer goes at once to a ring that stands beside the one that trains. Its members come after a step that may
-    lie far ahead; if one hangs meanwhile the leader finds that, and gives up both rings.
+    """Return whether this worker is a newcomer that waits in a ring that stands beside the one that trains.
+
+    Its members come after a step that may lie far ahead. The leader finds a member that hangs meanwhile, and gives up
+    both rings.
     """
     assignment = machine.assignment
     return not machine.generation and assignment is not None and assignment.prepared
 
 
 def place_of(frame: FrameType) -> str:
-    """Where a thread is, by its innermost frame: in the script, and what the script has called there."""
+    """Say where a thread is, by its innermost `frame`: the line of the script, and what the script has called there."""
     own: FrameType | None = frame
     while own is not None and own.f_code.co_filename.startswith((*LIBRARIES, "<frozen")):
         own = own.f_back

@@ -266,7 +266,7 @@ def _epochs_over(newest: AuditedLife, hands: Sequence[_Hand]) -> int:
 
 
 def _waiting(life: AuditedLife, newest_pass: int) -> Iterator[int]:
-    """First epochs of which samples may wait: they came back at a switch, and what pipelines had read goes first."""
+    """Yield the first epochs whose samples may wait, as they came back at a switch, for what pipelines had read."""
     at, read = _passes_at_switches(life)
     waits: list[tuple[int, int]] = []  # from this epoch on, until this pass has begun
     for generation in sorted(at.keys() & read.keys()):
@@ -276,7 +276,7 @@ def _waiting(life: AuditedLife, newest_pass: int) -> Iterator[int]:
 
 
 def _passes_at_switches(life: AuditedLife) -> tuple[dict[int, int], dict[int, int]]:
-    """Of each generation the pass that it began in, and the last one that a pipeline of its members had read of."""
+    """Return, by generation, the pass that it began in, and the last pass that a member's pipeline had read of."""
     passes = {line.step: line.epoch for audit in life.audits for line in audit.lines if isinstance(line, BatchGiven)}
     at: dict[int, int] = {}
     read: dict[int, int] = {}

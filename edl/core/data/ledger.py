@@ -426,8 +426,8 @@ class Ledger:
                 yield lease.until_step
 
     def _overtaking(self) -> Iterator[int]:
-        """Where leases end of epochs after that of samples that come later: these came back from who is gone, when
-        epochs to come were leased already.
+        """Yield the ends of leases that overtake older samples: a lease of a later epoch is trained before samples of
+        an earlier one, which a member that is gone gave back when later epochs were leased already.
         """
         if not self._spec.whole_epochs or self._spec.by_sample:  # such a script takes what comes as one stream
             return
@@ -616,7 +616,7 @@ def _by_worker(roster: Sequence[str], batches: Sequence[int] | None, spec: DataS
 
 
 def _brings_older(lease: Lease) -> bool:
-    """It has samples of an epoch before its own, which come first in it."""
+    """Return whether `lease` begins with samples of an epoch before its own."""
     return bool(lease.ranges) and lease.ranges[0].epoch < lease.epoch
 
 

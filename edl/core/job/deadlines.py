@@ -178,7 +178,7 @@ class Waits:
                 yield worker, what, self.deadlines.seat_s
 
     def _late(self, record: Record, seen: Observations) -> list[str]:
-        """Members still in a step that others have waited for too long, and that have not failed with them.
+        """Find members that are still in a step for which others have waited too long, and have not failed with them.
 
         One that has made that step held up no other: it may be between two collectives, for as long as it likes, and
         its state is the newest (I5).
@@ -191,8 +191,8 @@ class Waits:
         return [one for one in late if seen.step(one) <= min(waited)]
 
     def _astray(self, record: Record, seen: Observations) -> dict[str, str]:
-        """Members that have waited for another collective than those who are right, where all have waited too long;
-        and what for. None that is ahead of these: what it has applied must not be lost (I5).
+        """Find members that have waited for another collective than those who are right, where all have waited too
+        long, and what for. A member that is ahead of those who are right is none: its state must not be lost (I5).
         """
         if not self._waited(record, seen) or not all(seen.failed(one, record.generation) for one in record.roster):
             return {}  # else all may have waited for the one that has not
@@ -207,7 +207,7 @@ class Waits:
         return {one: f"{INSTEAD} {right} for {what}" for one, what in others.items()}
 
     def _waited(self, record: Record, seen: Observations) -> list[int]:
-        """The steps of members of the ring that trains that have waited in it for longer than a step may take."""
+        """Return the steps of those members that have waited in the ring for longer than a step may take."""
         size = len(record.roster)
         return [step for step, waited_s in seen.waits(record.generation) if self.deadlines.was_too_long(waited_s, size)]
 

@@ -34,7 +34,7 @@ class Ending:
         return self._clear_since is not None
 
     def note(self, worker: str) -> None:
-        """Its script came to its end: in which state is on record, so that a later leader can compare it (I9)."""
+        """Put on record in which state the script of `worker` has ended, so that a later leader can compare it (I9)."""
         working, seen = self._working, self._working.seen.observation(worker)
         if seen is not None and seen.final:
             working.change(finals=ended_in(working.record.finals, worker, seen.final), pressing=False)

@@ -382,12 +382,12 @@ class JobMachine:
             self._part_with(found.workers, reason)
 
     def _are_missed(self, workers: Sequence[str]) -> bool:
-        """Without them the job has fewer workers than it needs."""
+        """Return whether the job has fewer workers than it needs without these `workers`."""
         left = [member for member in scaling.staying(self.record) if member.identity.id not in workers]
         return len(left) < max(self.record.limits.minimum, 1)
 
     def _part_with(self, workers: Sequence[str], reason: str) -> None:
-        """Newcomers that do something else than the others, which train on without them."""
+        """Lose newcomers whose scripts do something else than the others', which train on without them."""
         self._fitness.count_parting()
         for worker in workers:
             self._lose(worker, reason, LossCause.DIFFERED)

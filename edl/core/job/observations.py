@@ -163,16 +163,17 @@ class Observations:
         self._stalls.pop(worker, None)
 
     def waits(self, generation: int) -> Iterator[tuple[int, float]]:
-        """Of each worker that the ring of `generation` failed, or that has given it up: its step, and for how long it
-        had waited there.
+        """Yield a step and a wait in seconds for each worker that the ring of `generation` failed, or that has given it
+        up: the step that the worker had made, and how long it had waited in that ring.
         """
         for worker in self._broken | self._void:
             if self.failed(worker, generation):
                 yield self.step(worker), self._waited_s(worker, generation)
 
     def _waited_s(self, worker: str, generation: int) -> float:
-        """One that was in no collective when its ring failed, or had just come to one, has waited for no other, however
-        long its step was. Where it waited, the ring's own time-out may have come first: then since its last step.
+        """Return for how long `worker` had waited for others when its ring failed. A worker that was in no collective,
+        or had just come to one, has waited for none, however long its step was. If the ring's own time-out came before
+        the worker's clock, the wait counts from the worker's last step.
         """
         void = self.void(worker, generation)
         if void is not None and (void.waited_s or not void.awaited):
@@ -311,11 +312,6 @@ class Observations:
     def broken(self) -> Collection[str]:
         """Workers whose ring failed, of whichever generation."""
         return self._broken
-
-    @property
-    def voids(self) -> bool:
-        """A ring has failed a worker whose script was in a mini-batch."""
-        return bool(self._void)
 
     @property
     def late(self) -> Collection[str]:

@@ -128,7 +128,7 @@ def _worker(machine: JobMachine, record: Record, member: Member) -> WorkerStatus
 
 
 def _step_of_unseen(machine: JobMachine, member: Member) -> int:
-    """One that is done has applied all steps, and is not watched any more."""
+    """Return the newest step of a member that is done, which is not watched any more; else 0."""
     return machine.newest_step if member.state is WorkerState.DONE else 0
 
 

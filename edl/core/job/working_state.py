@@ -122,8 +122,8 @@ class WorkingState:
         self.tell(kinds.get(state, JobHasFailed)(reason=reason))
 
     def tell_diverged(self, found: Divergence, follows: Consequence) -> None:
-        """Workers differ: that is told, and where nothing else follows the job is over. What was found first says most
-        of the cause, so the end repeats it.
+        """Tell that workers differ, and end the job if that is what follows. The difference that was found first says
+        most of the cause, so the end repeats it.
         """
         first, reason = self.record.differed, told(found)
         self.change(differed=first or reason, pressing=False)

@@ -87,13 +87,13 @@ class Fitness:
             self._follow(unfit.judge_unprepared(self._working.record.trials, unprepared, doubted))
 
     def count_parting(self) -> None:
-        """Newcomers came to another state than the others, and leave."""
+        """Count that newcomers leave, as they came to another state than the others."""
         trials = self._working.record.trials
         self._working.change(trials=msgspec.structs.replace(trials, parted=trials.parted + 1))
 
     def refusal(self, identity: Identity) -> str:
-        """Why a newcomer is not let in: those before it came to another state than the others, as one that runs the
-        same script would, or its host had none but unfit ones of late. Empty when it is.
+        """Say why a newcomer is not let in: newcomers before it differed from the others, as it would with the same
+        script, or its host had none but unfit workers of late. Empty: it is let in.
         """
         record = self._working.record
         if record.trials.parted >= unfit.ENOUGH:

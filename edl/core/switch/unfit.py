@@ -76,7 +76,7 @@ class Evidence:
 
     @property
     def faults(self) -> dict[str, str]:
-        """What members of the ring before have raised, where there are newcomers: without these they trained."""
+        """Errors that are no broken ring, of members that trained without the newcomers; empty without newcomers."""
         blameless = self.newcomers and set(self.roster).difference(self.newcomers)
         return {one: why for one, why in self.said.items() if blameless and one in blameless and is_fault(why)}
 
@@ -104,7 +104,7 @@ def is_own(reason: str) -> bool:
 
 
 def is_fault(reason: str) -> bool:
-    """A member's ring has raised what is no broken ring (`edl.errors.RingFault`)."""
+    """Return whether a `reason` is that of a ring that has raised what is no broken ring (`edl.errors.RingFault`)."""
     return FAULT in reason
 
 
@@ -265,7 +265,7 @@ def _pairs(evidence: Evidence) -> dict[str, set[str]]:
 
 
 def _why_new(worker: str, evidence: Evidence) -> str:
-    """A newcomer is blamed for being new."""
+    """Say why a newcomer is blamed that has not accused itself: the others trained without it."""
     for told, reason in evidence.faults.items():
         return f"with it {told} meets {reason}"
     return evidence.said.get(worker, _NEVER_CAME)

@@ -72,7 +72,7 @@ def difference(
 
 
 def _difference(contents: Sequence[Contents], old: Sequence[int]) -> Difference:
-    """`old`: the ranks whose state counts."""
+    """Compare all ranks with the state that most of the `old` ranks have: theirs counts."""
     keys = [tuple((key, one.digest) for key, one in sorted(content.items())) for content in contents]
     right, _ = max(Counter(keys[rank] for rank in old).items(), key=lambda item: (item[1], -keys.index(item[0])))
     root, followers = next(rank for rank in old if keys[rank] == right), keys.count(right)
@@ -107,7 +107,7 @@ def _digest(content: Contents, key: tuple[str, int]) -> int | None:
 
 
 def _held(by_rank: Sequence[Fingerprint | None]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Which ranks have which value; nothing where it is no plain value on all of them."""
+    """Group the ranks by their value; empty where one of them has no plain value."""
     found: dict[str, list[int]] = {}
     for rank, one in enumerate(by_rank):
         if one is None or not one.value:
@@ -117,7 +117,7 @@ def _held(by_rank: Sequence[Fingerprint | None]) -> tuple[tuple[str, tuple[int, 
 
 
 def at_end(finals: Sequence[EndState], generation: int, step: int) -> Divergence | None:
-    """Between workers whose scripts have ended; None: they have ended in one state."""
+    """Find the difference between workers whose scripts have ended; None: they have ended in one state."""
     names = [worker for one in finals for worker in one.workers]
     found = difference([one.state for one in finals for _ in one.workers])
     if found is None:
@@ -138,7 +138,7 @@ def at_end(finals: Sequence[EndState], generation: int, step: int) -> Divergence
 
 
 def ended_in(finals: Sequence[EndState], worker: str, state: tuple[Fingerprint, ...]) -> tuple[EndState, ...]:
-    """`finals`, with one more worker among those that have ended in its state."""
+    """Add a worker to those that have ended in the same `state`, up to so many states."""
     digests = tuple(one.digest for one in state)
     for place, known in enumerate(finals):
         if tuple(one.digest for one in known.state) == digests:
@@ -147,7 +147,7 @@ def ended_in(finals: Sequence[EndState], worker: str, state: tuple[Fingerprint, 
 
 
 def up_to(finals: Sequence[EndState], step: int) -> tuple[EndState, ...]:
-    """Of workers that had made no step beyond `step`, as their first fingerprint says."""
+    """Keep the states of workers that had made no step beyond `step`, as their first fingerprint says."""
     return tuple(one for one in finals if int(one.state[0].value) <= step)
 
 
@@ -167,7 +167,7 @@ def is_proven(step: int, joined: int) -> bool:
 
 
 def outcome(divergence: Divergence, policy: OnDivergence) -> Consequence:
-    """At a newcomer's first comparison it may be the way in which it got its state, so it is given that once more."""
+    """Decide what follows. A newcomer may have got its state wrongly: at its first comparison it gets it anew."""
     first = divergence.newcomers and not divergence.equal_step
     if (policy is OnDivergence.HEAL or first) and not divergence.persists and not divergence.at_end:
         return Consequence.HEAL

@@ -38,7 +38,7 @@ STEPS: Final = "the number of steps"  # what is told first of a worker whose scr
 
 
 def causes(found: Divergence) -> str:
-    """The likely ones."""
+    """Name the likely causes of a difference, for people."""
     if found.at_end and found.first == STEPS:
         return APART
     set_by_script = bool(found.held)
@@ -51,7 +51,7 @@ def causes(found: Divergence) -> str:
 
 
 def told(found: Divergence) -> str:
-    """For people."""
+    """Say in one line, for people, who differs from whom, in what, and why that may be."""
     when = f"the workers' states differ after step {found.step}"
     when = "the workers' states differ at the end of their scripts" if found.at_end else when
     before = f" (after step {found.equal_step} they were equal)" if found.equal_step else ""

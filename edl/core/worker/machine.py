@@ -260,7 +260,7 @@ class WorkerMachine:
 
     @property
     def on_trial(self) -> bool:
-        """It comes from a ring to one with newcomers, or has made no step there: it trains without these if need be."""
+        """This worker goes from its ring to one with newcomers, or has made no step there yet (`Ring.on_trial`)."""
         entering = self._entering
         if entering is not None:
             return entering.generation > 0 and entering.assignment.newcomers > 0
@@ -613,7 +613,7 @@ class WorkerMachine:
                 return self._void(reason, Void(self.generation, clipped(awaited), waited_s))
 
     def _void(self, reason: str, void: Void) -> list[Command]:
-        """Its daemon hears of it at once: the others may have waited long for a member that does hang."""
+        """Tell the daemon at once that the mini-batch is void: the leader may be looking for the member that hangs."""
         if self.void is not None:
             return []
         self.void = reason

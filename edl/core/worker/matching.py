@@ -70,21 +70,20 @@ class RoundHeard(msgspec.Struct, frozen=True):
 
 
 def announcement(kind: str, name: str | None, form: str, rows: Sequence[int] = ()) -> Announcement:
-    """Of a collective with this name, or without any: those of a kind match in their order then."""
+    """Say what is announced of a collective. Those without a name match by their kind, in their order."""
     call = kind if name is None else f"{kind} {name!r}"
     key = _digest(f"{kind}\0" if name is None else f"{kind}\0\0{name}")
     return Announcement(key, _digest(form), _short(call, CALL_CHARACTERS), _short(form, FORM_CHARACTERS), tuple(rows))
 
 
 class Matching:
-    """In one ring, as each of its members sees it alike."""
+    """The collectives begun in one ring. Each member keeps such a table, and all tables are the same."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
         self._begun: dict[bytes, list[deque[Announcement]]] = defaultdict(lambda: [deque() for _ in range(size)])
 
     def hear(self, rounds: Sequence[Round]) -> RoundHeard:
-        """What all members say in the next round, by rank."""
+        """Take what each member says in the next round, by rank, and find what all have begun by now."""
         matches = [
             match
             for rank, said in enumerate(rounds)

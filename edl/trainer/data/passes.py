@@ -52,7 +52,7 @@ class PassSoFar(NamedTuple):
         return self.left if self.left == self.left_before else 0
 
     def next(self, *, left: bool) -> PassSoFar:
-        """Of the pass after this one, which is over."""
+        """Return where the script stands as the next pass begins. `left`: it left this one before its end."""
         if not self.steps:
             return self
         if left:
@@ -175,8 +175,8 @@ class Pass:
             self._audit.ended(epochs, self.step)
 
     def join(self, after: int, epoch: int | None, so_far: PassSoFar) -> None:
-        """It has handed out rehearsals at most: it is what is left of the others' pass after that step, which may be
-        nothing. `epoch`: of their pass; None: that of the coming step.
+        """Make this pass, which has handed out rehearsals at most, what is left of the others' pass after that step, be
+        it nothing. `epoch`: of their pass; None: that of the coming step.
         """
         with self._lock:
             if self.step is not None:
@@ -194,7 +194,7 @@ class Pass:
         return self._is_cut(self._coming_step)
 
     def made_by(self, committed: int) -> int:
-        """So many steps were committed in it."""
+        """Count the steps of this pass that were committed."""
         return 0 if self.began_after is None else committed - self.began_after
 
     def give_up(self) -> None:
@@ -268,16 +268,15 @@ class Pass:
         return self.until is not None and step > self.until
 
     def _find_epoch(self) -> bool:
-        """Which one this pass belongs to, and ask for it. False: there is no more to know."""
+        """Find out which epoch this pass belongs to, and ask for its leases. False: there is no more to know."""
         with self._lock:
             if not self._one_epoch or self.epoch is not None or self._port.rehearsals.left or self._leases.closed:
                 return False
             self.epoch = self._leases.epochs_before(self._coming_step)
             wanted = 0 if self.epoch is None else self.epoch + 1
         if wanted > self._spec.epochs:
-            self._port.open(
-                msgspec.structs.replace(self._spec, epochs=wanted)
-            )  # without the lock: it may be waited for
+            # Without the lock, as the leader's answer may be waited for.
+            self._port.open(msgspec.structs.replace(self._spec, epochs=wanted))
         return wanted > 0
 
     def _is_beyond(self, lease: Lease) -> bool:

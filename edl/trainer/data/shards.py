@@ -184,7 +184,7 @@ class ShardGenerator:
         return self._done(now, wait=True)
 
     def _done(self, now: Pass, *, wait: bool) -> int:
-        """Epochs; without `wait`, as far as is known."""
+        """Count the epochs that are over; without `wait`, as far as is known."""
         over = max(self._epochs_done, self._over(wait=wait) or 0)
         if now.state is not PassState.ENDED or now.is_cut or (now.step or 0) >= self._port.step():
             return over
@@ -399,7 +399,7 @@ class ShardGenerator:
         before.give_up()
 
     def _over(self, *, wait: bool) -> int | None:
-        """Epochs that are over with the newest committed step. None: in a rehearsal it is not known."""
+        """Count the epochs that are over with the newest committed step. None: it is not known, as in a rehearsal."""
         port = self._port
         if port.rehearsals.left:
             return None
@@ -410,7 +410,7 @@ class ShardGenerator:
         return over
 
     def _next_epoch(self) -> int | None:
-        """Of a pass that begins now. None: not known yet."""
+        """Return the epoch of a pass that begins now. None: it is not known yet."""
         begins_life = self._pass is None and self._port.step() == 1 and not self._port.rehearsals.left
         return self._goes_on_in() if begins_life else self._over(wait=False)
 
