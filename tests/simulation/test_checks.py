@@ -15,7 +15,7 @@ from mutants import Mutant, Patch, Play, expect_noticed, full, later
 from edl.core.data import ledger, rebatch
 from edl.core.data import ledger_versions as ledgers
 from edl.core.data.unassigned import Unassigned
-from edl.core.job import deadlines, members, observations
+from edl.core.job import deadlines, members
 from edl.core.job import machine as job
 from edl.core.job import working_state as working
 from edl.core.resize import scaling, sizing
@@ -118,10 +118,6 @@ def waits_for_those_that_hang(patch: Patch) -> None:
     patch.setattr(deadlines.Waits, "overdue", lambda _self, _now: [])
 
 
-def takes_a_long_step_for_a_wait(patch: Patch) -> None:
-    patch.setattr(observations.Observations, "_waited_s", lambda seen, worker, _: seen._stalls.get(worker, 0.0))
-
-
 def loses_requests_during_a_switch(patch: Patch) -> None:
     take = sizing.Sizing.take
 
@@ -221,7 +217,6 @@ MUTANTS: dict[Mutant, set[str]] = {
     remembers_plans_that_are_no_more: {"I6"},
     never_notices_a_broken_ring: {"I12"},
     waits_for_those_that_hang: {"I12", "I14"},
-    takes_a_long_step_for_a_wait: {"I12"},
     loses_requests_during_a_switch: {"requests"},
     admits_more_than_the_maximum: {"limits"},
     uses_a_generation_twice: {"I2"},
@@ -385,7 +380,6 @@ RARE: dict[Mutant, Play] = {  # what few seeds of `scenario` come across soon
     never_lifts_a_mark: leaves_at_a_mark,
     leaves_leased_what_no_worker_can_have_begun: later(scenario, SEEDS + 90),
     waits_for_those_that_hang: later(scenario, 20),
-    takes_a_long_step_for_a_wait: later(scenario, 38),
     cuts_before_all_have_told: later(scenario, 20),
     cuts_what_a_worker_has_read: later(scenario, 20),
     leaves_no_worker_out: cut_off,
