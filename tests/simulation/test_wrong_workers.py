@@ -340,7 +340,7 @@ MUTANTS: dict[Mutant, tuple[Play, str]] = {
     takes_no_share_but_where_it_may_follow_orders: (growing, "I12"),
     goes_by_orders_that_newer_ones_have_overtaken: (growing, "I12"),
     stays_at_a_mark_that_is_lifted: (shared_out, "I12"),
-    takes_each_mini_batch_for_void_after_one_was: (killed, "I5"),
+    takes_each_mini_batch_for_void_after_one_was: (killed, "I12"),
     tells_another_daemon_nothing: (scenario, "I9"),
     tells_its_daemon_of_no_ring_that_failed: (cut_off, "I9"),
     tells_its_daemon_of_no_void_mini_batch: (killed, "I9"),
@@ -350,7 +350,7 @@ MUTANTS: dict[Mutant, tuple[Play, str]] = {
     takes_its_state_for_half_copied_for_ever: (growing, "I5"),
     takes_the_newest_share_whichever_ring_it_is_of: (growing, "I7"),
     goes_on_before_its_share_has_come: (killed, "I7"),
-    commits_a_void_mini_batch: (killed, "I12"),
+    commits_a_void_mini_batch: (killed, "I5"),
 }
 
 
