@@ -79,7 +79,7 @@ class BatchEnds:
         if self._machine.check_is_due:
             self._compare()
         if committed and self._leases.ends_before(self._machine.step + 1):
-            self._comparison.read_last()
+            self._comparison.read_last(self._leases.epochs_before(self._machine.step + 1) or 1)
         if self._ring_broke:  # after the comparison, as in `renew_ring`: all members call the same in the same order
             self._ring_broke = False
             self._settle_evaluations()

@@ -37,7 +37,7 @@ from edl.trainer.shell import WorkerShell
 
 logger = logging.getLogger("edl")
 
-READ_EVERY: Final = 16  # steps: what may be the last state is read no more often
+READ_EVERY: Final = 16  # steps of a pass: where passes are shorter, the state at their ends is not read
 
 Reading: TypeAlias = Callable[[], list[Fingerprint]]  # waits until all is read
 
@@ -94,7 +94,8 @@ class Comparison:
         self._names: list[str] = []  # of the ring's members, by rank, once they differed
         self._begun: _Begun | None = None
         self._told: Divergence | None = None  # nothing was made of it yet
-        self._last: tuple[int, list[Fingerprint]] = (-READ_EVERY, [])  # after what may be the script's last step
+        # the state after what may be the script's last step
+        self._last: tuple[int, list[Fingerprint]] = (0, [])
 
     def rehearse(self) -> None:
         """A newcomer, in its ring of one: the first time takes long."""
@@ -144,12 +145,14 @@ class Comparison:
             self._wait_for_the_end(found, timeout_s)
         return False
 
-    def read_last(self) -> None:
-        """Read the state after what may be the last step: no more data will come, as far as is known, and what the
-        script does with its weights afterwards is its own. Of a script with short passes it is read at its end instead.
+    def read_last(self, passes: int) -> None:
+        """No more data will come, as far as is known: what the script does with its weights afterwards is its own.
+        `passes`: so many have ended by this step. Whether the state is read here follows from both numbers alone: all
+        workers that end after this step read at the same moment, also those that have come late. A script of short
+        passes reads its state at its end, instead.
         """
         step = self._shell.machine.step
-        if step - self._last[0] >= READ_EVERY:
+        if step >= READ_EVERY * passes:
             self._last = (step, self._fingerprints())
 
     def last(self) -> list[Fingerprint]:

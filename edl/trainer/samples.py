@@ -6,6 +6,7 @@ what is handed out (`edl.trainer.data.shards`), nor which leases there are (`edl
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,13 @@ from edl.trainer.rates.factors import RateFactors
 from edl.trainer.resuming import Resuming
 from edl.trainer.shell import WorkerShell
 
+logger = logging.getLogger("edl")
+
+UNENDED = "this script has taken all mini-batches that it was given, and has ended none"
+END_EACH = (
+    "call edl.notify_batch_end() after the update of each one; with Keras's fit, give it edl.KerasCallback(); over a "
+    "loader of edl.prepare(), asking for the next one does it"
+)
 COMMIT_POLL_S = 0.0005  # the end of a mini-batch wakes no thread: that would cost every step
 
 
@@ -32,6 +40,7 @@ class Samples:
         self._rates = rates
         self._resuming = resuming
         self.shards: ShardGenerator | None = None  # the script's, where edl deals out its data
+        self._told_unended = False  # a script that never ends a mini-batch was told so
 
     # ---------------------------------------------------------------------------------------- the generator's port
 
@@ -72,7 +81,7 @@ class Samples:
         machine, leases = self._machine, self._leases
         leases.forget_before(machine.step)  # else a job of weeks would search through all that it has trained
         if not leases.offers(max(step or 0, machine.step + 1)) and not (
-            wait and leases.wait_offered(step, lambda: machine.step, self._goes_on_waiting)
+            wait and leases.wait_offered(step, lambda: machine.step, self._patience(step))
         ):
             return False
         coming = machine.step + 1
@@ -107,6 +116,26 @@ class Samples:
             if self.shards is not None:
                 self.shards.check_goes_on()
             time.sleep(COMMIT_POLL_S)
+
+    def _patience(self, step: int | None) -> Callable[[], bool]:
+        """Whether to go on waiting for `step`; raises UsageError once it is sure that its samples never come."""
+        since, machine = time.monotonic(), self._machine
+
+        def goes_on() -> bool:
+            is_over = time.monotonic() - since > self._shell.step_timeout_s
+            if is_over and step is not None and step > machine.step + 1:
+                self._tell_unended(machine.step)
+            return self._goes_on_waiting()
+
+        return goes_on
+
+    def _tell_unended(self, step: int) -> None:
+        """The leader gives out more once steps have ended, and the script has taken all and ended none since `step`."""
+        if self._shell.is_training_thread:  # which alone could end one, and waits
+            raise UsageError(f"{UNENDED} since step {step}: {END_EACH}")
+        if step == 0 and not self._told_unended:  # it may be at its first one for long
+            self._told_unended = True
+            logger.warning("%s: %s", UNENDED, END_EACH)
 
     def _goes_on_waiting(self) -> bool:
         """Once not: in the place of data that never comes the script is given a mini-batch that does not count."""

@@ -298,22 +298,28 @@ def test_at_the_end_each_reads_its_own_state_and_asks_the_ring_nothing(large: bo
 
 def test_what_a_script_does_with_its_weights_after_the_last_step_of_its_data_is_its_own() -> None:
     shell, comparison = member(1, ["abc", "abc", "abc"])
-    comparison.read_last()
+    shell.machine.step = READ_EVERY
+    comparison.read_last(passes=1)
     shell.ring.states = ["abc", "xyz", "abc"]
     assert comparison.last() == fingerprints("abc")
     shell.machine.step += 1  # there was more data
     assert comparison.last() == fingerprints("xyz")
 
 
-def test_at_the_ends_of_short_passes_nothing_is_read() -> None:
-    shell, comparison = member(1, ["abc", "abc", "abc"])
-    reads = []
-    own = comparison._framework.fingerprints
-    comparison._framework.fingerprints = lambda more: reads.append(shell.machine.step) or own(more)  # type: ignore[method-assign]
-    for _ in range(4 * READ_EVERY):
-        shell.machine.step += 1
-        comparison.read_last()
-    assert len(reads) == 4
+@pytest.mark.parametrize("steps", [READ_EVERY - 1, READ_EVERY, 3 * READ_EVERY])
+@pytest.mark.parametrize("came_in", range(1, 8))
+def test_whoever_came_when_reads_at_the_same_ends_of_passes_as_all(steps: int, came_in: int) -> None:
+    """Else the script's schedule, which takes a step after each pass, is in the state of one worker and not of another.
+    The state at the ends of short passes is not read.
+    """
+    ends = range(steps, 8 * steps, steps)
+    read = []
+    for first in (1, came_in):
+        shell, comparison = member(1, ["abc", "abc", "abc"])
+        for passes, shell.machine.step in list(enumerate(ends, 1))[first - 1 :]:
+            comparison.read_last(passes)
+        read.append(comparison._last[0])
+    assert read == [ends[-1] if steps >= READ_EVERY else 0] * 2
 
 
 def test_a_large_state_is_read_until_its_next_update_and_not_beyond() -> None:
