@@ -29,7 +29,7 @@ WAYS: dict[str, tuple[tuple[str, ...], str]] = {  # a script and its arguments, 
     "torch": (("torch_elastic.py",), "torch"),
     "tensorflow": (("tensorflow_elastic.py", "--way", "eager"), "horovod"),
 }
-HOW = ("asleep", "collective", "stopped", "loader")
+HOW = ("asleep", "collective", "astray", "stopped", "loader")
 WHOM = ("member", "newcomer", "leader's")
 # One of each ring, of each way to hang and of each worker; the others are more of the same.
 UNMARKED = {
@@ -38,6 +38,7 @@ UNMARKED = {
     ("tensorflow", "asleep", "leader's"),
     ("horovod", "collective", "leader's"),
     ("torch", "stopped", "member"),
+    ("horovod", "astray", "member"),
 }
 
 
@@ -83,7 +84,11 @@ def test_who_hangs_is_given_up_after_one_step_time_out(edl, tmp_path, way: str, 
     void = min((event["ts"] for event in events if event["kind"] == "batch_voided"), default=loss["ts"])
     figures = " | ".join(f"{moment - began:.1f}" for moment in (void, loss["ts"], again["ts"]))
     sys.stdout.write(f"| {way} | {how} | {whom} | {figures} | {loss['reason']} |\n")
-    if how != "collective":  # there its own script ends by an error, which is the reason
+    if how == "collective":
+        assert "not all members came" in loss["reason"], "its own script has ended by the error"
+    elif how == "astray":
+        assert "it waited instead of the gradients for" in loss["reason"]
+    else:
         assert "others gave up waiting for it: it hangs in step" in loss["reason"]
     if how in {"asleep", "loader"}:
         assert "hanging.py" in loss["reason"] or f"{script[0]}:" in loss["reason"], "where its script stands"

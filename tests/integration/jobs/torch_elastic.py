@@ -1,6 +1,7 @@
 """A PyTorch loop whose workers come and go."""
 
 import argparse
+import contextlib
 import json
 import os
 import zlib
@@ -15,6 +16,7 @@ import task
 import torch
 
 import edl.torch as edl
+from edl.errors import RingBroken
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -69,6 +71,12 @@ def alone() -> None:
     edl.allreduce(torch.ones(1), name="mine alone")
 
 
+def caught() -> None:
+    """The same in a script that goes on after the error."""
+    with contextlib.suppress(RuntimeError, RingBroken):
+        alone()
+
+
 def load() -> None:
     """By a loader whose worker is stuck."""
     next(iter(torch.utils.data.DataLoader(Stuck(), num_workers=1)))
@@ -96,7 +104,7 @@ def train(ids: Any) -> None:
     optimizer.step()
     mortal.in_step("applied", rank, step)
     path.pause(options)
-    hanging.here(options.out, collective=alone, loader=load)
+    hanging.here(options.out, collective=alone, astray=caught, loader=load)
     extra.batches += 1
     if edl.rehearsing():
         mortal.before_rehearsed()
