@@ -67,6 +67,7 @@ class HorovodRing:
         self._named = named
         self.on_trial = never
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
+        self.reduces = False  # the training thread is in a reduction of gradients whose names are Horovod's own
         ownership.at_exit(self._end)
         ownership.in_children(self._be_inherited)
 
@@ -184,7 +185,7 @@ class HorovodRing:
     def awaits(self) -> str:
         waiting = [name.removeprefix("allreduce.") for name in self._engine.waiting()]  # as horovod.torch calls them
         averaged = {one.name for one in self._named()}
-        reduces = any(name.partition("#")[0] in averaged for name in waiting)
+        reduces = any(self.reduces or name.partition("#")[0] in averaged for name in waiting)
         return GRADIENTS if reduces else min(waiting, default="")
 
     def abort(self, given_up: range | None = None) -> None:

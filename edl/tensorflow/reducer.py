@@ -89,12 +89,13 @@ class Reducer:
             return None
         if self._ring.size == 0:
             raise UsageError("edl.Optimizer: no job was joined; call edl.init() before the first step")
-        began = time.perf_counter_ns()
+        began, self._ring.reduces = time.perf_counter_ns(), True
         try:
             with Voidable(self._trainer, self._ring), self._ring.failing():
                 averaged = self._average_now([_carried(_dense(gradient)) for gradient in gradients], variables)
                 return [_returned(one, variable.dtype) for one, variable in zip(averaged, variables, strict=True)]
         finally:
+            self._ring.reduces = False
             self._trainer.waited(time.perf_counter_ns() - began)
         return None
 

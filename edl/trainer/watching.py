@@ -126,7 +126,7 @@ def waits_for_survivors(machine: WorkerMachine) -> bool:
 def place_of(frame: FrameType) -> str:
     """Say where a thread is, by its innermost `frame`: the line of the script, and what the script has called there."""
     own: FrameType | None = frame
-    while own is not None and own.f_code.co_filename.startswith((*LIBRARIES, "<frozen")):
+    while own is not None and own.f_code.co_filename.startswith((*LIBRARIES, "<frozen", "<string>")):
         own = own.f_back
     if own is None or own is frame:
         return _line_of(frame)
