@@ -79,7 +79,7 @@ def main() -> int:
         if complaint := refused(library, checkout):
             parser.error(complaint)
         if library == DDP:
-            subprocess.run([sys.executable, str(ROOT / "scripts" / "ddp_cases.py")], check=False)
+            run_ddp_cases()
             continue
         try:
             compare(library, checkout, given.chosen)
@@ -87,6 +87,19 @@ def main() -> int:
             sys.stderr.write(f"their-tests: {library} cannot be fetched: {error.stderr.strip()[-500:]}\n")
             return 1
     return 0
+
+
+def run_ddp_cases() -> None:
+    """By DistributedDataParallel itself, and by edl on each ring."""
+    there, cases = Path(sys.executable).parent, str(ROOT / "scripts" / "ddp_cases.py")
+    edl = [str(there / "edl"), "run", "-np", "2", "--max-restarts", "0"]
+    for title, command in {
+        "DistributedDataParallel": [str(there / "torchrun"), "--standalone", "--nproc-per-node", "2", cases],
+        "edl, --ring horovod": [*edl, "--ring", "horovod", sys.executable, cases],
+        "edl, --ring torch": [*edl, "--ring", "torch", sys.executable, cases],
+    }.items():
+        print(f"\n{title}", flush=True)
+        subprocess.run(command, check=False)
 
 
 def refused(library: str, checkout: str) -> str:

@@ -13,8 +13,10 @@ The steps of `edl.Optimizer` need none of this (`edl.torch.buckets`).
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -101,7 +103,9 @@ class Announced:
 
 
 class Announcing:
-    """The announcements of one ring of several members. Belongs to the training thread."""
+    """The announcements of one ring of several members. Belongs to one thread at a time: where two call collectives at
+    once, members begin them in other orders, and each waits for what another one's second thread would announce.
+    """
 
     def __init__(self, groups: RoundGroups, rank: int, size: int) -> None:
         self.groups = groups
@@ -115,23 +119,40 @@ class Announcing:
         self._unsaid: deque[Announcement] = deque()
         self._round: tuple[Any, list[torch.Tensor]] | None = None  # under way: the operation, and what members say
         self._busy = False  # with what a round has matched
+        self._turn = threading.RLock()
 
     def begin(self, what: Announcement, start: Callable[[Match], Begun], *, named: bool = False) -> Announced:
         """Announce a collective, which begins by `start` once all members have announced it. Raises RingBroken, and
         UsageError where another of this name is under way.
         """
-        if named:
-            before = self._named.get(what.key)
-            if before is not None and before.under_way:
-                raise UsageError(f"{what.call}: one of this name is under way: synchronize() it first, or rename this")
-        one = Announced(self, what, start)
-        if named:
-            self._named[what.key] = one
-            self._sweep()
-        self._pending.setdefault(what.key, deque()).append(one)
-        self._unsaid.append(what)
-        self._advance()
-        return one
+        with self._alone(what.call):
+            if named:
+                before = self._named.get(what.key)
+                if before is not None and before.under_way:
+                    raise UsageError(
+                        f"{what.call}: one of this name is under way: synchronize() it first, or rename this"
+                    )
+            one = Announced(self, what, start)
+            if named:
+                self._named[what.key] = one
+                self._sweep()
+            self._pending.setdefault(what.key, deque()).append(one)
+            self._unsaid.append(what)
+            self._advance()
+            return one
+
+    @contextlib.contextmanager
+    def _alone(self, call: str) -> Iterator[None]:
+        """Inside, no other thread calls a collective. Raises UsageError where one is at it."""
+        if not self._turn.acquire(blocking=False):
+            raise UsageError(
+                f"{call}: another thread of this script calls a collective just now. With --ring torch call all of "
+                "them in one thread, or use --ring horovod"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _sweep(self) -> None:
         if len(self._named) >= self._sweep_at:
@@ -147,16 +168,18 @@ class Announcing:
 
     def look(self, one: Announced) -> None:
         """Take what rounds have matched by now, without waiting, and begin another one for `one`. Raises RingBroken."""
-        self._advance()
-        if not one.matched and self._round is None:
-            self._say("")
+        with self._alone(one.what.call):
+            self._advance()
+            if not one.matched and self._round is None:
+                self._say("")
 
     def wait_for(self, one: Announced) -> None:
         """Wait until `one` has matched, or cannot. Raises RingBroken."""
-        while not one.matched:
-            if self._round is None:
-                self._say(f"{one.what.call} ({one.what.form})" if one.what.form else one.what.call)
-            self._hear()
+        with self._alone(one.what.call):
+            while not one.matched:
+                if self._round is None:
+                    self._say(f"{one.what.call} ({one.what.form})" if one.what.form else one.what.call)
+                self._hear()
 
     def _advance(self) -> None:
         if self._round is not None and self._round[0].is_completed():

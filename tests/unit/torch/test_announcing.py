@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -215,3 +216,12 @@ def test_gradients_that_differ_are_named_before_the_first_bucket(
 
     monkeypatch.setattr(ProcessGroups, "of_all_begun", fails)
     assert members.all(reduce) == [0] * SIZE
+
+
+def test_two_threads_at_once_are_told_to_be_one(members: Members) -> None:
+    def second(ring: GroupRing, rank: int) -> Any:
+        with ring.groups.announcing._alone("allreduce"), ThreadPoolExecutor(1) as another:
+            return another.submit(begun, ring, torch.ones(1), "metric").exception(30)
+
+    errors = members.all(second)
+    assert all(isinstance(error, UsageError) and "in one thread" in str(error) for error in errors), errors
