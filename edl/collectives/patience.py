@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Pulse(NamedTuple):
-    """What had moved in a ring by the time of a look."""
+    """A pulse tells what had moved in a ring by the time of a look."""
 
     waiting: int  # collectives that this process has begun, and that not all members have come to
     begun: int  # times that one was
@@ -26,15 +26,17 @@ class Patience:
     """The patience of one process with the ring that it sits in."""
 
     def __init__(self) -> None:
-        self._ring = 0
+        self._at = (0, 0)
         self._last: Pulse | None = None
         self._moved_at = 0.0
 
-    def look(self, ring: int, pulse: Pulse | None, now: float) -> float:
-        """Return for how many seconds nothing has moved in this ring, a generation. `pulse` None: none is awaited."""
+    def look(self, at: tuple[int, int], pulse: Pulse | None, now: float) -> float:
+        """Return for how many seconds nothing has moved in a ring and step, `at`: its generation, and the newest step.
+        `pulse` None: none is awaited.
+        """
         last, self._last = self._last, pulse
-        if pulse is None or last is None or ring != self._ring or _moved(last, pulse):
-            self._ring, self._moved_at = ring, now
+        if pulse is None or last is None or at != self._at or _moved(last, pulse):
+            self._at, self._moved_at = at, now
         return now - self._moved_at
 
 

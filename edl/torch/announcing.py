@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -28,6 +29,8 @@ from edl.errors import CollectiveFailed, CollectiveRefused, RingBroken, UsageErr
 ROOM_BYTES = 4096  # of what a member says in a round
 ROOM_OF_MEMBER_BYTES = 10  # for each member more: an announcement may have a number for each of them
 LENGTH_BYTES = 8
+POLLS_S = 1.0  # who has polled so lately is at it
+ROUND = "a round"  # what an operation of these is called where waits are told of
 FEW = 64  # names of what is through are kept up to so many
 Begun = tuple[Sequence[Any], Callable[[], Any]]  # operations under way, and what comes of them
 
@@ -36,11 +39,12 @@ class RoundGroups(Protocol):
     """The process groups of a ring, as much of them as rounds need."""
 
     rest: Any
+    broken: str
 
     def begun(self, work: Any) -> Any:
         """An operation that is to be waited for: itself."""
 
-    def wait(self, work: Any) -> None:
+    def wait(self, work: Any, what: str = ...) -> None:
         """Wait until an operation is through. Raises RingBroken."""
 
 
@@ -119,6 +123,9 @@ class Announcing:
         self._unsaid: deque[Announcement] = deque()
         self._round: tuple[Any, list[torch.Tensor]] | None = None  # under way: the operation, and what members say
         self._busy = False  # with what a round has matched
+        self.matches = 0  # collectives that all members have come to
+        self._looked_at = float("-inf")  # when the script has polled last
+        self._waits = False  # the script does, for one that not all members have come to
         self._turn = threading.RLock()
 
     def begin(self, what: Announcement, start: Callable[[Match], Begun], *, named: bool = False) -> Announced:
@@ -143,7 +150,7 @@ class Announcing:
 
     @contextlib.contextmanager
     def _alone(self, call: str) -> Iterator[None]:
-        """Inside, no other thread calls a collective. Raises UsageError where one is at it."""
+        """Keep other threads out of the script's collectives. Raises UsageError where one is at it."""
         if not self._turn.acquire(blocking=False):
             raise UsageError(
                 f"{call}: another thread of this script calls a collective just now. With --ring torch call all of "
@@ -169,20 +176,29 @@ class Announcing:
     def look(self, one: Announced) -> None:
         """Take what rounds have matched by now, without waiting, and begin another one for `one`. Raises RingBroken."""
         with self._alone(one.what.call):
+            self._looked_at = time.monotonic()
             self._advance()
             if not one.matched and self._round is None:
                 self._say("")
 
+    def awaits(self) -> bool:
+        """Tell from any thread whether the script waits or polls for a collective without all its members."""
+        return bool(self._pending) and (self._waits or time.monotonic() - self._looked_at < POLLS_S)
+
     def wait_for(self, one: Announced) -> None:
         """Wait until `one` has matched, or cannot. Raises RingBroken."""
         with self._alone(one.what.call):
-            while not one.matched:
-                if self._round is None:
-                    self._say(f"{one.what.call} ({one.what.form})" if one.what.form else one.what.call)
-                self._hear()
+            self._waits = True
+            try:
+                while not one.matched:
+                    if self._round is None:
+                        self._say(f"{one.what.call} ({one.what.form})" if one.what.form else one.what.call)
+                    self._hear()
+            finally:
+                self._waits = False
 
     def _advance(self) -> None:
-        if self._round is not None and self._round[0].is_completed():
+        if self._round is not None and (self.groups.broken or self._round[0].is_completed()):
             self._hear()
         if self._round is None and self._unsaid:
             self._say("")
@@ -209,7 +225,7 @@ class Announcing:
         """Wait for the round under way, and begin what it has matched."""
         assert self._round is not None  # the caller has looked
         (work, rows), self._round = self._round, None
-        self.groups.wait(work)
+        self.groups.wait(work, ROUND)
         heard = self._matching.hear([_decoded(row.numpy().tobytes()) for row in rows])
         self._busy = True
         try:
@@ -218,6 +234,7 @@ class Announcing:
                 one = waiting.popleft()
                 if not waiting:
                     del self._pending[one.what.key]
+                self.matches += 1
                 one.begin(match)
         finally:
             self._busy = False

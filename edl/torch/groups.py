@@ -34,7 +34,7 @@ from edl.collectives.torch_addresses import listening
 from edl.errors import RingBroken
 from edl.protocol.messages import GRADIENTS
 from edl.protocol.ring import Place
-from edl.torch.announcing import Announcing
+from edl.torch.announcing import ROUND, Announcing
 from edl.torch.device_sums import NO_GPU, POLL_S, DeviceSums, Gpu, each_has_its_own
 from edl.torch.store import DaemonStore, PeerStore
 from edl.torch.tensor_ring import as_real
@@ -154,17 +154,22 @@ class ProcessGroups:
         return not self.broken and self._connections.living() >= self._standing
 
     def pulse(self) -> Pulse | None:
-        """What has moved, for who waits for long; None in a broken ring. Any thread."""
+        """Tell from any thread what has moved, where a thread waits for long; None in a broken ring."""
         with self._turn:
             if self.broken:
                 return None
-            waiting, waits = len(self._waiting), self._waits
-        return Pulse(waiting, waits, None, self._connections.bytes() if waiting else 0)
+            waiting, waits = sum(what != ROUND for what in self._waiting.values()), self._waits
+        # Rounds come and go while one member polls and another one waits for something else: that is no movement.
+        told = Pulse(waiting, waits, None, self._connections.bytes() if waiting else 0)
+        asking = self.announcing
+        return told._replace(waiting=waiting + asking.awaits(), begun=waits + asking.matches)
 
     def awaits(self) -> str:
-        """What is waited for; empty: nothing, or not for long. Any thread."""
+        """Tell from any thread what is waited for; nothing where no thread waits for long."""
         with self._turn:
-            waiting = set(self._waiting.values())
+            waiting = {OTHER if what == ROUND else what for what in self._waiting.values()}
+        if self.announcing.awaits():
+            waiting.add(OTHER)
         return GRADIENTS if GRADIENTS in waiting else min(waiting, default="")
 
     def begun(self, work: Any) -> Any:
@@ -246,11 +251,11 @@ class ProcessGroups:
 
     @contextlib.contextmanager
     def _waited_for(self, what: str) -> Iterator[threading.Event]:
-        """Inside, this thread waits for long. Yields an event, which is set when the ring is given up."""
+        """Note that this thread waits for long. Yields an event, which is set when the ring is given up."""
         news = threading.Event()
         with self._turn:
             self._waiting[news] = what
-            self._waits += 1
+            self._waits += what != ROUND
         try:
             yield news
         finally:

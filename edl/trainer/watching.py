@@ -74,7 +74,7 @@ class RingWatch:
         shell, place = self._shell, ring.place
         generation = 0 if place is None or place.size == 1 or waits_for_survivors(shell.machine) else place.generation
         pulse = ring.pulse() if generation else None
-        waited_s = self._patience.look(generation, pulse, now)
+        waited_s = self._patience.look((generation, shell.machine.step), pulse, now)
         if pulse is None or (generation == shell.awaited.generation and shell.awaited.waited_s):
             return  # nothing is waited for; or that was given up, and who waits there is about to find it
         if waited_s >= self._bound_s():

@@ -8,10 +8,11 @@ import pytest
 
 from edl.collectives.patience import Patience, Pulse
 
-RING = 3
+RING = (3, 40)  # and its newest step
+NEXT = (4, 40)
 
 
-def waited(pulses: Sequence[Pulse | None], ring: int = RING) -> float:
+def waited(pulses: Sequence[Pulse | None], ring: tuple[int, int] = RING) -> float:
     """After a look each second."""
     patience, found = Patience(), 0.0
     for at, pulse in enumerate(pulses):
@@ -55,5 +56,12 @@ def test_another_ring_has_its_own_time() -> None:
     patience = Patience()
     for at, pulse in enumerate(TALKS):
         patience.look(RING, pulse, float(at))
-    assert patience.look(RING + 1, Pulse(2, 7, 6, 600), 6.0) == 0.0
-    assert patience.look(RING + 1, Pulse(2, 7, 7, 700), 8.0) == 2.0
+    assert patience.look(NEXT, Pulse(2, 7, 6, 600), 6.0) == 0.0
+    assert patience.look(NEXT, Pulse(2, 7, 7, 700), 8.0) == 2.0
+
+
+def test_a_step_that_has_ended_is_movement() -> None:
+    patience = Patience()
+    for at, pulse in enumerate(TALKS):
+        patience.look(RING, pulse, float(at))
+    assert patience.look((RING[0], RING[1] + 1), TALKS[-1], 9.0) == 0.0

@@ -13,6 +13,7 @@ from ring_members import SIZE, Gatherings, Members
 
 from edl.errors import CollectiveRefused, RingBroken, UsageError
 from edl.protocol.ring import solo
+from edl.torch import announcing
 from edl.torch import group_collectives as act
 from edl.torch.announcing import ROOM_BYTES
 from edl.torch.group_collectives import CollectiveCall, Handle, Op
@@ -225,3 +226,41 @@ def test_two_threads_at_once_are_told_to_be_one(members: Members) -> None:
 
     errors = members.all(second)
     assert all(isinstance(error, UsageError) and "in one thread" in str(error) for error in errors), errors
+
+
+def test_who_polls_for_what_another_one_never_calls_is_seen_to_wait_in_vain(members: Members) -> None:
+    """Rounds go on beside that, as often as it polls: none of them brings a collective closer."""
+
+    def turn(ring: GroupRing, rank: int) -> list[Any]:
+        groups = ring.groups
+        handle, pulses = begun(ring, torch.ones(1), f"of rank {rank}"), []
+        for _ in range(20):
+            assert not handle.is_done()
+            pulses.append(groups.pulse())
+        return [len(set(pulses)), pulses[0] and pulses[0].waiting, groups.awaits()]
+
+    assert members.all(turn) == [[1, 1, "a collective called by name"]] * SIZE
+
+
+def test_who_has_begun_one_and_computes_on_waits_for_nothing(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcing, "POLLS_S", 0.0)
+
+    def turn(ring: GroupRing, rank: int) -> list[Any]:
+        handle = begun(ring, torch.ones(1), f"of rank {rank}")
+        handle.is_done()
+        pulse = ring.groups.pulse()
+        return [pulse and pulse.waiting, ring.groups.awaits()]
+
+    assert members.all(turn) == [[0, ""]] * SIZE
+
+
+def test_who_polls_in_a_ring_that_is_given_up_is_told(members: Members) -> None:
+    def turn(ring: GroupRing, rank: int) -> bool:
+        handle = begun(ring, torch.ones(1), f"of rank {rank}")
+        handle.is_done()
+        ring.abort()
+        with pytest.raises(RingBroken):
+            handle.is_done()
+        return True
+
+    assert members.all(turn) == [True] * SIZE
