@@ -36,7 +36,7 @@ def in_children(act: Callable[[], object]) -> None:
 
 
 def at_exit(act: Callable[[], object]) -> None:
-    """As `atexit.register`, but no child that inherits the entry calls `act`."""
+    """Register `act` as `atexit.register` does; no child that inherits the entry calls it."""
     atexit.register(_call_as_owner, os.getpid(), act)
 
 

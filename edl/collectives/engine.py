@@ -98,11 +98,11 @@ class RingEngine:
             self._busy.release()
 
     def pulse(self) -> Pulse | None:
-        """From any thread: what has moved in the ring that stands here. None: nothing was begun in it yet."""
+        """Tell from any thread what has moved in the ring that stands here; None where nothing was begun in it yet."""
         return None if self.place is None else self._guard.pulse()
 
     def waiting(self) -> list[str]:
-        """From any thread: names of tensors that not all members of that ring have come with."""
+        """Name, from any thread, the tensors that not all members of that ring have come with."""
         return [] if self.place is None else self._guard.waiting()
 
     def note_broken(self, generation: int) -> None:

@@ -103,7 +103,7 @@ class Guard:
         return 0 if self._native is None else int(self._native.edl_cut())
 
     def pulse(self) -> Pulse | None:
-        """What has moved in the ring that stands. None: nothing was begun in it yet, or it is not known. Any thread."""
+        """Tell from any thread what has moved in the ring that stands; None where that is not known."""
         found = _Pulse()
         if not self.whole or not self._native.edl_pulse(ctypes.byref(found), None, 0):
             return None

@@ -195,7 +195,7 @@ class HorovodRing:
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Inside, an error of a failed collective becomes RingBroken; on trial, any error of a collective does."""
+        """Turn the error of a failed collective into RingBroken; in a ring on trial, any error of a collective."""
         try:
             yield
         except Exception as error:

@@ -77,11 +77,11 @@ class Ring(Protocol):
         """
 
     def pulse(self) -> Pulse | None:
-        """From any thread: what has moved in the ring where this process sits. None: nothing is waited for there."""
+        """Tell from any thread what has moved in this process's ring; None where nothing is waited for there."""
 
     def awaits(self) -> str:
-        """From any thread: what this process waits for in its ring: GRADIENTS, or what the collective is called there
-        that not all members have come to. Empty: nothing.
+        """Tell from any thread what this process waits for in its ring: GRADIENTS, or the name of the collective to which
+        not all members have come. Empty: nothing.
         """
 
     def abort(self, given_up: range | None = None) -> None:

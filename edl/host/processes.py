@@ -76,7 +76,7 @@ def used_by(pid: int) -> tuple[float, int]:
 
 
 def halted(pid: int) -> str:
-    """What the system holds a process up by, for people; empty where it may go on, or is gone."""
+    """Say for people what holds a process up; nothing where it may go on, or is gone."""
     try:
         state = _stat(pid)[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -88,7 +88,7 @@ class ToldOnce:
         self._told: dict[bytes, LinePrefixer] = {}
 
     def lines(self, piece: bytes, of: LinePrefixer) -> bytes:
-        """Whole lines with the prefix of `of`, without those that another worker has said."""
+        """Return whole lines with the prefix of `of`, without those that another worker has said."""
         if OWN not in piece:  # as nearly always
             return piece
         return b"".join(line for line in piece.splitlines(keepends=True) if self._is_new(line, of))
@@ -174,7 +174,7 @@ def _set_done(done: asyncio.Future[None]) -> None:
 
 
 class LineTarget(NamedTuple):
-    """Where the lines of one worker's stream go."""
+    """A target takes the lines of one worker's stream."""
 
     shown: Sink
     kept: Sequence[Sink]  # files

@@ -19,7 +19,7 @@ DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
 class WorkersTold(NamedTuple):
-    """What the output of all workers of a launch has in common."""
+    """The workers of a launch share what their outputs have in common."""
 
     numbers: WorkerNumbers
     once: ToldOnce

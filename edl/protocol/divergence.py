@@ -44,8 +44,8 @@ class SameValue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Divergence(msgspec.Struct, frozen=True):
-    """As all members of the ring have found it, each by itself, from the same digests; or the leader, from what workers
-    have told of themselves at the end of their scripts.
+    """A divergence is what all members of the ring have found, each by itself, from the same digests; or the leader,
+    from what workers have told of themselves at the end of their scripts.
     """
 
     generation: int

@@ -60,7 +60,7 @@ class Void(msgspec.Struct, frozen=True):
 
 
 class ScriptPlace(msgspec.Struct, frozen=True):
-    """Where a script stands that has not ended a step for long: where its training thread is, or what it waits for."""
+    """The place of a script that has not ended a step for long: where its training thread is, or what it waits for."""
 
     step: int  # that it works on
     place: Reason

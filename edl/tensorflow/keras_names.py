@@ -30,7 +30,7 @@ def allreduce(  # noqa: PLR0913, PLR0917 - Horovod's signature
     op: Any = None,
     compression: Any = hvd.Compression.none,
 ) -> Any:
-    """Of a number or an array of each worker: a numpy array."""
+    """Reduce a number or an array of each worker to a numpy array."""
     return hvd.allreduce(
         tf.convert_to_tensor(value),
         name=name,
@@ -48,12 +48,12 @@ def allgather(value: Any, name: str | None = None) -> Any:
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """What `root_rank` has: a numpy array."""
+    """Return what `root_rank` has, as a numpy array."""
     return hvd.broadcast(tf.convert_to_tensor(value), root_rank, name=name).numpy()
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = hvd.Average) -> Any:
-    """Of the reduction the rows of this worker: a numpy array."""
+    """Return this worker's rows of the reduction, as a numpy array."""
     return hvd.reducescatter(tf.convert_to_tensor(value), name=name, op=op).numpy()
 
 
@@ -83,7 +83,7 @@ ELASTIC = ("CommitStateCallback", "UpdateBatchStateCallback", "UpdateEpochStateC
 
 
 def lookup(name: str) -> Any:
-    """What `name` of Horovod's is here. Raises AttributeError, and UsageError where there is a remedy."""
+    """Find what Horovod's `name` is here. Raises AttributeError, and UsageError where there is a remedy."""
     if name in OURS:
         return OURS[name]
     face: Any = sys.modules["edl.tensorflow"]

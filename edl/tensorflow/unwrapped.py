@@ -56,7 +56,7 @@ class KerasUnwrapped:
         return optimizer in self._local
 
     def trained(self, optimizers: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-        """What such optimizers train, each with a word for it that is the same on all workers. Not what `optimizers`
+        """Return what such optimizers train, each with a word that is the same on all workers. Not what `optimizers`
         train that are wrapped: one of them may be around another, as where a loss is scaled.
         """
         averaged = {id(one) for optimizer in optimizers if is_keras(optimizer) for one in of(optimizer)}

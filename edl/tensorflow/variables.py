@@ -21,8 +21,8 @@ def named(variable: Any) -> tuple[str, Any]:
 
 
 def has_all(model: Any) -> bool:
-    """Whether all variables of this model are there. A model of models is never built itself, where the script calls
-    only its parts: as a GAN does.
+    """Tell whether all variables of this model are there. A model of models is never built itself, where the script
+    calls only its parts: as a GAN does.
     """
     if getattr(model, "built", True):
         return True

@@ -121,7 +121,7 @@ def draw_sending(source: random.Random) -> list[Planned]:
 
 
 def draw_strays(source: random.Random) -> list[Planned]:
-    """In few jobs: scripts that do not do the same as those of the others."""
+    """Draw, in few jobs, scripts that do not do the same as those of the others."""
     count = source.choice((0, 0, 0, 0, 0, 0, 1, 2))
     return [Planned(SimFault.STRAY, source.choice(ANYWHERE), source.randint(1, 8)) for _ in range(count)]
 

@@ -52,7 +52,7 @@ class SimLauncher:
         job.daemons.begin(worker)
 
     def start_missing(self) -> None:
-        """As the job is asked to grow: those that are neither in it to stay nor on their way, as `edl run` counts."""
+        """Start the workers that are neither in the job to stay nor on their way, as `edl run` counts them."""
         present = len(staying(self.job.durable)) + len(self.under_way())
         for _ in range((self.job.durable.target or 1) - present):
             self.start()

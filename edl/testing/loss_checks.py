@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LossChecks:
-    """Of one job."""
+    """The checks of one job."""
 
     def __init__(self, job: SimJob) -> None:
         self._job = job
@@ -68,6 +68,6 @@ class LossChecks:
 
 
 def _was_failed(told: TrainerAccount, generation: int) -> bool:
-    """By the ring of `generation`, as its daemon knows: its script may be in that mini-batch still."""
+    """Tell whether its daemon knows that the ring of `generation` has failed: its script may be in that mini-batch."""
     void = told.void is not None and told.void.generation == generation
     return void or (told.phase, told.generation) == (Phase.BROKEN, generation)

@@ -144,7 +144,7 @@ class Rings:
         return False
 
     def _give_up(self, ring: SimRing, worker: SimWorker, step: int) -> None:
-        """By its own clock."""
+        """A member gives the ring up by its own clock."""
         here = worker.alive and not worker.stalled and worker.sits and worker.doing is TrainerState.TRAINING
         if here and not worker.is_void and worker.generation == ring.generation and worker.step == step:
             self._hold_up(ring, step)

@@ -225,7 +225,7 @@ class SimShells:
         self.job.after(for_s, self._come_back, worker)
 
     def _come_back(self, worker: SimWorker) -> None:
-        """To its next mini-batch, and to what was heard meanwhile."""
+        """Let the script come to its next mini-batch, and to what was heard meanwhile."""
         if worker.busy_until > self.job.now or worker.stalled or worker.doing is not TrainerState.TRAINING:
             return
         self.job.rings.arm(self.job.rings.rings[worker.generation])

@@ -50,7 +50,7 @@ def sparse_parameters(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 class Nothings:
-    """What this worker contributes for parameters of one optimizer that have no gradient here."""
+    """The contribution of this worker for parameters of one optimizer that have no gradient here."""
 
     def __init__(self) -> None:
         self._sparse: dict[torch.Tensor, int] = {}  # whose gradient was so once: how many of its dimensions are

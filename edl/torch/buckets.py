@@ -180,7 +180,7 @@ class Buckets(Nothings):
 
 
 class Alike:
-    """Whether all members train parameters of these types and shapes, in this order."""
+    """The question whether all members train parameters of these types and shapes, in this order."""
 
     def __init__(self, groups: ProcessGroups, parameters: Sequence[torch.Tensor]) -> None:
         self._groups = groups

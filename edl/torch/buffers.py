@@ -24,7 +24,7 @@ PERIOD: Final = 100  # mini-batches
 
 
 class BufferPort(StepPort, Protocol):
-    """What the buffers of a model need of the trainer."""
+    """The port that the buffers of a model need of the trainer."""
 
     def generation(self) -> int:
         """The number of the present ring."""

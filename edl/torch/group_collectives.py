@@ -57,7 +57,7 @@ _NATIVE = {
 
 
 class CollectiveCall(NamedTuple):
-    """What a collective is called."""
+    """The name of a collective, for people."""
 
     kind: str
     name: str | None = None
@@ -209,7 +209,7 @@ def all_to_all(
 
 
 def agreed(groups: ProcessGroups, call: CollectiveCall, said: str, act: Callable[[], Any] = lambda: None) -> Any:
-    """What comes of `act`, which begins once all members have announced the same. Raises RingBroken, and
+    """Return what comes of `act`, which begins once all members have announced the same. Raises RingBroken, and
     CollectiveRefused where they have not.
     """
 

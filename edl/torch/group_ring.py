@@ -198,7 +198,7 @@ class GroupRing:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Inside, an error of a ring that is on trial becomes RingFault."""
+        """Turn an error of a ring that is on trial into RingFault."""
         try:
             yield
         except Exception as error:

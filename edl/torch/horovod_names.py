@@ -130,7 +130,7 @@ def value_of_first(value: Any, call: str) -> Any:
 
 @contextlib.contextmanager
 def failing_as_horovods() -> Iterator[None]:
-    """Inside, RingBroken becomes what Horovod's own collectives raise."""
+    """Turn RingBroken into what Horovod's own collectives raise."""
     try:
         yield
     except RingBroken as error:

@@ -61,7 +61,7 @@ class TorchCollectives:
 
 
 class _Refusing:
-    """In the place of Horovod's native library, in a forked child: its thread there would never answer."""
+    """A stand-in for Horovod's native library in a forked child, where that library's thread would never answer."""
 
     def __getattr__(self, name: str) -> Any:
         raise UsageError(f"{name.removeprefix('horovod_torch_')}: {ownership.FORKED}")
@@ -195,7 +195,7 @@ def _warm(module: Any, gpu: Gpu | None, name: str) -> None:
 
 
 def _begun_in(library: Any, tensor: torch.Tensor, name: str, op: int = AVERAGE) -> int:
-    """In place, of what Horovod takes. It keeps the tensor for as long as it needs it."""
+    """Begin a reduction in place. Horovod keeps the tensor for as long as it needs it."""
     enqueue = getattr(library, mpi_ops._check_function(mpi_ops._allreduce_function_factory, tensor))
     handle: int = enqueue(tensor, tensor, DIVISOR, name.encode(), op, 1.0, 1.0, ALL_RANKS)
     return handle

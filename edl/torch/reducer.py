@@ -41,7 +41,7 @@ from edl.trainer.framework import StepPort
 
 
 class Manner(NamedTuple):
-    """How an optimizer wants its gradients."""
+    """The manner in which an optimizer wants its gradients."""
 
     passes: int = 1  # of backward, before a gradient is averaged
     zeros: bool = False  # for parameters that no worker has used, as with Horovod

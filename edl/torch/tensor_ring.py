@@ -43,7 +43,7 @@ class Averaging(Protocol):
         """Note that the gradient of `parameter` is sparse, where there is one, in so many of its dimensions."""
 
     def nothing(self, parameter: torch.Tensor) -> torch.Tensor:
-        """What to `begin` with for a parameter without a gradient here: `edl.torch.absence`."""
+        """Return what to `begin` with for a parameter without a gradient here: `edl.torch.absence`."""
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
         """This one is there: average it in place, times `factor`. Raises RingBroken."""

@@ -48,7 +48,7 @@ class TorchUnwrapped:
         self._local.add(optimizer)
 
     def trained(self, averaged: Collection[torch.Tensor]) -> Iterator[tuple[torch.Tensor, str]]:
-        """What such optimizers train, each with a word for it that is the same on all workers. Not what is `averaged`
+        """Return what such optimizers train, each with a word that is the same on all workers. Not what is `averaged`
         for another optimizer, which may be inside of this one, or around it.
         """
         staying = [one for one, (_, times) in self._seen.items() if times == AGAIN and one not in self._local]

@@ -1,4 +1,4 @@
-"""What one call of `edl.Optimizer` brings becomes that of rank 0 on all members of the ring.
+"""All members of the ring take rank 0's state of what one call of `edl.Optimizer` brings.
 
 Owns: what it brings, and making it equal. Does not own: moving a state (`edl.torch.state`), nor what a broken ring
 leads to (`edl.torch.framework`).
@@ -21,7 +21,7 @@ from edl.trainer.same_model import check_same
 
 
 class Wrapped(NamedTuple):
-    """What one call has brought, as an `edl.torch.state.Holder`."""
+    """A holder (`edl.torch.state.Holder`) of what one call has brought."""
 
     named: Sequence[tuple[str, torch.Tensor]]  # what no call before has brought
     optimizer: torch.optim.Optimizer

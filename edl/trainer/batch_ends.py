@@ -223,7 +223,7 @@ class BatchEnds:
             self._shell.hear(StatesEqual())
 
     def state_at_end(self) -> tuple[Fingerprint, ...]:
-        """What the leader compares of this worker, whose script has ended; nothing where it never trained."""
+        """Return what the leader compares of this worker, whose script has ended; nothing where it never trained."""
         machine = self._machine
         return final(machine.step, self._comparison.last()) if machine.generation and machine.step else ()
 

@@ -123,7 +123,7 @@ class Run:
         self._trainer.on_resize(lambda _old, _new: callback())
 
     def end_batch_if_updated(self, call: str = "state.commit()") -> None:
-        """At a `call`: the end of the mini-batch whose update was made, or failed, since the last end. Before the first
+        """End, at a `call`, the mini-batch whose update was made, or failed, since the last end. Before the first
         update of all, outside of a training function too, values are kept and nothing ends.
         """
         if not self._running and self._updates() == 0:
@@ -148,7 +148,7 @@ class Run:
             self._trainer.notify_batch_end()
 
     def check_undone(self, call: str) -> None:
-        """At a `call` that is to undo what was done since the last end. Raises UsageError where that is an update."""
+        """Check a `call` that undoes what was done since the last end. Raises UsageError where that is an update."""
         if self._updated is not None and self._has_updated(unseen=False):
             raise UsageError(
                 f"{call}: the model was updated since the last commit(), and edl undoes no update: leave it away, or "
@@ -297,7 +297,7 @@ class State:
             self._run.on_resize(callback)
 
     def _of_first(self, values: dict[str, Any]) -> dict[str, Any]:
-        """What rank 0 has for them. Models and optimizers become its own."""
+        """Return what rank 0 has for them. Models and optimizers become its own."""
         raise NotImplementedError
 
     # ---------------------------------------------------------------------------------- what a run does with it

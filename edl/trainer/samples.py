@@ -118,7 +118,7 @@ class Samples:
             time.sleep(COMMIT_POLL_S)
 
     def _patience(self, step: int | None) -> Callable[[], bool]:
-        """Whether to go on waiting for `step`; raises UsageError once it is sure that its samples never come."""
+        """Return a test whether to go on waiting for `step`; it raises UsageError once no samples of it can come."""
         since, machine = time.monotonic(), self._machine
 
         def goes_on() -> bool:

@@ -104,7 +104,7 @@ PATIENCE_S = 10.0  # before a script is told that it waits for other workers
 
 
 class RingWait(NamedTuple):
-    """What a trainer has waited for in the ring of a generation."""
+    """The wait of a trainer in the ring of a generation."""
 
     generation: int = 0
     what: str = ""  # empty: nothing, or not for long
@@ -225,13 +225,13 @@ class WorkerShell:
         self._framework.ring.abort(range(awaited.generation, awaited.generation + 1))
 
     def _awaited_here(self) -> RingWait:
-        """What this worker has waited for in the ring where it sits now."""
+        """Return what this worker has waited for in the ring where it sits now."""
         awaited = self.awaited
         place = self._framework.ring.place if awaited.generation else None
         return RingWait() if place is None or place.generation != awaited.generation else awaited
 
     def waited_in_vain(self) -> str:
-        """For people: what this worker has waited for in its ring, if that is broken; empty where it has not."""
+        """Say for people what this worker has waited for in its ring, if that is broken."""
         awaited = self._awaited_here()
         if not awaited.what or self._framework.ring.pulse() is not None:
             return ""

@@ -240,7 +240,7 @@ class Observations:
         )
 
     def void(self, worker: str, generation: int) -> Void | None:
-        """How the ring of `generation` failed `worker` in its mini-batch; None where it has not, as far as is known."""
+        """Tell how the ring of `generation` failed `worker` in its mini-batch; None where none is known to."""
         observed = self._newest.get(worker)
         void = None if observed is None else observed.observation.void
         return void if void is not None and void.generation == generation else None
@@ -250,7 +250,7 @@ class Observations:
         return self.breaks(worker, generation) or self.void(worker, generation) is not None
 
     def place(self, worker: str) -> str:
-        """Where the script of `worker`, which was seen, stands, for people: in which step, and what else is known."""
+        """Say for people in which step the script of `worker`, which was seen, stands, and what else is known."""
         seen = self._newest[worker].observation
         step, whereabouts = seen.step + 1, seen.whereabouts
         at = f" at {whereabouts.place}" if whereabouts is not None and whereabouts.step == step else ""

@@ -94,7 +94,7 @@ def of_all(fingerprints: Sequence[Fingerprint]) -> int:
 
 
 def final(step: int, fingerprints: Sequence[Fingerprint]) -> tuple[Fingerprint, ...]:
-    """What a worker tells of its state at the end of its script, after so many steps."""
+    """Return what a worker tells of its state at its script's end, after so many steps."""
     steps = fingerprint_of_value(STEPS, step)
     assert steps is not None
     return (steps, *sketch(fingerprints))

@@ -26,7 +26,7 @@ EARLY: Final = (1, 4, 16, 64)  # steps after a ring began at whose ends its memb
 
 
 class Consequence(StrEnum):
-    """What follows from a difference."""
+    """A consequence is what follows from a difference."""
 
     HEAL = "heal"  # those that differ take over the state that counts, and the job goes on
     PART = "part"  # they leave the job, which goes on without them

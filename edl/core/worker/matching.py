@@ -33,7 +33,7 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Round(msgspec.Struct, frozen=True, array_like=True):
-    """What one member says in one round."""
+    """A round carries what one member says in it."""
 
     announced: tuple[Announcement, ...] = ()
     waits: str = ""  # for people: what it cannot go on without
@@ -46,12 +46,12 @@ class Match(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> list[tuple[int, ...]]:
-        """By rank."""
+        """Return the rows by rank."""
         return [one.rows for one in self.of]
 
     @property
     def difference(self) -> str:
-        """What is not the same on all members, with both sides; empty where all is."""
+        """Say what is not the same on all members, with both sides; nothing where all is."""
         first = self.of[0]
         for rank, other in enumerate(self.of):
             if other.alike != first.alike:
@@ -63,7 +63,7 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class RoundHeard(msgspec.Struct, frozen=True):
-    """What came of one round."""
+    """The outcome of one round."""
 
     matches: tuple[Match, ...] = ()
     stuck: str = ""  # what each member waits for, where none of them can get it

@@ -40,7 +40,7 @@ class PassState(Enum):
 
 
 class PassSoFar(NamedTuple):
-    """Where a script stands in its pass, for a newcomer that goes on from there."""
+    """The place of a script in its pass, for a newcomer that goes on from there."""
 
     steps: int = 0  # that are committed in this pass
     left: int = 0  # the length, in steps, of the newest pass that the script has left before its end; 0: it left none
@@ -48,7 +48,7 @@ class PassSoFar(NamedTuple):
 
     @property
     def until_steps(self) -> int:
-        """How long a pass is at most, as far as can be seen; 0: nothing can."""
+        """Return the most steps that a pass has, as far as can be seen; 0 where nothing can."""
         return self.left if self.left == self.left_before else 0
 
     def next(self, *, left: bool) -> PassSoFar:

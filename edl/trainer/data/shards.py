@@ -248,7 +248,7 @@ class ShardGenerator:
             self._pass.give_up()
 
     def so_far(self, committed: int) -> PassSoFar:
-        """Where the script stands in its iteration, after that step."""
+        """Return where the script stands in its iteration, after that step."""
         if (now := self._pass) is None or now.made_anew:
             return self._so_far
         so_far = self._so_far._replace(steps=now.made_by(committed))
