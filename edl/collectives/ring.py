@@ -80,8 +80,8 @@ class Ring(Protocol):
         """Tell from any thread what has moved in this process's ring; None where nothing is waited for there."""
 
     def awaits(self) -> str:
-        """Tell from any thread what this process waits for in its ring: GRADIENTS, or the name of the collective to which
-        not all members have come. Empty: nothing.
+        """Tell from any thread what this process waits for in its ring: GRADIENTS, or the collective to which not all
+        members have come, by its name; empty: nothing.
         """
 
     def abort(self, given_up: range | None = None) -> None:
