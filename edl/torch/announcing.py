@@ -207,6 +207,8 @@ class Announcing:
         """Begin the next round; `waits` names what this member cannot go on without."""
         if self.groups.rest is None:
             raise RingBroken("the ring in which this collective was begun was left")
+        if self.groups.broken:
+            raise RingBroken(f"the ring in which this collective was begun has failed: {self.groups.broken}")
         saying: list[Announcement] = []
         encoded = msgspec.msgpack.encode(Round((), "" if self._unsaid else waits))
         while self._unsaid:
