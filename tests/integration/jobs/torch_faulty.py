@@ -31,6 +31,7 @@ def mine() -> str:
 
 
 MINE = mine()
+NEWCOMER = OLD.exists()  # that file is written when the first workers train
 
 
 def due(call: str, size: int) -> type[BaseException] | None:
@@ -41,7 +42,7 @@ def due(call: str, size: int) -> type[BaseException] | None:
         said = OLD.read_text().split()
     except FileNotFoundError:
         return None
-    if said[0] != call or size != 3:
+    if NEWCOMER or said[0] != call or size != 3:
         return None
     if "once" in said:
         try:
