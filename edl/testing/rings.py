@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from edl.core.worker.inputs import BatchBegins, CopyState, StateCopied
 from edl.core.worker.states import TrainerState
-from edl.protocol.data import DataSpec
 from edl.protocol.messages import GRADIENTS
 from edl.testing.faults import Moment
 from edl.testing.models import mean, of_own, of_sample
@@ -137,7 +136,7 @@ class Rings:
         spec = self.job.spec
         if spec is None:
             return worker.step >= self.job.steps
-        while pass_is_over(worker, spec):
+        while pass_is_over(worker):
             if worker.wanted == spec.epochs:
                 return True
             self.job.shells.begin_pass(worker)
@@ -259,16 +258,10 @@ def samples_of(worker: SimWorker, step: int) -> list[Sample]:
     return [(piece.epoch, position) for piece in pieces for position in range(piece.start, piece.stop)]
 
 
-def pass_is_over(worker: SimWorker, spec: DataSpec) -> bool:
-    """All samples of the epochs that its script has begun are trained.
-
-    A script that cuts batches itself has ended its pass with its last short one, whatever comes back later.
-    """
-    leases, step = worker.leases, worker.step
-    if spec.by_sample and leases.ends_pass(step) and leases.epoch(step) == worker.wanted - 1:
-        return True
-    coming = leases.wanted_at(step + 1)
-    return leases.ends_before(step + 1) if coming is None else coming.epoch >= worker.wanted
+def pass_is_over(worker: SimWorker) -> bool:
+    """All epochs that its script has begun are over."""
+    over = worker.leases.epochs_before(worker.step + 1)
+    return over is not None and over >= worker.wanted
 
 
 def _is_over(worker: SimWorker) -> bool:

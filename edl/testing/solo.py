@@ -50,7 +50,7 @@ class SoloFeed:
             if spec.differences(self.ledger.spec):
                 raise UsageError(f"the job trains on something else: {spec.differences(self.ledger.spec)}")
             self.ledger.extend(spec.epochs)
-            self.leases.want(spec.epochs)
+            self.leases.want(spec.epochs, by_sample=spec.by_sample and spec.whole_epochs)
             self._changed.notify_all()
 
     def begin_batch(self) -> None:

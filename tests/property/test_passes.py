@@ -85,7 +85,7 @@ class Worker:
             yield batch
 
     def open(self, spec: DataSpec) -> None:
-        self.leases.want(spec.epochs)
+        self.leases.want(spec.epochs, by_sample=spec.by_sample)
         self.job.open(spec)
 
     def begin_batch(self) -> None:
@@ -101,10 +101,18 @@ class Worker:
         assert self.job.ledger is not None
         self.job.ledger.grant(self.job.ledger.step + LEAD_TIMES)
         self.hear()
-        if self.leases.offers(max(step or 0, self.step())):
-            return True
-        assert self.leases.ends_before(self.step()), "it would have to wait here"
-        return False
+        while not self.leases.offers(max(step or 0, self.step())):
+            if self.leases.ends_before(self.step()):
+                return False
+            assert self.is_new_here and self.job.waiting, "it would have to wait here"
+            self.job.pull_one()
+            self.hear()
+        return True
+
+    @property
+    def is_new_here(self) -> bool:
+        """It has trained nothing yet, so whether the others' pass is over it knows by what they do next."""
+        return self.leases.at(self.committed) is None
 
     def loaded(self, nanoseconds: int) -> None: ...
 
@@ -120,6 +128,7 @@ class Job:
     chance: random.Random
     workers: list[Worker] = field(default_factory=list)
     ledger: Ledger | None = None
+    waiting: list[Worker] = field(default_factory=list)  # whose next mini-batch is not asked for yet
     trained: Counter[int] = field(default_factory=Counter)
     names: Iterator[int] = field(default_factory=count)
 
@@ -135,10 +144,13 @@ class Job:
     def run(self, faults: int) -> None:
         while self.pull():
             assert self.ledger is not None
-            in_final_step = self.wants.by_sample and self.ledger.leases(self.workers[0].name)[0].final
+            lease = self.ledger.leases(self.workers[0].name)[0]
+            in_final_step = self.wants.by_sample and lease.final and lease.epoch + 1 == self.wants.epochs
             fault = self.chance.choice(["none", "void", "switch", "death"]) if faults else "none"
             faults -= fault != "none"
-            if fault in {"void", "death"} and not in_final_step:  # by sample, that one cannot come again
+            if (
+                fault in {"void", "death"} and not in_final_step
+            ):  # by sample, what comes back then is not trained any more
                 for worker in self.workers:
                     assert worker.shards.redeliver()
                     worker.counts, worker.made = False, worker.made - 1
@@ -150,16 +162,20 @@ class Job:
 
     def pull(self) -> bool:
         """To the next mini-batch of each, in any order: how far one is, no other one knows."""
-        waiting = list(self.workers)
-        self.chance.shuffle(waiting)
-        for worker in waiting:
-            worker.batch = next(worker.loop, None)
-            for other in self.workers:
-                if self.ledger is not None and self.chance.random() < 0.3:  # news come at any time
-                    other.hear()
+        self.waiting = list(self.workers)
+        self.chance.shuffle(self.waiting)
+        while self.waiting:
+            self.pull_one()
         ended = {worker.batch is None for worker in self.workers}
         assert len(ended) == 1, "all scripts end after the same step"
         return not ended.pop()
+
+    def pull_one(self) -> None:
+        worker = self.waiting.pop(0)
+        worker.batch = next(worker.loop, None)
+        for other in self.workers:
+            if self.ledger is not None and self.chance.random() < 0.3:  # news come at any time
+                other.hear()
 
     def commit(self) -> None:
         assert self.ledger is not None

@@ -29,6 +29,7 @@ class LeaseBuffer:
         self._share: Share | None = None
         self._newest = (0, 0)
         self._epochs = 0  # wanted here
+        self._by_sample = False  # what comes back after an epoch's short last step goes along with the next epoch
         self._closed = False
         self._handed_out = 0  # the last step whose samples the script has been given
         self._rebatch = 0  # the one under way
@@ -58,12 +59,14 @@ class LeaseBuffer:
             merged[lease.number] = lease if known is None or known != lease else known
         return merged
 
-    def want(self, epochs: int) -> None:
+    def want(self, epochs: int, *, by_sample: bool = False) -> None:
         """This worker wants so many epochs: a share that was made for fewer says nothing about the end.
 
         Leases of later ones are kept back until a worker wants these, too. Fewer than before is no news.
+        `by_sample`: its script cuts batches itself, and knows a pass to be over by its short last batch.
         """
         self._epochs = max(self._epochs, epochs)
+        self._by_sample = self._by_sample or by_sample
 
     def hand_out(self, lease: Lease, step: int) -> bool:
         """The samples that `lease` gives `step` are about to be handed out. False: they must not be, now or ever."""
@@ -176,9 +179,12 @@ class LeaseBuffer:
         have them (I7), and of the epochs that were asked for. None when that is not known here.
 
         No lease says by itself that its last step is its epoch's: newcomers may take what is left beside it, and
-        samples may come back. What comes next says so.
+        samples may come back. What comes next says so. Only scripts that cut batches themselves have ended their pass
+        with it, and what comes back waits for their next one.
         """
         lease, share = self.at(step), self._share
+        if self._by_sample and (before := self.at(step - 1)) is not None and self.ends_pass(step - 1):
+            return before.epoch + 1
         if lease is not None:
             return lease.epoch
         return max(self._epochs, 0 if share is None else share.epochs) if self.ends_before(step) else None

@@ -699,7 +699,7 @@ class WorkerMachine:
         if self.state is TrainerState.BOOTING:
             self._move(StateChange.ASKED_FOR_DATA)
         self.opened = spec
-        self.leases.want(spec.epochs)
+        self.leases.want(spec.epochs, by_sample=spec.by_sample and spec.whole_epochs)
         told.append(TellDaemon(say.Opened(spec)))
         return told if self.orders is None else [*told, *self._adopt(self.orders)]
 

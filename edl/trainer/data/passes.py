@@ -220,6 +220,9 @@ class Pass:
                 return self._one_epoch  # of a stream, none may follow
             if self.state is not PassState.IDLE:
                 return False
+            if self._spec.by_sample and self._one_epoch and self._leases.ends_pass(void):
+                # As on workers whose batch was short: their scripts have asked for the next sample, and heard of none.
+                self.state = PassState.GIVEN_UP
             self.step = void - 1
             return True
 

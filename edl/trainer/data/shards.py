@@ -342,9 +342,13 @@ class ShardGenerator:
             *others, last = items if isinstance(items, list) else items.tolist()
             yield from others
             now.rest()
+            step = now.step
             yield last
-            if batch.ends_pass:  # not waited for: it may be short, and the script only knows by the end
-                break
+            if now.step == step:
+                if batch.ends_pass:  # not waited for: it may be short, and the script only knows by the end
+                    break
+            elif now.state is PassState.GIVEN_UP:  # it was void
+                return
         now.end()
 
     def _items(self, now: Pass, batch: Batch) -> Ids | list[Any]:

@@ -28,9 +28,9 @@ class SharedLeases(LeaseBuffer):
             super().adopt(share, stamp, at_work)
             self._changed.notify_all()
 
-    def want(self, epochs: int) -> None:
+    def want(self, epochs: int, *, by_sample: bool = False) -> None:
         with self._changed:
-            super().want(epochs)
+            super().want(epochs, by_sample=by_sample)
             self._changed.notify_all()
 
     def forget_before(self, step: int) -> None:

@@ -72,6 +72,20 @@ def test_where_nothing_is_left_to_be_leased_all_epochs_that_are_wanted_are_over(
     assert (leases.epochs_before(6), leases.epochs_before(7)) == (1, 2)
 
 
+def test_a_pass_cut_by_the_script_is_over_with_its_short_last_step_whatever_comes_back():
+    """What a lost worker held of that step waits for the next epoch, which is leased once a script begins it."""
+    ledger, leases = Ledger(DataSpec(20, 1, 4, by_sample=True), ["a", "b"]), LeaseBuffer()
+    leases.want(1, by_sample=True)
+    ledger.grant(9)
+    ledger.commit(2)
+    ledger.grant(9)
+    ledger.enter(["a"], 2)
+    ledger.grant(9)
+    leases.adopt(share_of(ledger, "a"), (1, 1))
+    last = ledger.covered_step
+    assert [leases.epochs_before(step) for step in (last, last + 1)] == [0, 1]
+
+
 def test_to_want_fewer_epochs_is_no_news():
     _, leases = open_ended()
     leases.want(2)
