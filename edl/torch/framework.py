@@ -229,12 +229,17 @@ class TorchFramework:
     def knows(self) -> bool:
         return bool(self._optimizers or self._models or self.unwrapped.any_seen)
 
-    def leave_alone(self, optimizer: object) -> None:
+    def leave_alone(self, own: object) -> None:
         """Carries out `edl.torch.local`."""
-        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, Elastic):
-            kind = "what edl.Optimizer gave" if isinstance(optimizer, Elastic) else f"a {type(optimizer).__name__}"
-            raise UsageError(f"edl.local(optimizer): give it an optimizer that is not wrapped, not {kind}")
-        self.unwrapped.leave_alone(optimizer)
+        if isinstance(own, (torch.nn.Module, torch.Tensor)):
+            self.unwrapped.by_hand.leave_alone([own] if isinstance(own, torch.Tensor) else own.parameters())
+            return
+        if not isinstance(own, torch.optim.Optimizer) or isinstance(own, Elastic):
+            kind = "what edl.Optimizer gave" if isinstance(own, Elastic) else f"a {type(own).__name__}"
+            raise UsageError(
+                f"edl.local(optimizer): give it an optimizer that is not wrapped, a module or a tensor, not {kind}"
+            )
+        self.unwrapped.leave_alone(own)
 
     def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
         more = list(more)
@@ -301,7 +306,8 @@ class TorchFramework:
 
     def _compared(self, more: Sequence[tuple[str, Any]] = ()) -> Iterator[tuple[str, Any]]:
         """Name what is compared. Buffers are not: batch norm's differ from worker to worker between two changes of the
-        ring. What an optimizer trains that is not wrapped is compared, unless the script has registered it (`more`).
+        ring. What an optimizer trains that is not wrapped is compared, unless the script has registered it (`more`),
+        and so is what the script trains by hand.
         """
         of = [f" of optimizer {number}" if len(self._optimizers) > 1 else "" for number in range(len(self._optimizers))]
         for optimizer, which in zip(self._optimizers, of, strict=True):  # first: what differs here, makes the rest
@@ -321,6 +327,10 @@ class TorchFramework:
         for word, tensor in alone.values():
             if id(tensor) not in learned and not is_lazy(tensor) and tensor.data_ptr() not in known:
                 yield f"{word} {REMEDY}", tensor
+        others = {id(one) for one in (*self._backward.owners, *self.unwrapped.all_trained())}
+        for word, tensor in self.unwrapped.by_hand.find({*learned, *buffers, *others}):
+            if tensor.data_ptr() not in known:
+                yield word, tensor
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         seen: set[int] = set()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from edl.torch.hand_updates import HandUpdates
 from edl.torch.optimizer import Elastic
 from edl.torch.state import parameters_of
 
@@ -29,6 +30,7 @@ class TorchUnwrapped:
         # The step after which it was seen first, and whether it was again.
         self._seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._local: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.by_hand = HandUpdates()
 
     @property
     def any_seen(self) -> bool:
@@ -41,11 +43,17 @@ class TorchUnwrapped:
             return
         first, times = self._seen.get(optimizer, (step, ONCE))
         if times == ONCE:
+            if optimizer not in self._seen:
+                self.by_hand.forget(parameters_of(optimizer))
             self._seen[optimizer] = (first, ONCE if step == first else AGAIN)
 
     def leave_alone(self, optimizer: torch.optim.Optimizer) -> None:
         """The script says that what it trains is each worker's own."""
         self._local.add(optimizer)
+
+    def all_trained(self) -> Iterator[torch.Tensor]:
+        """Return what such optimizers train, of whichever kind they are."""
+        return (parameter for optimizer in list(self._seen) for parameter in parameters_of(optimizer))
 
     def trained(self, averaged: Collection[torch.Tensor]) -> Iterator[tuple[torch.Tensor, str]]:
         """Return what such optimizers train, each with a word that is the same on all workers. Not what is `averaged`

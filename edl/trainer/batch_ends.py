@@ -204,7 +204,7 @@ class BatchEnds:
         if not (self._is_known or self._framework.knows or self._extras._compared()):
             logger.warning(
                 "after step %d edl knows of nothing that this script trains: no optimizer was given to edl.Optimizer, "
-                "so nothing is averaged over %d workers, nor compared, nor sent to a newcomer",
+                "so nothing is averaged over %d workers, nor sent to a newcomer",
                 self._machine.step,
                 self._machine.size,
             )

@@ -31,3 +31,12 @@ def test_what_the_script_says_is_each_workers_own_may_differ(edl):
     done = edl("run", "-np", "2", "--check-weights", "3", "--job", "l", *command, "--local", timeout_s=200)
     assert done.returncode == 0, done.stderr
     assert not [event for event in edl.events("l") if event["kind"] == "diverged"]
+
+
+@pytest.mark.parametrize(("ring", "flags", "code"), [("horovod", (), 1), ("torch", ("--averages",), 0)])
+def test_what_is_trained_by_hand_is_equal_or_ends_the_job(edl, ring: str, flags: tuple[str, ...], code: int):
+    command = edl.warm.command(JOBS / "torch_by_hand.py")
+    done = edl("run", "-np", "2", "--ring", ring, "--job", "h", *command, *flags, timeout_s=200)
+    assert done.returncode == code, done.stderr
+    found = [event["first"] for event in edl.events("h") if event["kind"] == "diverged"]
+    assert len(found) == code and all("changes by its gradients without an optimizer" in one for one in found)

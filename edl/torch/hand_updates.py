@@ -1,0 +1,113 @@
+"""Tensors that the script trains by hand: it gets gradients of them, and changes them without any optimizer.
+
+Owns: finding these in a process, once, among all tensors that live at the first comparison of states. Does not own:
+what optimizers train (`edl.torch.optimizer`, `edl.torch.unwrapped`), nor comparing (`edl.torch.framework`).
+
+Of all leaf tensors that require a gradient, such a tensor is known by two things together: a gradient of it was asked
+for, and its contents have changed. So an average of the weights, a frozen network and what is made anew for each batch
+are none.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+
+from edl.torch.fingerprints import fingerprints
+
+KINDS = frozenset({torch.Tensor, torch.nn.Parameter})  # subclasses may hold no contents of their own
+WORD = (
+    "a tensor ({}) that the script changes by its gradients without an optimizer, so nothing averages it: give "
+    "edl.Optimizer an optimizer of it; or, if it is each worker's own, call edl.local(tensor)"
+)
+
+
+class Candidate:
+    """A tensor of the script's, and what it held when it was found."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor: Callable[[], torch.Tensor | None] = weakref.ref(tensor)
+        self.first = _digest(tensor)
+        self.has_gradient = tensor.grad is not None
+        self._handle = None if self.has_gradient else tensor.register_hook(self._note)  # type: ignore[no-untyped-call]
+
+    def _note(self, _gradient: torch.Tensor) -> None:
+        self.has_gradient = True
+
+    def trained(self) -> torch.Tensor | None:
+        """Return the tensor, if it had a gradient and has changed."""
+        tensor = self.tensor()
+        return tensor if tensor is not None and self.has_gradient and _digest(tensor) != self.first else None
+
+    def leave_alone(self) -> None:
+        """Watch it no longer."""
+        if self._handle is not None:
+            self._handle.remove()
+
+
+class HandUpdates:
+    """The tensors of one process that its script trains by hand."""
+
+    def __init__(self) -> None:
+        self._candidates: dict[int, Candidate] | None = None  # by `id`; None: it was not looked for them yet
+        self._trained: dict[int, torch.Tensor] = {}  # kept: at the script's end they are compared, too
+        self._own: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def leave_alone(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The script says that these are each worker's own."""
+        for tensor in tensors:
+            self._own[id(tensor)] = weakref.ref(tensor)
+            self.forget([tensor])
+
+    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """An optimizer trains these."""
+        for tensor in tensors:
+            self._trained.pop(id(tensor), None)
+            if self._candidates and (candidate := self._candidates.pop(id(tensor), None)) is not None:
+                candidate.leave_alone()
+
+    def find(self, known: Collection[int]) -> list[tuple[str, torch.Tensor]]:
+        """Return the tensors that are trained by hand, each with a word for it, in an order that is the same on all
+        workers whose tensors are equal. `known`: tensors that edl knows of otherwise, by `id`.
+
+        The first call only looks which there are.
+        """
+        if self._candidates is None:
+            self._candidates = {id(one): Candidate(one) for one in leaves_of_process() if self._may_be(one, known)}
+        for key, candidate in list(self._candidates.items()):
+            if (tensor := candidate.trained()) is not None:
+                self._trained[key] = tensor
+                candidate.leave_alone()
+                del self._candidates[key]
+        found = [one for key, one in self._trained.items() if key not in known]
+        return [(WORD.format(_form(one)), one) for one in sorted(found, key=lambda one: (_form(one), _digest(one)))]
+
+    def _may_be(self, tensor: torch.Tensor, known: Collection[int]) -> bool:
+        own = self._own.get(id(tensor))
+        return id(tensor) not in known and (own is None or own() is not tensor)
+
+
+def leaves_of_process() -> list[torch.Tensor]:
+    """List all leaf tensors that require a gradient. What `edl.init` has put aside from the collector is looked at."""
+    gc.unfreeze()
+    living = gc.get_objects()
+    gc.freeze()
+    return [one for one in living if type(one) in KINDS and _is_leaf(one)]
+
+
+def _is_leaf(tensor: Any) -> bool:
+    plain = tensor.layout is torch.strided and tensor.device.type != "meta"
+    return bool(tensor.requires_grad and tensor.is_leaf and tensor.numel() and plain)
+
+
+def _digest(tensor: torch.Tensor) -> int:
+    (found,) = fingerprints([("", tensor)])
+    return found.digest
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

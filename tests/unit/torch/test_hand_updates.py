@@ -1,0 +1,98 @@
+"""What a script trains without any optimizer is found by its gradients and its contents, and by both alone."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from edl.torch.framework import TorchFramework
+from edl.torch.hand_updates import HandUpdates
+
+
+def train(model: torch.nn.Module, x: float = 1.0, *, by_grad: bool = False, forget: bool = False) -> None:
+    """One update by hand."""
+    loss = model(torch.full((1, 2), x)).sum()
+    parameters = list(model.parameters())
+    if by_grad:
+        gradients = list(torch.autograd.grad(loss, parameters))
+    else:
+        loss.backward()
+        gradients = [one.grad for one in parameters if one.grad is not None]
+    for one, gradient in zip(parameters, gradients, strict=True):
+        one.data -= 0.1 * gradient  # which no count of torch's own shows
+        one.grad = None if forget else one.grad
+
+
+def model() -> torch.nn.Linear:
+    return torch.nn.Linear(2, 1)
+
+
+def found(framework: TorchFramework, more: Any = ()) -> list[torch.Tensor]:
+    return [one for name, one in framework._compared(list(more)) if "without an optimizer" in name]
+
+
+def own(tensors: list[torch.Tensor], *models: torch.nn.Module) -> list[int]:
+    """Of each tensor that is of one of the models: which one. Other tests' tensors may live, too."""
+    of = {id(one): number for number, model in enumerate(models) for one in model.parameters()}
+    return [of[id(one)] for one in tensors if id(one) in of]
+
+
+@pytest.mark.parametrize("by_grad", [False, True], ids=["backward", "autograd.grad"])
+def test_what_has_a_gradient_and_changes_is_found_at_the_second_look(by_grad: bool) -> None:
+    framework, trained = TorchFramework(), model()
+    train(trained, by_grad=by_grad, forget=True)
+    assert own(found(framework), trained) == []
+    train(trained, by_grad=by_grad, forget=True)
+    assert own(found(framework), trained) == [0, 0]
+    assert own(found(framework), trained) == [0, 0], "also without another change since"
+
+
+def test_an_average_of_weights_and_a_frozen_network_are_none() -> None:
+    framework, trained, frozen = TorchFramework(), model(), model()
+    average = copy.deepcopy(trained)
+    found(framework)
+    train(trained)
+    frozen(torch.ones(1, 2)).sum().backward()  # it gets gradients and does not change
+    with torch.no_grad():
+        for mean, one in zip(average.parameters(), trained.parameters(), strict=True):
+            mean.lerp_(one, 0.5)
+    assert own(found(framework), trained, frozen, average) == [0, 0]
+
+
+def test_what_lived_before_edl_was_initialized_is_found_too() -> None:
+    framework, trained = TorchFramework(), model()
+    gc.freeze()
+    found(framework)
+    train(trained)
+    assert own(found(framework), trained) == [0, 0]
+
+
+def test_what_edl_knows_of_otherwise_is_left_out() -> None:
+    framework, tracked, registered, optimized, local = TorchFramework(), model(), model(), model(), model()
+    framework.track(tracked)
+    framework.leave_alone(local)
+    found(framework)
+    for one in (tracked, registered, optimized, local):
+        train(one)
+    framework.unwrapped.note(torch.optim.SGD(optimized.parameters(), lr=0.1), 1)  # made anew for each batch
+    more = [(name, one.detach()) for name, one in registered.named_parameters()]
+    assert own(found(framework, more), tracked, registered, optimized, local) == []
+    framework.leave_alone(registered.weight)
+    assert own(found(framework), registered) == [0] and found(framework)[0] is registered.bias
+
+
+def test_the_order_of_what_is_equal_is_the_same_on_all_workers() -> None:
+    """Python's collector lists living objects in an order of its own in each process."""
+    tensors = [torch.full((2,), float(value), requires_grad=True) for value in (3, 1, 2)]
+
+    def order(of: list[torch.Tensor]) -> list[float]:
+        by_hand = HandUpdates()
+        by_hand._candidates = {}
+        by_hand._trained = {id(one): one for one in of}
+        return [float(one[0].detach()) for _, one in by_hand.find(frozenset())]
+
+    assert order(tensors) == order(tensors[::-1])
