@@ -31,7 +31,7 @@ from edl.collectives.guard import plain
 from edl.collectives.names import Named, Sums, go_through
 from edl.collectives.patience import Pulse
 from edl.collectives.ring import is_fault, never
-from edl.collectives.words import Bytes, Words
+from edl.collectives.words import Bytes, Words, spoken
 from edl.errors import RingBroken, RingFault
 from edl.protocol.messages import GRADIENTS
 from edl.protocol.ring import Place
@@ -186,7 +186,7 @@ class HorovodRing:
         waiting = [name.removeprefix("allreduce.") for name in self._engine.waiting()]  # as horovod.torch calls them
         averaged = {one.name for one in self._named()}
         reduces = any(self.reduces or name.partition("#")[0] in averaged for name in waiting)
-        return GRADIENTS if reduces else min(waiting, default="")
+        return GRADIENTS if reduces else spoken(min(waiting, default=""))
 
     def abort(self, given_up: range | None = None) -> None:
         for engine in self._engines:  # what is prepared has nothing in flight

@@ -10,6 +10,12 @@ from typing import Protocol
 
 from edl.protocol.ring import Place
 
+SPOKEN = {  # what edl itself waits for, in words
+    "edl.same": "a comparison with the other workers",
+    "edl.largest": "an agreement with the other workers",
+    "edl.broadcast.head": "another worker's model",
+    "edl.broadcast.body": "another worker's model",
+}
 HEADER_BYTES = 4096  # a broadcast up to this size, less the length itself, needs one message instead of two
 LENGTH_BYTES = 8
 
@@ -61,6 +67,11 @@ class Words:
             return most == ~least
 
         return wait
+
+
+def spoken(name: str) -> str:
+    """Say for people what the collective of that name is."""
+    return SPOKEN.get(name.removeprefix("broadcast."), name)
 
 
 def _pack(payload: bytes) -> bytes:

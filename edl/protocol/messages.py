@@ -64,6 +64,9 @@ class ScriptPlace(msgspec.Struct, frozen=True):
 
     step: int  # that it works on
     place: Reason
+    generation: int = 0  # of its ring
+    awaits: Reason = ""  # what it waits for there; empty: nothing, or not for long
+    in_vain: bool = False  # nothing has moved there for a step time-out
 
 
 class Observation(msgspec.Struct, frozen=True):

@@ -95,7 +95,7 @@ def Optimizer(  # noqa: N802 - stands where a class would
 def local(optimizer: torch.optim.Optimizer | torch.nn.Module | torch.Tensor) -> None:
     """Say that what `optimizer` trains is each worker's own: nothing of it is averaged, compared, or sent to newcomers.
 
-    Without that, an optimizer that `Optimizer` was not given ends the job once workers differ in what it trains. Of what
+    Without that, an optimizer that `Optimizer` was not given ends the job once workers differ in what it trains. Where
     the script trains by hand, without any optimizer, give the module or the tensor.
     """
     _framework.leave_alone(optimizer)

@@ -185,6 +185,11 @@ class Announcing:
         """Tell from any thread whether the script waits or polls for a collective without all its members."""
         return bool(self._pending) and (self._waits or time.monotonic() - self._looked_at < POLLS_S)
 
+    def awaited(self) -> str:
+        """Tell from any thread which collective without all its members was begun first; empty: there is none."""
+        first = next(iter(list(self._pending.values())), None)
+        return first[0].what.call if first else ""
+
     def wait_for(self, one: Announced) -> None:
         """Wait until `one` has matched, or cannot. Raises RingBroken."""
         with self._alone(one.what.call):

@@ -21,7 +21,7 @@ from edl import ownership
 from edl.collectives.environment import tell_scripts
 from edl.collectives.patience import Pulse
 from edl.collectives.ring import is_fault, never
-from edl.collectives.words import Words
+from edl.collectives.words import Words, spoken
 from edl.errors import RingBroken, RingFault, UsageError
 from edl.protocol.ring import Place
 from edl.torch.buckets import Buckets
@@ -275,16 +275,16 @@ class _Tensors:
     def __init__(self, ring: GroupRing) -> None:
         self._ring = ring
 
-    def broadcast(self, payload: bytes, root: int, name: str) -> bytes:  # noqa: ARG002 - they pair up by their order
+    def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         tensor = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         groups = self._ring.settled()
-        groups.wait(groups.begun(groups.rest.broadcast([tensor], rooted(root))))
+        groups.wait(groups.begun(groups.rest.broadcast([tensor], rooted(root))), spoken(name))
         return tensor.numpy().tobytes()
 
     def largest(self, values: Sequence[int], name: str) -> list[int]:
         return self.largest_begun(values, name)()
 
-    def largest_begun(self, values: Sequence[int], name: str) -> Callable[[], list[int]]:  # noqa: ARG002
+    def largest_begun(self, values: Sequence[int], name: str) -> Callable[[], list[int]]:
         tensor = torch.tensor(values, dtype=torch.int64)
         groups = self._ring.settled()
         options = AllreduceOptions()
@@ -292,7 +292,7 @@ class _Tensors:
         work = groups.begun(groups.rest.allreduce([tensor], options))
 
         def wait() -> list[int]:
-            groups.wait(work)
+            groups.wait(work, spoken(name))
             found: list[int] = tensor.tolist()
             return found
 

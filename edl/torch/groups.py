@@ -41,7 +41,7 @@ from edl.torch.tensor_ring import as_real
 
 THREADS = 2  # of a group: so many operations are under way at once
 BACKSTOP = 2  # gloo's own time-out is so many times ours, which is the one that counts (`edl.trainer.watching`)
-OTHER = "a collective called by name"  # they pair up by their order, and no member tells another what its own is
+OTHER = "a collective called by name"
 LATER_S = 1.0  # gloo's time-out, which names no reason, comes so long after the attempt's own
 ROW_BYTES = 1024  # of what a member writes down for the second group, besides 8 for each member
 CLOSE_TIMEOUT_S = 10.0  # for the others to read to the end; those who live do within milliseconds
@@ -167,9 +167,9 @@ class ProcessGroups:
     def awaits(self) -> str:
         """Tell from any thread what is waited for; nothing where no thread waits for long."""
         with self._turn:
-            waiting = {OTHER if what == ROUND else what for what in self._waiting.values()}
-        if self.announcing.awaits():
-            waiting.add(OTHER)
+            waiting = set(self._waiting.values())
+        if ROUND in waiting or self.announcing.awaits():
+            waiting = waiting - {ROUND} | {self.announcing.awaited() or OTHER}
         return GRADIENTS if GRADIENTS in waiting else min(waiting, default="")
 
     def begun(self, work: Any) -> Any:

@@ -86,9 +86,9 @@ def _end_at_once() -> None:
     os._exit(PREEMPTED_CODE)
 
 
-def note_failures(note: Callable[[str, bool], None]) -> None:
-    """Hear of the exception that ends the script; it is shown as ever, or in one line where that says it all. With it
-    comes whether what was saved does not go with the script.
+def note_failures(note: Callable[[str, bool], str]) -> None:
+    """Hear of the exception that ends the script; it is shown as ever, or in one line where that says it all: `note`
+    may return that line. With it comes whether what was saved does not go with the script.
 
     Of `sys.exit()` too, where its status is not 0.
 
@@ -107,8 +107,8 @@ def note_failures(note: Callable[[str, bool], None]) -> None:
             reason = in_brief(reason)
         foreign = isinstance(error, ForeignCheckpoint)
         explained = next((line for part, line in EXPLAINED.items() if part in str(error)), "")
-        note(str(error) if foreign else explained or reason, foreign)
-        line = line_of(error)
+        told = note(str(error) if foreign else explained or reason, foreign)
+        line = line_of(error) or (f"edl: {told}\n" if told else "")
         if line:
             sys.stderr.write(line)
         else:
@@ -119,7 +119,7 @@ def note_failures(note: Callable[[str, bool], None]) -> None:
     def hear_nothing() -> None:
         """Note no end of a forked child, which is not the script's."""
         nonlocal note
-        note = lambda _reason, _foreign: None  # noqa: E731 - the script may have kept what stands in the place of these
+        note = lambda _reason, _foreign: ""  # noqa: E731 - the script may have kept what stands in the place of these
         sys.exit = leave if sys.exit is exit_noting else sys.exit
         sys.excepthook = hook if sys.excepthook is noting else sys.excepthook
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from edl import ownership
+from edl.core.job.deadlines import Deadlines
 from edl.core.worker.agreement import Vote
 from edl.core.worker.inputs import (
     AbortRings,
@@ -68,7 +69,7 @@ from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.states import ENDING, TrainerState
 from edl.errors import EdlError, JobFailed, RingBroken, RingFault, UsageError
 from edl.protocol import link as say
-from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.messages import Pause
 from edl.protocol.ring import solo
 from edl.protocol.saving import Save
@@ -236,6 +237,23 @@ class WorkerShell:
         if not awaited.what or self._framework.ring.pulse() is not None:
             return ""
         return awaited.told or f"it had waited for {awaited.what}, to which not all members came"
+
+    def hear_why(self, reason: str) -> str:
+        """The script ends by a collective that has failed, and to which not all members had come. Wait for moments for
+        what the leader says of that, which hears where all of them have waited; empty: nothing.
+        """
+        if not self.is_training_thread or self.machine.state in ENDING:
+            return ""
+        self.void(RingBroken(reason), keep=False)
+        until = time.monotonic() + 2 * Deadlines.of(self.step_timeout_s).finding_s
+        try:
+            while time.monotonic() < until:
+                orders = self.link.wait_news(self.link.orders)
+                if orders is not None and orders.verdict is Verdict.STOP:
+                    return orders.reason
+        except JobFailed as error:
+            return str(error)
+        return ""
 
     def _why(self, error: BaseException) -> str:
         """Say why a collective has failed. If this worker has cut the ring, the error does not know the reason."""

@@ -221,10 +221,13 @@ class Trainer:
         else:
             self._shell.hear(LeaveWanted())  # noted first: whichever daemon there is hears it now or in the story
 
-    def _note_failure(self, reason: str, foreign: bool = False) -> None:
-        """Note that the script of this process has failed, and what it had waited for in vain."""
+    def _note_failure(self, reason: str, foreign: bool = False) -> str:
+        """Note that the script of this process has failed, and what it had waited for in vain. Return what the leader
+        says of such a wait, if it does.
+        """
         waited = self._shell.waited_in_vain()
         self._shell.hear(ScriptFailed(f"{reason}; {waited}" if waited else reason, foreign))
+        return self._shell.hear_why(reason) if waited else ""
 
     # ------------------------------------------------------------------------------------------------ who and where
 

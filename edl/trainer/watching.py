@@ -51,6 +51,7 @@ class RingWatch:
         self._since = 0.0
         self._told: ScriptPlace | None = None
         self._told_at = 0.0
+        self._in_vain = False  # this worker has waited in its ring for a step time-out
 
     def begin(self, ring: Ring) -> None:
         """Watch `ring` and the script until `end`."""
@@ -75,6 +76,7 @@ class RingWatch:
         generation = 0 if place is None or place.size == 1 or waits_for_survivors(shell.machine) else place.generation
         pulse = ring.pulse() if generation else None
         waited_s = self._patience.look((generation, shell.machine.step), pulse, now)
+        self._in_vain = pulse is not None and waited_s >= shell.step_timeout_s
         if pulse is None or (generation == shell.awaited.generation and shell.awaited.waited_s):
             return  # nothing is waited for; or that was given up, and who waits there is about to find it
         if waited_s >= self._bound_s():
@@ -96,10 +98,12 @@ class RingWatch:
     # ------------------------------------------------------------------------------------------------ the script
 
     def look_at_script(self, now: float) -> None:
-        """Tell the daemon where the script stands, once a step has taken half of the step time-out."""
+        """Tell the daemon where the script stands and what it waits for, once a step has taken half of the step
+        time-out.
+        """
         machine, timeout_s = self._shell.machine, self._shell.step_timeout_s
         working = (machine.generation, machine.step + 1)
-        if working != self._working or machine.state is not TrainerState.TRAINING:
+        if working != self._working or machine.state is not TrainerState.TRAINING or machine.failure:
             self._working, self._since, self._told_at = working, now, 0.0
             return
         if now - self._since < timeout_s / 2 or now - self._told_at < timeout_s / TELL_AGAIN:
@@ -107,7 +111,9 @@ class RingWatch:
         frame = sys._current_frames().get(self._shell.thread)
         if frame is None:
             return
-        found = ScriptPlace(working[1], clipped(place_of(frame)))
+        awaited = self._shell.awaited
+        awaits = awaited.what if awaited.generation == machine.generation else ""
+        found = ScriptPlace(working[1], clipped(place_of(frame)), machine.generation, clipped(awaits), self._in_vain)
         self._told_at = now
         if found != self._told and self._shell.link.send(say.ScriptStands(found)):
             self._told = found

@@ -27,6 +27,7 @@ from edl.core.driver import counting
 from edl.core.driver.driver import HorovodrunDriver
 from edl.core.job.deadlines import Deadlines, Waits
 from edl.core.job.ending import Ending
+from edl.core.job.first_batch import disagreement
 from edl.core.job.hosts import free_local_rank
 from edl.core.job.inputs import (
     Asked,
@@ -362,6 +363,8 @@ class JobMachine:
         """Before the first step, one whose script is not that of the checkpoint ends the job: others of the same line
         would find the same.
         """
+        if self._ends_at_first():
+            return
         if observation.foreign and not self.newest_step:
             self._working.end(JobState.FAILED, f"worker {worker}: {observation.reason}", FailedBy.REFUSAL)
         else:
@@ -399,6 +402,8 @@ class JobMachine:
         if self.record.state in OVER:
             return
         self._expel()
+        if self.record.state in OVER:
+            return
         self._driver.go_on()
         self._switching.complete()
         self._rulings.go_on()
@@ -417,10 +422,19 @@ class JobMachine:
     def _expel(self) -> None:
         """No worker's hang holds up the others (I12)."""
         working, ledger = self._working, self.ledger
+        if self._ends_at_first():
+            return
         last_step, saving = None if ledger is None else ledger.wanted_step, self._ending.is_clear
         self._waits.look(self.record, working.members, self.seen, working.now, last_step=last_step, saving=saving)
         for wait in self._waits.overdue(self._working.now):
             self._lose(wait.worker, wait.told, LossCause.OVERDUE)
+
+    def _ends_at_first(self) -> bool:
+        """The scripts do not do the same in the job's first mini-batch, and would not in another life either."""
+        reason = disagreement(self.record, self.seen)
+        if reason:
+            self._working.end(JobState.FAILED, reason, FailedBy.REFUSAL)
+        return bool(reason)
 
     # ---------------------------------------------------------------------------------------------------- endings
 

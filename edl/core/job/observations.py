@@ -83,6 +83,7 @@ def says_more(heard: Observation, last: Observation) -> bool:
         or heard.save_wanted != last.save_wanted
         or heard.dead != last.dead
         or heard.void != last.void
+        or heard.whereabouts != last.whereabouts
     )
 
 
@@ -248,6 +249,18 @@ class Observations:
     def failed(self, worker: str, generation: int) -> bool:
         """The ring of `generation` has failed `worker`, whose script may be in its mini-batch still."""
         return self.breaks(worker, generation) or self.void(worker, generation) is not None
+
+    def awaits(self, worker: str, generation: int) -> tuple[str, bool]:
+        """Tell what `worker` waits for in the ring of `generation`, or had waited for when that failed; empty: nothing
+        that is known. And whether that is over, or has taken a step time-out.
+        """
+        void, seen = self.void(worker, generation), self.observation(worker)
+        if void is not None and void.awaited:
+            return void.awaited, True
+        stands = None if seen is None else seen.whereabouts
+        if seen is None or stands is None or (stands.generation, stands.step) != (generation, seen.step + 1):
+            return "", False
+        return stands.awaits, stands.in_vain or seen.phase in (Phase.BROKEN, Phase.FAILED)
 
     def place(self, worker: str) -> str:
         """Say for people in which step the script of `worker`, which was seen, stands, and what else is known."""

@@ -21,7 +21,7 @@ for ids in edl.elastic_shard_generator(48, epochs=1).batches(3):
             gradient = parameter.grad
             if "--averages" in sys.argv:
                 gradient = edl.allreduce(gradient, name=f"gradient.{number}")
-            parameter -= 0.1 * gradient
+            parameter.sub_(0.1 * gradient)
             parameter.grad = None
     if edl.rank() == 0:
         best = copy.deepcopy(model)  # of this worker alone

@@ -239,7 +239,7 @@ def test_who_polls_for_what_another_one_never_calls_is_seen_to_wait_in_vain(memb
             pulses.append(groups.pulse())
         return [len(set(pulses)), pulses[0] and pulses[0].waiting, groups.awaits()]
 
-    assert members.all(turn) == [[1, 1, "a collective called by name"]] * SIZE
+    assert members.all(turn) == [[1, 1, f"allreduce 'of rank {rank}'"] for rank in range(SIZE)]
 
 
 def test_who_has_begun_one_and_computes_on_waits_for_nothing(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:

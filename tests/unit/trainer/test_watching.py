@@ -37,7 +37,9 @@ class Shell:
     """A trainer's, whose training thread is this one."""
 
     def __init__(self, *, step: int = 19, generation: int = 3) -> None:
-        self.machine = SimpleNamespace(generation=generation, step=step, state=TrainerState.TRAINING, assignment=None)
+        self.machine = SimpleNamespace(
+            generation=generation, step=step, state=TrainerState.TRAINING, assignment=None, failure=""
+        )
         self.step_timeout_s = TIMEOUT_S
         self.thread = threading.get_ident()
         self.awaited = RingWait()
@@ -99,6 +101,27 @@ def test_a_script_that_stands_still_is_told_of_after_half_of_its_time() -> None:
     (standing,) = shell.said
     assert standing.whereabouts.step == 20
     assert "test_watching.py" in standing.whereabouts.place
+
+
+def test_before_the_first_step_what_is_waited_for_in_vain_is_told_after_one_step_time_out() -> None:
+    """The leader then compares what all members wait for."""
+    shell: Any = Shell(step=0)
+    watch = RingWatch(shell)
+    for half in range(int(2 * TIMEOUT_S) + 2):
+        watch.look_at_ring(Ring(), half / 2)  # type: ignore[arg-type]
+        watch.look_at_script(half / 2)
+    assert shell.given_up == []
+    said = [(one.whereabouts.generation, one.whereabouts.awaits, one.whereabouts.in_vain) for one in shell.said]
+    assert said[0] == (3, GRADIENTS, False) and said[-1] == (3, GRADIENTS, True)
+
+
+def test_a_script_that_has_failed_stands_where_it_did_so() -> None:
+    shell: Any = Shell()
+    shell.machine.failure = "an error"
+    watch = RingWatch(shell)
+    watch.look_at_script(100.0)
+    watch.look_at_script(100.0 + TIMEOUT_S)
+    assert shell.said == []
 
 
 def test_each_step_has_its_own_time() -> None:
