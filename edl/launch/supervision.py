@@ -247,6 +247,9 @@ class Supervisor:
             self._codes.clear()
         elif not self._goes_on():
             return self._settle(now)
+        elif self._only_latecomers() and not self._job.ranks.keys().isdisjoint(self._ours):
+            # Those of its workers that were here have exited before the job was seen to be finished.
+            return self._end_latecomers(now)
         elif job.state == "finished" and before.state != "finished":
             self.phase, self.deadline = Stage.WATCHING, now + self._limits.settle_s
         # Asked for more before it began: it begins with all of them. At another's coordinator others may start them.

@@ -46,7 +46,7 @@ class Exit(SystemExit):
     Python asks the exception that has reached the outermost frame for its `code`, when no frame is left.
     """
 
-    def __init__(self, note: Callable[[str], None], status: object) -> None:
+    def __init__(self, note: Callable[[str], object], status: object) -> None:
         super().__init__(*(() if status is None else (status,)))
         self._note = note
         self._status = status

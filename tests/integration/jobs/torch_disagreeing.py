@@ -1,4 +1,4 @@
-"""A script whose rank 0 does what the others do not, from the first mini-batch on: it wraps its optimizer, or reduces."""
+"""A script whose rank 0 does what the others do not, from the first mini-batch on: it wraps, or reduces."""
 
 from __future__ import annotations
 

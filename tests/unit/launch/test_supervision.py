@@ -418,6 +418,15 @@ def test_who_still_comes_when_the_job_has_finished_and_all_of_it_are_gone_is_end
     assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
 
 
+def test_who_still_comes_is_ended_at_once_also_where_the_others_exit_before_the_job_is_seen_to_be_finished():
+    supervisor = Supervisor({0: 100}, LIMITS, restarts=2)
+    play(supervisor, seen(2, 1, 100), WorkerStarted(1, 101))
+    assert play(supervisor, WorkerExited(0, 0)) == []
+    assert play(supervisor, JobSeen("finished", ranks={100: 0}, pids=frozenset({100, 101}))) == [EndWorkers()]
+    assert play(supervisor, WorkerExited(1, -15)) == []
+    assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
+
+
 def test_who_still_comes_when_all_others_were_elsewhere_is_ended_in_time():
     supervisor = Supervisor({0: 100}, LIMITS)
     play(supervisor, seen(2, 1), JobSeen("finished", ranks={7: 0}, pids=frozenset({7})))
