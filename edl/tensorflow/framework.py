@@ -363,6 +363,8 @@ class TensorFlowFramework:
         if hyper_parameters and tf.executing_eagerly():
             self._kept.append(EagerVariables(hyper_parameters).remember())
 
+    skipped = 0  # graphs do not tell
+
     def drop_kept(self) -> None:
         self._kept = []
 

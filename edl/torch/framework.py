@@ -261,6 +261,10 @@ class TorchFramework:
     def keep_hyper_parameters(self) -> None:
         self._kept.append(Rest((), self._optimizers))
 
+    @property
+    def skipped(self) -> int:
+        return max((reducer.skipped for reducer in self._reducers), default=0)
+
     def drop_kept(self) -> None:
         self._kept = []
 

@@ -87,6 +87,8 @@ class Reducer:
         self._several: set[str] = set()  # names of those that get theirs in parts, so they go at the end of backward
         self._passed: Counter[torch.Tensor] = Counter()
         self._applied = 0.0  # the weight in the newest update
+        self.skipped = 0  # the newest mini-batch of this ring that was ended without a reduction, where each had one
+        self._is_steady = False  # the last two reductions were in two mini-batches that follow each other
         self.whole_in = 0  # the mini-batch in which all gradients were averaged last, if nothing was added since
         self.updates = 0  # made since the script began, or left out as no worker had samples
         self.number = 0  # of its optimizer: workers wrap theirs in the same order
@@ -220,6 +222,7 @@ class Reducer:
     def discard(self) -> None:
         """The ring is left: of a void mini-batch, or of a rehearsal."""
         self._averaged, self._number, self._step, self._applied, self.whole_in = False, 0, 0, 0.0, 0
+        self.skipped, self._is_steady = 0, False
         self._clear()
 
     # ------------------------------------------------------------------------------------------- one reduction
@@ -234,13 +237,21 @@ class Reducer:
         self._trainer.before_reduce()
         step = self._trainer.step()
         self._number = self._number + 1 if step == self._step else 1
-        self._step = step
+        if step != self._step:
+            self._note_step(step)
         size = self._ring.size
         self._reducing = size > 1 and not self._trainer.voided
         self._factor = self._share.factor(size)
         if self._reducing:
             self._try(lambda: self._averaging.expect(self._names))
         self._own, self._noise = ([] if self.measures and self._reducing and self._number == 1 else None), None
+
+    def _note_step(self, step: int) -> None:
+        """A reduction of another mini-batch begins than the last one was of."""
+        follows = step == self._step + 1
+        if self._is_steady and not follows:
+            self.skipped = step - 1
+        self._is_steady, self._step = follows, step
 
     def reduce_missing(self) -> None:
         """Parameters that got no gradient here may have got one on another rank: all take part, with what they have

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 
 from edl.core.worker.digest import final
-from edl.core.worker.inputs import StatesEqual
 from edl.core.worker.moves import given_up
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.divergence import Fingerprint
@@ -216,11 +215,11 @@ class BatchEnds:
         except RingBroken as error:
             self._shell.void(error, keep=False)  # the coming one, which the script has not begun
         else:
-            self._shell.hear(StatesEqual())
+            self._shell.note_equal()
 
     def _hear_comparison(self) -> None:
         if self._comparison.finish(self._shell.step_timeout_s):
-            self._shell.hear(StatesEqual())
+            self._shell.note_equal()
 
     def state_at_end(self) -> tuple[Fingerprint, ...]:
         """Return what the leader compares of this worker, whose script has ended; nothing where it never trained."""

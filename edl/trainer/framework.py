@@ -243,6 +243,12 @@ class Framework(Protocol):
     def put_back(self) -> None:
         """All that was remembered is again as it was then."""
 
+    @property
+    def skipped(self) -> int:
+        """The newest mini-batch of this ring that the script has ended without gradients to average, where each one
+        before had some; 0: there is none, or that cannot be seen.
+        """
+
     def drop_kept(self) -> None:
         """Forget what was remembered: that mini-batch never came."""
 
