@@ -20,13 +20,9 @@ import torch
 from edl.torch.fingerprints import fingerprints
 
 KINDS = frozenset({torch.Tensor, torch.nn.Parameter})  # subclasses may hold no contents of their own
-WORD = (
-    "a tensor ({}) that the script changes by its gradients without an optimizer, so nothing averages it: give "
-    "edl.Optimizer an optimizer of it; or, if it is each worker's own, call edl.local(tensor)"
-)
 
 
-class Candidate:
+class LeafSeen:
     """A tensor of the script's, and what it held when it was found."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -53,7 +49,7 @@ class HandUpdates:
     """The tensors of one process that its script trains by hand."""
 
     def __init__(self) -> None:
-        self._candidates: dict[int, Candidate] | None = None  # by `id`; None: it was not looked for them yet
+        self._candidates: dict[int, LeafSeen] | None = None  # by `id`; None: it was not looked for them yet
         self._trained: dict[int, torch.Tensor] = {}  # kept: at the script's end they are compared, too
         self._own: dict[int, weakref.ref[torch.Tensor]] = {}
 
@@ -77,14 +73,14 @@ class HandUpdates:
         The first call only looks which there are.
         """
         if self._candidates is None:
-            self._candidates = {id(one): Candidate(one) for one in leaves_of_process() if self._may_be(one, known)}
+            self._candidates = {id(one): LeafSeen(one) for one in leaves_of_process() if self._may_be(one, known)}
         for key, candidate in list(self._candidates.items()):
             if (tensor := candidate.trained()) is not None:
                 self._trained[key] = tensor
                 candidate.leave_alone()
                 del self._candidates[key]
         found = [one for key, one in self._trained.items() if key not in known]
-        return [(WORD.format(_form(one)), one) for one in sorted(found, key=lambda one: (_form(one), _digest(one)))]
+        return [(_word(one), one) for one in sorted(found, key=lambda one: (_form(one), _digest(one)))]
 
     def _may_be(self, tensor: torch.Tensor, known: Collection[int]) -> bool:
         own = self._own.get(id(tensor))
@@ -107,6 +103,13 @@ def _is_leaf(tensor: Any) -> bool:
 def _digest(tensor: torch.Tensor) -> int:
     (found,) = fingerprints([("", tensor)])
     return found.digest
+
+
+def _word(tensor: torch.Tensor) -> str:
+    return (
+        f"a tensor ({_form(tensor)}) that the script changes by its gradients without an optimizer, so nothing "
+        "averages it: give edl.Optimizer an optimizer of it; or, if it is each worker's own, call edl.local(tensor)"
+    )
 
 
 def _form(tensor: torch.Tensor) -> str:

@@ -19,13 +19,13 @@ REMEDY = "all workers must call the same, also where a script goes by its rank"
 def disagreement(record: Record, seen: Observations) -> str:
     """Say for people what each member of the first ring waits for, where that can never come; empty: it may."""
     generation, roster = record.generation, record.roster
-    if record.began_step or len(roster) < 2 or any(seen.observation(one) is None for one in roster):
+    if len(roster) < 2 or any(seen.observation(one) is None for one in roster):
         return ""
     waits = {one: seen.awaits(one, generation) for one in roster}
     awaited = {what for what, _ in waits.values()}
     if len(awaited) < 2 or "" in awaited or not all(settled for _, settled in waits.values()):
         return ""
-    if all(seen.step(one) for one in roster):
+    if all(seen.step(one) for one in roster):  # each script has done the same as the others at least once
         return ""
     told = "; ".join(
         f"rank {rank} ({one}) waits for {waits[one][0]}, in step {seen.place(one)}" for rank, one in enumerate(roster)
