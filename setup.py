@@ -31,5 +31,11 @@ setup(
             extra_compile_args=["-std=c11", "-O3", "-g0"],
             optional=True,
         ),
+        Extension(  # no module of Python's: see edl/coordination/gate.py
+            "edl.coordination._gate",
+            ["edl/coordination/_gate.c"],
+            extra_compile_args=["-std=c11", "-O2", "-g0"],
+            optional=True,
+        ),
     ]
 )

@@ -15,7 +15,12 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-COMPILED = ("edl/collectives/_guard", "edl/core/worker/_digest", "edl/transport/_count")
+COMPILED = (
+    "edl/collectives/_guard",
+    "edl/coordination/_gate",
+    "edl/core/worker/_digest",
+    "edl/transport/_count",
+)
 NEEDED = (
     "edl/py.typed",
     "edl/dashboard/shipped/uPlot.iife.min.js",

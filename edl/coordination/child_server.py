@@ -10,6 +10,7 @@ and would own what must be private.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -24,6 +25,10 @@ from edl.errors import ConfigError, UsageError
 LOOPBACK = "127.0.0.1"
 
 _PROBE_EVERY_S = 0.01
+
+LOG_BYTES = 4 << 20
+_LOG_LOOK_S = 2.0
+"""Of a log that grew beyond LOG_BYTES one copy is kept, and it begins anew: strangers could fill the disk by it."""
 
 
 class ChildServer(ABC):
@@ -57,7 +62,8 @@ class ChildServer(ABC):
         if threading.current_thread() is not threading.main_thread():
             # The kernel's "kill me when my parent dies" means the thread that forked.
             raise UsageError(f"start the local {self.name} on the main thread: it dies with the thread that started it")
-        with self.log.open("wb") as log:
+        self.log.unlink(missing_ok=True)
+        with self.log.open("ab") as log:  # appended to, so that it can be cut while it is written
             self._process = subprocess.Popen(
                 dying_with(os.getpid(), self._command()),
                 cwd=self._workplace,
@@ -84,7 +90,7 @@ class ChildServer(ABC):
         return False
 
     async def wait_exit(self) -> int:
-        """The exit status, once there is one; as `subprocess` gives it."""
+        """The exit status, once there is one; as `subprocess` gives it. Keeps the log within its bound meanwhile."""
         process = self._process
         if process is None:
             raise UsageError(f"the {self.name} server is not started")
@@ -93,7 +99,10 @@ class ChildServer(ABC):
             descriptor = os.pidfd_open(process.pid)
             loop.add_reader(descriptor, ended.set)
             try:
-                await ended.wait()
+                while not ended.is_set():
+                    self._bound_log()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(ended.wait(), _LOG_LOOK_S)
             finally:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)
@@ -112,6 +121,12 @@ class ChildServer(ABC):
 
     def forget(self) -> None:  # noqa: B027 - most have nothing there
         """Remove what it has outside of its folder; after its end."""
+
+    def _bound_log(self) -> None:
+        with contextlib.suppress(OSError):  # removed, or a full disk
+            if self.log.stat().st_size > LOG_BYTES:
+                shutil.copyfile(self.log, self.log.with_name(f"{self.log.name}.1"))
+                os.truncate(self.log, 0)
 
     @property
     def _workplace(self) -> Path:

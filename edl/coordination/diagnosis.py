@@ -11,6 +11,7 @@ import socket
 import ssl
 from pathlib import Path
 
+from edl.coordination.peer_user import check_server
 from edl.coordination.reaching import aside, tls_context
 from edl.coordination.settings import ETCD, Coordinator, Tls
 
@@ -46,6 +47,8 @@ def _look(host: str, port: int, settings: Coordinator) -> str:
     tls, kind = settings.tls, settings.kind
     try:
         with socket.create_connection((host, port), _PROBE_S) as connection:
+            if settings.user is not None:
+                check_server(connection, settings.user, _PROBE_S)
             if tls is not None:
                 return _shake_hands(connection, host, tls, kind)
             finding = _ask(connection, kind)

@@ -24,8 +24,9 @@ from kazoo.protocol.serialization import Auth
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
+from edl.coordination.peer_user import check_server
 from edl.coordination.reaching import RECONNECT_MAX_S, aside, patience_s, tell, tls_context
-from edl.coordination.settings import Coordinator, Tls
+from edl.coordination.settings import Coordinator
 from edl.coordination.store import Link
 
 _LINKS = {
@@ -41,7 +42,7 @@ def make_client(settings: Coordinator, session_timeout_s: float) -> KazooClient:
     if settings.digest:
         user, password = settings.digest.user, settings.digest.password
         acl, auth = [make_digest_acl(user, password, all=True)], [("digest", f"{user}:{password}")]
-    handler = _Handler(settings.tls, patience_s=patience_s(session_timeout_s))
+    handler = _Handler(settings, patience_s=patience_s(session_timeout_s))
     return KazooClient(
         hosts=settings.servers,
         timeout=session_timeout_s,
@@ -127,9 +128,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     is only just starting is silent in that way: it takes connections before it can answer them.
     """
 
-    def __init__(self, tls: Tls | None, *, patience_s: float) -> None:
+    def __init__(self, settings: Coordinator, *, patience_s: float) -> None:
         super().__init__()
-        self._context = tls_context(tls) if tls else None
+        self._context = tls_context(settings.tls) if settings.tls else None
+        self._user = settings.user
         self._patience_s = patience_s
 
     def select(self, reads: Sequence[Any], writes: Sequence[Any], others: Sequence[Any], timeout: float) -> Any:
@@ -150,6 +152,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         connection = socket.create_connection(address, self._patience_s)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._user is not None:
+                check_server(connection, self._user, self._patience_s)
             if self._context is not None:
                 connection = self._context.wrap_socket(connection, server_hostname=hostname)
         except OSError:

@@ -1,26 +1,30 @@
 """The local coordinator: a real ZooKeeper that lives as long as the launcher that started it.
 
-Owns: its folder (private, locked), and that only the job may read or write in it. Does not own: its life (`local_life`)
-and its process (`server_process`), what the job keeps there, nor the decision to have one.
+Owns: its folder (private, locked), and that only the job may read or write in it, from before it listens. Does not own:
+its life (`local_life`) and its process (`server_process`), what the job keeps there, nor the decision to have one.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from pathlib import Path
 
-from kazoo.exceptions import KazooException, NoAuthError
-from kazoo.security import make_digest_acl
-
-from edl.coordination import kazoo_client
 from edl.coordination.child_server import LOOPBACK
+from edl.coordination.first_snapshot import holds_data, rights_of, snapshot_of
 from edl.coordination.java import find_jars, find_java
-from edl.coordination.local_life import START_S, LocalLife, serve
+from edl.coordination.local_life import LocalLife, serve
 from edl.coordination.local_place import free_port, lock_folder, private_folder
 from edl.coordination.server_process import ServerProcess, base_config
 from edl.coordination.settings import Coordinator, Digest
+from edl.coordination.stranger_nodes import Wiper
 from edl.errors import ConfigError
+
+logger = logging.getLogger("edl")
+
+_OWNER = "owner"
+"""The file in the folder that tells who opens its tree, which was closed before its server first listened."""
 
 __all__ = ["LocalServer", "find_jars", "find_java", "free_port"]
 
@@ -29,13 +33,12 @@ class LocalServer(LocalLife[ServerProcess]):
     """A standalone server for one job.
 
     It dies with the thread that called `start`, however that ends, so that must be the main thread. Ctrl-C in the
-    terminal does not reach it. With `digest`, clients without credentials are cut off and everything below the root
-    opens to these only.
+    terminal does not reach it. With `digest`, clients without credentials are cut off and everything from the root on
+    opens to these only, from the first connection on.
     """
 
-    def __init__(self, folder: Path, lock: int, process: ServerProcess, digest: Digest | None) -> None:
+    def __init__(self, lock: int, process: ServerProcess, digest: Digest | None) -> None:
         super().__init__(lock, process)
-        self._folder = folder
         self._digest = digest
 
     @classmethod
@@ -50,14 +53,11 @@ class LocalServer(LocalLife[ServerProcess]):
         folder = private_folder(folder)
         lock = await lock_folder(folder, "ZooKeeper")
         try:
-            make = functools.partial(_configured, folder, address=address, lock=lock, protected=digest is not None)
-            process = await serve(make, address, port)
-            server = cls(folder, lock, process, digest)
-            try:
-                await server._close_root()
-            except BaseException:
-                await process.stop()
-                raise
+            wiper = _wiper(folder, digest)
+            make = functools.partial(_configured, folder, address=address, lock=lock, digest=digest, wiper=wiper)
+            server = cls(lock, await serve(make, address, port), digest)
+            if wiper is not None:
+                await server._wipe(folder, wiper)
         except BaseException:
             os.close(lock)
             raise
@@ -65,28 +65,41 @@ class LocalServer(LocalLife[ServerProcess]):
 
     @property
     def coordinator(self) -> Coordinator:
-        """How to connect."""
-        return Coordinator(f"{self._process.address}:{self._process.port}", self._digest)
+        """How to connect. Its port may be another user's while it is down, who must not be told the digest."""
+        checked = self._digest is not None and self._process.address == LOOPBACK
+        user = f"{os.geteuid()}@" if checked else ""
+        return Coordinator(f"{user}{self._process.address}:{self._process.port}", self._digest)
 
-    async def _close_root(self) -> None:
-        """Let no other client create nodes, from the root on: access rights are not inherited, so each level counts."""
-        if self._digest is None:
-            return
-        client = kazoo_client.make_client(self.coordinator, session_timeout_s=10.0)
-        acl = [make_digest_acl(self._digest.user, self._digest.password, all=True)]
+    async def _wipe(self, folder: Path, wiper: Wiper) -> None:
+        root, _ = rights_of(self._digest)
         try:
-            await kazoo_client.start(client, timeout_s=START_S)
-            await kazoo_client.settle(client.set_acls_async("/", acl))
-        except NoAuthError as error:
-            raise ConfigError(f"{self._folder} was used with other credentials: use another folder") from error
-        except (TimeoutError, KazooException) as error:
-            raise ConfigError(f"the local ZooKeeper fails: {error!r}; {self._process.last_words()}") from error
-        finally:
-            await kazoo_client.stop(client, timeout_s=2.0)
+            for path in await wiper.wipe(self.coordinator, root):
+                logger.warning("%s: another user had made %s there: it is removed", folder, path)
+        except BaseException:
+            await self._process.stop()
+            raise
+        (folder / _OWNER).write_text(root.identity)
 
 
-def _configured(folder: Path, port: int, address: str, lock: int, *, protected: bool) -> ServerProcess:
+def _wiper(folder: Path, digest: Digest | None) -> Wiper | None:
+    """Who looks for what strangers made, where its data is of an edl that left them the time. Raises `ConfigError`."""
+    owner, (root, _) = folder / _OWNER, rights_of(digest)
+    if not holds_data(folder / "data"):
+        owner.write_text(root.identity)
+        return None
+    if not owner.exists():
+        return None if digest is None else Wiper(folder)
+    if owner.read_text() != root.identity:
+        raise ConfigError(f"{folder} was used with other credentials: use another folder")
+    return None
+
+
+def _configured(
+    folder: Path, port: int, *, address: str, lock: int, digest: Digest | None, wiper: Wiper | None
+) -> ServerProcess:
     config = base_config(folder, port, address)
-    if protected:
+    if digest is not None:
         config |= {"enforce.auth.enabled": "true", "enforce.auth.schemes": "digest"}
-    return ServerProcess(folder, config, keep_open=[lock])
+    first = snapshot_of(*rights_of(digest))
+    flags = () if wiper is None else (wiper.flag,)
+    return ServerProcess(folder, config, keep_open=[lock], first=first, flags=flags)

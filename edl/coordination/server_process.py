@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edl.coordination.child_server import LOOPBACK, ChildServer
+from edl.coordination.first_snapshot import put_first
+from edl.coordination.gate import gated
 from edl.coordination.java import find_jars, find_java
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"  # the other main class ignores autopurge
@@ -27,7 +29,7 @@ _FLAGS = (
     "-Xmx256m",
     "-Djava.net.preferIPv4Stack=true",
     "-Dzookeeper.jmx.log4j.disable=true",
-    "-Dorg.slf4j.simpleLogger.defaultLogLevel=info",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",  # at `warn` each wrong connection is a stack trace
 )
 _TICK_MS = 500
 
@@ -57,11 +59,29 @@ class ServerProcess(ChildServer):
 
     name = "ZooKeeper"
 
-    def __init__(self, folder: Path, config: Mapping[str, str], *, keep_open: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, str],
+        *,
+        keep_open: Sequence[int] = (),
+        first: bytes = b"",
+        flags: Sequence[str] = (),
+    ) -> None:
+        """`first`: the snapshot that it begins with where it has no data. `flags`: more of them, for Java."""
         super().__init__(folder, config["clientPortAddress"], int(config["clientPort"]), keep_open=keep_open)
-        (folder / "data").mkdir(mode=0o700, exist_ok=True)
+        self._data = folder / "data"
+        self._data.mkdir(mode=0o700, exist_ok=True)
+        self._first, self._flags = first, (*_FLAGS, *flags)
         self._config = folder / "zoo.cfg"
         self._config.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
+
+    def spawn(self) -> None:
+        """Start it. Its data may have been removed since it ran last."""
+        if self._first:
+            self._data.mkdir(mode=0o700, exist_ok=True)
+            put_first(self._data, self._first)
+        super().spawn()
 
     def last_words(self) -> str:
         lines = self._log_text().splitlines()
@@ -78,9 +98,12 @@ class ServerProcess(ChildServer):
             self.address, self.port, b"conf"
         )  # no other process on this port
 
+    def _environment(self) -> Mapping[str, str]:
+        return gated(os.environ)
+
     def _command(self) -> list[str]:
         class_path = os.pathsep.join(map(str, find_jars()))
-        return [str(find_java()), *_FLAGS, "-cp", class_path, _MAIN, str(self._config)]
+        return [str(find_java()), *self._flags, "-cp", class_path, _MAIN, str(self._config)]
 
 
 async def _ask(address: str, port: int, word: bytes) -> bytes:

@@ -47,7 +47,7 @@ class Tls:
 class Coordinator:
     """A ZooKeeper or an etcd to connect to."""
 
-    hosts: str  # [zookeeper:// or etcd://]host:port[,host:port...][/chroot]; or etcd:///socket
+    hosts: str  # [zookeeper:// or etcd://][uid@]host:port[,host:port...][/chroot]; or etcd:///socket
     digest: Digest | None = None
     tls: Tls | None = None
 
@@ -59,7 +59,17 @@ class Coordinator:
     @property
     def servers(self) -> str:
         """host:port[,host:port...]."""
-        return split_kind(self.hosts)[1].partition("/")[0]
+        return split_kind(self.hosts)[1].partition("/")[0].rpartition("@")[2]
+
+    @property
+    def user(self) -> int | None:
+        """Whose process alone may be that server: a ZooKeeper that edl started on this machine names its user."""
+        named = split_kind(self.hosts)[1].partition("/")[0].rpartition("@")[0]
+        if not named:
+            return None
+        if not (named.isdecimal() and self.kind == ZOOKEEPER):
+            raise ConfigError(f"not a coordinator: {self.hosts}; before @ stands the number of a ZooKeeper's user")
+        return int(named)
 
     @property
     def socket(self) -> str:
@@ -105,7 +115,7 @@ def from_environment(env: Mapping[str, str] = os.environ, *, hosts: str | None =
     if not hosts:
         return None
     coordinator = Coordinator(hosts.strip(), _digest(env), _tls(env))
-    _ = coordinator.endpoints  # raises now rather than at the first use
+    _ = coordinator.endpoints, coordinator.user  # raises now rather than at the first use
     return coordinator
 
 

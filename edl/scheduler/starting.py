@@ -344,7 +344,7 @@ def own_coordinator(home: ClusterHome, wanted: str | None) -> str:
         )
     kind = choose(held or wanted).kind
     if kind != ETCD:
-        return f"127.0.0.1:{port_of(before)}"
+        return f"{os.geteuid()}@127.0.0.1:{port_of(before)}"
     socket = lasting_socket((home.folder / ETCD).resolve())
     return f"etcd://127.0.0.1:{port_of(before)}" if socket is None else f"etcd://{socket}"
 

@@ -1,0 +1,54 @@
+"""Whose process is at the other end of a TCP connection within this machine, as the kernel knows it.
+
+Owns: asking the kernel. Does not own: what follows from the answer. `_gate.c` asks the same in a server's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+
+_FAMILY, _BY_FAMILY, _REQUEST, _NO_COOKIE = 4, 20, 1, b"\xff" * 8  # <linux/netlink.h>, <linux/sock_diag.h>
+_HEAD = struct.Struct("=IHHII")
+_BODY = struct.Struct("=BBxxI")
+_USER_AND_INODE = struct.Struct("=II")
+_AT = _HEAD.size + 4 + 48 + 12  # of the user in an answer: after states, both ends, and three numbers
+_LOOK_AGAIN_S = 0.002
+
+
+class ForeignServer(OSError):
+    """The server is another user's: it took the port while ours was away."""
+
+
+def check_server(connection: socket.socket, user: int, patience_s: float) -> None:
+    """Return once a process of `user`, or of root, has taken the connection, or where the kernel cannot tell.
+
+    Until a server takes a connection it is no process's. Raises ForeignServer, TimeoutError.
+    """
+    until = time.monotonic() + patience_s
+    while (found := _owner(connection.getpeername(), connection.getsockname())) is not None:
+        owner, inode = found
+        if inode and owner in {user, 0}:
+            return
+        if inode:
+            raise ForeignServer(f"another user's server, uid {owner}, has taken its port: have that user free it")
+        if time.monotonic() > until:
+            raise TimeoutError("the server does not take the connection")
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _owner(here: tuple[str, int], there: tuple[str, int]) -> tuple[int, int] | None:
+    """User and inode of the socket between `here`, its own end, and `there`; None: there is none, or no telling."""
+    ends = struct.pack("!HH", here[1], there[1])
+    ends += b"".join(socket.inet_aton(address).ljust(16, b"\0") for address, _ in (here, there))
+    request = _BODY.pack(socket.AF_INET, socket.IPPROTO_TCP, 0xFFFF_FFFF) + ends + bytes(4) + _NO_COOKIE
+    with contextlib.suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _FAMILY) as kernel:
+        kernel.settimeout(1.0)
+        kernel.send(_HEAD.pack(_HEAD.size + len(request), _BY_FAMILY, _REQUEST, 1, 0) + request)
+        answer = kernel.recv(8192)
+        if _HEAD.unpack_from(answer)[1] == _BY_FAMILY:
+            user, inode = _USER_AND_INODE.unpack_from(answer, _AT)
+            return user, inode
+    return None

@@ -1,0 +1,87 @@
+"""Nodes that strangers made in a local ZooKeeper of an earlier edl, which was open until its first client closed it.
+
+Owns: finding and wiping them, once for each folder. Does not own: which folders need it (`server`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from pathlib import Path
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError, NotEmptyError
+from kazoo.security import ACL, Id, make_digest_acl_credential
+
+from edl.coordination import kazoo_client
+from edl.coordination.first_snapshot import RESERVED, Rights
+from edl.coordination.kazoo_errors import KAZOO_ERRORS
+from edl.coordination.settings import Coordinator, Digest
+from edl.errors import ConfigError
+
+_CONNECT_S = 60.0
+_SESSION_S = 10.0
+_SUPER = "super"  # ZooKeeper's name for the user whom no ACL stops
+
+
+class Wiper:
+    """One start of a server, on which a user of this value's own may do everything."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._password = secrets.token_hex(32)
+
+    @property
+    def flag(self) -> str:
+        """What Java must be told for it: a digest, from which the password does not follow."""
+        credential = make_digest_acl_credential(_SUPER, self._password)
+        return f"-Dzookeeper.DigestAuthenticationProvider.superDigest={credential}"
+
+    async def wipe(self, server: Coordinator, owner: Rights) -> list[str]:
+        """Leave only what `owner` made; the paths of what others did.
+
+        Raises `ConfigError`: the root is not `owner`'s, or the server fails.
+        """
+        coordinator = Coordinator(server.hosts, Digest(_SUPER, self._password))
+        client = kazoo_client.make_client(coordinator, session_timeout_s=_SESSION_S)
+        acl = ACL(owner.permissions, Id(owner.scheme, owner.identity))
+        try:
+            await kazoo_client.start(client, timeout_s=_CONNECT_S)
+            if await _acls(client, "/") != [acl]:
+                raise ConfigError(f"{self._folder} was used with other credentials: use another folder")
+            for path in RESERVED:
+                await kazoo_client.settle(client.set_acls_async(path, [acl]))
+            return await _wiped(client, "/", acl)
+        except (TimeoutError, *KAZOO_ERRORS) as error:
+            raise ConfigError(f"the ZooKeeper in {self._folder} cannot be closed to other users: {error!r}") from error
+        finally:
+            await kazoo_client.stop(client, timeout_s=2.0)
+
+
+async def _wiped(client: KazooClient, path: str, acl: ACL) -> list[str]:
+    found = []
+    for name in await kazoo_client.settle(client.get_children_async(path)):
+        below = f"{path.rstrip('/')}/{name}"
+        with contextlib.suppress(NoNodeError):  # the session that it belonged to has ended
+            if await _acls(client, below) == [acl]:
+                found += await _wiped(client, below, acl)
+            else:
+                await _remove(client, below, acl)
+                found.append(below)
+    return found
+
+
+async def _remove(client: KazooClient, path: str, acl: ACL) -> None:
+    """Its maker may still add to it, until it is closed."""
+    await kazoo_client.settle(client.set_acls_async(path, [acl]))
+    while True:
+        for name in await kazoo_client.settle(client.get_children_async(path)):
+            await _remove(client, f"{path}/{name}", acl)
+        with contextlib.suppress(NotEmptyError):
+            await kazoo_client.settle(client.delete_async(path))
+            return
+
+
+async def _acls(client: KazooClient, path: str) -> list[ACL]:
+    acls, _ = await kazoo_client.settle(client.get_acls_async(path))
+    return list(acls)
