@@ -16,8 +16,12 @@ TOKEN = "token"  # noqa: S105 - a file below EDL_HOME
 
 
 def home_of(arguments: argparse.Namespace) -> tuple[Settings, ClusterHome]:
+    """Raises ConfigError."""
     settings = Settings.from_given(arguments.given, os.environ)
-    return settings, ClusterHome(settings.home, os.environ.get(OWN) or None)
+    home = ClusterHome(settings.home, os.environ.get(OWN) or None)
+    if not is_remote(arguments):
+        home.check()
+    return settings, home
 
 
 def is_remote(arguments: argparse.Namespace) -> bool:

@@ -12,7 +12,7 @@ examples:
                                   always at the same port, with buttons: grow, shrink, checkpoint, stop
   edl dashboard                   of the cluster, where one runs here: its queue, its nodes, who had which device
   edl dashboard --cluster https://node1:8443
-  ssh -L 8000:localhost:8000 node1
+  ssh -L 8000:127.0.0.1:8000 node1
                                   and then that link, from your own machine
 
 The page is served on 127.0.0.1 until Ctrl-C. Who has the link can look; the job does not notice.

@@ -23,6 +23,7 @@ import msgspec
 import edl
 from edl.clock import SystemClock
 from edl.config import Settings
+from edl.config.home import check_home
 from edl.coordination import connecting
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store
@@ -75,6 +76,7 @@ def _say(line: str) -> None:
 
 def _log(settings: Settings) -> Path:
     """Beside the job's folder, which is made anew by the process that claims the name."""
+    check_home(settings.home)
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return settings.home / f"keeper-{settings.job}.log"
 

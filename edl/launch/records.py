@@ -19,6 +19,7 @@ import msgspec
 
 from edl.clock import SystemClock
 from edl.config import Settings
+from edl.config.home import check_home
 from edl.errors import ConfigError
 from edl.host.processes import process_start_time
 from edl.launch.names import invent
@@ -172,14 +173,16 @@ def keep(home: Path, file: Path, content: bytes) -> None:
 
 
 def find(home: Path, job: str) -> Folder | None:
-    """The record of a job started on this machine."""
+    """The record of a job started on this machine. Raises ConfigError where another user keeps them."""
     folder = Folder(home / "jobs" / job)
+    check_home(home, folder.path.parent, folder.path, folder.secret)
     return None if folder.read() is None else folder
 
 
 def records(home: Path) -> list[tuple[Folder, LaunchRecord]]:
     """All records of this machine, the latest started first."""
     jobs = home / "jobs"
+    check_home(home, jobs)
     folders = [Folder(path) for path in jobs.iterdir() if path.is_dir()] if jobs.is_dir() else []
     known = [(folder, record) for folder in folders if (record := folder.read()) is not None]
     return sorted(known, key=lambda pair: pair[1].started, reverse=True)
@@ -206,7 +209,8 @@ def _private(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    """One launcher at a time takes a name. The kernel frees the lock of a launcher that dies."""
+    """One launcher at a time takes a name. The kernel frees the lock of a launcher that dies. Raises ConfigError."""
+    check_home(home, home / "jobs")
     try:
         for folder in (home, home / "jobs"):  # one by one: `parents=True` would not give the mode to the first
             folder.mkdir(mode=0o700, parents=folder is home, exist_ok=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from edl.config.home import check_home
 from edl.coordination.settings import Coordinator, from_environment
 from edl.errors import ConfigError, UsageError
 from edl.host.credentials import with_secret
@@ -89,8 +90,14 @@ class ClusterHome:
         self.ending = self.run / "ending"  # there: no process begins anything any more
         self.opening = self.run / "opening"  # there: the coordinator comes up, and no other process begins yet
 
+    def check(self) -> None:
+        """Raises ConfigError where another user has made it. A home of several machines is whoever's they say."""
+        if self.own is None:
+            check_home(self.home, self.folder, self.secret)
+
     def make(self) -> None:
         """Raises ConfigError."""
+        self.check()
         try:
             for folder in (self.home, self.folder, self.run, self.logs):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -130,7 +137,8 @@ class ClusterHome:
             return None
 
     def config(self) -> ClusterConfig:
-        """Raises UsageError where there is no cluster."""
+        """Raises UsageError where there is no cluster, ConfigError."""
+        self.check()
         found = self.read()
         if found is None:
             raise UsageError(f"there is no cluster in EDL_HOME={self.home}: start one by `edl cluster start`")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import re
 import secrets
 import ssl
 import time
@@ -23,6 +22,7 @@ from edl.cluster.queue.accounts import Accounts
 from edl.cluster.queue.shown import JobList, JobShown
 from edl.cluster.queue.wanted import JobWish, SizeWish
 from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
+from edl.host.network import LOOPBACK
 from edl.scheduler.client import PATIENCE_S, ClusterStatus
 from edl.scheduler.printed import LogPiece, LogPlace
 from edl.scheduler.reaching import Write
@@ -196,13 +196,15 @@ def _address(url: str) -> tuple[bool, str, int]:
     if parts.scheme == "http" and not _is_loopback(host):
         raise ConfigError(
             f"--cluster {url}: the token would cross the network in the clear: use https://, or a tunnel "
-            f"(ssh -L 8000:localhost:{port or 80} {host}) and http://localhost:8000"
+            f"(ssh -L 8000:127.0.0.1:{port or 80} {host}) and http://127.0.0.1:8000"
         )
+    if parts.scheme == "http" and host == "localhost":
+        host = LOOPBACK  # where the server listens: at [::1] another user may, and would be sent the token
     return parts.scheme == "https", host, port or (443 if parts.scheme == "https" else 80)
 
 
 def _is_loopback(host: str) -> bool:
-    if re.fullmatch(r"localhost", host):
+    if host == "localhost":
         return True
     try:
         return ip_address(host).is_loopback

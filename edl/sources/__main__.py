@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from edl.config import Settings
+from edl.config.home import check_home
 from edl.errors import ConfigError, DataError, UsageError
 from edl.sources.cache import Cache
 from edl.sources.formats import FORMATS
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         home = Settings.from_given({}, os.environ).home
+        check_home(home, home / "data")
         source = open_files(options.files, options.format, Cache(home / "data", PATIENCE_S))
         if options.check:
             _read_all(source)

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from edl.errors import ConfigError, EdlError
+from edl.host.network import LOOPBACK
 from edl.scheduler.places import KubernetesGiven
 
 ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # in each Pod that has one
@@ -231,12 +232,14 @@ def address_of(url: str) -> tuple[bool, str, int]:
     tls = parts.scheme == "https"
     if not tls and not _is_loopback(host):
         raise ConfigError(f"--kubernetes {url}: the token would cross the network in the clear: name it by https://")
+    if not tls and host == "localhost":
+        host = LOOPBACK  # where `kubectl proxy` listens: at [::1] another user may, and would be sent the token
     return tls, host, port or (443 if tls else 80)
 
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ip_address("127.0.0.1" if host == "localhost" else host).is_loopback
+        return ip_address(LOOPBACK if host == "localhost" else host).is_loopback
     except ValueError:
         return False
 

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from edl.config.home import check_home
 from edl.errors import UsageError
 from edl.sources.formats import format_of_name
 from edl.sources.port import Source
@@ -21,13 +22,14 @@ def records_of(source: Any, format_name: str | None, home: Path, patience_s: flo
     """The records of the files that `source` names; None: it names none, so its samples are numbers.
 
     `home` is the folder under which a host's workers share what they find out about files, `patience_s` the time that
-    they may wait for each other. Raises UsageError, DataError.
+    they may wait for each other. Raises UsageError, DataError, ConfigError.
     """
     if not _names_files(source, format_name):
         return None
     from edl.sources.cache import Cache  # heavy: only for scripts that train on files
     from edl.sources.opening import open_files
 
+    check_home(home, home / "data")
     entries = [source] if isinstance(source, str | bytes | os.PathLike) else source
     records = open_files([os.fsdecode(entry) for entry in entries], format_name, Cache(home / "data", patience_s))
     if not len(records):

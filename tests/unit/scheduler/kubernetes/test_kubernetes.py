@@ -266,6 +266,10 @@ def test_addresses_that_are_none(url: str, said: str) -> None:
         address_of(url)
 
 
+def test_localhost_is_where_kubectl_proxy_listens() -> None:
+    assert address_of("http://localhost:8001") == (False, "127.0.0.1", 8001)
+
+
 def test_a_pod_knows_its_api_server() -> None:
     assert (
         found_here({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}) == "https://10.0.0.1:443"

@@ -401,6 +401,27 @@ def test_a_token_goes_nowhere_in_the_clear(url: str, words: str) -> None:
         RemoteCluster(url, "token")
 
 
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://localhost:1", "127.0.0.1"),  # where the server listens: at [::1] another user may
+        ("https://localhost:1", "localhost"),  # as its certificate says
+    ],
+)
+def test_localhost_is_where_the_server_listens(monkeypatch: pytest.MonkeyPatch, url: str, host: str) -> None:
+    monkeypatch.setattr(remote_module, "PATIENCE_S", 0.0)
+    called: list[str] = []
+
+    def connect(address: tuple[str, int], *_: object) -> None:
+        called.append(address[0])
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    with pytest.raises(EdlError, match="ConnectionRefusedError"):
+        RemoteCluster(url, "token").jobs()
+    assert called == [host]
+
+
 def test_a_server_that_stays_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_module, "PATIENCE_S", 0.0)
     with listen("127.0.0.1", 0) as ear:
