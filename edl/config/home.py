@@ -13,7 +13,7 @@ def check_home(home: Path, *inside: Path) -> None:
     for path in (home, *inside):
         try:
             owner = path.stat().st_uid
-        except OSError:  # not there, or whoever uses it says why not
+        except OSError:  # not there, or it cannot be read, as its reader will say
             continue
         if owner not in {os.geteuid(), 0}:
             raise ConfigError(

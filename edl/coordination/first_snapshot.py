@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from kazoo.security import make_acl, make_digest_acl
+from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE, make_digest_acl
 
 from edl.coordination.settings import Digest
 
@@ -41,7 +41,7 @@ class Rights:
 def rights_of(digest: Digest | None) -> tuple[Rights, Rights]:
     """Who may do what at the root, and at ZooKeeper's own nodes, which no part of edl uses."""
     if digest is None:
-        made = make_acl("world", "anyone", all=True), make_acl("world", "anyone", read=True)
+        made = OPEN_ACL_UNSAFE[0], READ_ACL_UNSAFE[0]
     else:
         made = (make_digest_acl(digest.user, digest.password, all=True),) * 2
     root, reserved = (Rights(acl.perms, acl.id.scheme, acl.id.id) for acl in made)

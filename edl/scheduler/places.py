@@ -91,7 +91,7 @@ class ClusterHome:
         self.opening = self.run / "opening"  # there: the coordinator comes up, and no other process begins yet
 
     def check(self) -> None:
-        """Raises ConfigError where another user has made it. A home of several machines is whoever's they say."""
+        """Raises ConfigError where another user has made it. Whose a volume of several machines is, it says."""
         if self.own is None:
             check_home(self.home, self.folder, self.secret)
 

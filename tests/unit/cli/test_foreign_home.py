@@ -63,7 +63,7 @@ def test_a_cluster_believes_nothing_of_another_users_in_its_own_home(tmp_path, f
             use()
 
 
-def test_a_home_that_several_machines_share_is_whoever_s_the_volume_says(tmp_path, foreign):
+def test_a_home_that_several_machines_share_is_the_volumes_owners(tmp_path, foreign):
     foreign(tmp_path)
     ClusterHome(tmp_path, own=str(tmp_path / "own")).check()
 

@@ -111,6 +111,19 @@ def test_an_address_says_which_coordinator_is_meant(hosts, kind, endpoints, chro
     assert found.socket == ("/run/x/client:1" if endpoints[0][1] == 0 else "")
 
 
+@pytest.mark.parametrize("hosts", ["1000@127.0.0.1:5", "zookeeper://1000@127.0.0.1:5/a"])
+def test_an_address_may_say_whose_the_server_is(hosts):
+    found = from_environment({"EDL_COORDINATOR": hosts})
+    assert (found.user, found.endpoints, found.servers) == (1000, (("127.0.0.1", 5),), "127.0.0.1:5")
+    assert Coordinator("127.0.0.1:5").user is None
+
+
+@pytest.mark.parametrize("hosts", ["ann@127.0.0.1:5", "etcd://1000@127.0.0.1:5"])
+def test_a_user_that_cannot_be_checked_is_refused(hosts):
+    with pytest.raises(ConfigError, match="before @ stands the number of a ZooKeeper's user"):
+        from_environment({"EDL_COORDINATOR": hosts})
+
+
 def test_a_kind_that_nobody_knows_is_refused():
     with pytest.raises(ConfigError, match="not a coordinator: consul://"):
         from_environment({"EDL_COORDINATOR": "consul://here:1"})

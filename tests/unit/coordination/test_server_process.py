@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
+import pytest
+
+from edl.coordination import gate
 from edl.coordination.child_server import dying_with
 
 
@@ -19,3 +23,14 @@ def test_a_command_of_a_living_parent_begins_with_its_own_words() -> None:
         dying_with(os.getpid(), ["printf", "%s|", "a b", "$c"]), capture_output=True, text=True, check=False
     )
     assert (child.returncode, child.stdout) == (0, "a b|$c|")
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, "/a/_gate.so"), ({"LD_PRELOAD": "b.so"}, "/a/_gate.so:b.so")])
+def test_a_server_begins_behind_the_gate(monkeypatch, before, after) -> None:
+    monkeypatch.setattr(gate, "find_gate", lambda: Path("/a/_gate.so"))
+    assert gate.gated({"HOME": "/h", **before}) == {"HOME": "/h", "LD_PRELOAD": after}
+
+
+def test_without_a_gate_its_environment_stays_as_it_is(monkeypatch) -> None:
+    monkeypatch.setattr(gate, "find_gate", lambda: None)
+    assert gate.gated({"HOME": "/h"}) == {"HOME": "/h"}

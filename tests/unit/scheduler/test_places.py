@@ -71,7 +71,7 @@ def test_a_queue_stays_in_the_kind_of_coordinator_that_holds_it(
         return LocalChoice(wanted or "zookeeper")
 
     monkeypatch.setattr(starting, "choose", choose)
-    assert re.fullmatch(r"127\.0\.0\.1:\d+", starting.own_coordinator(home, None))
+    assert re.fullmatch(rf"{os.geteuid()}@127\.0\.0\.1:\d+", starting.own_coordinator(home, None))
     first = starting.own_coordinator(home, "etcd")
     home.write(_config(first))
     assert starting.own_coordinator(home, None) == starting.own_coordinator(home, "etcd") == first

@@ -1,0 +1,39 @@
+"""The short form of benchmarks/attackers_hour.py: another user of the machine against the first moments of servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(os.geteuid() != 0, reason="plays another user"),
+]
+
+ROOT = Path(__file__).parents[2]
+
+
+def hour(edl, starts, kinds):
+    benchmark = [sys.executable, "-m", "benchmarks.attackers_hour", "--json", "--starts", str(starts), "--kinds", kinds]
+    done = subprocess.run(benchmark, env=edl.environ, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "unshare failed" in done.stderr:
+        pytest.skip("this container has no network namespaces")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["starts"] >= starts and not result["wrong"]
+    assert all(result["tried"][act] for act in ("ask", "press", "surf", "rush", "babble", "enter")), result["tried"]
+
+
+def test_a_few_starts_of_local_servers(edl):
+    hour(edl, 4, "zookeeper,etcd,etcd-port")
+
+
+@pytest.mark.soak  # the same stranger, against local servers: above
+def test_starts_of_all_kinds(edl):
+    hour(edl, 40, "zookeeper,zookeeper-port,etcd,etcd-port,cluster,cluster-etcd,run,horovodrun")
