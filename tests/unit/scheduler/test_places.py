@@ -79,7 +79,7 @@ def test_a_queue_stays_in_the_kind_of_coordinator_that_holds_it(
     with pytest.raises(ConfigError, match=r"--local-coordinator zookeeper: the queue of EDL_HOME=.* lies in its etcd"):
         starting.own_coordinator(home, "zookeeper")
     home.write(_config("127.0.0.1:23456"))
-    assert starting.own_coordinator(home, "zookeeper") == "127.0.0.1:23456"
+    assert starting.own_coordinator(home, "zookeeper") == f"{os.geteuid()}@127.0.0.1:23456"
 
 
 def test_where_the_name_of_a_socket_would_be_too_long_an_etcd_has_a_port(
