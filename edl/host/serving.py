@@ -1,5 +1,8 @@
 """HTTP of this host, within bounds: starlette on uvicorn. Imported only by what was asked to serve something.
 
+A connection that asks for nothing makes room for one that does, and a caller who was refused loses the connection:
+who has no token keeps none open, and cannot keep out who has one.
+
 Owns: listening, and how many are answered at a time. Does not own: what is answered, nor to whom.
 """
 
@@ -18,6 +21,8 @@ from edl.host.network import family_of
 
 CONNECTIONS: Final = 128  # beyond which callers hear that it is too busy
 MOST_CONNECTIONS: Final = 2 * CONNECTIONS  # beyond which they hear nothing
+MOST_IDLE: Final = CONNECTIONS // 2  # connections that ask for nothing; beyond, the oldest are closed
+REFUSED: Final = 400  # status of an answer from which on the connection is closed
 ASK_S: Final = 10.0  # for a connection to ask for something
 HEAD_BYTES: Final = 16_384
 
@@ -25,7 +30,7 @@ HEAD_BYTES: Final = 16_384
 async def serve(app: Any, ear: socket.socket, certificate: str = "", key: str = "") -> None:
     """Until cancelled. `certificate`, `key`: files, as PEM; without them it is plain HTTP."""
     config = uvicorn.Config(
-        app,
+        _closing_refused(app),
         log_config=None,
         log_level="error",  # a line for each wrong request would let strangers fill a log
         access_log=False,
@@ -50,18 +55,47 @@ async def serve(app: Any, ear: socket.socket, certificate: str = "", key: str = 
             await serving
 
 
+def _closing_refused(app: Any) -> Any:
+    async def answered(scope: Any, receive: Any, send: Any) -> None:
+        async def sent(message: Any) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= REFUSED:
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return answered
+
+
 class _Bounded(H11Protocol):
     """One connection. uvicorn's own limits begin with the first answer."""
 
+    proven = False  # it was given an answer that was no refusal
+
+    @property
+    def idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._since = self.loop.time()
+        self._make_room()
         if len(self.connections) > MOST_CONNECTIONS:
             transport.abort()
         else:
             self._expect(None)
 
+    def _make_room(self) -> None:
+        """First of who has shown nothing yet."""
+        idle = [one for one in self.connections if isinstance(one, _Bounded) and one is not self and one.idle]
+        if len(idle) >= MOST_IDLE:
+            oldest = min(idle, key=lambda one: (one.proven, one._since))
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
     def on_response_complete(self) -> None:
         answered = self.cycle
+        self.proven = not self.transport.is_closing()
         super().on_response_complete()
         self._expect(answered)
 

@@ -15,11 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import logging.handlers
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 from edl.cluster.policies import registry
@@ -27,6 +30,7 @@ from edl.cluster.queue.entries import JobEntry
 from edl.cluster.queue.inputs import ClusterRules
 from edl.cluster.queue.scheduler import SchedulerMachine
 from edl.cluster.queue.speeds import FittedSpeeds, LiveSpeeds, UnknownSpeeds
+from edl.control_characters import visible
 from edl.coordination import connecting
 from edl.coordination.choosing import LocalCoordinator, start_local
 from edl.coordination.election import Candidate, Reign
@@ -47,6 +51,7 @@ logger = logging.getLogger("edl")
 LOOK_S = 0.5
 BOOT_S = 10.0  # for a process to take its name
 AGAIN_S = 0.5
+LOG_BYTES = 10_000_000  # of a process; beyond it begins anew, and what was printed before is kept aside once
 KEEPER = "keeper"
 HTTP = "http"
 
@@ -265,16 +270,35 @@ async def _serve_http(home: ClusterHome) -> None:
     await serve_http(home)
 
 
+class ProcessLog(logging.handlers.RotatingFileHandler):
+    """Of a process whose standard error is appended to the same file."""
+
+    def __init__(self, path: Path, most_bytes: int = LOG_BYTES) -> None:
+        super().__init__(path, maxBytes=most_bytes, backupCount=1, encoding="utf-8", errors="replace")
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+    def doRollover(self) -> None:  # noqa: N802 - logging's name
+        super().doRollover()
+        os.dup2(self.stream.fileno(), sys.stderr.fileno())
+
+    def _open(self) -> TextIOWrapper:
+        return open(
+            self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors,
+            opener=lambda path, flags: os.open(path, flags, 0o600),
+        )  # fmt: skip
+
+
 def main(kind: str, name: str, home: ClusterHome) -> int:
     """Runs one process under its name, unless another one has it."""
     full = kind if kind in {KEEPER, HTTP} else f"{kind}-{name}"
-    log = logging.StreamHandler(sys.stderr)
-    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger.addHandler(log)
-    logger.setLevel(logging.INFO)
     with home.lived(full) as ours:
         if not ours or home.ending.exists():  # spawned just before the cluster was told to end
             return 0
+        logging.getLogger().addHandler(ProcessLog(home.logs / f"{full}.log"))
+        logger.setLevel(logging.INFO)
         works: dict[str, Callable[[ClusterHome], Coroutine[Any, Any, None]]] = {
             KEEPER: keep,
             HTTP: _serve_http,

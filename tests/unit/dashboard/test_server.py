@@ -190,11 +190,12 @@ async def test_connections_that_ask_nothing_make_room_for_those_who_look(monkeyp
         whole = f"{begun}Cookie: {page.cookie['Cookie']}\r\n\r\n"
         silent = [await asyncio.open_connection("127.0.0.1", page.access.port) for _ in range(CONNECTIONS)]
         silent[0][1].write(begun.encode())
-        assert (await page.ask(**page.cookie))[0] == 503
+        assert (await page.ask(**page.cookie))[0] == 200
         for reader, writer in silent:
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(reader.read(), 10) == b""
-            writer.close()
+            with contextlib.suppress(OSError):
+                writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", page.access.port)
         writer.write((whole + begun).encode())  # and no more of its second request
         with contextlib.suppress(ConnectionResetError):
@@ -211,11 +212,13 @@ async def test_connections_that_ask_nothing_make_room_for_those_who_look(monkeyp
 async def test_beyond_the_bound_of_connections_none_is_held() -> None:
     async with served(feed([event(1)])) as page:
         crowd = [await asyncio.open_connection("127.0.0.1", page.access.port) for _ in range(MOST_CONNECTIONS)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", page.access.port)
-        with contextlib.suppress(ConnectionResetError):
-            assert await asyncio.wait_for(reader.read(), 5) == b""
-        for _, one in [*crowd, (reader, writer)]:
-            one.close()
+        for reader, _ in crowd[: MOST_CONNECTIONS - serving.MOST_IDLE]:  # the oldest
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+        for _, writer in crowd:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 async def test_charts_are_made_once_for_all_who_look(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -453,6 +453,29 @@ async def test_beyond_loopback_it_speaks_tls_and_who_trusts_nobody_sends_no_toke
         found.ear.close()
 
 
+async def test_who_has_no_token_keeps_out_nobody_who_has_one(tmp_path: Path) -> None:
+    async with served(tmp_path) as http:
+        silent = [await asyncio.open_connection("127.0.0.1", http.port) for _ in range(serving.MOST_CONNECTIONS)]
+        assert (await http.ask("/v1/jobs"))[0] == 200
+        refused = [await asyncio.open_connection("127.0.0.1", http.port) for _ in range(serving.CONNECTIONS // 4)]
+        for _, writer in refused:
+            writer.write(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        for reader, _ in refused:  # each is told so, and loses its connection
+            assert b" 401 " in await asyncio.wait_for(reader.read(), 20)
+        kept_reader, kept = await asyncio.open_connection("127.0.0.1", http.port)
+        asks = f"GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {http.owner}\r\n\r\n".encode()
+        for _ in range(2):  # who was let in keeps the connection while others come and ask nothing
+            kept.write(asks)
+            head = await asyncio.wait_for(kept_reader.readuntil(b"\r\n\r\n"), 20)
+            assert b" 200 " in head
+            await kept_reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+            silent += [await asyncio.open_connection("127.0.0.1", http.port) for _ in range(serving.MOST_IDLE)]
+        for _, writer in [*silent, *refused, (kept_reader, kept)]:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
 async def test_a_handshake_that_does_not_come_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "ASK_S", 0.3)
     certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
