@@ -120,6 +120,29 @@ async def test_a_pod_whose_making_was_not_answered_is_made_once(played: PodsPlay
     assert (await played.end())[1].code == 0
 
 
+async def test_a_conflict_over_a_quota_is_tried_again(played: PodsPlayed, pods: FakeKubernetes) -> None:
+    told = 'Operation cannot be fulfilled on resourcequotas "gpus": please apply your changes to the latest version'
+    pods.fail("POST", "/pods", 409, times=2, reason=told)
+    await played.runs("j-1", LEAVES)
+    pods.fail("DELETE", "/pods", 409, times=2, reason="the object has been modified")
+    played.engine.end("j-1", kill=False)
+    assert (await played.end())[1].code == 0
+    assert pods.count("DELETE") == 3
+
+
+async def test_watches_that_expire_at_once_are_asked_for_ever_more_slowly(
+    played: PodsPlayed, pods: FakeKubernetes
+) -> None:
+    pods.fail("GET", "watch=1", 410, times=10**9)
+    pods.cut()
+    await played.runs("j-1")
+    before, lists = pods.count("GET", "watch=1"), pods.count("GET", "/pods?labelSelector")
+    played.go()
+    assert (await played.end())[1].code == 0  # the lists tell of it
+    assert pods.count("GET", "/pods?labelSelector") > lists
+    assert pods.count("GET", "watch=1") - before < 20
+
+
 async def test_while_kubernetes_does_not_answer_nothing_is_lost(played: PodsPlayed, pods: FakeKubernetes) -> None:
     pods.fail("POST", "/pods", 500, times=2)
     pods.fail("DELETE", "/pods", 503, times=2)

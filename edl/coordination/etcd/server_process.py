@@ -31,15 +31,19 @@ _SOLE = {
     "initial-cluster": f"edl=http://{LOOPBACK}:2",
 }
 
+HISTORY = {  # how much of the past any etcd of ours keeps
+    "auto-compaction-mode": "periodic",
+    "auto-compaction-retention": "1m",  # without it every version of every record is kept, until there is no more room
+    "snapshot-count": "1000",  # else 100,000 writes stay in memory
+}
+
 _BASE = {
     "name": "edl",
     "logger": "zap",
     "log-outputs": "stderr",
     "bcrypt-cost": "4",  # the password is 256 random bits: no attacker tries them all, and each connection shows it
-    "auto-compaction-mode": "periodic",
-    "auto-compaction-retention": "1m",  # without it every version of every record is kept, until there is no more room
+    **HISTORY,
     "quota-backend-bytes": str(8 << 30),
-    "snapshot-count": "1000",  # else 100,000 writes stay in memory
     "enable-grpc-gateway": "false",
     "enable-v2": "false",
 }

@@ -28,6 +28,7 @@ ANSWER_S: Final = 10.0
 WATCH_S: Final = 20  # then it is asked for anew: a connection that died without a word is noticed
 MOST_ANSWER: Final = 256 << 20
 MOST_LINE: Final = 8 << 20
+EXISTS: Final = "AlreadyExists"
 GONE, CONFLICT, MISSING, BUSY, NO_TOKEN, TIMED_OUT = 410, 409, 404, 429, 401, 408
 
 
@@ -38,9 +39,10 @@ class KubernetesError(EdlError):
 class KubernetesRefused(KubernetesError):
     """And will not the next time."""
 
-    def __init__(self, words: str, code: int) -> None:
+    def __init__(self, words: str, code: int, reason: str = "") -> None:
+        """`reason`: a word of the API, such as `AlreadyExists`."""
         super().__init__(words)
-        self.code = code
+        self.code, self.reason = code, reason
 
 
 class WatchExpired(KubernetesError):
@@ -68,13 +70,23 @@ class KubernetesApi:
     # ----------------------------------------------------------------------------------------------------------- calls
 
     def make(self, pod: Mapping[str, Any]) -> dict[str, Any]:
-        """As it stands there now, also where it was made before. Raises KubernetesError, KubernetesRefused."""
+        """As it stands there now, also where it was made before. Raises KubernetesError, KubernetesRefused.
+
+        A conflict has one more cause than a name that is taken: two Pods are counted for one quota at once. Such a
+        Pod was not made, and is to be asked for again.
+        """
         try:
             return self._call("POST", self._path, pod)
         except KubernetesRefused as refused:
             if refused.code != CONFLICT:
                 raise
-        return self._call("GET", f"{self._path}/{quote(pod['metadata']['name'])}")
+            conflict = refused
+        there = self._pod(pod["metadata"]["name"])
+        if there is not None:
+            return there
+        if conflict.reason == EXISTS:
+            raise KubernetesRefused(f"its Pod was there and is gone: {conflict}", MISSING)
+        raise KubernetesError(f"{self._url}: {conflict}")
 
     def end(self, name: str, uid: str, grace_s: int) -> None:
         """That one, and no other of its name. One that is gone is no error. Raises KubernetesError."""
@@ -84,6 +96,9 @@ class KubernetesApi:
         except KubernetesRefused as refused:
             if refused.code not in {MISSING, CONFLICT}:
                 raise
+            there = self._pod(name) if refused.code == CONFLICT else None
+            if there is not None and there["metadata"].get("uid") == uid:  # the conflict is about something else
+                raise KubernetesError(f"{self._url}: {refused}") from None
 
     def pods(self, selector: str) -> tuple[list[dict[str, Any]], str]:
         """As of now, and the version from which on they can be watched. Raises KubernetesError."""
@@ -107,14 +122,20 @@ class KubernetesApi:
 
     def node(self, name: str) -> dict[str, Any] | None:
         """Raises KubernetesError."""
+        return self._found(f"/api/v1/nodes/{quote(name)}")
+
+    # ---------------------------------------------------------------------------------------------------------- inside
+
+    def _pod(self, name: str) -> dict[str, Any] | None:
+        return self._found(f"{self._path}/{quote(name)}")
+
+    def _found(self, path: str) -> dict[str, Any] | None:
         try:
-            return self._call("GET", f"/api/v1/nodes/{quote(name)}")
+            return self._call("GET", path)
         except KubernetesRefused as refused:
             if refused.code == MISSING:
                 return None
             raise
-
-    # ---------------------------------------------------------------------------------------------------------- inside
 
     def _trusting(self) -> ssl.SSLContext:
         try:
@@ -196,15 +217,17 @@ class WatchLink:
 
 def refusal(code: int, body: bytes, url: str) -> KubernetesError:
     """What an answer means that is not the one that was asked for."""
+    reason = ""
     try:
-        words = str(json.loads(body)["message"])[:300]
+        told = json.loads(body)
+        words, reason = str(told["message"])[:300], str(told.get("reason", ""))
     except (ValueError, KeyError, TypeError):
         words = http.client.responses.get(code, f"status {code}")
     if code == GONE:
         return WatchExpired(words)
     if code in {NO_TOKEN, TIMED_OUT, BUSY} or code >= http.client.INTERNAL_SERVER_ERROR:
         return KubernetesError(f"{url}: {words}")
-    return KubernetesRefused(words, code)
+    return KubernetesRefused(words, code, reason)
 
 
 def _event(line: bytes) -> PodEvent:

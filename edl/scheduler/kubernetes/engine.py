@@ -44,6 +44,7 @@ from edl.scheduler.kubernetes.reconciling import (
     PodIsGone,
     PodStep,
     PodWanted,
+    WatchPace,
     evidence_of,
     looked,
     reconcile,
@@ -166,19 +167,29 @@ class KubernetesEngine:
 
     async def _follow(self, version: str) -> None:
         """What happens to Pods, from that version on; what was missed is looked up."""
+        clock, pace = asyncio.get_running_loop().time, WatchPace()
         while True:
+            began = clock()
             try:
                 if not version:
                     version = await self._look()
                     self._wake.set()
-                async for event in self._events(version):
-                    version = event.version or version
-                    self._hear(event)
-            except WatchExpired:
-                version = ""
+                version = await self._watch(version)
             except EdlError as error:
                 self._tell_dumb(error)
                 await asyncio.sleep(AGAIN_S)
+            else:
+                await asyncio.sleep(pace.pause_s(clock() - began))
+
+    async def _watch(self, version: str) -> str:
+        """Until the watch ends. From which version on the next one is; empty: what was missed is not known any more."""
+        try:
+            async for event in self._events(version):
+                version = event.version or version
+                self._hear(event)
+        except WatchExpired:
+            return ""
+        return version
 
     def _hear(self, event: PodEvent) -> None:
         pod = None if event.pod is None else pod_of(event.pod)

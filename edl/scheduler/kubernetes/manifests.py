@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from edl.coordination.etcd.server_process import HISTORY
 from edl.scheduler.places import OWN
 
 HOME: Final = "/edl"
@@ -21,6 +22,7 @@ OWN_FOLDER: Final = "/run/edl"
 TLS: Final = "/run/secrets/edl-tls"
 WORKER_FILE: Final = "worker.json"
 HTTP_PORT, ETCD_PORT, ETCD_PEERS = 8443, 2379, 2380
+ETCD_VOLUME_GIB: Final = 8
 Json = dict[str, Any]
 
 
@@ -187,7 +189,8 @@ def _etcd(wanted: ManifestsWanted) -> Json:
         "cert-file": f"{TLS}/tls.crt",
         "key-file": f"{TLS}/tls.key",
         "trusted-ca-file": f"{TLS}/ca.crt",
-        "auto-compaction-retention": "1h",
+        **HISTORY,
+        "quota-backend-bytes": str(ETCD_VOLUME_GIB << 29),  # half of the volume: its log and snapshots lie there too
     }
     container = {
         "name": "etcd",
@@ -204,7 +207,7 @@ def _etcd(wanted: ManifestsWanted) -> Json:
         "containers": [container],
         "volumes": [TLS_VOLUME],
     }
-    claim: Json = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "8Gi"}}}
+    claim: Json = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": f"{ETCD_VOLUME_GIB}Gi"}}}
     spec = {
         "serviceName": "edl-etcd",
         "replicas": 1,

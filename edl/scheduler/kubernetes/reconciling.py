@@ -20,6 +20,24 @@ from edl.scheduler.kubernetes.pods import PodSeen
 LEAVE_GRACE_S: Final = 3600  # the scheduler of edl has a bound of its own, and then wants it killed
 KILL_GRACE_S: Final = 1  # never 0: Kubernetes would then forget the Pod before its processes are gone
 STUCK_S: Final = 120.0  # for an image to be pulled after all
+SHORT_WATCH_S: Final = 1.0  # a watch that ends sooner was not held
+MOST_PAUSE_S: Final = 8.0  # between two watches
+
+
+class WatchPace:
+    """How long to wait before Pods are listed and watched again: not at all after a single watch that ended early, and
+    longer and longer where watches are cut, or expire, one after the other.
+    """
+
+    def __init__(self) -> None:
+        self._short = 0  # watches that ended early, one after the other
+
+    def pause_s(self, lasted_s: float) -> float:
+        """After a watch of that length."""
+        self._short = self._short + 1 if lasted_s < SHORT_WATCH_S else 0
+        if self._short < 2:
+            return 0.0
+        return min(MOST_PAUSE_S, SHORT_WATCH_S * 2.0 ** min(self._short - 2, 10))
 
 
 class PodWanted(msgspec.Struct, frozen=True):

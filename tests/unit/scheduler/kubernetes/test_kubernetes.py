@@ -34,6 +34,7 @@ from edl.scheduler.kubernetes.reconciling import (
     PodIsGone,
     PodStep,
     PodWanted,
+    WatchPace,
     evidence_of,
     looked,
     reconcile,
@@ -247,6 +248,17 @@ def test_names_of_pods_are_names_and_no_two_workers_have_one() -> None:
 def test_what_is_tried_again_and_what_is_not(code: int, kind: type[KubernetesError]) -> None:
     found = refusal(code, b'{"message": "words"}', "url")
     assert type(found) is kind and "words" in str(found)
+
+
+def test_the_reason_of_a_refusal_is_kept() -> None:
+    found = refusal(409, b'{"message": "words", "reason": "AlreadyExists"}', "url")
+    assert isinstance(found, KubernetesRefused) and found.reason == "AlreadyExists"
+
+
+def test_watches_that_end_at_once_are_asked_for_ever_more_slowly() -> None:
+    pace = WatchPace()
+    assert [pace.pause_s(0.0) for _ in range(7)] == [0.0, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    assert [pace.pause_s(20.0), pace.pause_s(0.0), pace.pause_s(0.0)] == [0.0, 0.0, 1.0]
 
 
 # ------------------------------------------------------------------------------------------------------ what is given

@@ -133,6 +133,17 @@ def test_the_schedulers_line_is_one_that_edl_takes(capsys: pytest.CaptureFixture
     assert host == f"etcd://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
 
 
+def test_the_etcds_history_and_its_size_have_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    documents = printed(capsys, *ETCD)
+    etcd = of_kind(documents, "StatefulSet", "edl-etcd")["spec"]
+    [container] = etcd["template"]["spec"]["containers"]
+    flags = dict(one.removeprefix("--").split("=", 1) for one in container["command"] if "=" in one)
+    assert (flags["auto-compaction-mode"], flags["auto-compaction-retention"]) == ("periodic", "1m")
+    [claim] = etcd["volumeClaimTemplates"]
+    volume = int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi")) << 30
+    assert int(flags["quota-backend-bytes"]) * 2 <= volume
+
+
 def test_with_a_coordinator_there_is_no_etcd_and_workers_get_no_key(capsys: pytest.CaptureFixture[str]) -> None:
     documents = printed(capsys, "--image", "training:1", "--coordinator", "zk1:2181,zk2:2181")
     assert not [one for one in documents if one["kind"] == "StatefulSet"]
