@@ -210,10 +210,11 @@ def _check_files(manifest: Manifest) -> None:
     if numbers != [(number, of) for number in range(of)]:
         odd = next(part.file for number, part in enumerate(manifest.parts) if part_of(part.file) != (number, of))
         raise Broken(f"its manifest names {odd!r}, which is no name of one of its {of} parts")
-    owners = [owner_of(own.file) for own in manifest.own]
-    if None in owners or len(set(owners)) < len(owners):
-        odd = next(own.file for place, own in enumerate(manifest.own) if owners[place] in (None, *owners[:place]))
-        raise Broken(f"its manifest names {odd!r}, which is no name of a worker's own state, or one of two")
+    owners: set[int | None] = {None}
+    for own in manifest.own:
+        if (owner := owner_of(own.file)) in owners:
+            raise Broken(f"its manifest names {own.file!r}, which is no name of a worker's own state, or one of two")
+        owners.add(owner)
 
 
 def _check_slice(piece: Slice, tensor: StoredTensor | None, file: str) -> None:

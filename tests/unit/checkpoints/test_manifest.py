@@ -43,6 +43,12 @@ def test_what_is_written_is_read_again() -> None:
     assert manifests.decode(manifests.encode(right())) == right()
 
 
+def test_a_name_that_comes_twice_among_very_many_is_found_at_once() -> None:
+    own = [{**msgspec.to_builtins(OWN), "file": f"own-{number:06d}.msgpack"} for number in range(100_000)]
+    with pytest.raises(Broken, match=r"'own-099999\.msgpack', which is no name of .* or one of two"):
+        manifests.decode(changed(lambda manifest: manifest.update(own=[*own, own[-1]])))
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
