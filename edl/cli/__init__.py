@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from edl.cli.parser import parse
+from edl.control_characters import one_line
 from edl.errors import ConfigError, EdlError, UsageError
 
 WRONG_USE = 2
@@ -39,5 +40,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    sys.stderr.write(f"edl: {' '.join(message.split())}\n")
+    sys.stderr.write(f"edl: {one_line(message)}\n")
     return code

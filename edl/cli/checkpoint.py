@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -66,9 +65,7 @@ def show_one(arguments: argparse.Namespace) -> int:
     for one in passed_over:
         show.complain(one.reason)
     if arguments.json:
-        sys.stdout.buffer.write(
-            msgspec.json.encode({"path": found.path, **msgspec.to_builtins(found.manifest)}) + b"\n"
-        )
+        show.say_json({"path": found.path, **msgspec.to_builtins(found.manifest)})
     else:
         _show(found)
     return 0
@@ -105,7 +102,7 @@ def _listed_one(folder: JobFolder, name: CheckpointName, *, in_full: bool) -> Li
 
 def _tell(found: Sequence[Listed], json: bool) -> None:
     if json:
-        sys.stdout.buffer.write(msgspec.json.encode({"checkpoints": found}) + b"\n")
+        show.say_json({"checkpoints": found})
         return
     head = ("job", "checkpoint", "step", "workers", "MB", "when", "")
     show.table(head, [_row(one) for one in found])

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from edl.cli import show
 from edl.cli.commands import heed_interrupts
 from edl.cli.reached import home_of, reached
@@ -175,7 +173,7 @@ async def _stop(home: ClusterHome, progress: show.Progress, *, kill: bool) -> in
 def status(arguments: argparse.Namespace) -> int:
     found = reached(arguments).status()
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        show.say_json(found)
         return 0
     name = found.scheduler.partition(" ")[0]
     leader = f"{name} leads, term {found.term}" if name else "no scheduler leads just now"
@@ -203,7 +201,7 @@ def _hour(at: float) -> str:
 def show_accounts(arguments: argparse.Namespace) -> int:
     found = reached(arguments).accounts()
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        show.say_json(found)
     elif arguments.csv:
         sys.stdout.write(accounts.as_csv(found))
     else:

@@ -29,7 +29,7 @@ def status(arguments: argparse.Namespace) -> int:
         return _list(known, arguments.json)
     found = asyncio.run(read_status(located(arguments)))
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        show.say_json(found)
     else:
         show.show_status(found)
     return 0
@@ -44,7 +44,7 @@ def located(arguments: argparse.Namespace) -> Whereabouts:
 def _list(known: list[LaunchRecord], json: bool) -> int:
     if json:
         jobs = [{"job": record.job, "state": record.shown_state, "started": record.started} for record in known]
-        sys.stdout.buffer.write(msgspec.json.encode({"jobs": jobs}) + b"\n")
+        show.say_json({"jobs": jobs})
     else:
         show.show_records(known)
     return 0
@@ -60,8 +60,10 @@ def events(arguments: argparse.Namespace) -> int:
 
 async def _print_events(where: Whereabouts, *, json: bool, follow: bool) -> None:
     async for event in story(where, follow=follow):
-        line = msgspec.json.encode(event).decode() if json else show.event_line(event)
-        sys.stdout.write(f"{line}\n")
+        if json:
+            show.say_json(event)
+        else:
+            sys.stdout.write(f"{show.event_line(event)}\n")
         sys.stdout.flush()
 
 

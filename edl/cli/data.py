@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ UNCLEAN = 1
 def verify(arguments: argparse.Namespace) -> int:
     found = account([audit for folder in arguments.folders for audit in read(Path(folder))])
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.encode(as_json(found)) + b"\n")
+        show.say_json(as_json(found))
     else:
         show_account(found)
     return 0 if found.clean else UNCLEAN

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from edl.config import Given, Settings
+from edl.control_characters import one_line
 from edl.errors import ConfigError
 from edl.host.joining import completed
 from edl.launch import hosts
@@ -57,6 +58,6 @@ def _warn(settings: Settings, wanted: Wanted, text: str) -> None:
     coordinator = completed(settings).coordinator or ""
     before = hosts.remembered(Folder(settings.job_home), coordinator)
     if text and (text != before.said or sys.stderr.isatty()):
-        sys.stderr.write(f"edl: {' '.join(text.split())}\n")
+        sys.stderr.write(f"edl: {one_line(text)}\n")
     size = before.size if wanted.doubt else wanted.size
     hosts.remember(settings, before, LastLook(coordinator, size, text))

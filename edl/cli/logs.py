@@ -1,4 +1,7 @@
-"""`edl logs`: what the workers of a job have printed, as their wardens have kept it."""
+"""`edl logs`: what the workers of a job have printed, as their wardens have kept it.
+
+A terminal is shown colours, and no other sequence that would control it: a job may be another user's.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import sys
 
 from edl.cli.reached import reached
 from edl.cluster.queue.wanted import WORKER, checked_name
+from edl.control_characters import visible_beside_colours
 from edl.errors import EdlError, UsageError
 
 
@@ -24,5 +28,5 @@ def logs(arguments: argparse.Namespace) -> int:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
+    sys.stdout.write(visible_beside_colours(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()

@@ -7,8 +7,6 @@ import asyncio
 import sys
 from pathlib import Path
 
-import msgspec
-
 from edl.cli import show
 from edl.cli.commands import heed_interrupts, located, seconds
 from edl.errors import ConfigError, EdlError, UsageError
@@ -29,7 +27,7 @@ def show_profile(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         plot(found, Path(arguments.plot))
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        show.say_json(found)
     else:
         _show(found)
     return 0

@@ -13,8 +13,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from edl.cli import show
 from edl.cli.commands import seconds
 from edl.cli.reached import home_of, is_remote, reached
@@ -110,7 +108,7 @@ def _range(text: str | None) -> tuple[int, int] | None:
 def queue(arguments: argparse.Namespace) -> int:
     jobs = reached(arguments).jobs()
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.encode(JobList(jobs)) + b"\n")
+        show.say_json(JobList(jobs))
         return 0
     over = [job for job in jobs if job.over]
     listed = [job for job in jobs if not job.over] + over[-SHOWN_OVER:]
@@ -146,7 +144,7 @@ def describe(arguments: argparse.Namespace) -> int:
     cluster = reached(arguments)
     job = cluster.job(checked_name(arguments.job))
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.encode(job) + b"\n")
+        show.say_json(job)
         return 0
     why = f" ({job.reason})" if job.reason else ""
     asked = f", {job.wanted} asked for since" if job.wanted else ""

@@ -16,6 +16,7 @@ import msgspec
 
 from edl.checkpoints.lives import GOES_ON, only_job
 from edl.config import TABLE, Given, Settings
+from edl.control_characters import visible
 from edl.daemon.policies import tabulated, try_policy
 from edl.errors import ConfigError, UsageError
 from edl.host.processes import raise_open_files
@@ -53,7 +54,7 @@ def _run(settings: Settings, line: Sequence[str], *, waits: bool) -> int:
     settings = msgspec.structs.replace(settings, batch_policy=table, job=job)
     source = policy.source if policy is not None and policy.file else None
     outcome = asyncio.run(_live(settings, command, source, waits=waits))
-    sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home), settings.resume)}\n")
+    sys.stderr.write(f"edl: {visible(last_line(outcome, Folder(settings.job_home), settings.resume))}\n")
     return outcome.verdict.code
 
 

@@ -9,6 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+import msgspec
+
+from edl.control_characters import one_line, visible
 from edl.events import details_of
 from edl.facts import told
 from edl.launch.records import LaunchRecord
@@ -153,6 +156,7 @@ class Progress:
 
     def show(self, line: str) -> None:
         """Write it, unless it is what was written last."""
+        line = one_line(line)
         if line == self._last:
             return
         self._last = line
@@ -171,10 +175,11 @@ def event_line(event: Mapping[str, Any]) -> str:
     """One event on one line."""
     clock = time.strftime("%H:%M:%S", time.localtime(event["ts"])) + f".{int(event['ts'] % 1 * 1000):03d}"
     place = f"step {event['step']:<7} generation {event['generation']:<3}"
-    return f"{clock}  {event['kind']:<16}  {place}  {told(event['kind'], details_of(event))}".rstrip()
+    return visible(f"{clock}  {event['kind']:<16}  {place}  {told(event['kind'], details_of(event))}".rstrip())
 
 
 def say(line: str, style: str = "") -> None:
+    line = visible(line)
     if sys.stdout.isatty():
         from rich.console import Console  # only here: its import takes as long as the rest of a short command
 
@@ -183,12 +188,18 @@ def say(line: str, style: str = "") -> None:
         sys.stdout.write(f"{line}\n")
 
 
+def say_json(value: Any) -> None:
+    """For programs, though a person may look on: no character in it controls a terminal."""
+    sys.stdout.buffer.write(visible(msgspec.json.encode(value).decode()).encode() + b"\n")
+
+
 def complain(line: str) -> None:
-    """What does not keep a command from its work."""
-    sys.stderr.write(f"edl: {line}\n")
+    """Say what does not keep a command from its work."""
+    sys.stderr.write(f"edl: {one_line(line)}\n")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    rows = [[visible(cell).replace("\n", " ") for cell in row] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table

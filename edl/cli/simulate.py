@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from edl.cli import show
 from edl.cluster.placement import Rule
 from edl.cluster.policies import registry
@@ -56,7 +54,7 @@ def simulate(arguments: argparse.Namespace) -> int:
 
         draw(outcome, conditions.nodes, f"{trace.name}, {arguments.policy}", Path(arguments.plot))
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        show.say_json(found)
     else:
         _show(found, arguments.policy)
     return 0

@@ -9,6 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from edl.control_characters import visible
 from edl.dashboard import snapshot
 from edl.dashboard.feed import Feed
 from edl.dashboard.view import Sight, ToldEvent, WorkerRow, lasting
@@ -38,15 +39,15 @@ def print_screen(feed: Feed) -> None:
 
 
 def _head(view: Sight) -> Text:
-    reason = f"  {view.reason}" if view.reason else ""
+    reason = f"  {visible(view.reason)}" if view.reason else ""
     return Text.assemble(("job ", ""), (view.job, "bold"), "  ", (view.state, STATES.get(view.state, "cyan")), reason)
 
 
 def _tiles(view: Sight) -> Table:
     shown = Table.grid(padding=(0, 3))
     for tile in view.tiles:
-        note = f"  ({tile.note})" if tile.note else ""
-        shown.add_row(Text(tile.name, "dim"), Text.assemble((tile.value, TONES[tile.tone]), (note, "dim")))
+        note = f"  ({visible(tile.note)})" if tile.note else ""
+        shown.add_row(Text(tile.name, "dim"), Text.assemble((visible(tile.value), TONES[tile.tone]), (note, "dim")))
     return shown
 
 
@@ -59,7 +60,7 @@ def _workers(rows: tuple[WorkerRow, ...], more: int) -> Table:
             ("", "", "") if spent is None else tuple(f"{one:.0%}" for one in (spent.compute, spent.data, spent.wait))
         )
         cells = (row.rank, row.worker, row.host, row.state, f"{row.step:,}", *shares, row.pace)
-        shown.add_row(*map(Text, cells), Text(row.remark, "yellow"))
+        shown.add_row(*(Text(visible(cell)) for cell in cells), Text(visible(row.remark), "yellow"))
     if more:
         shown.add_row("", f"and {more} more")
     return shown
@@ -75,5 +76,6 @@ def _story(events: list[ToldEvent]) -> Table:
     shown = Table.grid(padding=(0, 2))
     for event in events:
         clock = time.strftime("%H:%M:%S", time.localtime(event.ts))
-        shown.add_row(Text(clock, "dim"), Text(event.kind), Text(event.words, overflow="ellipsis", no_wrap=True))
+        words = Text(visible(event.words), overflow="ellipsis", no_wrap=True)
+        shown.add_row(Text(clock, "dim"), Text(event.kind), words)
     return shown

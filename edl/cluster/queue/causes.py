@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from edl.control_characters import visible
 from edl.errors import WITH_ITS_JOB
 
 TAIL_BYTES: Final = 8192  # of what a worker printed last, as far as it is looked at
@@ -127,6 +128,11 @@ EXCEPTION: Final = re.compile(r"^(?:\S+ )?([A-Za-z_][\w.]*(?:Error|Exception|Int
 
 def classify(known: EndEvidence) -> EndCause | None:
     """None: there is nothing to mend, as it ended well or was told to."""
+    cause = _cause(known)
+    return cause and msgspec.structs.replace(cause, root=visible(cause.root[:ROOT_LENGTH]))
+
+
+def _cause(known: EndEvidence) -> EndCause | None:
     if known.told or (known.code in {0, PREEMPTED} and not known.taken):
         return None
     if known.refused:
@@ -173,8 +179,8 @@ def _raised(line: str) -> EndCause:
 def _not_started(known: EndEvidence) -> EndCause:
     refused = known.refused
     if known.unserved or re.search(r"Resource temporarily|Cannot allocate|Too many open|No space left", refused):
-        return EndCause("host-limits", I, True, "the machine could not start it", refused[:ROOT_LENGTH])
-    return EndCause("no-command", W, retry=False, words="its command cannot be started", root=refused[:ROOT_LENGTH])
+        return EndCause("host-limits", I, True, "the machine could not start it", refused)
+    return EndCause("no-command", W, retry=False, words="its command cannot be started", root=refused)
 
 
 def _vanished(known: EndEvidence) -> EndCause:
@@ -197,7 +203,7 @@ def _by_signal(number: int, raised: str, *, starved: bool) -> EndCause:
 
 
 def _exited(code: int, tail: str) -> EndCause:
-    last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")[:ROOT_LENGTH]
+    last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
     if code in {126, 127}:
         return EndCause("no-command", W, False, "its command cannot be started", last)
     if code == 2 and re.search(r"^usage: |error: ", tail, re.MULTILINE):
@@ -207,7 +213,7 @@ def _exited(code: int, tail: str) -> EndCause:
     for pattern, named, domain, retry, words in EXCEPTIONS[:7]:  # of the machine: programs of all kinds print these
         if re.search(pattern, last):
             return EndCause(named, domain, retry, words, last)
-    return EndCause("exit", W, True, f"it exited with code {code}", f"code {code}: {last}"[:ROOT_LENGTH])
+    return EndCause("exit", W, True, f"it exited with code {code}", f"code {code}: {last}")
 
 
 def _signal(code: int) -> int | None:
