@@ -20,13 +20,18 @@ from edl.coordination.gate import gated
 from edl.coordination.java import find_jars, find_java
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"  # the other main class ignores autopurge
+HEAP_MIB = 768
+"""Most memory for what jobs keep in it. A cluster's queue at its bounds takes less than half (`edl.cluster.queue.room`,
+benchmarks/cluster_memory.py); a job by itself a few MiB, and Java takes no more than is needed."""
+
 _FLAGS = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",  # 67 MiB instead of 160, and quicker to start
     "-XX:-UsePerfData",
     "-XX:+ExitOnOutOfMemoryError",
     "-Xms32m",
-    "-Xmx256m",
+    f"-Xmx{HEAP_MIB}m",
+    "-Dzookeeper.commitLogCount=50",  # else the newest 500 requests stay in memory, of up to a megabyte each
     "-Djava.net.preferIPv4Stack=true",
     "-Dzookeeper.jmx.log4j.disable=true",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",  # at `warn` each wrong connection is a stack trace

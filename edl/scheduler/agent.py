@@ -28,9 +28,10 @@ from edl.cluster.queue.agent import (
 from edl.cluster.queue.causes import EndEvidence
 from edl.cluster.queue.entries import NodeReport, Submission, WorkerOrder
 from edl.coordination.store import Store, StoreRefused
-from edl.errors import EdlError, StoreUnavailable
+from edl.errors import EdlError, Fenced, StoreUnavailable, UsageError, said_of
 from edl.launch.workers import search_path
 from edl.scheduler.engine import Make, Start, WorkerEngine
+from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.places import ClusterHome, NodeGiven
 from edl.scheduler.queue_store import ORDERS, QueueStore
 
@@ -47,7 +48,7 @@ class AgentProcess:
         self._fence = fence
         self._home, self._node = home, node
         self._store = store
-        self._queue = QueueStore(store)
+        self._queue = QueueStore(store, EnvironFiles(home.environs))
         self._clock = SystemClock()
         self._machine = AgentMachine()
         self._inbox: asyncio.Queue[AgentInput] = asyncio.Queue()
@@ -65,7 +66,13 @@ class AgentProcess:
         watch = self._queue.watch(f"{ORDERS}/{self._node.name}", self._wake.set)
         try:
             while True:
-                await self._turn()
+                try:
+                    await self._turn()
+                except Fenced:
+                    raise
+                except Exception:  # of one order, or one worker: the others go on
+                    logger.exception("a fault of edl's: the agent of %s goes on", self._node.name)
+                    await asyncio.sleep(LOOK_S)
         finally:
             watch.close()
             await self._engine.close()
@@ -100,9 +107,9 @@ class AgentProcess:
         while todo:
             todo += await self._carry_out(todo.pop(0))
         now = {seen.id for seen in self._machine.report}
-        for worker in self._known - now:
+        gone, self._known = self._known - now, now
+        for worker in gone:
             self._engine.forget(worker)
-        self._known = now
 
     async def _carry_out(self, command: AgentCommand) -> list[AgentCommand]:
         match command:
@@ -116,18 +123,21 @@ class AgentProcess:
     async def _start(self, order: WorkerOrder) -> list[AgentCommand]:
         now = self._clock.wall()
         try:
-            job, environ = await self._queue.job(order.job), await self._queue.environ(order.job)
+            job = await self._queue.job(order.job)
         except StoreUnavailable:
-            job, environ = None, {}
+            job = None
         if job is None:
             evidence = EndEvidence(refused="the coordinator did not answer", unserved=True)
             return self._machine.handle(WorkerGone(order.id, evidence), now)
-        given = worker_environ(environ, job.asked, order, self._home)
         try:
+            given = worker_environ(await self._queue.environ(job), job.asked, order, self._home)
             pid = await self._engine.start(Start(order, job.asked, given))
         except (OSError, SubprocessError, EdlError) as error:  # the agent's own: of the command its warden tells
             evidence = EndEvidence(refused=str(error), unserved=True)
             return self._machine.handle(WorkerGone(order.id, evidence), now)
+        except Exception as error:  # of what was submitted
+            logger.exception("%s cannot be started", order.id)
+            return self._machine.handle(WorkerGone(order.id, EndEvidence(refused=said_of(error))), now)
         if pid is None:  # claimed before, and forgotten: it is gone
             return self._machine.handle(WorkerGone(order.id, EndEvidence()), now)
         logger.info("%s is started: pid %d, device %d", order.id, pid, order.device)
@@ -143,6 +153,9 @@ class AgentProcess:
             await self._queue.tell(report, self._fence)
         except (StoreUnavailable, StoreRefused):
             return  # at the next turn
+        except UsageError as error:  # no bound is such that it comes to this
+            logger.error("the report is too long: %s", error)
+            return
         self._told = report
 
 

@@ -17,6 +17,7 @@ from edl.cluster.queue.shown import JobShown, left_out_by
 from edl.coordination import connecting
 from edl.coordination.election import read_leader
 from edl.errors import EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
+from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.places import ClusterConfig, ClusterHome
 from edl.scheduler.queue_store import SCHEDULER, QueueStore
 
@@ -187,7 +188,7 @@ async def opened(home: ClusterHome, *, connect_timeout_s: float = 10.0) -> Async
         raise EdlError(f"the cluster of EDL_HOME={home.home} does not run: `edl cluster start` goes on with its queue")
     store = await connecting.connect(home.coordinator(), SESSION_S, connect_timeout_s=connect_timeout_s)
     try:
-        queue = QueueStore(store)
+        queue = QueueStore(store, EnvironFiles(home.environs))
         await queue.prepare()
         yield ClusterClient(home, config, queue)
     finally:

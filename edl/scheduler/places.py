@@ -86,6 +86,7 @@ class ClusterHome:
         self.folder = home / "cluster"
         self.run = Path(own or self.folder) / "run"
         self.logs = Path(own or self.folder) / "logs"
+        self.environs = self.folder / "environs"
         self.secret = self.folder / "secret"
         self.ending = self.run / "ending"  # there: no process begins anything any more
         self.opening = self.run / "opening"  # there: the coordinator comes up, and no other process begins yet
@@ -99,7 +100,7 @@ class ClusterHome:
         """Raises ConfigError."""
         self.check()
         try:
-            for folder in (self.home, self.folder, self.run, self.logs):
+            for folder in (self.home, self.folder, self.environs, self.run, self.logs):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"EDL_HOME={self.home}: cannot keep a cluster there: {error.strerror}") from None

@@ -41,6 +41,7 @@ from edl.host.credentials import digest_of
 from edl.host.processes import spawn_daemon
 from edl.scheduler import engines
 from edl.scheduler.agent import AgentProcess
+from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.observer import JobsObserver
 from edl.scheduler.places import OWN, ClusterConfig, ClusterHome
 from edl.scheduler.queue_store import SCHEDULER, TURNS, QueueStore
@@ -187,7 +188,8 @@ async def schedule(home: ClusterHome, name: str) -> None:
 
     def rule(reign: Reign) -> Coroutine[Any, Any, None]:
         observer = JobsObserver(home, coordinator, secret, store)
-        return QueueReign(QueueStore(store), reign, observer, lambda jobs: machine(config, jobs)).run()
+        queue = QueueStore(store, EnvironFiles(home.environs))
+        return QueueReign(queue, reign, observer, lambda jobs: machine(config, jobs)).run()
 
     try:
         await _whenever_elected(store, SCHEDULER, f"{name} {os.getpid()}", rule)

@@ -1,7 +1,6 @@
 """The queue as it lies in the coordinator, and how one scheduler after the other writes it.
 
     /edl-cluster/jobs/<name>         a job as decided (JobEntry)             its owner, then schedulers, fenced
-    /edl-cluster/environs/<name>     the variables that its workers get      its owner, in the same transaction
     /edl-cluster/wishes/<name>       its owner wants it cancelled            its owner
     /edl-cluster/sizes/<name>        its owner wants so many workers         its owner
     /edl-cluster/drain               the cluster is to stop; `kill`: at once `edl cluster stop`
@@ -13,6 +12,7 @@
     /edl-cluster/scheduler/...       who stands for election, and who leads  edl.coordination.election
 
 A submission is one write of the owner's: it is durable as soon as it is answered, whether a scheduler lives or not.
+The variables that its workers get lie in a file (`environ_files`), which is written before.
 
 Owns: these nodes and their forms. Does not own: what is decided (`edl.cluster.queue`).
 """
@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate, islice
 
 import msgspec
 
@@ -36,6 +37,7 @@ from edl.cluster.queue.entries import (
 )
 from edl.cluster.queue.inputs import Resolved
 from edl.cluster.queue.retries import RetryRules
+from edl.cluster.queue.room import ENTRY_BYTES
 from edl.coordination.store import (
     MAX_OPS,
     Create,
@@ -49,31 +51,34 @@ from edl.coordination.store import (
     Watch,
     Write,
 )
-from edl.errors import ConfigError, UsageError
+from edl.errors import ConfigError, EdlError, UsageError
+from edl.scheduler.environ_files import EnvironFiles
 
 ROOT = "/edl-cluster"
-JOBS, ENVIRONS, WISHES, SIZES, ORDERS, REPORTS, AGENTS = (
-    f"{ROOT}/{name}" for name in ("jobs", "environs", "wishes", "sizes", "orders", "reports", "agents")
+JOBS, WISHES, SIZES, ORDERS, REPORTS, AGENTS = (
+    f"{ROOT}/{name}" for name in ("jobs", "wishes", "sizes", "orders", "reports", "agents")
 )
 DRAIN, STORY, SCHEDULER, TURNS = (f"{ROOT}/{name}" for name in ("drain", "story", "scheduler", "turns"))
-FOLDERS = (JOBS, ENVIRONS, WISHES, SIZES, ORDERS, REPORTS, AGENTS)
+FOLDERS = (JOBS, WISHES, SIZES, ORDERS, REPORTS, AGENTS)
 AT_ONCE_BYTES = 400_000  # of one transaction: the coordinator takes a million
 KEPT_STORY = 200
 READS_AT_ONCE = 64
 KEPT_OVER = 2000  # jobs that are over
+KEPT_OVER_BYTES = 16_000_000  # of all of them
 
 _JOB = msgspec.json.Decoder(JobEntry)
 _REPORT = msgspec.json.Decoder(NodeReport)
 _ORDERS = msgspec.json.Decoder(tuple[WorkerOrder, ...])
-_ENVIRON = msgspec.json.Decoder(dict[str, str])
 _STORY = msgspec.json.Decoder(tuple[QueueEvent, ...])
 
 
 class QueueStore:
     """One process's way to the queue."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, environs: EnvironFiles | None = None) -> None:
+        """`environs`: for who submits jobs with variables, starts workers or leads."""
+        self.store, self.environs = store, environs
+        self._bytes: dict[str, int] = {}  # of entries that this process has seen, by job
         self._versions: dict[str, int] = {}  # of the nodes that this process writes
         self._orders: dict[str, bytes] = {}  # as they stand there, by path
         self._ordered: set[str] = set()  # nodes whose orders this process has seen to be those of the entries
@@ -89,22 +94,23 @@ class QueueStore:
     # ------------------------------------------------------------------------------------------------- what owners do
 
     async def submit(self, asked: Submission, environ: Mapping[str, str]) -> None:
-        """Raises UsageError where the name is taken."""
+        """Raises UsageError where the name is taken, QueueFull, ConfigError."""
         at, words = asked.submitted, f"{asked.np} workers, {asked.min_np} to {asked.max_np}"
         story = (QueueEvent(at, "job_queued", asked.name, words),)
         entry = JobEntry(asked, since=at, since_phase=at, tries_left=RetryRules().tries, story=story)
-        job, variables = msgspec.json.encode(entry), msgspec.json.encode(dict(environ))
-        if len(variables) > AT_ONCE_BYTES:
-            raise UsageError(
-                f"the environment has {len(variables)} bytes: unset some variables, {AT_ONCE_BYTES} at most"
-            )
-        if len(job) > AT_ONCE_BYTES:  # its entry grows: with its workers, its story
-            raise UsageError(f"the command has {len(job)} bytes: put it into a file, {AT_ONCE_BYTES} at most")
+        size = len(msgspec.json.encode(entry))
+        if size > ENTRY_BYTES:  # it grows: with its workers, its story
+            raise UsageError(f"the command has {size} bytes: put it into a file, {ENTRY_BYTES} at most")
+        kept = ""
+        if self.environs is not None:
+            kept = await asyncio.to_thread(self.environs.keep, asked, size, environ)
+        elif environ:
+            raise UsageError("this way to the queue has no folder for the job's variables")
+        entry = msgspec.structs.replace(entry, environ=kept)
         try:
-            await self.store.commit(
-                [Create(f"{JOBS}/{asked.name}", job), Create(f"{ENVIRONS}/{asked.name}", variables)]
-            )
+            await self.store.create(f"{JOBS}/{asked.name}", msgspec.json.encode(entry), parents=False)
         except NodeExists:
+            await self.forget_environs({kept})
             raise UsageError(f"there is a job {asked.name} already: give this one another name by --name") from None
 
     async def cancel(self, job: str) -> None:
@@ -160,10 +166,17 @@ class QueueStore:
 
     async def job(self, name: str) -> JobEntry | None:
         node = await self._read(f"{JOBS}/{name}")
-        return None if node is None else _JOB.decode(node.value)
+        if node is None:
+            return None
+        self._bytes[name] = len(node.value)
+        return _JOB.decode(node.value)
 
     async def jobs(self) -> list[JobEntry]:
-        found = await self.some(await self.names())
+        names = await self.names()
+        for gone in self._bytes.keys() - set(names):
+            del self._bytes[gone]
+            self._versions.pop(f"{JOBS}/{gone}", None)
+        found = await self.some(names)
         return sorted(found, key=lambda job: (job.asked.submitted, job.name))
 
     async def some(self, names: Sequence[str]) -> list[JobEntry]:
@@ -173,9 +186,13 @@ class QueueStore:
             found += await asyncio.gather(*map(self.job, names[first : first + READS_AT_ONCE]))
         return [job for job in found if job is not None]
 
-    async def environ(self, job: str) -> dict[str, str]:
-        node = await self.store.read(f"{ENVIRONS}/{job}")
-        return {} if node is None else _ENVIRON.decode(node.value)
+    async def environ(self, job: JobEntry) -> dict[str, str]:
+        """Raises EdlError."""
+        if self.environs is None:
+            return {}
+        if not job.environ:
+            raise EdlError(f"job {job.name} was submitted by another version of edl: cancel it, and submit it again")
+        return await asyncio.to_thread(self.environs.read, job.environ)
 
     async def reports(self) -> list[NodeReport]:
         nodes = [await self.store.read(f"{REPORTS}/{name}") for name in await self.store.children(REPORTS)]
@@ -259,6 +276,8 @@ class QueueStore:
                     self._versions[op.path] = result
                 if isinstance(op, Create | Write) and op.path.startswith(ORDERS):
                     self._orders[op.path] = op.value
+                elif isinstance(op, Create | Write):
+                    self._bytes[op.path.rpartition("/")[2]] = len(op.value)
         self._ordered |= set(nodes)
 
     def _batches(self, resolved: Resolved, jobs: Mapping[str, JobEntry], nodes: Sequence[str]) -> list[list[Op]]:
@@ -303,16 +322,18 @@ class QueueStore:
 
     async def forget(self, job: str, fence: str) -> None:
         """One that is over, for ever."""
-        there = await self.store.read(f"{ENVIRONS}/{job}") is not None
-        environ = [Delete(f"{ENVIRONS}/{job}")] if there else []
-        await self.store.commit([Delete(f"{JOBS}/{job}"), *environ], fence=fence)
+        await self.store.commit([Delete(f"{JOBS}/{job}")], fence=fence)
         self._versions.pop(f"{JOBS}/{job}", None)
+        self._bytes.pop(job, None)
 
-    async def forget_environ(self, job: str, fence: str) -> None:
-        """No worker of it will be started any more: its owner's variables may hold passwords."""
-        with contextlib.suppress(NoNode):
-            await self.store.commit([Delete(f"{ENVIRONS}/{job}")], fence=fence)
+    def beyond(self, over: Sequence[JobEntry]) -> list[JobEntry]:
+        """Those of the jobs that are over for which the queue has no room: the newest are kept."""
+        newest = sorted(over, key=lambda job: job.ended or 0.0, reverse=True)
+        sizes = accumulate(self._bytes.get(job.name, 0) for job in newest)
+        kept = sum(size <= KEPT_OVER_BYTES for size in islice(sizes, KEPT_OVER))
+        return newest[kept:]
 
-    async def environs(self) -> tuple[str, ...]:
-        """Jobs whose variables are kept."""
-        return await self.store.children(ENVIRONS)
+    async def forget_environs(self, names: Collection[str]) -> None:
+        """No worker will be started with them any more. They may hold passwords."""
+        if self.environs is not None and (there := set(names) - {""}):
+            await asyncio.to_thread(self.environs.forget, there)

@@ -45,12 +45,13 @@ from edl.coordination.store import StoreRefused, Watch
 from edl.errors import EdlError, StoreUnavailable
 from edl.scheduler.decision_times import DecisionTimes
 from edl.scheduler.observer import JobsObserver
-from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, KEPT_OVER, REPORTS, SIZES, WISHES, QueueStore
+from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, WISHES, QueueStore
 
 logger = logging.getLogger("edl")
 
 JOBS_EVERY_S = 1.0  # looks at a job that runs
 ALL_EVERY_S = 5.0  # looks at everything, whether a watch has woken it or not
+SWEEP_S = 600.0  # far longer than a submission takes
 AGAIN_S = 0.5
 
 Build = Callable[[list[JobEntry]], SchedulerMachine]
@@ -76,6 +77,8 @@ class QueueReign:
         self._looked_at = 0.0
         self._all_looked_at = self._clock.now()
         self._due: float | None = None
+        self._swept_at = 0.0
+        self._orphans: frozenset[str] = frozenset()  # files of variables that were no job's at the last look
         self._times = DecisionTimes(self._clock.now())
 
     async def run(self) -> None:
@@ -101,10 +104,7 @@ class QueueReign:
         await self._queue.prepare()
         jobs = await self._queue.jobs()
         self._machine = self._build(jobs)
-        environs = set(await self._queue.environs())
-        for job in jobs:
-            if job.over and not job.workers and job.name in environs:
-                await self._queue.forget_environ(job.name, self._reign.fence)
+        await self._forget_environs()
         await self._forget_old()
         for path in (JOBS, WISHES, SIZES, AGENTS, DRAIN):
             self._watch(path)
@@ -122,9 +122,22 @@ class QueueReign:
         machine = self._machine
         assert machine is not None
         over = [job for job in machine.jobs.values() if job.over and not job.workers]
-        for job in sorted(over, key=lambda job: job.ended or 0.0)[: max(0, len(over) - KEPT_OVER)]:
+        for job in self._queue.beyond(over):
             await self._queue.forget(job.name, self._reign.fence)
             machine.forget(job.name)
+
+    async def _forget_environs(self) -> None:
+        """Of jobs that are over, and of submissions that came to nothing: those of no job, at two looks."""
+        machine, files = self._machine, self._queue.environs
+        assert machine is not None
+        self._swept_at = self._clock.now()
+        if files is None:
+            return
+        there = await asyncio.to_thread(files.names)
+        ended = {job.environ for job in machine.jobs.values() if job.over and not job.workers}
+        orphans = there - {job.environ for job in machine.jobs.values()}
+        await self._queue.forget_environs(there & (ended | (orphans & self._orphans)))
+        self._orphans = orphans
 
     def _watch(self, path: str) -> None:
         def woken() -> None:
@@ -215,10 +228,11 @@ class QueueReign:
         jobs: Mapping[str, JobEntry] = machine.jobs
         await self._queue.keep(resolved, jobs, tuple(machine.nodes), self._reign.fence)
         self._times.note(self._clock.now() - began)
-        if ended := [job.name for job in resolved.changed.values() if job.over and not job.workers]:
-            for name in ended:
-                await self._queue.forget_environ(name, self._reign.fence)
+        if ended := [job.environ for job in resolved.changed.values() if job.over and not job.workers]:
+            await self._queue.forget_environs(ended)
             await self._forget_old()
+        if self._clock.now() - self._swept_at >= SWEEP_S:
+            await self._forget_environs()
         for event in resolved.told:
             logger.info("%s %s: %s", event.kind, event.job, event.words)
         if cluster := [event for event in resolved.told if not event.job]:

@@ -14,7 +14,7 @@ import signal
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -41,6 +41,7 @@ DRAIN_S = 120.0
 LOOK_S = 0.1
 BURY_S = 1.0
 MOST_PORT = 65_535
+MOST_SLOTS = 640  # of a node: what its agent is told, and tells, is one value in the coordinator
 NODE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,62}):([1-9][0-9]{0,3})")
 
 Say = Callable[[str], object]
@@ -68,6 +69,16 @@ def nodes_of(text: str | None) -> tuple[NodeGiven, ...]:
         nodes.append(NodeGiven(name, tuple(range(first, first + devices))))
         first += devices
     return tuple(nodes)
+
+
+def check_slots(nodes: Iterable[NodeGiven]) -> None:
+    """Raises ConfigError."""
+    for node in nodes:
+        if len(node.devices) > MOST_SLOTS:
+            raise ConfigError(
+                f"node {node.name} has {len(node.devices)} slots, and {MOST_SLOTS} are allowed: name fewer in --nodes, "
+                "or several nodes"
+            )
 
 
 def http_of(text: str | None, certificate: str | None, key: str | None, before: HttpGiven | None) -> HttpGiven | None:
@@ -145,6 +156,7 @@ def devices_here() -> int:
 
 async def start(home: ClusterHome, config: ClusterConfig, say: Say) -> None:
     """Returns once it takes jobs and has its agents. Raises UsageError, ConfigError, EdlError."""
+    check_slots(config.nodes)
     registry.build(config.policy, config.parameters)
     speeds_of(config.policy)
     home.make()

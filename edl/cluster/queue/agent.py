@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from edl.cluster.queue.causes import EndEvidence
+from edl.cluster.queue.causes import TAIL_BYTES, EndEvidence
 from edl.cluster.queue.entries import WorkerOrder, WorkerSeen, WorkerWish
 
 KILL_EVERY_S: Final = 2.0  # what is told to die may fork meanwhile
@@ -102,7 +102,7 @@ class AgentMachine:
             case OrdersCame(orders):
                 self._orders, self._told = {order.id: order for order in orders}, True
             case WorkerFound(id_, device, pid, gone):
-                self._workers[id_] = _Kept(device, pid, gone, now)
+                self._workers[id_] = _Kept(device, pid, gone and gone.cut(TAIL_BYTES), now)
             case WorkerBegan(id_, pid):
                 self._workers[id_] = replace(self._workers[id_], pid=pid)
             case WorkerGone(id_, evidence):
@@ -132,7 +132,7 @@ class AgentMachine:
         kept = self._workers[id_]
         if kept.gone is None:
             told = evidence.told or kept.told is not WorkerWish.RUN
-            gone = msgspec.structs.replace(evidence, told=told)
+            gone = msgspec.structs.replace(evidence.cut(TAIL_BYTES), told=told)
             self._workers[id_] = replace(kept, gone=gone, at=now)
 
     def _act(self, now: float) -> list[AgentCommand]:

@@ -45,6 +45,16 @@ class EndEvidence(msgspec.Struct, frozen=True):
     unserved: bool = False  # the machine could not do its part in starting it, whatever the command
     taken: str = ""  # why the system that runs it, such as Slurm, has taken it or its node away
 
+    @property
+    def longest(self) -> int:
+        """Letters of the longest of its texts."""
+        return max(len(self.tail), len(self.refused), len(self.taken))
+
+    def cut(self, most: int) -> EndEvidence:
+        """So many letters of each text: the last that were printed, the first of reasons."""
+        tail = self.tail[max(0, len(self.tail) - most) :]
+        return msgspec.structs.replace(self, tail=tail, refused=self.refused[:most], taken=self.taken[:most])
+
 
 class EndCause(msgspec.Struct, frozen=True):
     """Of one worker's end."""

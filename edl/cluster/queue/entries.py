@@ -139,6 +139,7 @@ class JobEntry(msgspec.Struct, frozen=True):
     preemptions: int = 0
     held: tuple[DeviceHeld, ...] = ()  # devices that were its own, the newest
     story: tuple[QueueEvent, ...] = ()  # what has happened to it, the newest
+    environ: str = ""  # the file that has its owner's variables
 
     @property
     def name(self) -> str:
@@ -202,8 +203,8 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 def within(report: NodeReport, most: int) -> NodeReport:
-    """With as much of what its workers printed last as fits into so many bytes."""
-    length = max((len(one.evidence.tail) for one in report.workers if one.evidence), default=0)
+    """With as much of what is told of its workers' ends as fits into so many bytes."""
+    length = max((one.evidence.longest for one in report.workers if one.evidence), default=0)
     while length and len(msgspec.json.encode(report)) > most:
         length //= 2
         report = msgspec.structs.replace(report, workers=tuple(_cut(one, length) for one in report.workers))
@@ -211,10 +212,9 @@ def within(report: NodeReport, most: int) -> NodeReport:
 
 
 def _cut(seen: WorkerSeen, length: int) -> WorkerSeen:
-    if seen.evidence is None or len(seen.evidence.tail) <= length:
+    if seen.evidence is None or seen.evidence.longest <= length:
         return seen
-    tail = seen.evidence.tail[len(seen.evidence.tail) - length :]
-    return msgspec.structs.replace(seen, evidence=msgspec.structs.replace(seen.evidence, tail=tail))
+    return msgspec.structs.replace(seen, evidence=seen.evidence.cut(length))
 
 
 def orders_of(node: str, jobs: Mapping[str, JobEntry]) -> tuple[WorkerOrder, ...]:

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import msgspec
 
 from edl.cluster.queue.entries import NAME, Count, JobName, Submission
+from edl.cluster.queue.room import PATH_BYTES, WORKERS
 from edl.errors import ConfigError
 
 USER: Final = r"\A[A-Za-z0-9._@-]{1,64}\Z"
@@ -54,10 +55,15 @@ def submission(wish: JobWish, user: str, now: float) -> Submission:
     max_np = wish.max_np or np
     if not np <= max_np:
         raise ConfigError(f"max_np {max_np}: must be at least np, which is {np}")
+    if max_np > WORKERS:
+        raise ConfigError(f"max_np {max_np}: a job has {WORKERS:,} workers at most")
     if wish.batch_range is not None and wish.batch_range[0] > wish.batch_range[1]:
         raise ConfigError(f"batch_range {list(wish.batch_range)}: must be the fewest samples a step and the most")
     if not wish.folder.startswith("/") or "\0" in wish.folder:
         raise ConfigError(f"folder {wish.folder!r}: must be a whole path on the cluster's machine, such as /home/ann")
+    for field, path in (("folder", wish.folder), ("checkpoint", wish.checkpoint)):
+        if (long := len(msgspec.json.encode(path))) > PATH_BYTES:
+            raise ConfigError(f"{field}: a path of {long:,} bytes, and {PATH_BYTES:,} are allowed: name a shorter one")
     if any("\0" in text for text in (*wish.command, wish.checkpoint, *wish.environ, *wish.environ.values())):
         raise ConfigError("no command, variable or path has a null character in it")
     if wrong := [name for name in wish.environ if not re.fullmatch(r"[^=\0]+", name)]:

@@ -44,6 +44,7 @@ JOB: Final = {"name": "job", "in": "path", "required": True, "schema": {"type": 
 REFUSALS: Final = {
     "400": "the request is not right", "401": "no token, or one that opens nothing", "403": "the job is another user's",
     "404": "there is no such thing", "409": "the name is taken", "413": "the body is too long",
+    "429": "the queue is full, of this user's jobs or of all: wait, or cancel some",
     "503": "too busy, or the coordinator does not answer: try again",
 }  # fmt: skip
 

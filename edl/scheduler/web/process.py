@@ -12,6 +12,7 @@ import os
 from edl.errors import ConfigError
 from edl.host.serving import listen, serve
 from edl.scheduler.client import ClusterClient
+from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.places import ClusterHome
 from edl.scheduler.processes import connected, mind_keeper
 from edl.scheduler.queue_store import QueueStore
@@ -29,7 +30,7 @@ async def serve_http(home: ClusterHome) -> None:
     book = TokenBook(home)
     book.make()
     store = await connected(home.coordinator(), config.session_timeout_s)
-    queue = QueueStore(store)
+    queue = QueueStore(store, EnvironFiles(home.environs))
     minding = asyncio.create_task(mind_keeper(home))
     try:
         with listen(config.http.address, config.http.port, "--http") as ear:

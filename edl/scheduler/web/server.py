@@ -25,6 +25,7 @@ from starlette.routing import Route
 from edl.cluster.queue import accounts
 from edl.cluster.queue.entries import Submission
 from edl.cluster.queue.rights import TokenHolder
+from edl.cluster.queue.room import QueueFull
 from edl.cluster.queue.shown import JobList, JobShown, brief, shown
 from edl.cluster.queue.wanted import JobWish, SizeWish, checked_name, checked_worker, submission
 from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, UsageError
@@ -88,7 +89,7 @@ class ClusterServer:
                 return _said(str(error), 404)
             except (UsageError, ConfigError) as error:
                 taken = isinstance(error, UsageError) and "another name" in str(error)
-                return _said(str(error), 409 if taken else 400)
+                return _said(str(error), 429 if isinstance(error, QueueFull) else 409 if taken else 400)
             except StoreUnavailable as error:
                 return _said(f"the coordinator does not answer: {error}", 503, {"Retry-After": "1"})
             except EdlError as error:

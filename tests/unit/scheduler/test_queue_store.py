@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -9,11 +11,13 @@ from edl.cluster.queue.causes import EndEvidence
 from edl.cluster.queue.entries import JobEntry, NodeReport, Submission, WorkerEntry, WorkerSeen, within
 from edl.cluster.queue.inputs import Resolved
 from edl.cluster.queue.phases import JobPhase
+from edl.cluster.queue.room import ENTRY_BYTES, ENVIRON_BYTES
 from edl.coordination.memory import MemoryServer
 from edl.coordination.store import VersionConflict
-from edl.errors import ConfigError, Fenced, UsageError
+from edl.errors import ConfigError, EdlError, Fenced, UsageError
 from edl.scheduler import queue_store
-from edl.scheduler.queue_store import QueueStore
+from edl.scheduler.environ_files import EnvironFiles
+from edl.scheduler.queue_store import JOBS, QueueStore
 
 FENCE = "/fence"
 
@@ -22,8 +26,8 @@ def asked(name: str, at: float = 1.0) -> Submission:
     return Submission(name, ("train",), "/", "ann", at)
 
 
-async def queue_of(server: MemoryServer) -> QueueStore:
-    queue = QueueStore(server.connect())
+async def queue_of(server: MemoryServer, environs: EnvironFiles | None = None) -> QueueStore:
+    queue = QueueStore(server.connect(), environs)
     await queue.prepare()
     return queue
 
@@ -34,28 +38,54 @@ async def led(server: MemoryServer) -> QueueStore:
     return queue
 
 
-async def test_a_submission_is_durable_without_any_scheduler() -> None:
-    server = MemoryServer()
-    owner = await queue_of(server)
+async def test_a_submission_is_durable_without_any_scheduler(tmp_path: Path) -> None:
+    server, environs = MemoryServer(), EnvironFiles(tmp_path)
+    owner = await queue_of(server, environs)
     await owner.submit(asked("a"), {"X": "1"})
     await owner.store.close()
-    other = await queue_of(server)
+    other = await queue_of(server, EnvironFiles(tmp_path))
     [job] = await other.jobs()
-    assert (job.asked, job.phase, await other.environ("a")) == (asked("a"), JobPhase.QUEUED, {"X": "1"})
+    assert (job.asked, job.phase, await other.environ(job)) == (asked("a"), JobPhase.QUEUED, {"X": "1"})
 
 
-async def test_a_name_is_given_once() -> None:
-    queue = await queue_of(MemoryServer())
-    await queue.submit(asked("a"), {})
+async def test_a_name_is_given_once_and_the_other_submissions_variables_are_not_kept(tmp_path: Path) -> None:
+    environs = EnvironFiles(tmp_path)
+    queue = await queue_of(MemoryServer(), environs)
+    await queue.submit(asked("a"), {"X": "1"})
     with pytest.raises(UsageError, match="there is a job a already"):
-        await queue.submit(asked("a"), {})
+        await queue.submit(asked("a"), {"X": "2"})
+    [job] = await queue.jobs()
+    assert environs.names() == {job.environ}
+    assert await queue.environ(job) == {"X": "1"}
 
 
-async def test_an_environment_without_bound_is_refused() -> None:
-    queue = await queue_of(MemoryServer())
+async def test_an_environment_without_bound_is_refused(tmp_path: Path) -> None:
+    environs = EnvironFiles(tmp_path)
+    queue = await queue_of(MemoryServer(), environs)
     with pytest.raises(UsageError, match="unset some variables"):
-        await queue.submit(asked("a"), {"X": "y" * queue_store.AT_ONCE_BYTES})
-    assert await queue.names() == ()
+        await queue.submit(asked("a"), {"X": "y" * ENVIRON_BYTES})
+    assert (await queue.names(), environs.names()) == ((), frozenset())
+
+
+async def test_who_has_no_folder_for_variables_submits_no_job_with_some() -> None:
+    queue = await queue_of(MemoryServer())
+    with pytest.raises(UsageError, match="no folder for the job's variables"):
+        await queue.submit(asked("a"), {"X": "1"})
+
+
+async def test_the_coordinator_holds_nothing_of_the_variables(tmp_path: Path) -> None:
+    queue = await queue_of(MemoryServer(), EnvironFiles(tmp_path))
+    await queue.submit(asked("a"), {"PASSWORD": "hush" * 90_000})
+    node = await queue.store.read(f"{JOBS}/a")
+    assert node is not None and b"hush" not in node.value and len(node.value) < 1000
+
+
+async def test_a_job_without_the_file_of_its_variables_is_not_started_with_none(tmp_path: Path) -> None:
+    queue = await queue_of(MemoryServer(), EnvironFiles(tmp_path))
+    await queue.submit(asked("a"), {"X": "1"})
+    [job] = await queue.jobs()
+    with pytest.raises(EdlError, match="submitted by another version of edl: cancel it, and submit it again"):
+        await queue.environ(msgspec.structs.replace(job, environ=""))
 
 
 async def test_who_leads_no_more_changes_nothing() -> None:
@@ -149,20 +179,29 @@ async def test_a_device_that_a_worker_holds_is_not_given_on_under_another_nodes_
 
 async def test_a_command_that_an_entry_has_no_room_for_is_refused() -> None:
     queue = await queue_of(MemoryServer())
-    long = msgspec.structs.replace(asked("a"), command=("train", "y" * queue_store.AT_ONCE_BYTES))
+    long = msgspec.structs.replace(asked("a"), command=("train", "y" * ENTRY_BYTES))
     with pytest.raises(UsageError, match=r"the command has .* bytes: put it into a file"):
         await queue.submit(long, {})
     assert await queue.names() == ()
 
 
-async def test_a_report_of_many_workers_that_printed_much_is_cut_to_what_the_coordinator_takes() -> None:
+@pytest.mark.parametrize("text", ["tail", "refused", "taken"])
+async def test_a_report_of_many_workers_of_which_much_is_told_is_cut_to_what_the_coordinator_takes(text: str) -> None:
     queue = await queue_of(MemoryServer())
-    workers = tuple(WorkerSeen(f"a-{n}", True, EndEvidence(code=1, tail="\x01" * 8000 + "end")) for n in range(64))
+    ends = {
+        "tail": EndEvidence(code=1, tail="\x01" * 8000 + "end"),
+        "refused": EndEvidence(refused="no" + "\x01" * 8000),
+        "taken": EndEvidence(taken="no" + "\x01" * 8000),
+    }[text]
+    workers = tuple(WorkerSeen(f"a-{n}", True, ends) for n in range(64))
     await queue.tell(NodeReport("n", (0,), workers))
     found = await queue.report("n")
     assert found is not None
     assert len(msgspec.json.encode(found)) <= queue_store.AT_ONCE_BYTES
-    assert all(one.evidence is not None and one.evidence.tail.endswith("\x01end") for one in found.workers)
+    for one in found.workers:
+        assert one.evidence is not None
+        assert getattr(one.evidence, text).strip("\x01") == ("end" if text == "tail" else "no")
+        assert len(getattr(one.evidence, text)) > 100
     small = NodeReport("n", (0,), workers[:2])
     assert within(small, queue_store.AT_ONCE_BYTES) == small
 
@@ -180,17 +219,26 @@ async def test_orders_that_who_led_before_did_not_write_are_written() -> None:
     assert [order.id for order in orders] == ["a-1"]
 
 
-async def test_a_job_is_forgotten_with_its_owners_variables_at_once() -> None:
+async def test_a_job_is_forgotten_by_who_leads() -> None:
     queue = await led(MemoryServer())
-    await queue.submit(asked("a"), {"X": "1"})
-    await queue.submit(asked("b"), {"X": "1"})
-    await queue.forget_environ("b", FENCE)
-    assert await queue.environs() == ("a",)
+    await queue.submit(asked("a"), {})
     await queue.store.delete(FENCE)
     with pytest.raises(Fenced):
         await queue.forget("a", FENCE)
-    assert (await queue.names(), await queue.environs()) == (("a", "b"), ("a",))
+    assert await queue.names() == ("a",)
     await queue.store.create(FENCE)
     await queue.forget("a", FENCE)
-    await queue.forget("b", FENCE)
-    assert (await queue.names(), await queue.environs()) == ((), ())
+    assert await queue.names() == ()
+
+
+async def test_of_jobs_that_are_over_so_many_and_so_many_bytes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = await led(MemoryServer())
+    for number in range(6):
+        long = msgspec.structs.replace(asked(f"j{number}"), command=("x" * (40_000 if number == 2 else 10),))
+        await queue.submit(long, {})
+    over = [msgspec.structs.replace(job, ended=float(job.name[1:])) for job in await queue.jobs()]
+    assert queue.beyond(over) == []
+    monkeypatch.setattr(queue_store, "KEPT_OVER", 4)
+    assert [job.name for job in queue.beyond(over)] == ["j1", "j0"]
+    monkeypatch.setattr(queue_store, "KEPT_OVER_BYTES", 30_000)
+    assert [job.name for job in queue.beyond(over)] == ["j2", "j1", "j0"]

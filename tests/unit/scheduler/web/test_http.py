@@ -26,6 +26,7 @@ from edl.host.serving import listen, serve
 from edl.scheduler import remote as remote_module
 from edl.scheduler import starting
 from edl.scheduler.client import ClusterClient
+from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven
 from edl.scheduler.printed import GONE, LogPlace, Printed
 from edl.scheduler.queue_store import JOBS, QueueStore
@@ -48,7 +49,7 @@ class Served:
         self.book = TokenBook(self.home)
         self.book.make()
         config = ClusterConfig((NodeGiven("n", (0, 1)),), "fifo", {}, {}, "h:1", False, 1, 1.0, 0.0)
-        self.queue = QueueStore(MemoryServer().connect())
+        self.queue = QueueStore(MemoryServer().connect(), EnvironFiles(self.home.environs))
         self.client = ClusterClient(self.home, config, self.queue)
         self.server = ClusterServer(self.client, self.book, {"PATH": "/bin", "EDL_NP": "9"})
         self.ear = listen("127.0.0.1", 0)
@@ -241,7 +242,9 @@ async def test_a_body_that_does_not_come_is_given_up(tmp_path: Path, monkeypatch
 async def test_what_a_life_is_given_by_the_cluster_is_nobodys_to_send(tmp_path: Path) -> None:
     async with served(tmp_path) as http:
         await http.submit("a", environ={"EDL_SECRET_FILE": "/x", "EDL_COORDINATOR": "x", "SEED": "1", "PATH": "/mine"})
-        assert await http.queue.environ("a") == {"PATH": "/mine", "SEED": "1"}
+        job = await http.queue.job("a")
+        assert job is not None
+        assert await http.queue.environ(job) == {"PATH": "/mine", "SEED": "1"}
 
 
 async def test_the_same_submission_twice_is_one_and_another_of_that_name_is_refused(tmp_path: Path) -> None:

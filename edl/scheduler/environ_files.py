@@ -1,0 +1,110 @@
+"""The variables of jobs' owners, in files that belong to the cluster's owner alone, until the jobs are over.
+
+They are no part of what the coordinator holds: it would keep them in memory, and passwords among them in its logs. A
+file's name says whose job it is of and what that takes of the queue, so that one listing of the folder is the account
+of all that waits. What a process adds counts at once, and what others add within a second.
+
+A file is as durable as edl's own coordinator: it outlives all processes. Its name says its size, so that one that a
+power cut has shortened is noticed.
+
+Owns: these files. Does not own: the bounds (`edl.cluster.queue.room`), nor which job has which (`queue_store`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from edl.cluster.queue.entries import Submission
+from edl.cluster.queue.room import ENVIRON_BYTES, QueueAccount, QueueFull, QueueShare
+from edl.errors import ConfigError, EdlError, UsageError
+
+COUNT_S: Final = 1.0  # the folder is listed again after that
+MARK: Final = "~"  # between the parts of a file's name
+PARTS: Final = 5  # job, user, bytes of the job's entry, bytes of the variables, a word that no other file has
+
+_ENVIRON = msgspec.json.Decoder(dict[str, str])
+
+
+class EnvironFiles:
+    """Of one cluster. Its methods may be called from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._account = QueueAccount()
+        self._counted = float("-inf")
+
+    def keep(self, asked: Submission, entry_bytes: int, environ: Mapping[str, str]) -> str:
+        """The name of the file. Raises UsageError, QueueFull, ConfigError."""
+        content = msgspec.json.encode(dict(environ))
+        if len(content) > ENVIRON_BYTES:
+            raise UsageError(f"the environment has {len(content)} bytes: unset some variables, {ENVIRON_BYTES} at most")
+        share = QueueShare(1, entry_bytes, len(content))
+        with self._lock:
+            self._take(_safe(asked.user), share)
+        name = MARK.join((asked.name, _safe(asked.user), *map(str, share[1:]), secrets.token_hex(8)))
+        try:
+            with open(self._folder / name, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(content)
+        except OSError as error:
+            self.forget({name})
+            raise ConfigError(f"the job's variables cannot be kept in {self._folder}: {error.strerror}") from None
+        return name
+
+    def read(self, name: str) -> dict[str, str]:
+        """Raises EdlError."""
+        try:
+            content = (self._folder / name).read_bytes()
+        except OSError as error:
+            raise EdlError(f"the job's variables cannot be read: {error.strerror}: {self._folder / name}") from None
+        if len(content) != _share(name).environ_bytes:
+            raise EdlError(f"the job's variables are not whole in {self._folder / name}: submit it again")
+        return _ENVIRON.decode(content)
+
+    def names(self) -> frozenset[str]:
+        """None, where the folder does not answer."""
+        try:
+            with os.scandir(self._folder) as found:
+                return frozenset(one.name for one in found if one.name.count(MARK) == PARTS - 1)
+        except OSError:
+            return frozenset()
+
+    def forget(self, names: Collection[str]) -> None:
+        """Those that cannot be removed now are found again."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self._folder / name).unlink()
+
+    def _take(self, user: str, share: QueueShare) -> None:
+        """Raises QueueFull."""
+        if time.monotonic() - self._counted >= COUNT_S:
+            self._count()
+        try:
+            self._account.check(user, share)
+        except QueueFull:
+            self._count()  # some may be over since
+            self._account.check(user, share)
+        self._account.take(user, share)
+
+    def _count(self) -> None:
+        self._account = QueueAccount((name.split(MARK)[1], _share(name)) for name in self.names())
+        self._counted = time.monotonic()
+
+
+def _safe(user: str) -> str:
+    return quote(user, safe="@").replace(MARK, "%7E")
+
+
+def _share(name: str) -> QueueShare:
+    _, _, entry_bytes, environ_bytes, _ = name.split(MARK)
+    return QueueShare(1, int(entry_bytes), int(environ_bytes))

@@ -1,0 +1,88 @@
+"""Variables of jobs that wait lie in private files, within bounds, and no longer than their jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from edl.cluster.queue import room
+from edl.cluster.queue.entries import JobEntry, Submission
+from edl.cluster.queue.phases import JobPhase
+from edl.cluster.queue.room import QueueFull, QueueShare
+from edl.coordination.memory import MemoryServer
+from edl.errors import ConfigError, EdlError
+from edl.scheduler import environ_files
+from edl.scheduler.environ_files import EnvironFiles
+from edl.scheduler.queue_store import QueueStore
+from edl.scheduler.reigning import QueueReign
+
+
+def asked(name: str, user: str = "ann") -> Submission:
+    return Submission(name, ("train",), "/", user, 1.0)
+
+
+def test_they_are_read_as_they_were_given_and_by_their_owner_alone(tmp_path: Path) -> None:
+    files = EnvironFiles(tmp_path)
+    name = files.keep(asked("a", "../a~b/é"), 100, {"X": "1", "É": "\n~"})
+    assert EnvironFiles(tmp_path).read(name) == {"X": "1", "É": "\n~"}
+    [path] = tmp_path.iterdir()
+    assert (path.name, path.stat().st_mode & 0o777) == (name, 0o600)
+    files.forget({name, "none"})
+    assert files.names() == frozenset()
+    with pytest.raises(EdlError, match="cannot be read: No such file"):
+        files.read(name)
+
+
+def test_one_that_is_not_whole_is_not_used(tmp_path: Path) -> None:
+    files = EnvironFiles(tmp_path)
+    name = files.keep(asked("a"), 100, {"X": "1"})
+    (tmp_path / name).write_bytes(b'{"X":')
+    with pytest.raises(EdlError, match=r"not whole in .*: submit it again"):
+        files.read(name)
+
+
+def test_a_folder_that_takes_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"variables cannot be kept in .*none: No such file"):
+        EnvironFiles(tmp_path / "none").keep(asked("a"), 100, {})
+    assert EnvironFiles(tmp_path / "none").names() == frozenset()
+
+
+def test_the_folder_is_the_account_of_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "OF_USER", QueueShare(3, 1000, 1000))
+    files, others = EnvironFiles(tmp_path), EnvironFiles(tmp_path)
+    names = [files.keep(asked("a"), 100, {}), others.keep(asked("b"), 100, {}), files.keep(asked("c"), 100, {})]
+    monkeypatch.setattr(environ_files, "COUNT_S", 0.0)
+    with pytest.raises(QueueFull, match="user ann has 3 jobs in it, and 3 are allowed"):
+        others.keep(asked("d"), 100, {})
+    files.keep(asked("d", "bob"), 100, {})
+    monkeypatch.setattr(environ_files, "COUNT_S", 1e9)
+    others.forget(names[:1])
+    files.keep(asked("e"), 100, {})  # who would be refused is counted anew
+    with pytest.raises(QueueFull):
+        files.keep(asked("f"), 100, {})
+    assert len(files.names()) == 4
+
+
+async def test_they_go_with_their_jobs_and_those_of_no_job_at_the_second_look(tmp_path: Path) -> None:
+    files = EnvironFiles(tmp_path)
+    queue = QueueStore(MemoryServer().connect(), files)
+    await queue.prepare()
+    for name in ("waits", "over"):
+        await queue.submit(asked(name), {"X": name})
+    jobs = {job.name: job for job in await queue.jobs()}
+    jobs["over"] = msgspec.structs.replace(jobs["over"], phase=JobPhase.CANCELLED)
+    lost = files.keep(asked("lost"), 100, {})
+    reign = QueueReign(queue, cast("Any", None), cast("Any", None), cast("Any", None))
+    reign._machine = cast("Any", SimpleNamespace(jobs=jobs))
+    await reign._forget_environs()
+    assert files.names() == {jobs["waits"].environ, lost}
+    late = files.keep(asked("late"), 100, {})
+    await reign._forget_environs()
+    assert files.names() == {jobs["waits"].environ, late}
+    jobs["late"] = JobEntry(asked("late"), environ=late)
+    await reign._forget_environs()
+    assert files.names() == {jobs["waits"].environ, late}
