@@ -34,6 +34,7 @@ from edl.scheduler.agent import AgentProcess
 from edl.scheduler.client import ClusterClient
 from edl.scheduler.decision_times import told_in
 from edl.scheduler.engine import Ended, Start
+from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven, put
 from edl.scheduler.processes import KEEPER, spawn
 from edl.scheduler.queue_store import QueueStore
@@ -168,7 +169,8 @@ class Trial:
         await self._watch_end()
 
     async def _queue(self) -> QueueStore:
-        return QueueStore(await zookeeper.connect(self.home.coordinator(), SESSION_S))
+        store = await zookeeper.connect(self.home.coordinator(), SESSION_S)
+        return QueueStore(store, EnvironFiles(self.home.environs))
 
     async def _agent(self, node: NodeGiven) -> None:
         store = await zookeeper.connect(self.home.coordinator(), SESSION_S)
