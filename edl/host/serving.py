@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from typing import Any, Final
 
 import uvicorn
@@ -109,8 +110,53 @@ class _Bounded(H11Protocol):
         self.loop.call_later(ASK_S, look)
 
 
+class _Handshake(asyncio.Protocol):
+    """A connection before it is one by TLS. It has as long as a question: asyncio's own bound is a minute, and sets
+    none to how many there are.
+    """
+
+    def __init__(self, answering: asyncio.Protocol, tls: ssl.SSLContext, waiting: dict[_Handshake, None]) -> None:
+        """`waiting`: all of them, the oldest first."""
+        self._answering, self._tls, self._waiting = answering, tls, waiting
+        self._early = b""  # what came behind the handshake before it was known to be over
+        self._lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()  # what comes is the handshake's
+        if len(self._waiting) >= MOST_IDLE:
+            next(iter(self._waiting)).transport.abort()
+        self._waiting[self] = None
+        self.transport = transport
+        self._task = asyncio.ensure_future(self._shake_hands())
+
+    async def _shake_hands(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            secured = await loop.start_tls(
+                self.transport, self, self._tls, server_side=True, ssl_handshake_timeout=ASK_S
+            )
+        except OSError:
+            self.transport.abort()
+        else:
+            if secured is not None and not self._lost:
+                secured.set_protocol(self._answering)
+                self._answering.connection_made(secured)
+                if self._early:
+                    self._answering.data_received(self._early)
+        finally:
+            self._waiting.pop(self, None)
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._lost = True
+        self._waiting.pop(self, None)
+
+
 class _Quiet(uvicorn.Server):
-    """Signals are the command's. A handshake has as long as a question: asyncio's own bound is a minute."""
+    """Signals are the command's."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         config = self.config
@@ -120,16 +166,12 @@ class _Quiet(uvicorn.Server):
             made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
                 config=config, server_state=self.server_state, app_state=self.lifespan.state
             )
-            return made
+            return made if config.ssl is None else _Handshake(made, config.ssl, waiting)
 
-        handshake_s = ASK_S if config.ssl else None
+        waiting: dict[_Handshake, None] = {}
         loop, self.servers = asyncio.get_running_loop(), []
         for ear in sockets or ():
-            self.servers.append(
-                await loop.create_server(
-                    answering, sock=ear, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=handshake_s
-                )
-            )
+            self.servers.append(await loop.create_server(answering, sock=ear, backlog=config.backlog))
         self.started = True
 
     @contextlib.contextmanager

@@ -497,6 +497,29 @@ async def test_a_handshake_that_does_not_come_is_cut_off(tmp_path: Path, monkeyp
         found.ear.close()
 
 
+async def test_handshakes_that_do_not_come_make_room_for_one_that_does(tmp_path: Path) -> None:
+    certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    await asyncio.to_thread(self_signed, certificate, key)
+    found = Served(tmp_path / "home")
+    await found.queue.prepare()
+    task = asyncio.create_task(serve(found.server.app, found.ear, certificate, key))
+    silent = [await asyncio.open_connection("127.0.0.1", found.port) for _ in range(serving.MOST_IDLE + 8)]
+    try:
+        url = f"https://localhost:{found.port}"
+        assert await asyncio.to_thread(RemoteCluster(url, found.owner, certificate).jobs) == ()
+        for reader, _ in silent[:8]:  # the oldest
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), serving.ASK_S / 2) == b""
+    finally:
+        for _, writer in silent:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        found.ear.close()
+
+
 def test_what_listens_beyond_loopback_has_a_certificate(tmp_path: Path) -> None:
     for text in ("0.0.0.0:8443", "[::]:8443"):
         with pytest.raises(ConfigError, match="tokens would cross the network in the clear"):
