@@ -75,7 +75,8 @@ class _Bounded(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
+        cycle: RequestResponseCycle | None = self.cycle  # none before the first request
+        return cycle is None or cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -118,6 +119,7 @@ class _Handshake(asyncio.Protocol):
     def __init__(self, answering: asyncio.Protocol, tls: ssl.SSLContext, waiting: dict[_Handshake, None]) -> None:
         """`waiting`: all of them, the oldest first."""
         self._answering, self._tls, self._waiting = answering, tls, waiting
+        self.transport: asyncio.Transport
         self._early = b""  # what came behind the handshake before it was known to be over
         self._lost = False
 

@@ -284,13 +284,14 @@ class ProcessLog(logging.handlers.RotatingFileHandler):
 
     def doRollover(self) -> None:  # noqa: N802 - logging's name
         super().doRollover()
-        os.dup2(self.stream.fileno(), sys.stderr.fileno())
+        with self._open() as newest:
+            os.dup2(newest.fileno(), sys.stderr.fileno())
 
     def _open(self) -> TextIOWrapper:
-        return open(
-            self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors,
-            opener=lambda path, flags: os.open(path, flags, 0o600),
-        )  # fmt: skip
+        def private(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
+        return open(self.baseFilename, "a", encoding="utf-8", errors="replace", opener=private)
 
 
 def main(kind: str, name: str, home: ClusterHome) -> int:

@@ -167,7 +167,7 @@ class QueueReign:
             self._sizes = await self._queue.sizes()
         if JOBS in dirty or any(name not in machine.jobs for name in (*self._wishes, *self._sizes)):
             new = [name for name in await self._queue.names() if name not in machine.jobs]
-            self._inbox += [Submitted(job.asked) for job in await self._queue.some(new)]
+            self._inbox += [Submitted(job.asked, job.environ) for job in await self._queue.some(new)]
         self._inbox += [CancelAsked(name) for name in self._wishes]
         self._inbox += [SizeWanted(name, np) for name, (np, _) in self._sizes.items()]
         if DRAIN in dirty:

@@ -59,6 +59,7 @@ class JobLook(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Submitted:
     asked: Submission
+    environ: str = ""  # the file that has its owner's variables
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,8 @@ class SchedulerMachine:
     def _take(self, one: QueueInput, now: float) -> None:
         state = self._state
         match one:
-            case Submitted(asked):
-                self._submitted(asked, now)
+            case Submitted(asked, environ):
+                self._submitted(asked, environ, now)
             case CancelAsked(name) if name in state.jobs:
                 lives.cancel(state, state.jobs[name], now)
             case SizeWanted(name, np) if name in state.jobs:
@@ -132,12 +132,12 @@ class SchedulerMachine:
             case CancelAsked() | SizeWanted() | QueueTick():
                 pass
 
-    def _submitted(self, asked: Submission, now: float) -> None:
+    def _submitted(self, asked: Submission, environ: str, now: float) -> None:
         state = self._state
         if asked.name in state.jobs:
             return
         tries = state.rules.retries.tries
-        state.put(JobEntry(asked, since=now, since_phase=now, tries_left=tries), now)
+        state.put(JobEntry(asked, since=now, since_phase=now, tries_left=tries, environ=environ), now)
         state.tell(now, "job_queued", asked.name, f"{asked.np} workers, {asked.min_np} to {asked.max_np}")
         state.news = True
 

@@ -19,6 +19,7 @@ from edl.coordination.memory import MemoryServer
 from edl.scheduler import agent as module
 from edl.scheduler.agent import AgentProcess
 from edl.scheduler.engine import Ended, Start
+from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven, put
 from edl.scheduler.queue_store import ORDERS, QueueStore
 
@@ -90,7 +91,7 @@ class Played:
 async def played(folder: Path, does: dict[str, Exception | EndEvidence]) -> AsyncIterator[Played]:
     found = Played(folder, does)
     await found.queue.prepare()
-    await QueueStore(found.queue.store, module.EnvironFiles(found.home.environs)).submit(
+    await QueueStore(found.queue.store, EnvironFiles(found.home.environs)).submit(
         Submission("a", ("train",), "/" + "a" * 20_000, "eve", 1.0), {}
     )
     await found.order(0, 1, 2)
@@ -138,7 +139,7 @@ async def test_a_fault_of_one_turn_ends_no_agent(tmp_path: Path, monkeypatch: py
 async def test_a_job_whose_variables_are_lost_is_told_so(tmp_path: Path) -> None:
     async with played(tmp_path, {}) as found:
         await found.report(0)
-        for name in module.EnvironFiles(found.home.environs).names():
+        for name in EnvironFiles(found.home.environs).names():
             (found.home.environs / name).unlink()
         await found.order(0, 1, 2, 3)
         report = await found.report(1)

@@ -23,6 +23,7 @@ from edl.cluster.queue.inputs import (
     NodeWent,
     SendAway,
     SizeWanted,
+    Submitted,
 )
 from edl.cluster.queue.phases import TERMINAL, TRANSITIONS, JobPhase, Turn, after
 from edl.cluster.queue.scheduler import SchedulerMachine
@@ -41,6 +42,13 @@ def test_nothing_leads_out_of_a_terminal_phase() -> None:
     assert {phase for phase, _ in TRANSITIONS} == set(JobPhase) - TERMINAL
     with pytest.raises(InvalidTransition):
         after(JobPhase.FINISHED, Turn.AGAIN)
+
+
+def test_the_file_of_a_jobs_variables_is_kept_with_it() -> None:
+    play = QueuePlay(n=1)
+    asked = play.submit("a").asked
+    play(Submitted(msgspec.structs.replace(asked, name="b"), "file of b"))
+    assert play.job("b").environ == "file of b"
 
 
 def test_a_job_has_all_of_its_fewest_workers_or_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from edl.cluster.queue.agent import AgentMachine, OrdersCame, WorkerFound, WorkerGone
@@ -44,11 +45,11 @@ def test_ten_thousand_jobs_of_a_user_with_25_kilobytes_of_variables_have_room() 
 @pytest.mark.parametrize("field", ["folder", "checkpoint"])
 def test_a_path_has_a_bound_as_it_is_kept(field: str) -> None:
     fits = "/" + "a" * (PATH_BYTES - 3)
-    wish = {"name": "a", "command": ("train",), "folder": "/"}
-    submission(JobWish(**{**wish, field: fits}), "ann", 1.0)
+    wish = JobWish("a", ("train",), "/")
+    submission(msgspec.structs.replace(wish, **{field: fits}), "ann", 1.0)
     for long in (fits + "a", "/" + '"' * (PATH_BYTES // 2)):
         with pytest.raises(ConfigError, match=rf"{field}: a path of .* bytes, and 1,024 are allowed: name a shorter"):
-            submission(JobWish(**{**wish, field: long}), "ann", 1.0)
+            submission(msgspec.structs.replace(wish, **{field: long}), "ann", 1.0)
 
 
 def test_a_job_has_so_many_workers_at_most() -> None:
@@ -59,7 +60,7 @@ def test_a_job_has_so_many_workers_at_most() -> None:
 
 @pytest.mark.parametrize("text", ["tail", "refused", "taken"])
 def test_whatever_an_engine_tells_of_an_end_an_agent_reports_it_in_brief(text: str) -> None:
-    known = EndEvidence(**{text: "x" * 400_000})
+    known = msgspec.structs.replace(EndEvidence(), **{text: "x" * 400_000})
     machine = AgentMachine()
     machine.handle(WorkerFound("a-1", 1, 0, known), 0.0)
     machine.handle(
