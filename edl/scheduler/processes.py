@@ -300,7 +300,7 @@ def main(kind: str, name: str, home: ClusterHome) -> int:
     with home.lived(full) as ours:
         if not ours or home.ending.exists():  # spawned just before the cluster was told to end
             return 0
-        logging.getLogger().addHandler(ProcessLog(home.logs / f"{full}.log"))
+        logger.addHandler(ProcessLog(home.logs / f"{full}.log"))
         logger.setLevel(logging.INFO)
         works: dict[str, Callable[[ClusterHome], Coroutine[Any, Any, None]]] = {
             KEEPER: keep,
