@@ -464,7 +464,8 @@ async def test_who_has_no_token_keeps_out_nobody_who_has_one(tmp_path: Path) -> 
         for _, writer in refused:
             writer.write(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
         for reader, _ in refused:  # each is told so, and loses its connection
-            assert b" 401 " in await asyncio.wait_for(reader.read(), 20)
+            told = await asyncio.wait_for(reader.read(), 20)
+            assert b" 401 " in told and b"connection: close" in told.lower()
         kept_reader, kept = await asyncio.open_connection("127.0.0.1", http.port)
         asks = f"GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {http.owner}\r\n\r\n".encode()
         for _ in range(2):  # who was let in keeps the connection while others come and ask nothing
