@@ -105,7 +105,11 @@ class AgentProcess:
     async def _take(self, happened: AgentInput) -> None:
         todo = self._machine.handle(happened, self._clock.wall())
         while todo:
-            todo += await self._carry_out(todo.pop(0))
+            command = todo.pop(0)
+            try:
+                todo += await self._carry_out(command)
+            except Exception:  # the others are carried out
+                logger.exception("a fault of edl's: %r", command)
         now = {seen.id for seen in self._machine.report}
         gone, self._known = self._known - now, now
         for worker in gone:
@@ -121,27 +125,24 @@ class AgentProcess:
                 return []
 
     async def _start(self, order: WorkerOrder) -> list[AgentCommand]:
-        now = self._clock.wall()
+        """Raises nothing: a worker that cannot be started is gone."""
         try:
             job = await self._queue.job(order.job)
-        except StoreUnavailable:
-            job = None
-        if job is None:
-            evidence = EndEvidence(refused="the coordinator did not answer", unserved=True)
-            return self._machine.handle(WorkerGone(order.id, evidence), now)
-        try:
+            if job is None:
+                raise StoreUnavailable(f"the coordinator has no job {order.job}")
             given = worker_environ(await self._queue.environ(job), job.asked, order, self._home)
             pid = await self._engine.start(Start(order, job.asked, given))
         except (OSError, SubprocessError, EdlError) as error:  # the agent's own: of the command its warden tells
-            evidence = EndEvidence(refused=str(error), unserved=True)
-            return self._machine.handle(WorkerGone(order.id, evidence), now)
+            known = EndEvidence(refused=str(error), unserved=True)
         except Exception as error:  # of what was submitted
             logger.exception("%s cannot be started", order.id)
-            return self._machine.handle(WorkerGone(order.id, EndEvidence(refused=said_of(error))), now)
-        if pid is None:  # claimed before, and forgotten: it is gone
-            return self._machine.handle(WorkerGone(order.id, EndEvidence()), now)
-        logger.info("%s is started: pid %d, device %d", order.id, pid, order.device)
-        return self._machine.handle(WorkerBegan(order.id, pid), now)
+            known = EndEvidence(refused=said_of(error))
+        else:
+            if pid is not None:
+                logger.info("%s is started: pid %d, device %d", order.id, pid, order.device)
+                return self._machine.handle(WorkerBegan(order.id, pid), self._clock.wall())
+            known = EndEvidence()  # claimed before, and forgotten: it is gone
+        return self._machine.handle(WorkerGone(order.id, known), self._clock.wall())
 
     async def _tell(self) -> None:
         devices = self._node.devices if self._engine.takes_workers else ()

@@ -47,7 +47,8 @@ class PlayedEngine:
             self.ended(start.order.id, does)
         return 1
 
-    def end(self, worker: str, *, kill: bool) -> None: ...
+    def end(self, worker: str, *, kill: bool) -> None:
+        raise RuntimeError("of the test")
 
     def forget(self, worker: str) -> None:
         raise RuntimeError("of the test")
@@ -123,6 +124,15 @@ async def test_a_worker_that_cannot_be_started_ends_no_agent(tmp_path: Path, err
         assert seen.evidence is not None
         cause = classify(seen.evidence)
         assert (seen.id, cause is not None and cause.code) == ("a-1", code)
+
+
+async def test_a_worker_that_cannot_be_ended_keeps_no_other_from_its_start(tmp_path: Path) -> None:
+    async with played(tmp_path, {}) as found:
+        await found.report(0)
+        await found.order(1, 2, 3)  # the first one is to be killed
+        async with asyncio.timeout(20):
+            while "a-3" not in found.engines[0].begun:  # noqa: ASYNC110 - the engine does not tell
+                await asyncio.sleep(0.01)
 
 
 async def test_a_fault_of_one_turn_ends_no_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,17 +7,32 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edl.cluster.queue.causes import EndEvidence
-from edl.cluster.queue.entries import JobEntry, NodeReport, Submission, WorkerEntry, WorkerSeen, within
+from edl.cluster.queue.causes import TAIL_BYTES, Domain, EndCause, EndEvidence
+from edl.cluster.queue.entries import (
+    DeviceHeld,
+    JobEntry,
+    NodeReport,
+    QueueEvent,
+    Submission,
+    WorkerEntry,
+    WorkerExit,
+    WorkerSeen,
+    orders_of,
+    within,
+)
 from edl.cluster.queue.inputs import Resolved
+from edl.cluster.queue.lives import MOST_EXITS
 from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.room import ENTRY_BYTES, ENVIRON_BYTES
+from edl.cluster.queue.room import ENTRY_BYTES, ENVIRON_BYTES, PATH_BYTES, WORKERS
+from edl.cluster.queue.state import KEPT_EVENTS, KEPT_HELD, KEPT_REASON
 from edl.coordination.memory import MemoryServer
-from edl.coordination.store import VersionConflict
+from edl.coordination.store import MAX_VALUE_BYTES, VersionConflict
 from edl.errors import ConfigError, EdlError, Fenced, UsageError
 from edl.scheduler import queue_store
 from edl.scheduler.environ_files import EnvironFiles
+from edl.scheduler.places import NodeGiven
 from edl.scheduler.queue_store import JOBS, QueueStore
+from edl.scheduler.starting import MOST_SLOTS, check_slots
 
 FENCE = "/fence"
 
@@ -242,3 +257,26 @@ async def test_of_jobs_that_are_over_so_many_and_so_many_bytes_are_kept(monkeypa
     assert [job.name for job in queue.beyond(over)] == ["j1", "j0"]
     monkeypatch.setattr(queue_store, "KEPT_OVER_BYTES", 30_000)
     assert [job.name for job in queue.beyond(over)] == ["j2", "j1", "j0"]
+
+
+def test_what_is_at_its_bounds_fits_into_a_value_of_the_coordinators() -> None:
+    node, name, path = "n" * 63, "j" * 48, '"' * (PATH_BYTES // 2) + "/0001-000001-000000000001"
+    workers = tuple(WorkerEntry(f"{name}-{n}", n, node, n, 99, 1e9 + 0.123456, 1e9 + 0.123456) for n in range(WORKERS))
+    held = tuple(DeviceHeld(one.id, node, one.device, one.began, one.began) for one in workers[:KEPT_HELD])
+    story = (QueueEvent(1e9 + 0.123456, "job_preempted", name, "é" * KEPT_REASON),) * KEPT_EVENTS
+    cause = EndCause("exit", Domain.WORKLOAD, retry=True, words="w" * 100, root="\\" * 1200)
+    exits = (WorkerExit(f"{name}-1", 1, 1e9 + 0.123456, cause, 1),) * MOST_EXITS
+    asked = Submission(name, ("x" * ENTRY_BYTES,), path, "u" * 64, 1e9 + 0.123456, checkpoint=path)
+    job = JobEntry(asked, workers=workers, held=held, story=story, exits=exits, resume_from=path, ready=True)
+    assert len(msgspec.json.encode(job)) <= MAX_VALUE_BYTES
+    few = msgspec.structs.replace(job, workers=workers[:MOST_SLOTS])
+    assert len(msgspec.json.encode(orders_of(node, {name: few}))) <= MAX_VALUE_BYTES
+    end = EndEvidence(1, "\x01" * TAIL_BYTES, refused="\x01" * TAIL_BYTES, taken="\x01" * TAIL_BYTES)
+    report = NodeReport(node, tuple(range(MOST_SLOTS)), tuple(WorkerSeen(one.id, True, end) for one in few.workers))
+    assert len(msgspec.json.encode(within(report, queue_store.AT_ONCE_BYTES))) <= queue_store.AT_ONCE_BYTES
+
+
+def test_a_node_has_so_many_slots_at_most() -> None:
+    check_slots([NodeGiven("n", tuple(range(MOST_SLOTS)))])
+    with pytest.raises(ConfigError, match="node n has 641 slots, and 640 are allowed: name fewer in --nodes"):
+        check_slots([NodeGiven("n", tuple(range(MOST_SLOTS + 1)))])

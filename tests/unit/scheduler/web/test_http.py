@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
+from edl.cluster.queue import room
 from edl.cluster.queue.phases import JobPhase
 from edl.cluster.queue.wanted import JobWish, submission
 from edl.coordination.memory import MemoryServer
@@ -245,6 +246,18 @@ async def test_what_a_life_is_given_by_the_cluster_is_nobodys_to_send(tmp_path: 
         job = await http.queue.job("a")
         assert job is not None
         assert await http.queue.environ(job) == {"PATH": "/mine", "SEED": "1"}
+
+
+async def test_a_queue_that_is_full_of_a_users_jobs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "OF_USER", room.QueueShare(1, 10_000, 10_000))
+    async with served(tmp_path) as http:
+        assert (await http.submit("a", "ann"))[0] == 201
+        code, told = await http.submit("b", "ann")
+        assert (code, "user ann has 1 jobs in it, and 1 are allowed: wait" in told) == (429, True)
+        assert (await http.submit("c", "bob"))[0] == 201
+        assert (await http.submit("d", "cid", folder="/" + "x" * 390_000))[0] == 400
+        with pytest.raises(UsageError, match="the queue is full: user ann has"):
+            await asyncio.to_thread(http.remote().submit, JobWish("b", ("train",), "/", user="ann"))
 
 
 async def test_the_same_submission_twice_is_one_and_another_of_that_name_is_refused(tmp_path: Path) -> None:
