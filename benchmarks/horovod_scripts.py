@@ -20,8 +20,6 @@ batches and commits. Exit code 1 otherwise. torchvision, where it is not install
 from __future__ import annotations
 
 import argparse
-import contextlib
-import difflib
 import json
 import os
 import re
@@ -29,16 +27,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from benchmarks.script_job import END_S, NotSeenError, ScriptJob, difference
 
 IMPORT: Final = re.compile(r"^import horovod\.(torch|tensorflow) as hvd$", re.MULTILINE)
-JOB: Final = "theirs"
 EPOCHS, BATCHES, LOST_IN = 30, 10, 8
-PATIENCE_S, END_S = 300.0, 400.0
 # One of the workers that are started first gets the rank that its script goes by.
 RANKED: Final = 'if mkdir "$0" 2>/dev/null; then export HOROVOD_RANK=1; fi; exec "$@"'
 SMALL_NET: Final = """
@@ -116,11 +113,6 @@ def changed(text: str, keras_3: Sequence[tuple[str, str]] = ()) -> str:
     return moved
 
 
-def difference(before: str, after: str) -> list[str]:
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
-    return [line for line in lines if line[0] in "+-" and line[:3] not in {"+++", "---"}]
-
-
 class Logged(NamedTuple):
     """By rank 0, at the end of an epoch of an integration script."""
 
@@ -158,37 +150,29 @@ class Trial:
     """One script, in one way, in a folder of its own."""
 
     def __init__(self, script: Script, text: str, way: str, folder: Path) -> None:
-        self.script, self.way, self.folder = script, way, folder
-        self.output, self._log = folder / "output", folder / "log"
+        self.script, self.way, self.folder, self._log = script, way, folder, folder / "log"
         (folder / script.name).write_text(text)
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": "1"}
-        self._environ = {**os.environ, **quiet, "EDL_HOME": str(folder / "home")}
         if find_spec("torchvision") is None:
             (folder / "torchvision").mkdir()
             (folder / "torchvision" / "models.py").write_text(SMALL_NET)
-        self._edl = str(Path(sys.executable).with_name("edl"))
+        self.job = ScriptJob(folder, folder)
 
     def run(self) -> list[str]:
         """What is wrong with it."""
-        with self.output.open("wb") as output:
-            job = subprocess.Popen(
-                self._command(), env=self._environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
-        try:
-            self._wait(self._trains, "it trains", job)
-            if self.way == "growth":
-                self._run("scale", JOB, "3", "--wait")
-            elif not self.script.counts:
-                os.kill(self._status()["workers"][-1]["pid"], signal.SIGKILL)
-            code = job.wait(END_S)
-            return [*([] if code == 0 else [f"exit code {code}"]), *self._complaints()]
-        finally:
-            if job.poll() is None:
-                job.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    job.wait(30)
+        with self.job.running(*self._command()) as job:
+            try:
+                self.job.wait_past(BATCHES, "it trains", job)
+                if self.way == "growth":
+                    self.job.scale(3)
+                elif not self.script.counts:
+                    os.kill(self.job.status()["workers"][-1]["pid"], signal.SIGKILL)
+                code = job.wait(END_S)
+                return [*([] if code == 0 else [f"exit code {code}"]), *self._complaints()]
+            except (NotSeenError, subprocess.TimeoutExpired) as error:
+                return [str(error)]
 
     def _command(self) -> list[str]:
+        """Of a worker."""
         arguments = list(self.script.arguments)
         if self.script.counts:
             arguments += ["--logfile", str(self._log)]
@@ -196,44 +180,19 @@ class Trial:
             schedule = json.dumps({str((LOST_IN, 5)): [1]})
             arguments += ["--exit-schedule", schedule, "--exit-mode", self.way]
         ranked = ["sh", "-c", RANKED, str(self.folder / "ranked")]
-        worker = [*ranked, sys.executable, str(self.folder / self.script.name), *arguments]
-        return [self._edl, "run", "-np", "2", "--max-np", "3", "--job", JOB, *worker]
-
-    def _trains(self) -> bool:
-        status = self._status()
-        return bool(status) and status["step"] > BATCHES
+        return [*ranked, sys.executable, str(self.folder / self.script.name), *arguments]
 
     def _complaints(self) -> list[str]:
-        events = [json.loads(line) for line in self._run("events", JOB, "--json").splitlines()]
-        scaled = [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"]
+        scaled = [(event["from"], event["to"]) for event in self.job.events() if event["kind"] == "scaled"]
         wanted = [(2, 3)] if self.way == "growth" else [(2, 1), (1, 2)]
         found = [] if [one for one in scaled if one in wanted] == wanted else [f"sizes {scaled}, not {wanted}"]
         if not self.script.counts:
-            said = re.findall(r"Total img/sec on (\d) CPU", self.output.read_text())
+            said = re.findall(r"Total img/sec on (\d) CPU", self.job.output.read_text())
             return [*found, *([] if said == [str(wanted[-1][1])] else [f"its last line tells of {said} workers"])]
         fields = Logged._fields
         lines = [json.loads(line) for line in self._log.read_text().splitlines()]
         logged = [Logged(**{name: line[name] for name in fields}) for line in lines]
         return [*found, *complaints(logged, [2, 3] if self.way == "growth" else [2, 1, 2])]
-
-    def _status(self) -> dict[str, Any]:
-        done = subprocess.run(
-            [self._edl, "status", JOB, "--json"], env=self._environ, capture_output=True, text=True, check=False
-        )
-        return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
-
-    def _run(self, *arguments: str) -> str:
-        done = subprocess.run([self._edl, *arguments], env=self._environ, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"edl {' '.join(arguments)}: {done.stderr}\n{self.output.read_text()[-3000:]}")
-        return done.stdout
-
-    def _wait(self, true: Callable[[], bool], what: str, job: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not true():
-            if job.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"never: {what} (exit {job.poll()}); the end:\n{self.output.read_text()[-3000:]}")
-            time.sleep(0.5)
 
 
 def sources(clone: Path, script: Script) -> str:
@@ -266,7 +225,7 @@ def main() -> int:
                 wrong = trial.run()
                 print(f"  {way}: {'; '.join(wrong) or 'good'}", flush=True)
                 if wrong:
-                    print(trial.output.read_text()[-3000:], file=sys.stderr, flush=True)
+                    print(trial.job.output.read_text()[-3000:], file=sys.stderr, flush=True)
             good = good and not wrong
     return 0 if good else 1
 

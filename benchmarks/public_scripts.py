@@ -18,9 +18,6 @@ nor refused.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import difflib
-import json
 import os
 import signal
 import subprocess
@@ -28,14 +25,12 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from benchmarks.public_scripts_lines import SCRIPTS, Script
-
-JOB: Final = "theirs"
-PATIENCE_S, END_S = 300.0, 900.0
+from benchmarks.script_job import END_S, NotSeenError, ScriptJob, difference
 
 
 def changed(text: str, lines: Iterable[tuple[str, str]]) -> str:
@@ -45,11 +40,6 @@ def changed(text: str, lines: Iterable[tuple[str, str]]) -> str:
             raise ValueError(f"the script has no {old!r}: it is of another version")
         text = text.replace(old, new)
     return text
-
-
-def difference(before: str, after: str) -> list[str]:
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
-    return [line for line in lines if line[0] in "+-" and line[:3] not in {"+++", "---"}]
 
 
 class Outcome(NamedTuple):
@@ -82,28 +72,20 @@ COLUMNS: Final = "| script | lines that went, came | sizes | steps compared | vo
 class Trial:
     """One script, in a folder of its own."""
 
-    def __init__(self, script: Script, text: str, clones: Path, folder: Path, ring: str | None) -> None:
-        self.script, self.folder, self._ring = script, folder / "work" / "a" / "b", ring
-        self.folder.mkdir(parents=True)
-        self._path = self.folder / Path(script.path).name
-        self._path.write_text(text)
+    def __init__(self, script: Script, text: str, clones: Path, folder: Path) -> None:
+        self.script, self._audit = script, folder / "audit"
+        scripts = folder / "work" / "a" / "b"  # some look for data above themselves
+        scripts.mkdir(parents=True)
+        (scripts / Path(script.path).name).write_text(text)
         for name in script.beside:
-            (self.folder / Path(name).name).write_text((clones / script.clone / name).read_text())
-        script.data(self.folder)
-        self.output, self._audit = folder / "output", folder / "audit"
-        quiet = {
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
-        self._environ = {**os.environ, **quiet, "EDL_HOME": str(folder / "home")}
-        self._edl = str(Path(sys.executable).with_name("edl"))
+            (scripts / Path(name).name).write_text((clones / script.clone / name).read_text())
+        script.data(scripts)
+        self.job = ScriptJob(folder, scripts)
 
-    def run(self, lines: tuple[int, int]) -> Outcome:
+    def run(self, lines: tuple[int, int], ring: str | None) -> Outcome:
         """Have the job grow, lose a worker and end; `lines`: how many of the script went, and came."""
-        wrong = self._told()
-        events = self._events()
+        wrong = self._end_of_it(ring)
+        events = self.job.events()
         scaled = [event for event in events if event["kind"] == "scaled"]
         sizes = (*(event["from"] for event in scaled[:1]), *(event["to"] for event in scaled))
         steps = max((event.get("step", 0) for event in events), default=0)
@@ -112,69 +94,33 @@ class Trial:
         if not wrong and sizes != (2, 3, 2):
             wrong = [f"sizes {sizes}, not 2, 3, 2"]
         wrong += [f"the weights differed: {event['told']}" for event in events if event["kind"] == "diverged"]
-        verified = self._edl_says("data", "verify", str(self._audit))
+        verified = self.job.edl("data", "verify", str(self._audit))
         said = (verified.stdout + verified.stderr).strip().splitlines() or [""]
         wrong += [] if verified.returncode == 0 or refused else [f"edl data verify: {said[-1]}"]
         return Outcome(self.script.name, lines, sizes, steps, len(void), said[-1], tuple(wrong), refused)
 
-    def _told(self) -> list[str]:
-        """Run the job; what is wrong with its end."""
-        command = [self._edl, "run", "-np", "2", "--max-np", "3", "--max-restarts", "0", "--job", JOB]
-        command += ["--check-weights", "1", "--audit", str(self._audit)]
-        command += ["--ring", self._ring] if self._ring else []
-        command += [sys.executable, self._path.name, *self.script.arguments.split()]
-        with self.output.open("wb") as output:
-            job = subprocess.Popen(
-                command, cwd=self.folder, env=self._environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
-        try:
-            self._wait(lambda: self._status().get("step", 0) > 5, "it trains", job)
-            self._run("scale", JOB, "3", "--wait", "--timeout", "120")
-            came = self._status()
-            self._wait(lambda: self._status().get("step", 0) > came["step"] + 10, "three train", job)
-            workers = self._status().get("workers") or came["workers"]  # of one that has just ended nothing is told
-            os.kill(workers[-1]["pid"], signal.SIGKILL)
-            code = job.wait(END_S)
-            return [] if code == 0 else [f"exit code {code}"]
-        except (RuntimeError, ProcessLookupError, subprocess.TimeoutExpired) as error:
-            return [str(error)]
-        finally:
-            if job.poll() is None:
-                job.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    job.wait(30)
+    def _end_of_it(self, ring: str | None) -> list[str]:
+        """Run the job; what is wrong with how it ended."""
+        flags = ["--max-restarts", "0", "--check-weights", "1", "--audit", str(self._audit)]
+        flags += ["--ring", ring] if ring else []
+        worker = [sys.executable, Path(self.script.path).name, *self.script.arguments.split()]
+        with self.job.running(*flags, *worker) as job:
+            try:
+                self.job.wait_past(5, "it trains", job)
+                self.job.scale(3)
+                came = self.job.status()
+                self.job.wait_past(came["step"] + 10, "three train", job)
+                workers = self.job.status().get("workers") or came["workers"]  # of a job that has just ended: none
+                os.kill(workers[-1]["pid"], signal.SIGKILL)
+                code = job.wait(END_S)
+                return [] if code == 0 else [f"exit code {code}"]
+            except (NotSeenError, ProcessLookupError, subprocess.TimeoutExpired) as error:
+                return [str(error)]
 
     def _refused(self) -> str:
         """The line by which edl refused the script."""
-        lines = [line for line in self.output.read_text(errors="replace").splitlines() if "UsageError:" in line]
+        lines = [line for line in self.job.output.read_text(errors="replace").splitlines() if "UsageError:" in line]
         return lines[-1].partition("UsageError: ")[2].partition("; see `edl events")[0] if lines else ""
-
-    def _events(self) -> list[dict[str, Any]]:
-        done = self._edl_says("events", JOB, "--json")
-        return [json.loads(line) for line in done.stdout.splitlines()] if done.returncode == 0 else []
-
-    def _status(self) -> dict[str, Any]:
-        done = self._edl_says("status", JOB, "--json")
-        return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
-
-    def _run(self, *arguments: str) -> None:
-        done = self._edl_says(*arguments)
-        if done.returncode:
-            raise RuntimeError(f"edl {' '.join(arguments)}: {done.stderr.strip()}")
-
-    def _edl_says(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [self._edl, *arguments], cwd=self.folder, env=self._environ, capture_output=True, text=True, check=False
-        )
-
-    def _wait(self, true: Callable[[], bool], what: str, job: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not true():
-            if job.poll() is not None:
-                raise RuntimeError(f"it ended with {job.returncode} before {what}")
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"not within {PATIENCE_S:g} s: {what}")
-            time.sleep(0.3)
 
 
 def main() -> int:
@@ -196,13 +142,13 @@ def main() -> int:
         lines = difference(here, after)
         print(f"{script.name}:\n{textwrap.indent(chr(10).join(lines), '    ')}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            trial = Trial(script, after, options.clones, Path(folder), options.ring)
+            trial = Trial(script, after, options.clones, Path(folder))
             began = time.monotonic()
             came = sum(line[0] == "+" for line in lines)
-            outcome = trial.run((len(lines) - came, came))
+            outcome = trial.run((len(lines) - came, came), options.ring)
             print(f"  {outcome.verdict} ({time.monotonic() - began:.0f} s)", flush=True)
             if outcome.wrong and not outcome.refused:
-                print(trial.output.read_text(errors="replace")[-3000:], file=sys.stderr, flush=True)
+                print(trial.job.output.read_text(errors="replace")[-3000:], file=sys.stderr, flush=True)
         outcomes.append(outcome)
     print("\n".join([COLUMNS, *(outcome.row() for outcome in outcomes)]))
     return 0 if all(outcome.refused or not outcome.wrong for outcome in outcomes) else 1

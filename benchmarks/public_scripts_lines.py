@@ -331,6 +331,24 @@ SCRIPTS: Final = (
         data=lambda folder: mnist(folder, 6_000, 100),
     ),
     Script(
+        "horovod_mnist_as_told",
+        "horovod/horovod",
+        "examples/elastic/pytorch/pytorch_mnist_elastic.py",
+        (
+            ("import horovod.torch as hvd\n", "import edl.torch as hvd\n"),
+            (
+                "torch.utils.data.distributed.DistributedSampler(\n    train_dataset, num_replicas=hvd.size(), rank=hvd.rank())",
+                "hvd.elastic.ElasticSampler(train_dataset)",
+            ),
+            ("train_loader = torch.utils.data.DataLoader(", "train_loader = hvd.elastic.DataLoader("),
+            ("        steps_remaining = len(train_loader) - state.batch\n", ""),
+            ("            if state.batch >= steps_remaining:\n                break\n", ""),
+        ),
+        "--epochs 3 --batch-size 16 --no-cuda",
+        (("size_average=False", "reduction='sum'"),),
+        data=lambda folder: mnist(folder, 6_000, 100),
+    ),
+    Script(
         "lightning_autoencoder",
         "Lightning-AI/pytorch-lightning",
         "examples/pytorch/basics/autoencoder.py",
