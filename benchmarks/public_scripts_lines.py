@@ -70,7 +70,7 @@ def shakespeare(folder: Path) -> None:
     data = folder / "data" / "shakespeare_char"
     data.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    for name, count in (("train", 400_000), ("val", 4_000)):
+    for name, count in (("train", 200_000), ("val", 4_000)):
         rng.integers(0, 65, count, np.uint16).tofile(data / f"{name}.bin")
 
 
@@ -261,7 +261,7 @@ SCRIPTS: Final = (
             ),
             ("        if opt.dry_run:\n", "        edl.notify_batch_end()\n        if opt.dry_run:\n"),
         ),
-        "--dataset fake --batchSize 2 --ngf 4 --ndf 4 --niter 16 --workers 0 --manualSeed 1",
+        "--dataset fake --batchSize 2 --ngf 4 --ndf 4 --niter 10 --workers 0 --manualSeed 1",
     ),
     Script(
         "keras_gan",
