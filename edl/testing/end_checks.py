@@ -60,10 +60,12 @@ class EndChecks:
             return  # the one case that the documentation admits
         if self._job.struck[SimFault.CUT_OFF] and reason.startswith(("no ring of the workers", "the first ring")):
             return
-        here = (self._job.workers[member.identity.id] for member in self._job.durable.members)
+        here = [self._job.workers[member.identity.id] for member in self._job.durable.members]
         none_trained = not self._job.checks.training.samples
         if none_trained and reason.startswith("no ring of the workers") and not all(one.alive for one in here):
             return  # before the first step members died one after the other, sooner than their sessions ended
+        if "from the first mini-batch on" in reason and any(one.astray for one in here):
+            return
         if "workers are left and the job needs" in reason and self._job.durable.limits.minimum > 1:
             return
         if "has the model's state" not in reason:
