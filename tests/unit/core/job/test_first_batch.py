@@ -38,9 +38,9 @@ class Job:
         blank = Observation(phase, 1, step, 1, 0.01, SPEC, None, False, "an error" * (phase is Phase.FAILED))
         self.feed(Reported(worker, msgspec.structs.replace(blank, at=at, **more)), at)
 
-    def waits(self, worker: str, what: str, step: int = 0, *, vain: bool = True, **more: object) -> None:
+    def waits(self, worker: str, what: str, step: int = 0, *, vain: bool = True, phase: Phase = Phase.TRAINING) -> None:
         place = ScriptPlace(step + 1, f"train.py:{step}", 1, what, vain)
-        self.see(worker, 16.0, step, whereabouts=place, **more)
+        self.see(worker, 16.0, step, phase, whereabouts=place)
 
     @property
     def reason(self) -> str:
