@@ -114,7 +114,7 @@ class Trial:
         client = await self._client(server)
         up_s, jobs = time.monotonic() - began, await client.queue.jobs()
         read_s = time.monotonic() - began - up_s
-        whole = len(jobs) == self.submitted and bool(await client.queue.environ(jobs[-1]))
+        whole = len(jobs) == self.submitted and bool(client.queue.environ(jobs[-1]))
         await client.queue.store.close()
         again = {
             "up_again_s": round(up_s, 1),

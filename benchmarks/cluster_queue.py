@@ -108,6 +108,7 @@ class Trial:
         self.jobs, self.life_s, self.policy = arguments.jobs, arguments.life, arguments.policy
         self.home = ClusterHome(folder)
         self.home.make()
+        self.environs = EnvironFiles(self.home.environs)
         self.nodes = tuple(NodeGiven(f"node{n}", tuple(range(arguments.devices))) for n in range(arguments.nodes))
         self.record = Record()
         self.tasks: list[asyncio.Task[Any]] = []
@@ -170,7 +171,7 @@ class Trial:
 
     async def _queue(self) -> QueueStore:
         store = await zookeeper.connect(self.home.coordinator(), SESSION_S)
-        return QueueStore(store, EnvironFiles(self.home.environs))
+        return QueueStore(store, self.environs)
 
     async def _agent(self, node: NodeGiven) -> None:
         store = await zookeeper.connect(self.home.coordinator(), SESSION_S)

@@ -130,7 +130,7 @@ class AgentProcess:
             job = await self._queue.job(order.job)
             if job is None:
                 raise StoreUnavailable(f"the coordinator has no job {order.job}")
-            given = worker_environ(await self._queue.environ(job), job.asked, order, self._home)
+            given = worker_environ(self._queue.environ(job), job.asked, order, self._home)
             pid = await self._engine.start(Start(order, job.asked, given))
         except (OSError, SubprocessError, EdlError) as error:  # the agent's own: of the command its warden tells
             known = EndEvidence(refused=str(error), unserved=True)

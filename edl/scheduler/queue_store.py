@@ -103,14 +103,14 @@ class QueueStore:
             raise UsageError(f"the command has {size} bytes: put it into a file, {ENTRY_BYTES} at most")
         kept = ""
         if self.environs is not None:
-            kept = await asyncio.to_thread(self.environs.keep, asked, size, environ)
+            kept = self.environs.keep(asked, size, environ)
         elif environ:
             raise UsageError("this way to the queue has no folder for the job's variables")
         entry = msgspec.structs.replace(entry, environ=kept)
         try:
             await self.store.create(f"{JOBS}/{asked.name}", msgspec.json.encode(entry), parents=False)
         except NodeExists:
-            await self.forget_environs({kept})
+            self.forget_environs({kept})
             raise UsageError(f"there is a job {asked.name} already: give this one another name by --name") from None
 
     async def cancel(self, job: str) -> None:
@@ -186,13 +186,13 @@ class QueueStore:
             found += await asyncio.gather(*map(self.job, names[first : first + READS_AT_ONCE]))
         return [job for job in found if job is not None]
 
-    async def environ(self, job: JobEntry) -> dict[str, str]:
+    def environ(self, job: JobEntry) -> dict[str, str]:
         """Raises EdlError."""
         if self.environs is None:
             return {}
         if not job.environ:
             raise EdlError(f"job {job.name} was submitted by another version of edl: cancel it, and submit it again")
-        return await asyncio.to_thread(self.environs.read, job.environ)
+        return self.environs.read(job.environ)
 
     async def reports(self) -> list[NodeReport]:
         nodes = [await self.store.read(f"{REPORTS}/{name}") for name in await self.store.children(REPORTS)]
@@ -333,7 +333,7 @@ class QueueStore:
         kept = sum(size <= KEPT_OVER_BYTES for size in islice(sizes, KEPT_OVER))
         return newest[kept:]
 
-    async def forget_environs(self, names: Collection[str]) -> None:
+    def forget_environs(self, names: Collection[str]) -> None:
         """No worker will be started with them any more. They may hold passwords."""
-        if self.environs is not None and (there := set(names) - {""}):
-            await asyncio.to_thread(self.environs.forget, there)
+        if self.environs is not None:
+            self.environs.forget(set(names) - {""})

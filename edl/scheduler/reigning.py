@@ -104,7 +104,7 @@ class QueueReign:
         await self._queue.prepare()
         jobs = await self._queue.jobs()
         self._machine = self._build(jobs)
-        await self._forget_environs()
+        self._forget_environs()
         await self._forget_old()
         for path in (JOBS, WISHES, SIZES, AGENTS, DRAIN):
             self._watch(path)
@@ -126,17 +126,17 @@ class QueueReign:
             await self._queue.forget(job.name, self._reign.fence)
             machine.forget(job.name)
 
-    async def _forget_environs(self) -> None:
+    def _forget_environs(self) -> None:
         """Of jobs that are over, and of submissions that came to nothing: those of no job, at two looks."""
         machine, files = self._machine, self._queue.environs
         assert machine is not None
         self._swept_at = self._clock.now()
         if files is None:
             return
-        there = await asyncio.to_thread(files.names)
+        there = files.names()
         ended = {job.environ for job in machine.jobs.values() if job.over and not job.workers}
         orphans = there - {job.environ for job in machine.jobs.values()}
-        await self._queue.forget_environs(there & (ended | (orphans & self._orphans)))
+        self._queue.forget_environs(there & (ended | (orphans & self._orphans)))
         self._orphans = orphans
 
     def _watch(self, path: str) -> None:
@@ -229,10 +229,10 @@ class QueueReign:
         await self._queue.keep(resolved, jobs, tuple(machine.nodes), self._reign.fence)
         self._times.note(self._clock.now() - began)
         if ended := [job.environ for job in resolved.changed.values() if job.over and not job.workers]:
-            await self._queue.forget_environs(ended)
+            self._queue.forget_environs(ended)
             await self._forget_old()
         if self._clock.now() - self._swept_at >= SWEEP_S:
-            await self._forget_environs()
+            self._forget_environs()
         for event in resolved.told:
             logger.info("%s %s: %s", event.kind, event.job, event.words)
         if cluster := [event for event in resolved.told if not event.job]:

@@ -78,11 +78,11 @@ async def test_they_go_with_their_jobs_and_those_of_no_job_at_the_second_look(tm
     lost = files.keep(asked("lost"), 100, {})
     reign = QueueReign(queue, cast("Any", None), cast("Any", None), cast("Any", None))
     reign._machine = cast("Any", SimpleNamespace(jobs=jobs))
-    await reign._forget_environs()
+    reign._forget_environs()
     assert files.names() == {jobs["waits"].environ, lost}
     late = files.keep(asked("late"), 100, {})
-    await reign._forget_environs()
+    reign._forget_environs()
     assert files.names() == {jobs["waits"].environ, late}
     jobs["late"] = JobEntry(asked("late"), environ=late)
-    await reign._forget_environs()
+    reign._forget_environs()
     assert files.names() == {jobs["waits"].environ, late}

@@ -60,7 +60,7 @@ async def test_a_submission_is_durable_without_any_scheduler(tmp_path: Path) -> 
     await owner.store.close()
     other = await queue_of(server, EnvironFiles(tmp_path))
     [job] = await other.jobs()
-    assert (job.asked, job.phase, await other.environ(job)) == (asked("a"), JobPhase.QUEUED, {"X": "1"})
+    assert (job.asked, job.phase, other.environ(job)) == (asked("a"), JobPhase.QUEUED, {"X": "1"})
 
 
 async def test_a_name_is_given_once_and_the_other_submissions_variables_are_not_kept(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ async def test_a_name_is_given_once_and_the_other_submissions_variables_are_not_
         await queue.submit(asked("a"), {"X": "2"})
     [job] = await queue.jobs()
     assert environs.names() == {job.environ}
-    assert await queue.environ(job) == {"X": "1"}
+    assert queue.environ(job) == {"X": "1"}
 
 
 async def test_an_environment_without_bound_is_refused(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_a_job_without_the_file_of_its_variables_is_not_started_with_none(
     await queue.submit(asked("a"), {"X": "1"})
     [job] = await queue.jobs()
     with pytest.raises(EdlError, match="submitted by another version of edl: cancel it, and submit it again"):
-        await queue.environ(msgspec.structs.replace(job, environ=""))
+        queue.environ(msgspec.structs.replace(job, environ=""))
 
 
 async def test_who_leads_no_more_changes_nothing() -> None:

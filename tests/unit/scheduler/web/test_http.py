@@ -245,7 +245,7 @@ async def test_what_a_life_is_given_by_the_cluster_is_nobodys_to_send(tmp_path: 
         await http.submit("a", environ={"EDL_SECRET_FILE": "/x", "EDL_COORDINATOR": "x", "SEED": "1", "PATH": "/mine"})
         job = await http.queue.job("a")
         assert job is not None
-        assert await http.queue.environ(job) == {"PATH": "/mine", "SEED": "1"}
+        assert http.queue.environ(job) == {"PATH": "/mine", "SEED": "1"}
 
 
 async def test_a_queue_that_is_full_of_a_users_jobs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
