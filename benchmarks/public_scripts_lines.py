@@ -307,8 +307,16 @@ SCRIPTS: Final = (
                 "for epoch in train_dataloader.epochs(args.num_train_epochs):",
             ),
             (
+                "    num_update_steps_per_epoch = math.ceil(len(train_dataloader) / args.gradient_accumulation_steps)\n",
+                "",
+            ),
+            (
+                "    # Prepare everything with our `accelerator`.\n",
+                "    num_update_steps_per_epoch = math.ceil(len(train_dataloader) / args.gradient_accumulation_steps)\n",
+            ),
+            (
                 "    # Get the metric function\n",
-                "    accelerator.register_for_checkpointing(lr_scheduler)\n    # Get the metric function\n",
+                "    lr_scheduler = accelerator.prepare(lr_scheduler)\n    # Get the metric function\n",
             ),
         ),
         "--train_file train.csv --validation_file valid.csv --model_name_or_path bert --num_train_epochs 2 --per_device_train_batch_size 4 --seed 1",

@@ -82,6 +82,8 @@ def _watched(train: Callable[Concatenate[AnyState, P], R]) -> Callable[Concatena
 class TorchState(State):
     """What travels to newcomers: models and optimizers, samplers, and plain values as attributes (`state.epoch`).
 
+    An `ElasticSampler` that was made before the state travels with it, too, whether the state is given it or not.
+
     Args:
         model: a module; its parameters and buffers.
         optimizer: what `hvd.DistributedOptimizer` or `edl.Optimizer` returned. A plain one travels too, but averages
@@ -113,6 +115,10 @@ class TorchState(State):
                 self.__dict__[name] = None
             else:
                 values[name] = value
+        for number, sampler in enumerate(_samplers_of_no_state, 1):
+            if all(part is not sampler for part in parts.values()):
+                parts |= {f"sampler {number}": sampler, f"sampler {number}.place": sampler._place}
+        _samplers_of_no_state.clear()
         super().__init__(_run, values, parts)
 
     def _of_first(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -168,6 +174,7 @@ class ElasticSampler(data.Sampler[int]):
         self.processed_num = 0  # as the script has recorded it in this epoch, of all workers
         self._place = _PassPlace()
         self._shards: ShardGenerator | None = None
+        _samplers_of_no_state.append(self)
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is another epoch. Call it at the end of each, or before each."""
@@ -203,6 +210,11 @@ class ElasticSampler(data.Sampler[int]):
     def _runs(self, batch_size: int) -> Iterator[Iterator[Any]]:
         """Batches of training."""
         if ElasticSampler._that_trains is None:
+            if self in _samplers_of_no_state:
+                raise UsageError(
+                    "ElasticSampler: no state has it, so a newcomer would not know which epoch it is at: make it "
+                    "before the TorchState, or give it to that (sampler=sampler)"
+                )
             ElasticSampler._that_trains = self
         if ElasticSampler._that_trains is not self:
             raise UsageError(
@@ -227,6 +239,9 @@ class ElasticSampler(data.Sampler[int]):
         total, size = len(self.dataset), trainer.size()
         order = np.random.default_rng(self.seed + self.epoch).permutation(total) if self.shuffle else np.arange(total)
         return np.resize(order, len(self) * size)[trainer.rank() :: size]
+
+
+_samplers_of_no_state: list[ElasticSampler] = []  # what a newcomer would not be told of: the next state takes them
 
 
 class DataLoader(data.DataLoader[Any]):

@@ -203,7 +203,7 @@ def horovod() -> list[Any]:
             state.commit()
 
     calls: list[int] = []
-    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, batch=0, losses=[])
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0, batch=0, losses=[])
     path.tell_of_switches(edl, options.out, lambda: [*tensors(model, optimizer), *leaves([state.epoch, state.losses])])
     resets: list[int] = []
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])

@@ -34,9 +34,33 @@ def shards(monkeypatch: pytest.MonkeyPatch) -> Shards:
     return shards
 
 
+class Travel:
+    """The part of a run that a state knows, and the values that travel."""
+
+    def new_state(self, _state: Any) -> str:
+        return "elastic.1"
+
+    def register(self, values: dict[str, Any]) -> Travel:
+        self.__dict__.update(values)
+        return self
+
+    def _check(self, _name: str, _value: object) -> None: ...
+
+    def on_resize(self, _callback: Any) -> None: ...
+
+
 @pytest.fixture
-def sampler() -> elastic.ElasticSampler:
-    return elastic.ElasticSampler(range(12))
+def travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "_run", Travel())
+
+
+@pytest.fixture
+def sampler(monkeypatch: pytest.MonkeyPatch) -> elastic.ElasticSampler:
+    """Its place travels by hand in most of these tests: it is of some state."""
+    monkeypatch.setattr(elastic, "_samplers_of_no_state", [])
+    sampler = elastic.ElasticSampler(range(12))
+    elastic._samplers_of_no_state.clear()
+    return sampler
 
 
 def train(sampler: elastic.ElasticSampler) -> dict[str, Any]:
@@ -98,12 +122,47 @@ def test_so_is_one_whose_end_was_rolled_back(shards: Shards, sampler: elastic.El
 
 def test_a_newcomer_asks_for_the_pass_that_the_others_ask_for(shards: Shards, sampler: elastic.ElasticSampler) -> None:
     newcomer = elastic.ElasticSampler(range(12))
+    elastic._samplers_of_no_state.clear()
     train(sampler)
     newcomer._place.load_state_dict(sampler._place.state_dict())  # none of them has said that it is another epoch
     train(sampler)
     elastic.ElasticSampler._that_trains = None  # it is another process
     train(newcomer)
     assert shards.asked == [0, 1, 1]
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.usefixtures("travel", "sampler")
+def test_a_sampler_travels_with_the_state_whether_that_is_given_it_or_not(shards: Shards, given: bool) -> None:
+    """As in Horovod's own example, whose state has no sampler: a newcomer came to the end of its epochs at once."""
+
+    def begun() -> tuple[elastic.ElasticSampler, Any]:
+        sampler = elastic.ElasticSampler(range(12))
+        more: dict[str, Any] = {"sampler": sampler} if given else {}
+        return sampler, elastic.TorchState(epoch=1, **more)
+
+    sampler, state = begun()
+    newcomer, its_state = begun()
+    for state.epoch in range(1, 4):
+        sampler.set_epoch(state.epoch)
+        if state.epoch < 3:
+            train(sampler)
+    next(sampler._runs(4))  # the newcomer comes in the middle of this pass
+    values = state._values()
+    elastic.ElasticSampler._that_trains = None  # it is another process
+    newcomer.set_epoch(1)
+    train(newcomer)  # its rehearsal
+    its_state._become(values)
+    newcomer.set_epoch(its_state.epoch)
+    train(newcomer)
+    assert shards.asked == [0, 1, 2, 0, 2]
+
+
+@pytest.mark.usefixtures("travel", "shards", "sampler")
+def test_a_sampler_that_no_state_has_is_refused_as_it_trains() -> None:
+    elastic.TorchState(epoch=1)
+    with pytest.raises(UsageError, match="no state has it"):
+        train(elastic.ElasticSampler(range(12)))
 
 
 def test_a_distributed_sampler_is_refused_in_training_and_in_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
