@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from mutants import Mutant, Patch, Play, Prompt, expect_noticed
+from mutants import Mutant, Patch, Play, Prompt, expect_noticed, later
 
 from edl.core.data.ledger import Ledger
 from edl.core.data.ledger_versions import LedgerVersions
@@ -19,7 +19,7 @@ from edl.protocol import link as say
 from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
-from edl.testing import Moment, Planned, SimFault, SimJob
+from edl.testing import Moment, Planned, SimFault, SimJob, scenario
 from edl.testing.daemons import SimDaemons
 from edl.testing.shells import SimShells
 from edl.testing.worker import SimWorker
@@ -131,6 +131,18 @@ def leaves_out_one_that_is_not_as_planned(patch: Patch) -> None:
     patch.setattr(machine, "begins", begins)
 
 
+def lacks_a_state_where_none_has_one(patch: Patch) -> None:
+    sit = WorkerMachine._sit
+
+    def lacks(self, entering):
+        before = self._tainted
+        commands = sit(self, entering)
+        self._tainted = before if entering.beginning.root is None else self._tainted
+        return commands
+
+    patch.setattr(WorkerMachine, "_sit", lacks)
+
+
 def growing(seed: int) -> SimJob:
     job = SimJob(DATA, seed=seed, workers=2, prepares=1.0, sends=1.0)
     job.plan([Planned(SimFault.JOIN, 0.05), Planned(SimFault.JOIN, 0.4), Planned(SimFault.LEAVE, 0.8)])
@@ -219,6 +231,7 @@ MUTANTS: dict[Mutant, tuple[Play, set[str]]] = {
     gives_newcomers_samples_at_once: (growing, {"I5"}),
     takes_what_is_under_way_for_a_state: (cut, {"I5"}),
     counts_a_newcomer_without_a_state: (leaves, {"I5"}),
+    lacks_a_state_where_none_has_one: (later(scenario, 31009097), {"I5"}),
     never_says_that_the_state_has_come: (growing, {"I5", "I9", "I12", "I14"}),
     forgets_whose_leases_it_reads: (cut, {"I5", "I6", "I7", "I14"}),
     asks_of_members_what_they_cannot: (of_two_sorts, {"I14"}),

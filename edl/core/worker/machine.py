@@ -553,7 +553,7 @@ class WorkerMachine:
         """The ring stands, with all members in the state that it begins in."""
         beginning, place = entering.beginning, entering.assignment.place
         assert beginning is not None
-        if beginning.whole:
+        if beginning.whole or beginning.root is None:  # where none has trained, what it has is worth as much as any
             self._tainted = False
         self.awaits_state = self._tainted and beginning.offer > 0
         if not self.generation:

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from edl.core.worker.account import TrainerAccount
-from edl.core.worker.agreement import Beginning, Entering, begins, says
+from edl.core.worker.agreement import Beginning, Entering, Vote, begins, says
 from edl.core.worker.inputs import (
     AdoptRing,
+    Agree,
     BatchEnded,
     BatchVoid,
     Command,
@@ -31,6 +32,7 @@ from edl.core.worker.inputs import (
     StatePortion,
     StatesEqual,
     TellDaemon,
+    VotesHeard,
 )
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.machine import WorkerMachine
@@ -274,6 +276,21 @@ def test_one_that_cannot_be_fetched_fails_the_ring() -> None:
     newcomer.come()
     assert say.Broke(2, 0, "refused") in told(newcomer.machine.handle(RingFailed("refused")))
     assert not newcomer.machine.generation
+
+
+def test_where_none_has_trained_a_state_that_never_came_is_none_that_is_lacked() -> None:
+    """It goes on alone, with its own: that is the job's from then on, and others get it."""
+    newcomer = Worker(2)
+    machine = newcomer.machine
+    newcomer.come()
+    machine.handle(RingFailed("it was given up"))
+    newcomer.hear(assignment=Assignment(Place(3, 0, 1, "w2"), None, 0))
+    nothing = Vote(newest=0, behind=1, doubts=0, unbooted=0)
+    assert newcomer.come() == [Agree(nothing)]
+    machine.handle(VotesHeard(nothing))
+    machine.handle(BatchEnded())
+    assert machine.step == 1
+    assert machine.has_state
 
 
 def test_the_leader_takes_it_for_a_newcomer_meanwhile_but_one_that_has_leases() -> None:
