@@ -140,10 +140,13 @@ class SimDaemons:
         self.job.call(said, term=self.job.term)
 
     def find_leader(self) -> None:
-        """Another one leads: all daemons tell it everything again."""
+        """Another one leads: all daemons tell it everything again, and those that no leader has answered register."""
         for worker in self.job.workers.values():
             worker.sent = None
             self.stir(worker)
+            if worker.id in self._roll:
+                self._register(worker)
+            self._present(worker, worker.daemon)
 
     # ---------------------------------------------------------------------------------------------------- orders
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from edl.core.job.inputs import Input, Reported
-from edl.protocol.messages import Phase
-from edl.testing import SimJob, scenario
-from edl.testing.daemons import HEARD_S, SimDaemons
-from edl.testing.faults import SimFault
+from edl.protocol.data import DataSpec
+from edl.protocol.messages import Phase, Register
+from edl.testing import Planned, SimFault, SimJob, scenario
+from edl.testing.daemons import HEARD_S, LATE_S, SimDaemons
 from edl.testing.rings import AWAITED_S, NOTICED_S, STEP_S, STEP_TIMEOUT_S
 from edl.testing.shells import SimShells
 from edl.testing.simulation import DEADLINES
@@ -22,6 +22,8 @@ def test_what_a_member_does_that_is_well_takes_no_longer_than_others_wait() -> N
     assert DEADLINES.step_s >= AWAITED_S + NOTICED_S, "it comes to a step in which others wait"
     comes_s = AWAITED_S + NOTICED_S
     assert DEADLINES.seat_s >= comes_s + STEP_TIMEOUT_S + HEARD_S, "to the next ring, and says that it does not form"
+    registers_s = 2 * LATE_S
+    assert DEADLINES.seat_s >= registers_s + STEP_TIMEOUT_S + HEARD_S, "likewise where it has yet to hear of its seat"
 
 
 def test_others_wait_less_for_word_of_a_broken_ring_than_a_void_mini_batch_and_what_a_script_does_may_take() -> None:
@@ -65,6 +67,46 @@ def test_a_leader_that_is_there_hears_of_a_broken_ring_within_its_time(first: in
         took += [] if job.struck[SimFault.RENEW_DAEMON] else job.daemons.took
     assert len(took) > 50
     assert HEARD_S / 2 < max(took) <= HEARD_S
+
+
+class RegisteringDaemons(SimDaemons):
+    """Remembers which daemons no leader has answered yet when another one takes over."""
+
+    def __init__(self, job: SimJob) -> None:
+        super().__init__(job)
+        self.waiting: set[str] = set()
+
+    def find_leader(self) -> None:
+        living = [one for one in self.job.workers.values() if one.alive and one.daemon]
+        self.waiting = {one.id for one in living if one.id in self.roll and not (one.admitted and one.presented)}
+        super().find_leader()
+
+
+class RegisteringJob(SimJob):
+    daemons: RegisteringDaemons
+    daemons_class = RegisteringDaemons
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.took: list[float] = []
+
+    def _arrive(self, said: Input, *more: Any) -> None:
+        if isinstance(said, Register) and said.identity.id in self.daemons.waiting:
+            self.daemons.waiting.discard(said.identity.id)
+            self.took.append(self.now - self.leader.since)
+        super()._arrive(said, *more)
+
+
+def test_a_new_leader_hears_at_once_of_those_that_the_one_before_has_not_answered() -> None:
+    took: list[float] = []
+    for seed in range(40):
+        job = RegisteringJob(DataSpec(total=40, epochs=1, batch=2), seed=seed, workers=3)
+        job.plan([Planned(SimFault.CHANGE_LEADER, 0.001), Planned(SimFault.RENEW_DAEMON, 0.1)])
+        job.plan([Planned(SimFault.CRASH_LEADER, 0.101)])
+        job.run()
+        took += job.took
+    assert len(took) > 50
+    assert max(took) <= LATE_S
 
 
 class HeldShells(SimShells):
