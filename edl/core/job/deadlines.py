@@ -11,7 +11,9 @@ Seven things are awaited, each with a bound of its own:
   of them has applied the step after which to come, or one of the ring before has been seen there. (Newcomers go there
   at once, and may wait for long: that step may lie as far ahead as a pipeline has read.) Each may still be at the end
   of a step, and then a ring takes time to form: one that has neither come nor failed to after twice the longest step
-  hangs. Likewise a newcomer that has said nothing of the **ring** it forms with others, beside the one that trains;
+  hangs. Newcomers that get their state from rank 0 beside the first steps wait for that however long it takes: none of
+  them is awaited before rank 0 is there. Likewise a newcomer that has said nothing of the **ring** it forms with
+  others, beside the one that trains;
 - the end of a **step**, where others have waited in vain for as long as the longest step may take, and have given their
   ring up by that. All have had that time: a member that does not find the same within moments hangs, unless it has made
   that step, which came to it alone. (A trainer tells at once that its ring has failed, wherever its script is in the
@@ -230,7 +232,9 @@ def _absent(plan: Plan, record: Record, members: dict[str, Member], seen: Observ
     if due <= record.generation:
         return []
     ended = (None, WorkerState.DONE)
-    return [one for one in plan.roster if seen.generation(one) < due and _state(members, one) not in ended]
+    absent = [one for one in plan.roster if seen.generation(one) < due and _state(members, one) not in ended]
+    waits_for_state = plan.beside > 0 and plan.roster[0] in absent
+    return [one for one in absent if one in record.roster] if waits_for_state else absent
 
 
 def _behind(record: Record, seen: Observations, last_step: int | None) -> list[str]:

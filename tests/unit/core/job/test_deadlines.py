@@ -59,9 +59,10 @@ class Job:
         *,
         marked: tuple[int, int] = (0, 0),
         heard_at: float | None = None,
+        **more: object,
     ) -> None:
         blank = Observation(phase, generation, step, generation, 0.01, self.spec, None, False, "")
-        observation = msgspec.structs.replace(blank, marked=marked, at=at)
+        observation = msgspec.structs.replace(blank, marked=marked, at=at, **more)
         self.feed(Reported(worker, observation), at if heard_at is None else heard_at)
 
     def state(self, worker: str) -> WorkerState | None:
@@ -151,6 +152,42 @@ def test_members_that_have_long_to_train_before_the_switch_do_not_hang_though_th
     job.see("w0", Phase.TRAINING, 1, plan.after_step, 200.0)
     job.wait(200, 221)
     assert "w1" in job.lost, "now it is due"
+
+
+def sending_job() -> tuple[Job, int]:
+    """Return a job in which w2 is to get the state of w0 beside the first steps of its ring, and the switch's step."""
+    job = Job()
+    for worker in job.workers:
+        job.see(worker, Phase.TRAINING, 1, 0, 1.0, prepares=True, sends_state=True)
+    job.join("w2", 1.0)
+    job.see("w2", Phase.READY, 0, 0, 2.0, prepares=True, sends_state=True)
+    for worker, phase in (("w2", Phase.READY), ("w1", Phase.TRAINING), ("w0", Phase.TRAINING)):
+        stands = {"prepared": (2, ""), "offer": 7, "met": (1,)}
+        job.see(worker, phase, int(phase is Phase.TRAINING), 0, 3.0, prepares=True, sends_state=True, **stands)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert (plan.roster, plan.beside, plan.offer) == (("w0", "w1", "w2"), 1, 7)
+    assert plan.after_step
+    return job, plan.after_step
+
+
+def test_a_newcomer_that_waits_for_the_state_of_one_that_hangs_does_not_hang() -> None:
+    job, after_step = sending_job()
+    job.see("w1", Phase.TRAINING, 2, after_step, 100.0)
+    job.wait(100, 119)
+    assert job.lost == {}
+    job.wait(119, 121)
+    assert list(job.lost) == ["w0"], "w2 can be there no sooner"
+
+
+def test_a_newcomer_whose_state_is_there_is_awaited_from_then_on() -> None:
+    job, after_step = sending_job()
+    job.see("w1", Phase.TRAINING, 2, after_step, 100.0)
+    job.see("w0", Phase.TRAINING, 2, after_step, 115.0)
+    job.wait(115, 134)
+    assert job.lost == {}
+    job.wait(134, 136)
+    assert list(job.lost) == ["w2"]
 
 
 def test_a_worker_that_fails_at_each_ring_does_not_hang() -> None:
