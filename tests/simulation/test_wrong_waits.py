@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from mutants import Mutant, Patch, expect_noticed
+from mutants import Mutant, Patch, Play, expect_noticed
 
 from edl.core.job import deadlines, observations
 from edl.protocol.data import DataSpec
 from edl.protocol.messages import GRADIENTS
 from edl.testing import Moment, Planned, SimFault, SimJob
+from edl.testing.rings import STEP_S, STEP_TIMEOUT_S
 
 SEEDS = 60
 DATA = DataSpec(total=1200, epochs=1, batch=2)
@@ -53,6 +55,20 @@ def takes_the_gradients_for_the_wrong_collective(patch: Patch) -> None:
     patch.setattr(deadlines.Waits, "_astray", astray)
 
 
+def awaits_newcomers_whose_state_is_not_there(patch: Patch) -> None:
+    absent = deadlines._absent
+
+    def all_of_them(plan, *given):
+        return absent(msgspec.structs.replace(plan, beside=0), *given)
+
+    patch.setattr(deadlines, "_absent", all_of_them)
+
+
+def takes_the_wait_for_a_member_that_died_for_one_in_vain(patch: Patch) -> None:
+    waits = observations.Observations.waits
+    patch.setattr(observations.Observations, "waits", lambda seen, generation, **_: waits(seen, generation, whole=True))
+
+
 class OneOddJob(SimJob):
     """One worker hangs, or waits for a collective of its own: that one is lost, and no other."""
 
@@ -64,24 +80,59 @@ class OneOddJob(SimJob):
             self.checks.violated("lost", f"{sorted(lost)} are lost, and {sorted(odd)} should be")
 
 
-STALL = (Planned(SimFault.STALL, Moment.STEPPING, 8),)
-STRAY = (Planned(SimFault.STRAY, Moment.STEPPING, 8),)
-WRONG: dict[Mutant, tuple[tuple[Planned, ...], set[str]]] = {
-    hears_of_no_void_mini_batch_before_its_end: (STALL, {"I5", "I12"}),
-    takes_those_who_have_given_up_for_the_ones_that_hang: (STALL, {"I12"}),
-    lets_each_script_wait_for_what_it_likes: (STRAY, {"lost"}),
-    waits_for_more_words_once_all_have_told: (STRAY, {"lost"}),
-    takes_the_gradients_for_the_wrong_collective: (STRAY, {"I12"}),
-}
-
-
-@pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.__name__)
-def test_a_wrong_rule_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
-    faults, names = WRONG[mutant]
-
+def odd(*faults: Planned) -> Play:
     def play(seed: int) -> OneOddJob:
         job = OneOddJob(DATA, seed=seed, workers=4)
         job.plan(list(faults))
         return job
 
+    return play
+
+
+def hangs_at_a_switch(seed: int) -> SimJob:
+    """The only worker that has the state does, and a newcomer waits for it."""
+    job = SimJob(DATA, seed=seed, workers=1, prepares=1.0, sends=1.0)
+    job.plan([Planned(SimFault.JOIN, 0.05), Planned(SimFault.STALL, Moment.LAST_STEP)])
+    return job
+
+
+class BreaksAtMark(SimJob):
+    """All but one are held at a mark, which that one has not heard of, as one of them dies and another one hangs. The
+    last of them finds no ring broken, as it leaves for the next one.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(DATA, seed=seed, workers=4)
+        self.after(0.3, self._ask)
+
+    def _ask(self) -> None:
+        self.inflict(SimFault.DEAFEN, self.workers["w1"])
+        self.requests.ask_batch(12)
+        self._look()
+
+    def _look(self) -> None:
+        is_held = any(worker.is_held for worker in self.workers.values())
+        self.after(*((STEP_TIMEOUT_S / 2, self._strike) if is_held else (STEP_S, self._look)))
+
+    def _strike(self) -> None:
+        self.inflict(SimFault.STALL, self.workers["w3"])
+        self.inflict(SimFault.KILL, self.workers["w2"])
+
+
+STALL = odd(Planned(SimFault.STALL, Moment.STEPPING, 8))
+STRAY = odd(Planned(SimFault.STRAY, Moment.STEPPING, 8))
+WRONG: dict[Mutant, tuple[Play, set[str]]] = {
+    hears_of_no_void_mini_batch_before_its_end: (STALL, {"I5", "I12"}),
+    takes_those_who_have_given_up_for_the_ones_that_hang: (STALL, {"I12"}),
+    lets_each_script_wait_for_what_it_likes: (STRAY, {"lost"}),
+    waits_for_more_words_once_all_have_told: (STRAY, {"lost"}),
+    takes_the_gradients_for_the_wrong_collective: (STRAY, {"I12"}),
+    awaits_newcomers_whose_state_is_not_there: (hangs_at_a_switch, {"I12"}),
+    takes_the_wait_for_a_member_that_died_for_one_in_vain: (BreaksAtMark, {"I12"}),
+}
+
+
+@pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.__name__)
+def test_a_wrong_rule_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
+    play, names = WRONG[mutant]
     expect_noticed(mutant, play, names, SEEDS, monkeypatch)

@@ -210,8 +210,11 @@ class Waits:
 
     def _waited(self, record: Record, seen: Observations) -> list[int]:
         """Return the steps of those members that have waited in the ring for longer than a step may take."""
-        size = len(record.roster)
-        return [step for step, waited_s in seen.waits(record.generation) if self.deadlines.was_too_long(waited_s, size)]
+        if not seen.any_failed:  # almost always: the search for members that are gone takes in all of a thousand
+            return []
+        whole = {member.identity.id for member in record.members}.issuperset(record.roster)
+        waits, size = seen.waits(record.generation, whole=whole), len(record.roster)
+        return [step for step, waited_s in waits if self.deadlines.was_too_long(waited_s, size)]
 
 
 def _owing_word(record: Record, members: dict[str, Member], seen: Observations) -> list[str]:

@@ -135,15 +135,15 @@ class Observations:
         self._broken: set[str] = set()
         self._void: set[str] = set()  # likewise: whose ring failed, and whose script is in the mini-batch still
         self._since: dict[str, float] = {}  # by each worker's clock: since when it trains its present step
-        self._stalls: dict[str, float] = {}  # of the broken: for how long no step had been made when the ring failed
+        self._stalls: dict[str, float] = {}  # of those: for how long no step had been made when the ring failed
         self._missed: set[str] = set()
         self._under_way: dict[str, float] = {}  # from each worker's clock to ours, with the fastest report
 
     def take(self, worker: str, observation: Observation, now: float) -> None:
         last = self._newest.get(worker)
-        if observation.phase is not Phase.BROKEN:
+        if not _is_failed(observation):
             self._stalls.pop(worker, None)
-        elif last is not None and last.observation.phase is Phase.TRAINING:
+        elif last is not None and last.observation.phase is Phase.TRAINING and not _is_failed(last.observation):
             self._stalls[worker] = observation.at - self._since[worker]  # by its own clock: we may have been away
         if observation.phase is Phase.TRAINING and (last is None or not _same_step(observation, last.observation)):
             self._since[worker] = observation.at
@@ -163,23 +163,25 @@ class Observations:
         self._since.pop(worker, None)
         self._stalls.pop(worker, None)
 
-    def waits(self, generation: int) -> Iterator[tuple[int, float]]:
+    def waits(self, generation: int, *, whole: bool) -> Iterator[tuple[int, float]]:
         """Yield a step and a wait in seconds for each worker that the ring of `generation` failed, or that has given it
-        up: the step that the worker had made, and how long it had waited in that ring.
+        up: the step that the worker had made, and how long it had waited in that ring, of which no member is gone if it
+        is `whole`.
         """
         for worker in self._broken | self._void:
             if self.failed(worker, generation):
-                yield self.step(worker), self._waited_s(worker, generation)
+                yield self.step(worker), self._waited_s(worker, generation, whole=whole)
 
-    def _waited_s(self, worker: str, generation: int) -> float:
+    def _waited_s(self, worker: str, generation: int, *, whole: bool) -> float:
         """Return for how long `worker` had waited for others when its ring failed. A worker that was in no collective,
         or had just come to one, has waited for none, however long its step was. If the ring's own time-out came before
-        the worker's clock, the wait counts from the worker's last step.
+        the worker's clock, the wait counts from the worker's last step; but a ring that has lost a member fails for
+        that, sooner.
         """
         void = self.void(worker, generation)
         if void is not None and (void.waited_s or not void.awaited):
             return void.waited_s
-        return self._stalls.get(worker, 0.0)
+        return self._stalls.get(worker, 0.0) if whole else 0.0
 
     def get(self, worker: str) -> Observed | None:
         return self._newest.get(worker)
@@ -322,6 +324,11 @@ class Observations:
         return (failure or "no reason was given") if of == number else ""
 
     @property
+    def any_failed(self) -> bool:
+        """A ring, of whichever generation, has failed one of the workers."""
+        return bool(self._broken or self._void)
+
+    @property
     def broken(self) -> Collection[str]:
         """Workers whose ring failed, of whichever generation."""
         return self._broken
@@ -384,6 +391,12 @@ class Observations:
             if time_s > 0 and (not shortest or time_s < shortest):
                 shortest = time_s
         return shortest
+
+
+def _is_failed(heard: Observation) -> bool:
+    """The ring that it trains in has failed it; its script may be in the mini-batch still, for as long as it likes."""
+    void = heard.void
+    return heard.phase is Phase.BROKEN or (void is not None and void.generation == heard.generation)
 
 
 def _same_step(heard: Observation, last: Observation) -> bool:

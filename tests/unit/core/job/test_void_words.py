@@ -86,6 +86,35 @@ def test_a_ring_that_failed_early_in_its_step_makes_no_member_hang() -> None:
     assert not job.lost
 
 
+def test_what_a_script_does_until_the_end_of_its_void_mini_batch_is_no_wait_in_the_ring() -> None:
+    """A member that has gone to the next ring by then, or is at something else, has held up nobody for so long."""
+    job = Job()
+    void = Void(1, GRADIENTS)  # the ring failed by itself, soon: it had waited for some seconds
+    job.see("w0", 7.0, void=void)
+    job.see("w0", 7.0 + 2 * TIMEOUT_S, void=void, phase=Phase.BROKEN)
+    for at in range(27, 40):
+        job.feed(TimePassed(), float(at))
+    assert not job.lost
+
+
+def test_a_ring_that_has_lost_a_member_failed_for_that_whatever_others_waited_for_before() -> None:
+    job = Job()
+    job.see("w2", 14.9, phase=Phase.FAILED, reason="killed")
+    job.voided("w0")
+    for at in range(15, 30):
+        job.feed(TimePassed(), float(at))
+    assert list(job.lost) == ["w2"], "w1 may have left that ring for the next one by then"
+
+
+def test_who_has_waited_for_too_long_by_its_own_clock_has_though_a_member_is_gone() -> None:
+    job = Job()
+    job.see("w2", 14.9, phase=Phase.FAILED, reason="killed")
+    job.voided("w0", waited_s=TIMEOUT_S)
+    for at in range(15, 17):
+        job.feed(TimePassed(), float(at))
+    assert list(job.lost) == ["w2", "w1"]
+
+
 def test_where_all_have_found_it_no_member_is_lost() -> None:
     job = Job()
     job.voided("w0", waited_s=TIMEOUT_S)
