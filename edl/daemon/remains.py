@@ -76,6 +76,11 @@ async def look(store: Store, job: str) -> Remains | None:
     )
 
 
+async def present(store: Store, job: str) -> tuple[str, ...]:
+    """Workers that have a session there."""
+    return await store.children(tree.workers(job))
+
+
 async def remove(store: Store, job: str) -> None:
     """All nodes of a job, its secret first. Harmless twice, and beside another process that does the same: where the
     record is gone, or is that of another life by now, what else is there is not of this one.

@@ -12,6 +12,7 @@ import os
 import random
 import secrets
 import shutil
+import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from edl.clock import SystemClock
 from edl.config import Settings
 from edl.config.home import check_home
 from edl.errors import ConfigError
+from edl.host.file_lock import hold, is_held
+from edl.host.host_id import pid_space
 from edl.host.processes import process_start_time
 from edl.launch.names import invent
 from edl.launch.processes import is_running
@@ -48,10 +51,24 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # of a failure
     ended: float | None = None
     events_before: int = 0  # lines of its events that are of earlier lives
+    host: str = msgspec.field(default_factory=socket.gethostname)
+    space: str = msgspec.field(default_factory=lambda: pid_space() or "")  # in which the launcher's pid means it
+    lives_there: bool = False  # as it was read: the launcher lives in another space, as on another machine
+
+    @property
+    def here(self) -> bool:
+        """Its launcher's pid means the launcher."""
+        return self.space == (pid_space() or "")
 
     @property
     def alive(self) -> bool:
-        return self.state not in OVER and is_running(self.launcher_pid, self.launcher_start)
+        """Also on another machine that shares this home, as far as its file system has locks."""
+        lives = is_running(self.launcher_pid, self.launcher_start) if self.here else self.lives_there
+        return self.state not in OVER and lives
+
+    @property
+    def launcher_words(self) -> str:
+        return f"{self.launcher}, pid {self.launcher_pid}" + ("" if self.here else f" on {self.host}")
 
     @property
     def shown_state(self) -> str:
@@ -73,13 +90,15 @@ class Folder:
         self.figures = path / "figures.jsonl"
         self.status = path / "status.json"
         self.wanted = path / "wanted.json"
+        self.life = path / "life"  # a lock that the launcher holds
 
     def read(self) -> LaunchRecord | None:
         """The record, None if there is none or it is not readable as one."""
         try:
-            return msgspec.json.decode((self.path / "record.json").read_bytes(), type=LaunchRecord)
+            record = msgspec.json.decode((self.path / "record.json").read_bytes(), type=LaunchRecord)
         except (OSError, msgspec.MsgspecError):
             return None
+        return record if record.here else msgspec.structs.replace(record, lives_there=is_held(self.life))
 
     def write(self, record: LaunchRecord) -> None:
         self._replace(self.path / "record.json", msgspec.json.encode(record))
@@ -112,18 +131,21 @@ class Folder:
 
 
 def claim(home: Path, record: LaunchRecord) -> Folder:
-    """A fresh folder for a job that starts now. Raises ConfigError while a job of that name lives here."""
+    """A fresh folder for a job that starts now, and is this process's. Raises ConfigError while a job of that name
+    lives here, or on another machine that has this home too.
+    """
     folder = Folder(home / "jobs" / record.job)
     with _lock(home):
         before = folder.read()
         if before is not None and before.alive:
             raise ConfigError(
-                f"job {record.job} is running here already ({before.launcher}, pid {before.launcher_pid}): "
+                f"job {record.job} is running here already ({before.launcher_words}): "
                 f"give this one another name by --job, or end that one by `edl stop {record.job}`"
             )
         _remove(folder.path)
         folder.logs.mkdir(mode=0o700, parents=True)
         folder.path.chmod(0o700)
+        hold(folder.life)
         folder.write(record)
         _prune(home, keep=KEEP)
     return folder

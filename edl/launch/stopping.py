@@ -25,9 +25,10 @@ async def stop(where: Whereabouts, reason: str) -> str:
         return f"is over already ({record.shown_state})"
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            return await (_stop_here(where, launcher, reason) if launcher else _stop_elsewhere(where, reason))
+            here = launcher is not None and launcher.here
+            return await (_stop_here(where, launcher, reason) if launcher and here else _stop_elsewhere(where, reason))
     except TimeoutError:
-        who = f": {launcher.launcher} (pid {launcher.launcher_pid}) still runs" if launcher else ""
+        who = f": {launcher.launcher_words} still runs" if launcher else ""
         raise PeerError(f"job {where.job} was told to stop, and has not within {TIMEOUT_S:g} s{who}") from None
 
 

@@ -19,21 +19,25 @@ from edl.cluster.queue.agent import (
     AgentInput,
     AgentLooked,
     AgentMachine,
+    BarOne,
     EndOne,
     OrdersCame,
     StartOne,
     WorkerBegan,
+    WorkerClaimed,
     WorkerGone,
 )
 from edl.cluster.queue.causes import EndEvidence
 from edl.cluster.queue.entries import NodeReport, Submission, WorkerOrder
 from edl.coordination.store import Store, StoreRefused
 from edl.errors import EdlError, Fenced, StoreUnavailable, UsageError, said_of
+from edl.host.host_id import pid_space
+from edl.host.processes import process_start_time
 from edl.launch.workers import search_path
 from edl.scheduler.engine import Make, Start, WorkerEngine
 from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.places import ClusterHome, NodeGiven
-from edl.scheduler.queue_store import ORDERS, QueueStore
+from edl.scheduler.queue_store import ORDERS, AgentHere, QueueRefused, QueueStore, owner_of
 
 logger = logging.getLogger("edl")
 
@@ -57,9 +61,14 @@ class AgentProcess:
         self._orders: tuple[WorkerOrder, ...] | None = None
         self._told: NodeReport | None = None
         self._known: set[str] = set()
+        space, began = pid_space() or "", process_start_time(os.getpid()) or 0
+        self._here = AgentHere(socket.gethostname(), os.getpid(), began, space)
+        self._waits = False  # for another agent of the node to be gone
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled. Raises QueueRefused."""
+        while not await self._appeared():  # noqa: ASYNC110 - nothing tells of it but asking
+            await asyncio.sleep(LOOK_S)
         for found in await self._engine.find():
             self._machine.handle(found, self._clock.wall())
         self._known = {seen.id for seen in self._machine.report}
@@ -68,7 +77,7 @@ class AgentProcess:
             while True:
                 try:
                     await self._turn()
-                except Fenced:
+                except (Fenced, QueueRefused):
                     raise
                 except Exception:  # of one order, or one worker: the others go on
                     logger.exception("a fault of edl's: the agent of %s goes on", self._node.name)
@@ -79,8 +88,7 @@ class AgentProcess:
 
     async def _turn(self) -> None:
         try:
-            await self._queue.appear(self._node.name, f"{socket.gethostname()} {os.getpid()}")
-            orders = await self._queue.orders(self._node.name)
+            orders = await self._queue.orders(self._node.name) if await self._appeared() else None
             if orders is not None and orders != self._orders:
                 self._orders = orders
                 await self._take(OrdersCame(orders))
@@ -91,6 +99,20 @@ class AgentProcess:
         await self._take(AgentLooked())
         await self._tell()
         await self._rest()
+
+    async def _appeared(self) -> bool:
+        """Raises QueueRefused."""
+        try:
+            acts = await self._queue.appear(
+                self._node.name, self._here, owner_of(self._home), instead=self._fence is not None
+            )
+        except (StoreUnavailable, StoreRefused) as error:
+            logger.warning("the coordinator does not answer: %s", error)
+            return False
+        if not acts and not self._waits:
+            logger.warning("another agent of node %s may live: it is waited for", self._node.name)
+        self._waits = not acts
+        return acts
 
     async def _rest(self) -> None:
         """Until orders may have changed, a worker has ended, or a while has passed."""
@@ -119,6 +141,8 @@ class AgentProcess:
         match command:
             case StartOne(order):
                 return await self._start(order)
+            case BarOne(worker):
+                return await self._bar(worker)
             case EndOne(worker, kill):
                 logger.info("%s is %s", worker, "killed" if kill else "asked to leave")
                 self._engine.end(worker, kill=kill)
@@ -138,11 +162,19 @@ class AgentProcess:
             logger.exception("%s cannot be started", order.id)
             known = EndEvidence(refused=said_of(error))
         else:
-            if pid is not None:
-                logger.info("%s is started: pid %d, device %d", order.id, pid, order.device)
-                return self._machine.handle(WorkerBegan(order.id, pid), self._clock.wall())
-            known = EndEvidence()  # claimed before, and forgotten: it is gone
+            if pid is None:
+                return self._machine.handle(WorkerClaimed(order.id), self._clock.wall())
+            logger.info("%s is started: pid %d, device %d", order.id, pid, order.device)
+            return self._machine.handle(WorkerBegan(order.id, pid), self._clock.wall())
         return self._machine.handle(WorkerGone(order.id, known), self._clock.wall())
+
+    async def _bar(self, worker: str) -> list[AgentCommand]:
+        try:
+            found = await self._engine.bar(worker)
+        except (OSError, EdlError) as error:
+            logger.warning("what has become of %s is not known: %s", worker, error)
+            return []
+        return self._machine.handle(found if found.gone is None else WorkerGone(worker, found.gone), self._clock.wall())
 
     async def _tell(self) -> None:
         devices = self._node.devices if self._engine.takes_workers else ()

@@ -47,6 +47,11 @@ class WorkerEngine(Protocol):
         A worker that cannot be started ends at once, with a reason.
         """
 
+    async def bar(self, worker: str) -> WorkerFound:
+        """Claims the worker's id for good, unless it was claimed before; what has become of it. From now on it does not
+        begin, and the end of one that lives is told. Raises OSError, EdlError.
+        """
+
     def end(self, worker: str, *, kill: bool) -> None:
         """Ask it to leave, or kill all of its processes. Its end is told as any other."""
 

@@ -1,8 +1,7 @@
 """Workers as processes of this machine, each with a warden beside it that outlives the agent.
 
-All processes of a worker carry its mark, so that none is overlooked, and none of another cluster's is taken for one: a
-worker is gone when its warden is, and no process with its mark is left. What lingers after the script's end is given
-`LINGER_S`, then killed.
+A worker is gone when its warden is, and no process of it is left (`worker_processes`). What lingers after the script's
+end is given `LINGER_S`, then killed.
 
 Owns: these processes. Does not own: their files (`worker_folders`), nor what is started when.
 """
@@ -19,7 +18,8 @@ from pathlib import Path
 
 from edl.cluster.queue.agent import WorkerFound
 from edl.host.processes import process_start_time, spawn_daemon, watch_exit
-from edl.launch.processes import MARK, is_running, marked, signal_marked
+from edl.launch.processes import MARK, is_running
+from edl.scheduler import worker_processes
 from edl.scheduler.engine import Ended, Start
 from edl.scheduler.places import put
 from edl.scheduler.worker_folders import WorkerFolders, device_of, evidence, mark_of, path_here
@@ -49,7 +49,7 @@ class LocalEngine:
 
     async def start(self, start: Start) -> int | None:
         order = start.order
-        folder = await asyncio.to_thread(self._folders.claim, start)
+        folder = await asyncio.to_thread(self._folders.claim, start, wait_alone=LINGER_S)
         if folder is None:
             return None
         ours = {MARK: mark_of(folder), "PATH": path_here()}
@@ -63,9 +63,12 @@ class LocalEngine:
         self._watch(order.id, pid)
         return pid
 
+    async def bar(self, worker: str) -> WorkerFound:
+        return self._found(self._folders.bar(worker))
+
     def end(self, worker: str, *, kill: bool) -> None:
         if kill:
-            signal_marked(mark_of(self._folders[worker]), signal.SIGKILL)
+            worker_processes.kill(self._folders[worker])
             return
         pid, started = _warden(self._folders[worker])
         if pid and is_running(pid, started):
@@ -85,7 +88,7 @@ class LocalEngine:
     def _found(self, folder: Path) -> WorkerFound:
         """Also one that was claimed, and whose warden's pid was not written down before its agent died."""
         pid, started = _warden(folder)
-        alive = bool(pid and is_running(pid, started)) or bool(marked(mark_of(folder)))
+        alive = bool(pid and is_running(pid, started)) or worker_processes.lives(folder)
         device = device_of(folder)
         if alive:
             self._watch(folder.name, pid if pid and is_running(pid, started) else 0)
@@ -105,12 +108,12 @@ class LocalEngine:
             finally:
                 watch.cancel()
         clock, folder = asyncio.get_running_loop().time, self._folders[worker]
-        mark, until = mark_of(folder), math.inf
-        while await asyncio.to_thread(marked, mark):
+        until = math.inf
+        while await asyncio.to_thread(worker_processes.lives, folder):
             if until == math.inf and (pid or _has_ended(folder)):
                 until = clock() + LINGER_S
             if clock() > until:
-                await asyncio.to_thread(signal_marked, mark, signal.SIGKILL)
+                await asyncio.to_thread(worker_processes.kill, folder)
             await asyncio.sleep(POLL_S)
         del self._watches[worker]
         self._ended(worker, evidence(folder))

@@ -15,9 +15,11 @@ from edl.checkpoints.lives import begin, to_go_on_from
 from edl.cluster.queue.entries import JobEntry
 from edl.cluster.queue.inputs import JobLook, LifeReady, LifeRefused
 from edl.coordination.settings import Coordinator
-from edl.coordination.store import Store, StoreRefused
+from edl.coordination.store import AccessDenied, Store
 from edl.daemon import remains
+from edl.daemon.remains import Standing
 from edl.errors import CheckpointError, JobFailed, NoSuchJob, UsageError
+from edl.launch.former import LOOK_AGAIN_S
 from edl.launch.lives import in_a_thread
 from edl.outside.client import JobClient
 from edl.protocol.job import Status
@@ -26,6 +28,7 @@ from edl.scheduler.places import ClusterHome
 
 AT_ONCE = 16  # jobs that are looked at
 ASK_S = 20.0
+RENAME = "submit this one under another name"
 LASTING = frozenset(
     {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
 )
@@ -77,9 +80,19 @@ class JobsObserver:
                 await client.batch(samples, timeout_s=ASK_S)
 
     async def begin_life(self, job: JobEntry) -> LifeReady | LifeRefused:
-        """No process of the life before is left, so its nodes can go. Raises StoreUnavailable."""
-        with contextlib.suppress(StoreRefused):
+        """No process of the life before is left, so its nodes can go; those of another job of that name, as of `edl
+        run` at a coordinator that is not the cluster's own, stay. Raises StoreUnavailable, StoreRefused.
+        """
+        try:
+            if strangers := await self._strangers(job):
+                others = (
+                    f"another job {job.name} lives in this coordinator, as by `edl run`: {', '.join(strangers[:3])}"
+                )
+                return LifeRefused(job.name, job.life, f"{others}; {RENAME}", again=True)
             await remains.remove(self._store, job.name)
+        except AccessDenied:
+            others = f"another's job {job.name} is in this coordinator, and is closed to this cluster"
+            return LifeRefused(job.name, job.life, f"{others}; {RENAME}", again=False)
         where = job.asked.checkpoint or str(self._home.checkpoints(job.name))
         try:
             found = await in_a_thread(lambda: to_go_on_from(where, job.name, "auto"))
@@ -92,6 +105,19 @@ class JobsObserver:
             return LifeRefused(job.name, job.life, str(error), again=may_pass(error))
         path = "" if life.checkpoint is None else life.checkpoint.path
         return LifeReady(job.name, job.life, life.number, path, life.step)
+
+    async def _strangers(self, job: JobEntry) -> list[str]:
+        """Living workers under the job's name that no agent of this cluster has started. All sessions end at once where
+        the coordinator was away, and are back a moment later: what was never this cluster's is looked at twice.
+        """
+        found = await remains.look(self._store, job.name)
+        if found is not None and found.verdict is Standing.DESERTED and job.life == 1:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            found = await remains.look(self._store, job.name)
+        if found is not None and found.verdict is Standing.OVER:
+            return []
+        ours = {f"{job.name}-{number}" for number in range(1, job.made + 1)}
+        return [worker for worker in await remains.present(self._store, job.name) if worker not in ours]
 
 
 def may_pass(error: BaseException | None) -> bool:

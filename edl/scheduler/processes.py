@@ -44,7 +44,7 @@ from edl.scheduler.agent import AgentProcess
 from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.observer import JobsObserver
 from edl.scheduler.places import OWN, ClusterConfig, ClusterHome
-from edl.scheduler.queue_store import SCHEDULER, TURNS, QueueStore
+from edl.scheduler.queue_store import SCHEDULER, TURNS, QueueRefused, QueueStore, owner_of
 from edl.scheduler.reigning import QueueReign
 
 logger = logging.getLogger("edl")
@@ -180,7 +180,7 @@ def speeds_of(policy: str) -> LiveSpeeds:
 
 
 async def schedule(home: ClusterHome, name: str) -> None:
-    """Until it is cancelled."""
+    """Until it is cancelled. Raises QueueRefused."""
     config, coordinator = home.config(), home.coordinator()
     store = await connected(coordinator, config.session_timeout_s)
     secret = home.secret.read_bytes().strip()
@@ -189,7 +189,7 @@ async def schedule(home: ClusterHome, name: str) -> None:
     def rule(reign: Reign) -> Coroutine[Any, Any, None]:
         observer = JobsObserver(home, coordinator, secret, store)
         queue = QueueStore(store, EnvironFiles(home.environs))
-        return QueueReign(queue, reign, observer, lambda jobs: machine(config, jobs)).run()
+        return QueueReign(queue, reign, observer, lambda jobs: machine(config, jobs), owner_of(home)).run()
 
     try:
         await _whenever_elected(store, SCHEDULER, f"{name} {os.getpid()}", rule)
@@ -210,7 +210,7 @@ async def _whenever_elected(store: Store, root: str, ident: str, rule: Rule) -> 
     candidate.stand()
     try:
         while True:
-            reign = await reigns.get()
+            reign = await _next(reigns, ruling)
             if ruling is not None:
                 ruling.cancel()
                 await asyncio.gather(ruling, return_exceptions=True)
@@ -224,6 +224,18 @@ async def _whenever_elected(store: Store, root: str, ident: str, rule: Rule) -> 
         await candidate.resign()
 
 
+async def _next(reigns: asyncio.Queue[Reign | None], ruling: asyncio.Task[None] | None) -> Reign | None:
+    """Raises QueueRefused: what rules has found that it is not to."""
+    getting = asyncio.ensure_future(reigns.get())
+    try:
+        await asyncio.wait({getting, ruling} if ruling else {getting}, return_when=asyncio.FIRST_COMPLETED)
+        if ruling is not None and ruling.done():
+            ruling.result()
+        return await getting
+    finally:
+        getting.cancel()
+
+
 async def _rule(candidate: Candidate, reign: Reign, rule: Rule) -> None:
     """From what lies there, again and again, as long as the reign lasts."""
     while candidate.reign is reign:
@@ -231,6 +243,8 @@ async def _rule(candidate: Candidate, reign: Reign, rule: Rule) -> None:
             await rule(reign)
         except Fenced:
             return
+        except QueueRefused:
+            raise
         except (StoreUnavailable, StoreRefused) as error:
             logger.warning("begins again from what lies in the coordinator: %s", error)
         except Exception:

@@ -1,12 +1,13 @@
 """The queue as it lies in the coordinator, and how one scheduler after the other writes it.
 
+    /edl-cluster/owner               which cluster's this queue is           `edl cluster start`, its agents
     /edl-cluster/jobs/<name>         a job as decided (JobEntry)             its owner, then schedulers, fenced
     /edl-cluster/wishes/<name>       its owner wants it cancelled            its owner
     /edl-cluster/sizes/<name>        its owner wants so many workers         its owner
     /edl-cluster/drain               the cluster is to stop; `kill`: at once `edl cluster stop`
     /edl-cluster/orders/<node>       what its agent is to do                 schedulers, fenced
     /edl-cluster/reports/<node>      what its agent knows                    that agent
-    /edl-cluster/agents/<node>       the agent lives (ephemeral)             that agent
+    /edl-cluster/agents/<node>       which agent lives (ephemeral)           that agent
     /edl-cluster/turns/<node>/...    which agent of several acts             edl.coordination.election
     /edl-cluster/story               what has happened to the cluster        schedulers, fenced
     /edl-cluster/scheduler/...       who stands for election, and who leads  edl.coordination.election
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, islice
 
@@ -51,14 +53,16 @@ from edl.coordination.store import (
     Watch,
     Write,
 )
-from edl.errors import ConfigError, EdlError, UsageError
+from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
+from edl.launch.processes import is_running
 from edl.scheduler.environ_files import EnvironFiles
+from edl.scheduler.places import ClusterHome
 
 ROOT = "/edl-cluster"
 JOBS, WISHES, SIZES, ORDERS, REPORTS, AGENTS = (
     f"{ROOT}/{name}" for name in ("jobs", "wishes", "sizes", "orders", "reports", "agents")
 )
-DRAIN, STORY, SCHEDULER, TURNS = (f"{ROOT}/{name}" for name in ("drain", "story", "scheduler", "turns"))
+DRAIN, STORY, SCHEDULER, TURNS, OWNER = (f"{ROOT}/{name}" for name in ("drain", "story", "scheduler", "turns", "owner"))
 FOLDERS = (JOBS, WISHES, SIZES, ORDERS, REPORTS, AGENTS)
 AT_ONCE_BYTES = 400_000  # of one transaction: the coordinator takes a million
 KEPT_STORY = 200
@@ -70,6 +74,27 @@ _JOB = msgspec.json.Decoder(JobEntry)
 _REPORT = msgspec.json.Decoder(NodeReport)
 _ORDERS = msgspec.json.Decoder(tuple[WorkerOrder, ...])
 _STORY = msgspec.json.Decoder(tuple[QueueEvent, ...])
+
+
+class QueueRefused(ConfigError):
+    """The queue is not to be acted on as it was asked."""
+
+
+class QueueOwner(msgspec.Struct, frozen=True):
+    """The cluster that a queue belongs to: agents and schedulers of two would each act on it."""
+
+    identity: str
+    home: str  # its EDL_HOME, for people
+    host: str
+
+
+class AgentHere(msgspec.Struct, frozen=True):
+    """An agent that lives, as far as its session tells. Its pid means it in that space of pids only."""
+
+    host: str
+    pid: int
+    started: int
+    space: str
 
 
 class QueueStore:
@@ -140,15 +165,40 @@ class QueueStore:
         with contextlib.suppress(NoNode):
             await self.store.delete(DRAIN)
 
+    async def own(self, owner: QueueOwner, *, take: bool = False) -> None:
+        """Have the queue that is no cluster's; `take`: or is left with no process and no worker of its cluster. Raises
+        QueueRefused where it is another cluster's.
+        """
+        value = msgspec.json.encode(owner)
+        with contextlib.suppress(NodeExists):
+            if await self.store.read(OWNER) is None:
+                await self.store.create(OWNER, value)
+        found = await self.store.read(OWNER)
+        if found is None:
+            raise StoreUnavailable("what is in the coordinator has just been removed")
+        before = msgspec.json.decode(found.value, type=QueueOwner)
+        if before.identity == owner.identity:
+            return
+        if not take or await self._in_use():
+            raise QueueRefused(
+                f"this coordinator holds the queue of the cluster of EDL_HOME={before.home} on {before.host}: give "
+                "this one a place of its own by --coordinator HOST:PORT/NAME, or end that one by `edl cluster stop`"
+            )
+        await self.store.write(OWNER, value, found.version)
+
+    async def _in_use(self) -> bool:
+        processes = await self.agents() or await self.store.children(f"{SCHEDULER}/candidates")
+        return bool(processes) or any(job.workers for job in await self.jobs())
+
     async def keep_nodes(self, nodes: Mapping[str, Collection[int]]) -> None:
-        """Forget all others. Raises ConfigError where a worker on record holds a device that none of these has: no
+        """Forget all others. Raises QueueRefused where a worker on record holds a device that none of these has: no
         agent could end it, and its device could be given on under another node's name (I17).
         """
         for worker in [worker for job in await self.jobs() for worker in job.workers]:
             if worker.node not in nodes:
-                raise ConfigError(f"node {worker.node} still has worker {worker.id}: name it in --nodes too")
+                raise QueueRefused(f"node {worker.node} still has worker {worker.id}: name it in --nodes too")
             if worker.device not in nodes[worker.node]:
-                raise ConfigError(
+                raise QueueRefused(
                     f"worker {worker.id} still has device {worker.device} of node {worker.node}: "
                     "give --nodes as they were before, or end it by `edl cluster stop --now`"
                 )
@@ -249,16 +299,24 @@ class QueueStore:
         except NoNode:
             await self.store.commit([Create(path, value)], fence=fence)
 
-    async def appear(self, node: str, words: str) -> None:
-        """As long as this session lives."""
+    async def appear(self, node: str, here: AgentHere, owner: QueueOwner, *, instead: bool) -> bool:
+        """As long as this session lives. False: another agent of the node may live, and this one is to do nothing.
+        `instead`: it does not act any more. Raises QueueRefused.
+        """
         path = f"{AGENTS}/{node}"
         found = await self.store.read(path)
         if found is not None and found.owner == self.store.session:
-            return
-        if found is not None:  # of a session before this one
-            with contextlib.suppress(NoNode):
-                await self.store.delete(path)
-        await self.store.create(path, words.encode(), ephemeral=True)
+            return True
+        await self.own(owner)
+        if found is not None:
+            if not instead and may_live(found.value, here):
+                return False
+            with contextlib.suppress(NoNode, VersionConflict):
+                await self.store.delete(path, found.version)
+        with contextlib.suppress(NodeExists):
+            await self.store.create(path, msgspec.json.encode(here), ephemeral=True)
+            return True
+        return False
 
     # ------------------------------------------------------------------------------------------- what schedulers write
 
@@ -337,3 +395,18 @@ class QueueStore:
         """No worker will be started with them any more. They may hold passwords."""
         if self.environs is not None:
             self.environs.forget(set(names) - {""})
+
+
+def may_live(told: bytes, here: AgentHere) -> bool:
+    """An agent that has told this, as far as the agent that is here can see: not one of this machine that has ended."""
+    try:
+        other = msgspec.json.decode(told, type=AgentHere)
+    except msgspec.MsgspecError:
+        return False
+    if not other.space or other.space != here.space:
+        return True
+    return other.pid != here.pid and is_running(other.pid, other.started)
+
+
+def owner_of(home: ClusterHome) -> QueueOwner:
+    return QueueOwner(home.identity, str(home.home), socket.gethostname())

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +22,8 @@ from typing import Any, TypeVar
 from edl.cluster.queue.agent import WorkerFound
 from edl.cluster.queue.causes import EndEvidence
 from edl.errors import EdlError
-from edl.launch.processes import MARK, marked, signal_marked
+from edl.launch.processes import MARK
+from edl.scheduler import worker_processes
 from edl.scheduler.engine import Ended, Start
 from edl.scheduler.places import put
 from edl.scheduler.ray_cluster import RayCluster, RayError, RayNode, group_name
@@ -130,6 +130,11 @@ class RayEngine:
         self._living.add(worker)
         return pid
 
+    async def bar(self, worker: str) -> WorkerFound:
+        folder = await asyncio.to_thread(self._folders.bar, worker)
+        await self._connect()
+        return self._found(folder.name, await self._call(self._ray.workers), await self._look_at_node())
+
     def end(self, worker: str, *, kill: bool) -> None:
         self._begin(self._end(worker, kill=kill))
 
@@ -182,7 +187,7 @@ class RayEngine:
         device = device_of(self._folders[worker])
         if worker not in there:
             seen = self._evidence(worker, nodes)
-            if not marked(mark_of(self._folders[worker])):  # else they end first
+            if not worker_processes.left(self._folders[worker]):  # else they end first
                 return WorkerFound(worker, device, 0, seen)
         self._living.add(worker)
         return WorkerFound(worker, device, 0, None)
@@ -221,8 +226,9 @@ class RayEngine:
 
     async def _gone(self, worker: str, nodes: set[str]) -> None:
         """What is left of it on this machine, where Ray has killed its actor, goes first."""
-        mark = mark_of(self._folders[worker])
-        if await asyncio.to_thread(signal_marked, mark, signal.SIGKILL) or await asyncio.to_thread(marked, mark):
+        folder = self._folders[worker]
+        if await asyncio.to_thread(worker_processes.left, folder):
+            await asyncio.to_thread(worker_processes.kill, folder)
             return
         seen = self._evidence(worker, nodes)  # first: where this fails, it is told the next time
         self._living.discard(worker)

@@ -14,8 +14,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from edl.launch.processes import MARK, marked, signal_marked
+from edl.launch.processes import MARK
+from edl.scheduler import worker_processes
 
 POLL_S = 0.1
 
@@ -26,7 +28,7 @@ class WorkerHolder:
     def __init__(self, warden: Sequence[str], environ: Mapping[str, str], handed_on: Sequence[str]) -> None:
         """`handed_on`: variables that Ray has set here, such as which GPUs are the actor's."""
         here = {name: os.environ[name] for name in handed_on if name in os.environ}
-        self._mark = environ[MARK]
+        self._folder = Path(environ[MARK])
         # It dies with this process, and the worker with it: nothing is left where Ray kills an actor.
         command = ["setpriv", "--pdeathsig", "KILL", "--", *warden]
         self._warden = subprocess.Popen(
@@ -44,12 +46,12 @@ class WorkerHolder:
 
     def kill(self) -> None:
         """It, and all that it has started."""
-        signal_marked(self._mark, signal.SIGKILL)
+        worker_processes.kill(self._folder)
 
     def _end_with_it(self) -> None:
         """The warden stays until nothing that its worker has started is left, unless it is killed itself."""
         self._warden.wait()
-        while marked(self._mark):
+        while worker_processes.left(self._folder):
             self.kill()
             time.sleep(POLL_S)
         os._exit(0)

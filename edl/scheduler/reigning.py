@@ -45,7 +45,7 @@ from edl.coordination.store import StoreRefused, Watch
 from edl.errors import EdlError, StoreUnavailable
 from edl.scheduler.decision_times import DecisionTimes
 from edl.scheduler.observer import JobsObserver
-from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, WISHES, QueueStore
+from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, WISHES, QueueOwner, QueueStore
 
 logger = logging.getLogger("edl")
 
@@ -60,7 +60,11 @@ Build = Callable[[list[JobEntry]], SchedulerMachine]
 class QueueReign:
     """Use it once for each reign, as a task."""
 
-    def __init__(self, queue: QueueStore, reign: Reign, observer: JobsObserver, build: Build) -> None:
+    def __init__(
+        self, queue: QueueStore, reign: Reign, observer: JobsObserver, build: Build, owner: QueueOwner | None = None
+    ) -> None:
+        """`owner`: the queue is to be that cluster's."""
+        self._owner = owner
         self._queue, self._reign, self._observer, self._build = queue, reign, observer, build
         self._clock = SystemClock()
         self._machine: SchedulerMachine | None = None
@@ -82,7 +86,7 @@ class QueueReign:
         self._times = DecisionTimes(self._clock.now())
 
     async def run(self) -> None:
-        """Until it is cancelled, or raises: Fenced, StoreUnavailable, StoreRefused."""
+        """Until it is cancelled, or raises: Fenced, StoreUnavailable, StoreRefused, QueueRefused."""
         try:
             await self._load()
             while True:
@@ -101,6 +105,8 @@ class QueueReign:
     # ------------------------------------------------------------------------------------------------------- hearing
 
     async def _load(self) -> None:
+        if self._owner is not None:
+            await self._queue.own(self._owner)
         await self._queue.prepare()
         jobs = await self._queue.jobs()
         self._machine = self._build(jobs)

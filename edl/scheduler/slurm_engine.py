@@ -111,6 +111,10 @@ class SlurmEngine:
         self._jobs[worker] = number
         return number
 
+    async def bar(self, worker: str) -> WorkerFound:
+        await asyncio.to_thread(self._folders.bar, worker)
+        return self._found(worker, (await self._listed([worker])).get(worker))
+
     def end(self, worker: str, *, kill: bool) -> None:
         self._begin(self._end(worker, kill=kill))
 

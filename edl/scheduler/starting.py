@@ -26,14 +26,13 @@ from edl.coordination.local_place import free_port
 from edl.coordination.settings import ETCD, Coordinator
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
 from edl.host.network import LOOPBACK, family_of
-from edl.launch.processes import marked, signal_marked
-from edl.scheduler import elsewhere
+from edl.scheduler import elsewhere, worker_processes
 from edl.scheduler.client import ClusterClient, opened
 from edl.scheduler.environs import handed_on
 from edl.scheduler.places import ClusterConfig, ClusterHome, HttpGiven, NodeGiven, put, put_once
 from edl.scheduler.processes import KEEPER, spawn, speeds_of
+from edl.scheduler.queue_store import QueueRefused, owner_of
 from edl.scheduler.tokens import TokenBook
-from edl.scheduler.worker_folders import mark_of
 
 START_S = 90.0
 STOP_S = 10.0
@@ -195,6 +194,7 @@ async def _until_there(home: ClusterHome, config: ClusterConfig, say: Say) -> No
         with _while_coming_up():
             async with opened(home) as client:
                 if not went_on:
+                    await client.queue.own(owner_of(home), take=True)
                     await client.queue.keep_nodes({node.name: node.devices for node in config.nodes})
                     await client.queue.go_on()
                     home.opening.unlink(missing_ok=True)
@@ -209,9 +209,10 @@ def _while_coming_up() -> Iterator[None]:
     """There may be no server yet, nor a process."""
     try:
         yield
-    except EdlError as error:
-        if isinstance(error, ConfigError) and "--nodes" in str(error):
-            raise
+    except QueueRefused:
+        raise
+    except EdlError:
+        pass
 
 
 async def _is_there(client: ClusterClient, config: ClusterConfig, say: Say) -> bool:
@@ -263,12 +264,12 @@ def strays(home: ClusterHome) -> list[Path]:
     folders = (home.folder / "nodes").glob("*/workers/*")
     kept = [one for one in folders if not (one / "forgotten").exists()]
     left = elsewhere.workers_left(home, kept)
-    return sorted(one for one in kept if one in left or marked(mark_of(one)))
+    return sorted(one for one in kept if one in left or worker_processes.left(one))
 
 
 def _kill(home: ClusterHome, folders: list[Path]) -> None:
     for one in folders:
-        signal_marked(mark_of(one), signal.SIGKILL)
+        worker_processes.kill(one)
     for kill in elsewhere.workers_left(home, folders).values():
         kill()
 

@@ -5,8 +5,13 @@ of edl, and little else: `python -I -S warden.py FOLDER LOG`. FOLDER/start.json 
 worker's environment, and is removed at once: the process that removes it first decides whether the worker ever starts.
 FOLDER/exit.json says how it ended. SIGURG, which others ignore, asks the worker to leave; SIGTERM does, too, and is
 written down: who sent it may be a system that takes the machine away.
+
+Whatever the worker starts stays below this process, also what loses its parent or clears its environment: this process
+is the parent of all orphans below it (a subreaper). FOLDER/processes says by which numbers the two are known.
 """
 
+import ctypes
+import fcntl
 import json
 import os
 import select
@@ -14,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 MARK = "EDL_LAUNCH"  # as in edl.launch.processes
 HEARD = {signal.SIGTERM, signal.SIGURG}
@@ -25,6 +30,7 @@ POLL_S = 0.1
 LISTINGS = 20  # at most, on a machine that starts processes all the time
 EXEC_S, EXEC_POLL_S = 1.0, 0.001  # for a process that changes its program
 KERNEL_THREAD = 0x200000  # PF_KTHREAD
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class Log:
@@ -107,6 +113,48 @@ class Asked:
             hand_on(self._pid)
 
 
+class ListedProcess(NamedTuple):
+    """A process, as the kernel lists it."""
+
+    ended: bool  # and was not waited for yet
+    parent: int
+    session: int
+    started: int  # in clock ticks since boot
+
+
+def status(pid: int) -> list[str]:
+    """Of /proc/PID/stat, what comes after the name, which may hold spaces and parentheses. Raises OSError."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+
+
+def listed() -> dict[int, ListedProcess]:
+    """All processes."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                fields = status(int(name))
+            except OSError:  # it is gone
+                continue
+            found[int(name)] = ListedProcess(fields[0] in "ZX", int(fields[1]), int(fields[3]), int(fields[19]))
+    return found
+
+
+def below(top: int, here: dict[int, ListedProcess]) -> set[int]:
+    """A process's children, their children and so on; also those that have ended."""
+    children: dict[int, list[int]] = {}
+    for pid, seen in here.items():
+        children.setdefault(seen.parent, []).append(pid)
+    found: set[int] = set()
+    todo = [top]
+    while todo:
+        new = children.get(todo.pop(), [])
+        found.update(new)
+        todo += new
+    return found
+
+
 def environ(pid: int) -> bytes:
     """As edl.launch.processes finds it: while a process changes its program, the kernel shows an empty one."""
     until = time.monotonic() + EXEC_S
@@ -114,8 +162,7 @@ def environ(pid: int) -> bytes:
         with open(f"/proc/{pid}/environ", "rb") as file:
             if found := file.read():
                 return found
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+        fields = status(pid)
         no_program = fields[0] in "ZX" or int(fields[6]) & KERNEL_THREAD
         loaded = fields[23] != "0"  # where its code begins: set last while a program is loaded
         if no_program or (loaded and fields[47] == fields[48]) or time.monotonic() > until:
@@ -124,7 +171,9 @@ def environ(pid: int) -> bytes:
 
 
 def others(mark: str) -> list[int]:
-    """Processes of this launch, by its mark, but not this one. Listed again while some are new: they may fork."""
+    """Processes of this worker, but not this one: all below this one, and whatever has the mark of this launch. Listed
+    again while some are new: they may fork.
+    """
     wanted, looked_at = f"{MARK}={mark}".encode(), {os.getpid()}
     found: list[int] = []
     for _ in range(LISTINGS):
@@ -138,7 +187,48 @@ def others(mark: str) -> list[int]:
         if found or not new:
             break
         looked_at |= new
-    return found
+    here = listed()
+    return sorted({*found, *(pid for pid in below(os.getpid(), here) if not here[pid].ended)})
+
+
+def adopt_orphans() -> None:
+    """From now on; see prctl(2)."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def hold_life(folder: str) -> None:
+    """A lock that the kernel frees with this process: by it another machine that has the folder knows that it lives."""
+    file = os.open(os.path.join(folder, "life"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # a file system without locks
+        pass
+
+
+def bury(worker: int) -> None:
+    """Wait for those that were adopted and have ended; `worker` is waited for elsewhere."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid == worker:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
+        except ChildProcessError:
+            return
+
+
+def say_who(folder: str, worker: int) -> None:
+    """Where this process is killed, its worker's session is what is left to know the worker's processes by."""
+    try:
+        here, pids = listed(), os.stat("/proc/self/ns/pid")
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
+            space = f"{boot.read().strip()}:{pids.st_dev}:{pids.st_ino}"  # as edl.host.host_id.pid_space has it
+        text = " ".join([space, *(f"{pid} {here[pid].started}" for pid in (os.getpid(), worker))])
+        file = os.open(os.path.join(folder, "processes"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.write(file, text.encode())
+        os.close(file)
+    except (OSError, KeyError):  # a full disk, or it has ended: they are known by their mark
+        pass
 
 
 def wait_alone(mark: str, linger_s: float) -> None:
@@ -149,7 +239,7 @@ def wait_alone(mark: str, linger_s: float) -> None:
             for pid in found:
                 try:
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
+                except (ProcessLookupError, PermissionError):  # another user's is waited for, as it holds the device
                     pass
         time.sleep(POLL_S)
 
@@ -167,6 +257,8 @@ def main() -> None:
         told = json.load(file)
     signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # until there is a worker to hand it to
     os.unlink(start)
+    adopt_orphans()
+    hold_life(folder)
     log, before = Log(path), killed_for_memory()
     try:
         worker = subprocess.Popen(
@@ -183,6 +275,8 @@ def main() -> None:
         write_down(folder, {"code": 127, "refused": str(error), "at": time.time()})
         return
     assert worker.stdout is not None
+    signal.signal(signal.SIGCHLD, lambda *_: bury(worker.pid))
+    say_who(folder, worker.pid)
     handle, pipe = os.pidfd_open(worker.pid), worker.stdout.fileno()
     asked = Asked(worker.pid, all_hear=bool(told.get("all_hear")))
     open_ = True
@@ -192,6 +286,7 @@ def main() -> None:
             open_ = bool(piece)
             log.write(piece)
     code = worker.wait()
+    bury(0)
     if open_:
         copy(pipe, log, time.monotonic() + LINGER_S)
     found = {

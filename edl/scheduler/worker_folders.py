@@ -46,7 +46,9 @@ class WorkerFolders:
         return [folder for folder in sorted(self.workers.iterdir()) if not (folder / "forgotten").exists()]
 
     def claim(self, start: Start, **told: Any) -> Path | None:
-        """All that its warden needs lies there. None: the id was claimed before. Raises OSError."""
+        """All that its warden needs lies there. None: the id was claimed before, or another agent has withdrawn this
+        claim by now. Raises OSError.
+        """
         order = start.order
         folder = self[order.id]
         try:
@@ -60,6 +62,9 @@ class WorkerFolders:
         environ = {**start.environ, MARK: mark_of(folder)}
         worker = {"command": start.asked.command, "folder": start.asked.folder, "environ": environ}
         put(folder / "start.json", json.dumps({**worker, **told}).encode())
+        if not _settle(folder):
+            (folder / "start.json").unlink(missing_ok=True)
+            return None
         return folder
 
     def warden(self, start: Start) -> list[str]:
@@ -68,12 +73,22 @@ class WorkerFolders:
         return [sys.executable, "-I", "-S", str(WARDEN), str(folder), str(log)]
 
     def withdraw(self, worker: str) -> bool:
-        """Whether its warden had not begun: then it never starts anything."""
+        """Whether its warden had not begun: then it never starts anything, also where an agent that was paused while it
+        made the claim goes on with it. Raises OSError.
+        """
+        folder = self[worker]
+        unsettled = not (folder / "exit.json").exists() and _settle(folder)
         try:
-            (self[worker] / "start.json").unlink()
+            (folder / "start.json").unlink()
         except FileNotFoundError:
-            return False
+            return unsettled
         return True
+
+    def bar(self, worker: str) -> Path:
+        """Claim the id, unless it was claimed before, and withdraw it. Raises OSError."""
+        self[worker].mkdir(mode=0o700, exist_ok=True)
+        self.withdraw(worker)
+        return self[worker]
 
     def is_forgotten(self, worker: str) -> bool:
         return (self[worker] / "forgotten").exists()
@@ -93,6 +108,15 @@ class WorkerFolders:
                 gone.append(((folder / "forgotten").stat().st_mtime, folder))
         for _, folder in sorted(gone, reverse=True)[KEPT_CLAIMS:]:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _settle(folder: Path) -> bool:
+    """Decide the claim, once: the agent that makes it does so when all is there, or another that finds it half made."""
+    try:
+        os.close(os.open(folder / "settled", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except (FileExistsError, FileNotFoundError):  # or it was forgotten and removed
+        return False
+    return True
 
 
 def mark_of(folder: Path) -> str:

@@ -1,7 +1,8 @@
 """An agent of one node: what it does of what it is told, and what it tells.
 
 It starts each worker at most once, whatever it is told and however often it dies itself, and no worker on a device
-that another one still has (I17). What it is not told of, and runs, is a stray: it is killed.
+that another one still has (I17). What it is not told of, and runs, is a stray: it is killed. No worker is told to be
+gone that another agent of the node, which was paused with older orders, may still start: its id is barred first.
 
 Owns: these rules, as a machine. Does not own: processes (`edl.scheduler.agent` carries out what is said here, and so
 does the simulation), nor who decides (`scheduler`).
@@ -45,6 +46,13 @@ class WorkerBegan:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerClaimed:
+    """Its id was claimed before: by an agent that has died, or by another one that goes on after a pause."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerGone:
     """No process of it is left."""
 
@@ -57,7 +65,7 @@ class AgentLooked:
     """Nothing has happened but that time has passed."""
 
 
-AgentInput = OrdersCame | WorkerFound | WorkerBegan | WorkerGone | AgentLooked
+AgentInput = OrdersCame | WorkerFound | WorkerBegan | WorkerClaimed | WorkerGone | AgentLooked
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,16 @@ class EndOne:
     kill: bool
 
 
-AgentCommand = StartOne | EndOne
+@dataclass(frozen=True, slots=True)
+class BarOne:
+    """See to it that no agent starts the worker any more; answer with WorkerFound, or with WorkerGone where none of it
+    is there. It is asked for until it is answered.
+    """
+
+    id: str
+
+
+AgentCommand = StartOne | EndOne | BarOne
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +103,7 @@ class _Kept:
     at: float = 0.0
     told: WorkerWish = WorkerWish.RUN
     told_at: float = 0.0
+    unclear: bool = False  # whether another agent has started it, or does
 
 
 class AgentMachine:
@@ -105,6 +123,8 @@ class AgentMachine:
                 self._workers[id_] = _Kept(device, pid, gone and gone.cut(TAIL_BYTES), now)
             case WorkerBegan(id_, pid):
                 self._workers[id_] = replace(self._workers[id_], pid=pid)
+            case WorkerClaimed(id_):
+                self._workers[id_] = replace(self._workers[id_], unclear=True)
             case WorkerGone(id_, evidence):
                 self._end(id_, evidence, now)
             case AgentLooked():
@@ -144,12 +164,13 @@ class AgentMachine:
                     del self._workers[id_]
                 continue
             wish = WorkerWish.DIE if order is None else order.wish
-            todo += self._press(id_, kept, wish, now)
+            todo += (BarOne(id_),) if kept.unclear else self._press(id_, kept, wish, now)
         for id_, order in self._orders.items():
             if id_ in self._workers:
                 continue
-            if order.wish is not WorkerWish.RUN:  # it never was, and never will be
-                self._workers[id_] = _Kept(order.device, gone=EndEvidence(told=True), at=now)
+            if order.wish is not WorkerWish.RUN:  # it never was, and is never to be
+                self._workers[id_] = _Kept(order.device, told=order.wish, told_at=now, unclear=True)
+                todo.append(BarOne(id_))
             elif self._is_free(order.device):
                 self._workers[id_] = _Kept(order.device)
                 todo.append(StartOne(order))

@@ -112,6 +112,12 @@ class KubernetesEngine:
         self._wake.set()
         return 0
 
+    async def bar(self, worker: str) -> WorkerFound:
+        """What is withdrawn now begins in no Pod that is made later; of what has begun there is a Pod."""
+        folder = await asyncio.to_thread(self._folders.bar, worker)
+        await self._look()
+        return self._found(folder)
+
     def end(self, worker: str, *, kill: bool) -> None:
         """One that has not begun never does."""
         one = self._wanted.get(worker)

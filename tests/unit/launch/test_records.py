@@ -72,6 +72,20 @@ def test_a_name_is_free_once_its_launcher_is_dead(tmp_path):
         claim(tmp_path, a_record())
 
 
+def test_a_launcher_on_another_machine_with_the_same_home_lives_while_it_holds_its_lock(tmp_path):
+    """The other machine is played by a record whose pid is of another space."""
+    there = a_record("long", launcher_pid=2**22 - 1, space="another", host="h2")
+    folder = claim(tmp_path, there)  # this process holds the lock
+    for number in range(KEEP + 2):
+        claim(tmp_path, a_record(f"short{number}", launcher_start=1))
+    assert folder.read().alive
+    with pytest.raises(ConfigError, match=r"running here already \(edl run, pid 4194303 on h2\)"):
+        claim(tmp_path, a_record("long"))
+    folder.life.unlink()
+    assert not folder.read().alive
+    claim(tmp_path, a_record("long"))
+
+
 def test_another_process_with_the_same_pid_is_not_the_launcher():
     assert is_running(os.getpid(), process_start_time(os.getpid()) or 0)
     assert not a_record(launcher_start=1).alive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -28,10 +29,11 @@ from edl.cluster.queue.state import KEPT_EVENTS, KEPT_HELD, KEPT_REASON
 from edl.coordination.memory import MemoryServer
 from edl.coordination.store import MAX_VALUE_BYTES, VersionConflict
 from edl.errors import ConfigError, EdlError, Fenced, UsageError
+from edl.host.processes import process_start_time
 from edl.scheduler import queue_store
 from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.places import NodeGiven
-from edl.scheduler.queue_store import JOBS, QueueStore
+from edl.scheduler.queue_store import JOBS, AgentHere, QueueOwner, QueueRefused, QueueStore
 from edl.scheduler.starting import MOST_SLOTS, check_slots
 
 FENCE = "/fence"
@@ -171,16 +173,60 @@ async def test_a_node_is_forgotten_once_nothing_of_it_is_on_record() -> None:
     assert [report.node for report in await queue.reports()] == ["new"]
 
 
+OWNER, OTHERS = QueueOwner("1", "/home/ann", "h1"), QueueOwner("2", "/home/bob", "h2")
+HERE = AgentHere("h1", os.getpid(), process_start_time(os.getpid()) or 0, "space")
+
+
 async def test_an_agent_is_there_as_long_as_its_session() -> None:
     server = MemoryServer()
     queue = await queue_of(server)
-    await queue.appear("n", "x")
-    await queue.appear("n", "x")
+    assert await queue.appear("n", HERE, OWNER, instead=False)
+    assert await queue.appear("n", HERE, OWNER, instead=False)
     assert await queue.agents() == ("n",)
     server.expire(queue.store.session)
     assert await (await queue_of(server)).agents() == ()
-    await queue.appear("n", "x")
+    assert await queue.appear("n", HERE, OWNER, instead=False)
     assert await queue.agents() == ("n",)
+
+
+@pytest.mark.parametrize(
+    ("other", "instead", "appears"),
+    [
+        (msgspec.structs.replace(HERE, pid=1, started=process_start_time(1) or 0), False, False),  # it lives
+        (msgspec.structs.replace(HERE, pid=1, started=7), False, True),  # it has ended, and its session has not yet
+        (msgspec.structs.replace(HERE, space="of another machine"), False, False),
+        (msgspec.structs.replace(HERE, space="of another machine"), True, True),  # it does not act any more
+    ],
+)
+async def test_of_two_agents_of_a_node_one_acts(other: AgentHere, *, instead: bool, appears: bool) -> None:
+    server = MemoryServer()
+    first, second = await queue_of(server), await queue_of(server)
+    assert await first.appear("n", other, OWNER, instead=False)
+    assert await second.appear("n", HERE, OWNER, instead=instead) is appears
+    server.expire(first.store.session)
+    assert await second.appear("n", HERE, OWNER, instead=False)
+
+
+async def test_a_queue_is_one_clusters_while_it_has_a_process_or_a_worker() -> None:
+    server = MemoryServer()
+    ours, theirs = await led(server), await queue_of(server)
+    assert await ours.appear("n", HERE, OWNER, instead=False)
+    await ours.own(OWNER)
+    with pytest.raises(QueueRefused, match="the cluster of EDL_HOME=/home/ann on h1: give this one a place"):
+        await theirs.own(OTHERS, take=True)
+    with pytest.raises(QueueRefused):
+        await theirs.appear("n-2", HERE, OTHERS, instead=True)
+    server.expire(ours.store.session)
+    job = JobEntry(asked("a"), workers=(WorkerEntry("a-1", 1, "n", 0, 1, 0.0, 0.0),))
+    await ours.keep(Resolved({"a": job}), {"a": job}, (), FENCE)
+    with pytest.raises(QueueRefused):  # its agent may only be paused
+        await theirs.own(OTHERS, take=True)
+    free = msgspec.structs.replace(job, workers=())
+    await ours.keep(Resolved({"a": free}), {"a": free}, (), FENCE)
+    await theirs.own(OTHERS, take=True)
+    with pytest.raises(QueueRefused):  # it goes on after its pause
+        await ours.appear("n", HERE, OWNER, instead=False)
+    assert await ours.agents() == ()
 
 
 async def test_a_device_that_a_worker_holds_is_not_given_on_under_another_nodes_name() -> None:

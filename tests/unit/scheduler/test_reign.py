@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,14 +13,27 @@ import msgspec
 import pytest
 
 from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent, Submission
-from edl.cluster.queue.inputs import BeginLife, JobLook, JobLooked, LifeRefused, LookOnce, NodeLeftOut, NodeReported
+from edl.cluster.queue.inputs import (
+    BeginLife,
+    JobLook,
+    JobLooked,
+    LifeReady,
+    LifeRefused,
+    LookOnce,
+    NodeLeftOut,
+    NodeReported,
+)
 from edl.cluster.queue.phases import JobPhase
 from edl.coordination.election import Reign
 from edl.coordination.memory import MemoryServer
+from edl.coordination.store import Store
+from edl.core.job.machine import new_record
 from edl.errors import CheckpointError, PeerError
+from edl.protocol import keeping, tree
 from edl.scheduler import observer as observer_module
 from edl.scheduler import reigning
 from edl.scheduler.observer import JobsObserver
+from edl.scheduler.places import ClusterHome
 from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, STORY, WISHES, QueueStore
 from edl.scheduler.reigning import QueueReign
 
@@ -73,6 +87,41 @@ async def test_a_storage_that_fails_may_do_better_and_a_checkpoint_that_is_wrong
     store = MemoryServer().connect()
     observer = JobsObserver(cast("Any", None), cast("Any", None), b"", store)
     assert await observer.begin_life(job) == LifeRefused("a", 2, "no", again=passes)
+
+
+async def _begun(store: Store, home: ClusterHome, made: int = 0, life: int = 1) -> LifeReady | LifeRefused:
+    job = JobEntry(Submission("a", ("train",), "/", "ann", 1.0), life=life, made=made)
+    return await JobsObserver(home, cast("Any", None), b"", store).begin_life(job)
+
+
+async def test_a_living_job_of_another_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a coordinator that is not the cluster's own."""
+    monkeypatch.setattr(observer_module, "LOOK_AGAIN_S", 0.01)
+    server, home = MemoryServer(), ClusterHome(tmp_path)
+    home.make()
+    theirs, ours = server.connect(), server.connect()
+    await theirs.create(tree.record("a"), keeping.encode(new_record("a", 1.0)))
+    await theirs.create(f"{tree.workers('a')}/w1", ephemeral=True)
+    refused = await _begun(ours, home)
+    assert isinstance(refused, LifeRefused)
+    assert "another job a lives in this coordinator, as by `edl run`: w1" in refused.reason
+    assert await theirs.read(tree.record("a")) is not None
+    server.expire(theirs.session)
+    looked = _begun(ours, home)  # its sessions may have ended with the coordinator's, and be back in a moment
+    await theirs.create(f"{tree.workers('a')}/w1", ephemeral=True)
+    assert isinstance(await looked, LifeRefused)
+    server.expire(theirs.session)
+    assert isinstance(await _begun(ours, home), LifeReady)
+    assert await theirs.read(tree.record("a")) is None
+
+
+async def test_sessions_of_the_life_before_do_not_hold_up_the_next(tmp_path: Path) -> None:
+    server, home = MemoryServer(), ClusterHome(tmp_path)
+    home.make()
+    before = server.connect()
+    await before.create(tree.record("a"), keeping.encode(new_record("a", 1.0)))
+    await before.create(f"{tree.workers('a')}/a-1", ephemeral=True)
+    assert isinstance(await _begun(server.connect(), home, made=2, life=2), LifeReady)
 
 
 async def test_now_and_then_everything_is_read_again_also_while_jobs_run(monkeypatch: pytest.MonkeyPatch) -> None:

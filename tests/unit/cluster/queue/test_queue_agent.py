@@ -6,10 +6,12 @@ from edl.cluster.queue.agent import (
     KILL_EVERY_S,
     AgentLooked,
     AgentMachine,
+    BarOne,
     EndOne,
     OrdersCame,
     StartOne,
     WorkerBegan,
+    WorkerClaimed,
     WorkerFound,
     WorkerGone,
 )
@@ -41,10 +43,22 @@ def test_a_device_is_given_on_once_its_process_is_gone() -> None:
 
 def test_what_is_to_go_before_it_began_never_begins() -> None:
     agent = AgentMachine()
-    assert agent.handle(OrdersCame((order("a", wish=WorkerWish.LEAVE),)), 0) == []
+    assert agent.handle(OrdersCame((order("a", wish=WorkerWish.LEAVE),)), 0) == [BarOne("a")]
+    assert not agent.report[0].gone  # another agent may have been paused just before it starts it
+    assert agent.handle(AgentLooked(), 0.5) == [BarOne("a")]  # until it is answered
+    agent.handle(WorkerGone("a", EndEvidence()), 1)
     [seen] = agent.report
     assert (seen.gone, seen.evidence) == (True, EndEvidence(told=True))
     assert agent.handle(OrdersCame((order("a"),)), 1) == []
+
+
+def test_what_another_agent_has_claimed_is_not_told_to_be_gone_before_it_was_barred() -> None:
+    agent = AgentMachine()
+    assert agent.handle(OrdersCame((order("a"),)), 0) == [StartOne(order("a"))]
+    assert agent.handle(WorkerClaimed("a"), 0) == [BarOne("a")]
+    assert not agent.report[0].gone
+    assert agent.handle(WorkerFound("a", 0, 7, None), 1) == []  # it runs: as if this agent had started it
+    assert agent.handle(OrdersCame(()), 2) == [EndOne("a", kill=True)]
 
 
 def test_it_asks_to_leave_once_and_kills_again_and_again() -> None:
