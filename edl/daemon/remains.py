@@ -81,25 +81,25 @@ async def present(store: Store, job: str) -> tuple[str, ...]:
     return await store.children(tree.workers(job))
 
 
-async def remove(store: Store, job: str) -> None:
+async def remove(store: Store, job: str, fence: str | None = None) -> None:
     """All nodes of a job, its secret first. Harmless twice, and beside another process that does the same: where the
     record is gone, or is that of another life by now, what else is there is not of this one.
 
     Raises StoreRefused when a worker has come meanwhile, or another life has begun; what these have made stays, but for
-    the node of a worker that had come before.
+    the node of a worker that had come before. `fence`: of the scheduler that leads. Raises Fenced.
     """
     root, record = tree.root(job), tree.record(job)
     node = await store.read(record)
     if node is None:
         return
     mine = Check(record, node.version)
-    await _delete(store, [tree.secret(job)], mine)
+    await _delete(store, [tree.secret(job)], mine, fence)
     async for folder, leaves in _below(store, root, last=record):
         for begin in range(0, len(leaves), AT_ONCE):
-            await _delete(store, leaves[begin : begin + AT_ONCE], mine)
+            await _delete(store, leaves[begin : begin + AT_ONCE], mine, fence)
         if folder != root:
-            await _delete(store, [folder], mine)
-    await store.commit([Delete(record, node.version)])
+            await _delete(store, [folder], mine, fence)
+    await store.commit([Delete(record, node.version)], fence=fence)
     with contextlib.suppress(AccessDenied, NoNode, NotEmpty):  # another user's folder keeps a name; or a life has begun
         await store.delete(root)
 
@@ -148,15 +148,15 @@ async def _below(store: Store, folder: str, last: str) -> AsyncIterator[tuple[st
     yield folder, leaves
 
 
-async def _delete(store: Store, paths: Sequence[str], mine: Check) -> None:
+async def _delete(store: Store, paths: Sequence[str], mine: Check, fence: str | None) -> None:
     """At once, while the record is still that one; one by one where some of them are gone already."""
     if not paths:
         return
     try:
-        await store.commit([mine, *map(Delete, paths)])
+        await store.commit([mine, *map(Delete, paths)], fence=fence)
     except NoNode as error:
         if error.op == mine:
             raise
         for path in paths:
             with contextlib.suppress(NoNode):
-                await store.commit([mine, Delete(path)])
+                await store.commit([mine, Delete(path)], fence=fence)

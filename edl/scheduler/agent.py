@@ -29,6 +29,8 @@ from edl.cluster.queue.agent import (
 )
 from edl.cluster.queue.causes import EndEvidence
 from edl.cluster.queue.entries import NodeReport, Submission, WorkerOrder
+from edl.cluster.queue.owning import AgentHere
+from edl.cluster.queue.seen_time import SeenTime
 from edl.coordination.store import Store, StoreRefused
 from edl.errors import EdlError, Fenced, StoreUnavailable, UsageError, said_of
 from edl.host.host_id import pid_space
@@ -37,7 +39,7 @@ from edl.launch.workers import search_path
 from edl.scheduler.engine import Make, Start, WorkerEngine
 from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.places import ClusterHome, NodeGiven
-from edl.scheduler.queue_store import ORDERS, AgentHere, QueueRefused, QueueStore, owner_of
+from edl.scheduler.queue_store import ORDERS, QueueRefused, QueueStore, owner_of
 
 logger = logging.getLogger("edl")
 
@@ -53,7 +55,7 @@ class AgentProcess:
         self._home, self._node = home, node
         self._store = store
         self._queue = QueueStore(store, EnvironFiles(home.environs))
-        self._clock = SystemClock()
+        self._clock, self._time = SystemClock(), SeenTime()
         self._machine = AgentMachine()
         self._inbox: asyncio.Queue[AgentInput] = asyncio.Queue()
         self._engine: WorkerEngine = make(lambda worker, evidence: self._inbox.put_nowait(WorkerGone(worker, evidence)))
@@ -70,7 +72,7 @@ class AgentProcess:
         while not await self._appeared():  # noqa: ASYNC110 - nothing tells of it but asking
             await asyncio.sleep(LOOK_S)
         for found in await self._engine.find():
-            self._machine.handle(found, self._clock.wall())
+            self._machine.handle(found, self._now())
         self._known = {seen.id for seen in self._machine.report}
         watch = self._queue.watch(f"{ORDERS}/{self._node.name}", self._wake.set)
         try:
@@ -85,6 +87,9 @@ class AgentProcess:
         finally:
             watch.close()
             await self._engine.close()
+
+    def _now(self) -> float:
+        return self._time.advance(self._clock.wall(), self._clock.now())
 
     async def _turn(self) -> None:
         try:
@@ -125,7 +130,7 @@ class AgentProcess:
             await self._take(waiting[1].result())  # type: ignore[arg-type]
 
     async def _take(self, happened: AgentInput) -> None:
-        todo = self._machine.handle(happened, self._clock.wall())
+        todo = self._machine.handle(happened, self._now())
         while todo:
             command = todo.pop(0)
             try:
@@ -163,10 +168,10 @@ class AgentProcess:
             known = EndEvidence(refused=said_of(error))
         else:
             if pid is None:
-                return self._machine.handle(WorkerClaimed(order.id), self._clock.wall())
+                return self._machine.handle(WorkerClaimed(order.id), self._now())
             logger.info("%s is started: pid %d, device %d", order.id, pid, order.device)
-            return self._machine.handle(WorkerBegan(order.id, pid), self._clock.wall())
-        return self._machine.handle(WorkerGone(order.id, known), self._clock.wall())
+            return self._machine.handle(WorkerBegan(order.id, pid), self._now())
+        return self._machine.handle(WorkerGone(order.id, known), self._now())
 
     async def _bar(self, worker: str) -> list[AgentCommand]:
         try:
@@ -174,7 +179,7 @@ class AgentProcess:
         except (OSError, EdlError) as error:
             logger.warning("what has become of %s is not known: %s", worker, error)
             return []
-        return self._machine.handle(found if found.gone is None else WorkerGone(worker, found.gone), self._clock.wall())
+        return self._machine.handle(found if found.gone is None else WorkerGone(worker, found.gone), self._now())
 
     async def _tell(self) -> None:
         devices = self._node.devices if self._engine.takes_workers else ()

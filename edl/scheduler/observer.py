@@ -50,7 +50,11 @@ class LentStore:
 class JobsObserver:
     """Of all jobs."""
 
-    def __init__(self, home: ClusterHome, coordinator: Coordinator, secret: bytes, store: Store) -> None:
+    def __init__(
+        self, home: ClusterHome, coordinator: Coordinator, secret: bytes, store: Store, fence: str | None = None
+    ) -> None:
+        """`fence`: of the scheduler that has jobs begin."""
+        self._fence = fence
         self._home, self._coordinator, self._secret, self._store = home, coordinator, secret, store
         self._turns = asyncio.Semaphore(AT_ONCE)
 
@@ -89,7 +93,7 @@ class JobsObserver:
                     f"another job {job.name} lives in this coordinator, as by `edl run`: {', '.join(strangers[:3])}"
                 )
                 return LifeRefused(job.name, job.life, f"{others}; {RENAME}", again=True)
-            await remains.remove(self._store, job.name)
+            await remains.remove(self._store, job.name, self._fence)
         except AccessDenied:
             others = f"another's job {job.name} is in this coordinator, and is closed to this cluster"
             return LifeRefused(job.name, job.life, f"{others}; {RENAME}", again=False)

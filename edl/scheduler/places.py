@@ -217,12 +217,18 @@ def put_once(path: Path, content: bytes) -> None:
 
 
 def put(path: Path, content: bytes) -> None:
-    """The whole of it or nothing, for this user only."""
+    """The whole of it or nothing, for this user only. Raises OSError."""
     working = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")  # a folder may be several machines'
-    descriptor = os.open(working, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, content)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    working.rename(path)
+        with open(working, "wb", opener=_private) as file:  # which writes until all is written, or raises
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        working.rename(path)
+    except OSError:
+        working.unlink(missing_ok=True)
+        raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

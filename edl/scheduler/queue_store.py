@@ -38,6 +38,7 @@ from edl.cluster.queue.entries import (
     within,
 )
 from edl.cluster.queue.inputs import Resolved
+from edl.cluster.queue.owning import AgentHere, QueueOwner, gives_way, is_owner
 from edl.cluster.queue.retries import RetryRules
 from edl.cluster.queue.room import ENTRY_BYTES
 from edl.coordination.store import (
@@ -78,23 +79,6 @@ _STORY = msgspec.json.Decoder(tuple[QueueEvent, ...])
 
 class QueueRefused(ConfigError):
     """The queue is not to be acted on as it was asked."""
-
-
-class QueueOwner(msgspec.Struct, frozen=True):
-    """The cluster that a queue belongs to: agents and schedulers of two would each act on it."""
-
-    identity: str
-    home: str  # its EDL_HOME, for people
-    host: str
-
-
-class AgentHere(msgspec.Struct, frozen=True):
-    """An agent that lives, as far as its session tells. Its pid means it in that space of pids only."""
-
-    host: str
-    pid: int
-    started: int
-    space: str
 
 
 class QueueStore:
@@ -179,7 +163,7 @@ class QueueStore:
         before = msgspec.json.decode(found.value, type=QueueOwner)
         if before.identity == owner.identity:
             return
-        if not take or await self._in_use():
+        if not is_owner(before, owner, takes=take, in_use=await self._in_use()):
             raise QueueRefused(
                 f"this coordinator holds the queue of the cluster of EDL_HOME={before.home} on {before.host}: give "
                 "this one a place of its own by --coordinator HOST:PORT/NAME, or end that one by `edl cluster stop`"
@@ -309,7 +293,7 @@ class QueueStore:
             return True
         await self.own(owner)
         if found is not None:
-            if not instead and may_live(found.value, here):
+            if not _gives_way(found.value, here, deposed=instead):
                 return False
             with contextlib.suppress(NoNode, VersionConflict):
                 await self.store.delete(path, found.version)
@@ -397,15 +381,12 @@ class QueueStore:
             self.environs.forget(set(names) - {""})
 
 
-def may_live(told: bytes, here: AgentHere) -> bool:
-    """An agent that has told this, as far as the agent that is here can see: not one of this machine that has ended."""
+def _gives_way(told: bytes, here: AgentHere, *, deposed: bool) -> bool:
     try:
         other = msgspec.json.decode(told, type=AgentHere)
-    except msgspec.MsgspecError:
-        return False
-    if not other.space or other.space != here.space:
+    except msgspec.MsgspecError:  # of an edl before this one
         return True
-    return other.pid != here.pid and is_running(other.pid, other.started)
+    return gives_way(other, here, runs=is_running(other.pid, other.started), deposed=deposed)
 
 
 def owner_of(home: ClusterHome) -> QueueOwner:

@@ -37,6 +37,7 @@ from edl.cluster.queue.inputs import (
     SizeWanted,
     Submitted,
 )
+from edl.cluster.queue.owning import QueueOwner
 from edl.cluster.queue.phases import ACTIVE, JobPhase
 from edl.cluster.queue.scheduler import SchedulerMachine
 from edl.cluster.queue.shown import left_out_by
@@ -45,7 +46,7 @@ from edl.coordination.store import StoreRefused, Watch
 from edl.errors import EdlError, StoreUnavailable
 from edl.scheduler.decision_times import DecisionTimes
 from edl.scheduler.observer import JobsObserver
-from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, WISHES, QueueOwner, QueueStore
+from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, WISHES, QueueStore
 
 logger = logging.getLogger("edl")
 
@@ -223,17 +224,17 @@ class QueueReign:
     async def _decide(self) -> None:
         machine = self._machine
         assert machine is not None
-        now = self._clock.wall()
+        now = self._clock.now()
         if not self._inbox and (self._due is None or now < self._due):
             return
         inputs, self._inbox = self._inbox or [QueueTick()], []
-        began = self._clock.now()
-        resolved = machine.handle(inputs, now)
+        wall = self._clock.wall()
+        resolved = machine.handle(inputs, wall, now)
         self._check(machine)
-        self._due = resolved.look_again
+        self._due = None if resolved.look_again is None else now + resolved.look_again - wall
         jobs: Mapping[str, JobEntry] = machine.jobs
         await self._queue.keep(resolved, jobs, tuple(machine.nodes), self._reign.fence)
-        self._times.note(self._clock.now() - began)
+        self._times.note(self._clock.now() - now)
         if ended := [job.environ for job in resolved.changed.values() if job.over and not job.workers]:
             self._queue.forget_environs(ended)
             await self._forget_old()
@@ -269,7 +270,7 @@ class QueueReign:
     async def _rest(self) -> None:
         """Until something is to be heard, or due."""
         self._look_at_jobs()
-        waits = ALL_EVERY_S if self._due is None else min(ALL_EVERY_S, max(0.01, self._due - self._clock.wall()))
+        waits = ALL_EVERY_S if self._due is None else min(ALL_EVERY_S, max(0.01, self._due - self._clock.now()))
         if self._jobs_that_run():
             waits = min(waits, JOBS_EVERY_S)
         with contextlib.suppress(TimeoutError):

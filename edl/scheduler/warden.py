@@ -25,6 +25,7 @@ MARK = "EDL_LAUNCH"  # as in edl.launch.processes
 HEARD = {signal.SIGTERM, signal.SIGURG}
 LOG_BYTES = 4 << 20  # of one file of two: the newest output, and what came before it
 TAIL_BYTES = 8192
+LAST_WORD_BYTES = 16384
 LINGER_S = 1.0  # for output of a worker that has ended: what it has started may hold the pipe
 POLL_S = 0.1
 LISTINGS = 20  # at most, on a machine that starts processes all the time
@@ -65,14 +66,30 @@ def killed_for_memory() -> int:
         return 0
 
 
-def write_down(folder: str, found: dict[str, object]) -> None:
-    working = os.path.join(folder, ".exit.json")
-    descriptor = os.open(working, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump(found, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(working, os.path.join(folder, "exit.json"))
+class LastWord:
+    """How the worker has ended, for which there is room from the beginning: the disk may be full by then."""
+
+    def __init__(self, folder: str) -> None:
+        """Raises OSError."""
+        self._folder, self._draft = folder, os.path.join(folder, ".exit.json")
+        self._file = os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._write(b" " * LAST_WORD_BYTES)
+
+    def say(self, code: int, tail: str, **found: object) -> None:
+        """With as much of the tail as there is room for."""
+        while len(text := json.dumps({"code": code, "tail": tail, **found}).encode()) > LAST_WORD_BYTES and tail:
+            tail = tail[(len(tail) + 1) // 2 :]
+        try:
+            self._write(text.ljust(LAST_WORD_BYTES))
+            os.rename(self._draft, os.path.join(self._folder, "exit.json"))
+        except OSError:  # a file system that has no room for what takes another's place, or none for the new name
+            os.rename(self._draft, os.path.join(self._folder, f"exit-{code}"))
+
+    def _write(self, text: bytes) -> None:
+        os.lseek(self._file, 0, os.SEEK_SET)
+        while text:
+            text = text[os.write(self._file, text) :]
+        os.fsync(self._file)
 
 
 def copy(pipe: int, log: Log, until: float) -> None:
@@ -259,7 +276,7 @@ def main() -> None:
     os.unlink(start)
     adopt_orphans()
     hold_life(folder)
-    log, before = Log(path), killed_for_memory()
+    log, last, before = Log(path), LastWord(folder), killed_for_memory()
     try:
         worker = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "--", *told["command"]],
@@ -272,7 +289,7 @@ def main() -> None:
             preexec_fn=unblock,
         )
     except OSError as error:
-        write_down(folder, {"code": 127, "refused": str(error), "at": time.time()})
+        last.say(127, "", refused=str(error), at=time.time())
         return
     assert worker.stdout is not None
     signal.signal(signal.SIGCHLD, lambda *_: bury(worker.pid))
@@ -289,14 +306,13 @@ def main() -> None:
     bury(0)
     if open_:
         copy(pipe, log, time.monotonic() + LINGER_S)
-    found = {
-        "code": code,
-        "tail": log.tail.decode(errors="replace"),
-        "starved": code in {-9, 137} and killed_for_memory() > before,
-        "terminated": asked.terminated,
-        "at": time.time(),
-    }
-    write_down(folder, found)
+    last.say(
+        code,
+        log.tail.decode(errors="replace"),
+        starved=code in {-9, 137} and killed_for_memory() > before,
+        terminated=asked.terminated,
+        at=time.time(),
+    )
     if told.get("wait_alone"):
         wait_alone(told["environ"][MARK], told["wait_alone"])
 

@@ -95,7 +95,8 @@ class WorkerFolders:
 
     def forget(self, worker: str) -> None:
         if self[worker].is_dir():
-            put(self[worker] / "forgotten", b"")
+            with contextlib.suppress(OSError):  # a full disk: the next agent hears of it, and forgets it
+                put(self[worker] / "forgotten", b"")
             self._forgotten += 1
             if self._forgotten % PRUNED_AT_ONCE == 0:
                 self._prune()
@@ -132,7 +133,8 @@ def evidence(folder: Path) -> EndEvidence:
     """What the warden has left; nothing, where it was killed itself."""
     found = _left(folder)
     if "code" not in found:
-        return EndEvidence()
+        codes = [path.name.removeprefix("exit-") for path in folder.glob("exit-*")]  # on a full disk, by a name alone
+        return EndEvidence(code=int(codes[0])) if codes else EndEvidence()
     return EndEvidence(
         code=int(found["code"]),
         tail=str(found.get("tail", ""))[-TAIL_BYTES:],

@@ -4,10 +4,15 @@ One number makes one cluster: its jobs, its policy, and which scheduler, agent, 
 back when. Whatever a real one keeps (the entries, the reports, a claim in a folder, a process) is kept here, and
 whatever is in memory dies with who has it. Faults come for a while; then all has to come to its end.
 
+Each scheduler and each agent has a wall clock of its own, up to an hour apart, and all are set now and then. An agent
+may be paused between any two of its acts while another one of its node goes on, and a scheduler whose reign is over may
+still carry out what it has decided. A second cluster, of another home, has its agents at the same coordinator. What a
+worker has started may outlive it.
+
 What must hold is checked after each second: no device has two processes, no job two lives at a time, no worker begins
-twice, no terminal state changes, no job is made smaller than its fewest or has more workers than it may, one job
-migrates at a time, no worker comes to a node that is left out; and at the end no job is lost or stuck, and no device is
-held.
+twice, no device is told to be free that a process holds, no terminal state changes, no job is made smaller than its
+fewest or has more workers than it may, none is killed before it had its time to leave or to be saved, one job migrates
+at a time, no worker comes to a node that is left out; and at the end no job is lost or stuck, and no device is held.
 """
 
 from __future__ import annotations
@@ -17,18 +22,23 @@ from dataclasses import dataclass, field
 
 from edl.cluster.policies.registry import build
 from edl.cluster.queue.agent import (
+    AgentCommand,
+    AgentInput,
     AgentLooked,
     AgentMachine,
+    BarOne,
     EndOne,
     OrdersCame,
     StartOne,
     WorkerBegan,
+    WorkerClaimed,
     WorkerFound,
     WorkerGone,
 )
 from edl.cluster.queue.causes import PREEMPTED, EndEvidence
 from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent, Submission, WorkerOrder, WorkerWish, orders_of
 from edl.cluster.queue.inputs import (
+    Act,
     BeginLife,
     CancelAsked,
     ChangeBatch,
@@ -47,15 +57,20 @@ from edl.cluster.queue.inputs import (
     SendAway,
     Submitted,
 )
+from edl.cluster.queue.owning import QueueOwner, is_owner
 from edl.cluster.queue.phases import ACTIVE, TERMINAL, JobPhase
 from edl.cluster.queue.scheduler import SchedulerMachine
+from edl.cluster.queue.seen_time import SeenTime
 from edl.cluster.queue.shown import left_out_by
 from edl.cluster.queue.speeds import UnknownSpeeds
 
 POLICIES = ("fifo", "backfill", "tiresias", "elastic-tiresias")
+EPOCH = 10**6  # seconds since 1970, when it begins
 FAULTS_S, ALL_S = 240, 4000
 BOOT_S = 3
 NEVER_SAVED = 10**9
+LINGER_S = 15
+OURS, THEIRS = QueueOwner("1", "/home/ann", "h1"), QueueOwner("2", "/home/bob", "h2")
 PATIENCE_S = 60  # beyond the last fault, for who is to die
 FOLLOWS = "Traceback (most recent call last):\n  File train.py\nedl.errors.JobFailed: no worker has the model\n"
 BUG = "Traceback (most recent call last):\n  File train.py\nValueError: a fault of its own\n"
@@ -88,14 +103,28 @@ class SimLife:
 
 
 @dataclass
+class PausedAgent:
+    """It was stopped in the middle of its acts, and goes on with them later, whatever has become of its node."""
+
+    todo: list[AgentCommand]
+    until: int
+
+
+@dataclass
 class SimHost:
     """A machine with its agent. `claims`: files of the agent, by worker: its device, and how it ended."""
 
     name: str
     devices: tuple[int, ...]
+    owner: QueueOwner
     machine: AgentMachine | None = None
     frozen_until: int = 0
     claims: dict[str, tuple[int, EndEvidence | None]] = field(default_factory=dict)
+    half_made: set[str] = field(default_factory=set)  # claims
+    left: dict[str, int] = field(default_factory=dict)  # by worker: until when what it has started outlives it
+    paused: list[PausedAgent] = field(default_factory=list)
+    ahead: float = 0.0  # its clock
+    time: SeenTime = field(default_factory=SeenTime)
     seen_orders: tuple[WorkerOrder, ...] = ()
 
 
@@ -111,9 +140,14 @@ class ClusterPlay:
         self.policy = self.chance.choice(POLICIES)
         self.drain_at, self.roomy = drain_at, roomy
         self.hosts = {
-            f"n{number}": SimHost(f"n{number}", tuple(range(self.chance.randint(1, 4))))
+            f"n{number}": SimHost(f"n{number}", tuple(range(self.chance.randint(1, 4))), OURS)
             for number in range(3 if roomy else self.chance.randint(1, 3))
         }
+        self.rivals = [SimHost(host.name, host.devices, THEIRS, AgentMachine()) for host in self.hosts.values()]
+        self.ahead = 0.0  # the clock of the scheduler that leads
+        self.late_acts: list[tuple[int, Act]] = []
+        self.told_to_die: dict[str, int] = {}
+        self.asked_at: dict[str, int] = {}  # by worker that is to leave, or by job and life that is saved
         self.now = 0
         self.entries: dict[str, JobEntry] = {}  # durable from here
         self.reports: dict[str, NodeReport] = {}
@@ -124,6 +158,7 @@ class ClusterPlay:
         self.trainings: dict[str, SimLife] = {}
         self.saved: dict[str, int] = {}  # job -> step of its newest checkpoint
         self.begun: dict[str, int] = {}  # worker -> times that it was started
+        self.ends: dict[str, EndEvidence] = {}  # of workers that are outlived by what they have started
         self.ended: dict[str, JobPhase] = {}
         self.scheduler: SchedulerMachine | None = None
         self.inbox: list[QueueInput] = []
@@ -146,16 +181,25 @@ class ClusterPlay:
     def _play(self) -> None:
         for asked in [one for one in self.submissions if one.submitted <= self.now]:
             self.submissions.remove(asked)
-            self.entries[asked.name] = JobEntry(asked, since=self.now, since_phase=self.now, tries_left=3)
+            self.entries[asked.name] = JobEntry(
+                asked, since=EPOCH + self.now, since_phase=EPOCH + self.now, tries_left=3
+            )
             self.inbox.append(Submitted(asked))
         if self.now < FAULTS_S:
             self._faults()
+        for host in self.hosts.values():
+            self._go_on(host)
+        for rival in self.rivals:
+            self._agent(rival)
         if self.now == self.drain_at:
             self.inbox.append(DrainAsked())
         for host in self.chance.sample(list(self.hosts.values()), len(self.hosts)):
             self._agent(host)
         for training in list(self.trainings.values()):
             self._train(training)
+        for late in [one for one in self.late_acts if one[0] <= self.now]:
+            self.late_acts.remove(late)
+            self._act(late[1], in_time=False)
         self._schedule()
 
     def _jobs(self) -> list[Submission]:
@@ -196,8 +240,15 @@ class ClusterPlay:
             self._end(id_, EndEvidence(code=chance.choice((-9, -9, -11, 1)), tail="its last words"))
         if chance.random() < 0.03:
             self._dethrone()
+        if chance.random() < 0.02:
+            host.ahead = self._set_clock()
+        if chance.random() < 0.02:
+            self.ahead = self._set_clock()
         if self.entries and chance.random() < 0.005:
             self.wishes.add(chance.choice(sorted(self.entries)))
+
+    def _set_clock(self) -> float:
+        return self.chance.choice((0.0, 60.0, 3600.0, -3600.0))
 
     # ---------------------------------------------------------------------------------------------------- schedulers
 
@@ -211,6 +262,7 @@ class ClusterPlay:
             if self.now < self.elects_at:
                 return
             self.term += 1
+            self.ahead = self._set_clock() if self.now < FAULTS_S else self.ahead
             policy = build(self.policy)
             self.scheduler = SchedulerMachine(policy, UnknownSpeeds(), self.rules, list(self.entries.values()))
             self.inbox = [NodeReported(report) for report in self.reports.values()]
@@ -226,34 +278,40 @@ class ClusterPlay:
         if not self.inbox and (self.due is None or self.now < self.due):
             return
         inputs, self.inbox = self.inbox or [QueueTick()], []
-        resolved = self.scheduler.handle(inputs, float(self.now))
+        resolved = self.scheduler.handle(inputs, EPOCH + self.now + self.ahead, float(self.now))
+        again = resolved.look_again
+        self.due = None if again is None else again - self.ahead - EPOCH
         self.scheduler.validate()
         if self.now < FAULTS_S and self.chance.random() < 0.02:  # it dies before it has written
             self._dethrone()
             return
         self._keep(resolved)
-        if self.now < FAULTS_S and self.chance.random() < 0.02:  # or after, and before it has done
+        if self.now < FAULTS_S and self.chance.random() < 0.03:  # or after that: then it acts late, or never
             self._dethrone()
+            late = self.now + self.chance.randint(1, 40)
+            self.late_acts += [(late, act) for act in resolved.acts if self.chance.random() < 0.5]
             return
-        self._act(resolved)
+        for act in resolved.acts:
+            self._act(act, in_time=True)
 
     def _keep(self, resolved: Resolved) -> None:
         for name, entry in resolved.changed.items():
             before = self.entries[name].phase
             assert before not in TERMINAL or entry.phase is before, f"{name} was {before}, and is {entry.phase}"
             self._check_workers(self.entries[name], entry)
+            self._check_patience(self.entries[name], entry)
+            self._note_asked(entry)
         self.entries.update(resolved.changed)
         moving = [name for name, entry in self.entries.items() if entry.moving]
         assert len(moving) <= 1, f"several jobs migrate at a time: {moving}"
         self.events += resolved.told
         self.wishes -= {name for name in self.wishes if self.entries[name].over}
-        self.due = resolved.look_again
 
     def _check_workers(self, before: JobEntry, entry: JobEntry) -> None:
         """Who comes, and who is asked to leave."""
         assert self.scheduler is not None
         known = {worker.id: worker.wish for worker in before.workers}
-        out = self.scheduler.left_out(self.now)
+        out = self.scheduler.left_out(self.scheduler.now)
         lost = [worker.id for worker in entry.workers if worker.id not in known and worker.node in out]
         assert not lost, f"{lost} come to a node that is left out: {out}"
         leave = [worker.id for worker in entry.workers if worker.wish is WorkerWish.LEAVE]
@@ -261,24 +319,46 @@ class ClusterPlay:
         small = len(entry.staying) < entry.asked.min_np
         assert not (told and small and entry.phase in ACTIVE), f"it is made too small: {entry}"
 
-    def _act(self, resolved: Resolved) -> None:
-        for act in resolved.acts:
-            match act:
-                case BeginLife(name, life):
-                    alive = [one for one in self.processes.values() if one.order.job == name]
-                    assert not alive, f"a life of {name} begins while another has {alive}"
-                    base = self.saved.get(name, 0)
-                    self.trainings[name] = SimLife(self.entries[name].asked, life, base, self._total(name))
-                    self.inbox.append(LifeReady(name, life, life, f"ck/{base}" if base else "", base))
-                case SendAway(name):
-                    training = self.trainings.get(name)
-                    if training and training.state == "running" and training.leaves_in < 0:
-                        training.leaves_in = self.chance.choice((1, 2, 30, NEVER_SAVED))
-                case LookOnce(name, life):
-                    one = self.trainings[name]
-                    self.inbox.append(JobLooked(name, life, self._look(one), final=True))
-                case ChangeBatch():
-                    pass
+    def _check_patience(self, before: JobEntry, entry: JobEntry) -> None:
+        """Who is saved or leaves has its time for that, by a clock that only counts."""
+        if entry.phase is not before.phase:
+            return
+        rules, killed = self.rules, {one.id for one in entry.workers if one.wish is WorkerWish.DIE}
+        leave_s = rules.cancel_s if entry.over else rules.leave_s
+        for worker in before.workers:
+            if worker.id not in killed or worker.wish is WorkerWish.DIE:
+                continue
+            leaves = worker.wish is WorkerWish.LEAVE
+            asked = self.asked_at.get(worker.id if leaves else f"{entry.name}.{entry.life}")
+            patience = leave_s if leaves else rules.save_s + rules.save_slack_s
+            if asked is not None and (leaves or entry.phase is JobPhase.PREEMPTING):
+                assert self.now - asked >= 0.9 * patience - 1, f"{worker.id} is killed {self.now - asked} s after"
+
+    def _note_asked(self, entry: JobEntry) -> None:
+        for worker in entry.workers:
+            if worker.wish is WorkerWish.LEAVE:
+                self.asked_at.setdefault(worker.id, self.now)
+        if entry.phase is JobPhase.PREEMPTING:
+            self.asked_at.setdefault(f"{entry.name}.{entry.life}", self.now)
+
+    def _act(self, act: Act, *, in_time: bool) -> None:
+        """What only the scheduler that leads may do is refused to another (it is fenced), and its words are lost."""
+        match act:
+            case BeginLife(name, life) if in_time:
+                alive = [one for one in self.processes.values() if one.order.job == name]
+                assert not alive, f"a life of {name} begins while another has {alive}"
+                base = self.saved.get(name, 0)
+                self.trainings[name] = SimLife(self.entries[name].asked, life, base, self._total(name))
+                self.inbox.append(LifeReady(name, life, life, f"ck/{base}" if base else "", base))
+            case SendAway(name):
+                training = self.trainings.get(name)
+                if training and training.state == "running" and training.leaves_in < 0:
+                    training.leaves_in = self.chance.choice((1, 2, 30, NEVER_SAVED))
+            case LookOnce(name, life) if in_time:
+                one = self.trainings[name]
+                self.inbox.append(JobLooked(name, life, self._look(one), final=True))
+            case BeginLife() | LookOnce() | ChangeBatch():
+                pass
 
     def _look(self, one: SimLife) -> JobLook:
         return JobLook(one.state, "", "fault", self._size(one), one.step, 64)
@@ -289,53 +369,129 @@ class ClusterPlay:
         return host.machine is not None and self.now >= host.frozen_until
 
     def _agent(self, host: SimHost) -> None:
-        was = host.name in self.reports
-        if not self._hears(host):
-            if was and self.chance.random() < 0.3:
+        ours = host.owner == OURS
+        if ours and not self._hears(host):
+            if host.name in self.reports and self.chance.random() < 0.3:
                 self.inbox.append(NodeWent(host.name))
             if host.machine is None and (self.now > FAULTS_S or self.chance.random() < 0.2):
                 self._come_back(host)
             return
+        if not is_owner(OURS, host.owner, takes=True, in_use=True):
+            return
         assert host.machine is not None
+        self._outlived(host)
         orders = orders_of(host.name, self.entries)
         happened = OrdersCame(orders) if orders != host.seen_orders else AgentLooked()
         host.seen_orders = orders
-        self._carry_out(host, happened)
+        machine = host.machine
+        self._carry_out(host, machine, happened)
         for id_, (_, gone) in list(host.claims.items()):
-            if gone is not None and id_ in host.machine.living:
-                self._carry_out(host, WorkerGone(id_, gone))
-        host.machine.validate()
+            if gone is not None and id_ in machine.living:
+                self._carry_out(host, machine, WorkerGone(id_, gone))
+        if host.machine is not machine:  # it was paused
+            return
+        machine.validate()
+        self._check_told(host)
         report = NodeReport(host.name, host.devices, host.machine.report)
         self.reports[host.name] = report
         self.inbox.append(NodeReported(report))
 
+    def _time(self, host: SimHost) -> float:
+        return host.time.advance(EPOCH + self.now + host.ahead, float(self.now))
+
+    def _outlived(self, host: SimHost) -> None:
+        """What outlives its worker ends by itself, or is killed as it lingers; then the worker is gone."""
+        for id_ in [id_ for id_, until in host.left.items() if until <= self.now]:
+            del host.left[id_]
+            device, _ = host.claims[id_]
+            host.claims[id_] = (device, self.ends.pop(id_))
+
     def _come_back(self, host: SimHost) -> None:
-        host.machine, host.seen_orders = AgentMachine(), ()
+        """A claim that was found half made is withdrawn: whoever made it does not go on with it."""
+        host.machine, host.time, host.seen_orders = AgentMachine(), SeenTime(), ()
+        for id_ in sorted(host.half_made):
+            self._withdraw(host, id_)
         for id_, (device, gone) in host.claims.items():
-            assert not host.machine.handle(WorkerFound(id_, device, 1, gone), float(self.now))
+            assert not host.machine.handle(WorkerFound(id_, device, 1, gone), self._time(host))
 
-    def _carry_out(self, host: SimHost, happened: OrdersCame | AgentLooked | WorkerGone) -> None:
-        assert host.machine is not None
-        todo = host.machine.handle(happened, float(self.now))
+    def _withdraw(self, host: SimHost, id_: str) -> None:
+        host.half_made.discard(id_)
+        host.claims[id_] = (host.claims[id_][0], EndEvidence())
+
+    def _carry_out(self, host: SimHost, machine: AgentMachine, happened: AgentInput) -> None:
+        if host.machine is machine:
+            self._do(host, machine.handle(happened, self._time(host)))
+
+    def _do(self, host: SimHost, todo: list[AgentCommand]) -> None:
+        """An agent that is paused meanwhile is followed by another."""
         while todo:
-            match todo.pop(0):
-                case StartOne(order):
-                    todo += self._start(host, order)
-                case EndOne(id_, kill):
-                    if id_ in self.processes and kill:
-                        self._end(id_, EndEvidence(code=-9, told=True))
-                    elif id_ in self.processes:
-                        self.processes[id_].asked_to_leave = True
+            if host.owner == OURS and self.now < FAULTS_S and self.chance.random() < 0.04:
+                if isinstance(todo[0], StartOne) and self.chance.random() < 0.5:
+                    self._half_make(host, todo[0].order)
+                host.paused.append(PausedAgent(todo, self.now + self.chance.randint(1, 60)))
+                host.machine = None
+                return
+            todo += self._do_one(host, todo.pop(0))
 
-    def _start(self, host: SimHost, order: WorkerOrder) -> list[StartOne | EndOne]:
+    def _half_make(self, host: SimHost, order: WorkerOrder) -> None:
+        if order.id not in host.claims:
+            host.claims[order.id] = (order.device, None)
+            host.half_made.add(order.id)
+
+    def _go_on(self, host: SimHost) -> None:
+        """With acts of an agent that was paused: it knows of nothing that has happened since, and is not heard."""
+        for paused in [one for one in host.paused if one.until <= self.now]:
+            host.paused.remove(paused)
+            for command in paused.todo:
+                match command:
+                    case StartOne(order) if order.id in host.half_made:
+                        host.half_made.discard(order.id)
+                        self._begin(host, order)
+                    case StartOne(order) if order.id not in host.claims:
+                        self._begin(host, order)
+                    case EndOne(id_, kill):
+                        self._press(id_, kill=kill)
+                    case StartOne() | BarOne():
+                        pass
+
+    def _do_one(self, host: SimHost, command: AgentCommand) -> list[AgentCommand]:
         assert host.machine is not None
-        if order.id in host.claims:
-            gone = host.claims[order.id][1]
-            return [] if gone is None else host.machine.handle(WorkerGone(order.id, gone), float(self.now))
+        now = self._time(host)
+        match command:
+            case StartOne(order) if order.id in host.claims:
+                return host.machine.handle(WorkerClaimed(order.id), now)
+            case StartOne(order):
+                self._begin(host, order)
+                return host.machine.handle(WorkerBegan(order.id, 1), now)
+            case EndOne(id_, kill):
+                self._press(id_, kill=kill)
+                return []
+            case BarOne(id_):
+                return host.machine.handle(self._bar(host, id_), now)
+
+    def _bar(self, host: SimHost, id_: str) -> WorkerFound | WorkerGone:
+        if id_ in host.half_made:
+            self._withdraw(host, id_)
+        device, gone = host.claims.setdefault(id_, (0, EndEvidence()))
+        return WorkerFound(id_, device, 1, None) if gone is None else WorkerGone(id_, gone)
+
+    def _begin(self, host: SimHost, order: WorkerOrder) -> None:
         host.claims[order.id] = (order.device, None)
         self.begun[order.id] = self.begun.get(order.id, 0) + 1
         self.processes[order.id] = SimProcess(order, host.name, stubborn=self.chance.random() < 0.1)
-        return host.machine.handle(WorkerBegan(order.id, 1), float(self.now))
+
+    def _press(self, id_: str, *, kill: bool) -> None:
+        if id_ in self.processes and kill:
+            self._end(id_, EndEvidence(code=-9, told=True))
+        elif id_ in self.processes:
+            self.processes[id_].asked_to_leave = True
+
+    def _check_told(self, host: SimHost) -> None:
+        """By the agent, to all who listen."""
+        assert host.machine is not None
+        for seen in host.machine.report:
+            holds = seen.id in self.processes or seen.id in host.left
+            assert not (seen.gone and holds), f"{seen.id} is told to be gone, and a process of it holds its device"
 
     # ---------------------------------------------------------------------------------------------------------- jobs
 
@@ -393,21 +549,29 @@ class ClusterPlay:
     def _end(self, id_: str, evidence: EndEvidence) -> None:
         process = self.processes.pop(id_)
         host = self.hosts[process.node]
-        host.claims[id_] = (host.claims[id_][0], evidence)
+        if self.chance.random() < 0.1:
+            host.left[id_], self.ends[id_] = self.now + self.chance.randint(1, LINGER_S), evidence
+        else:
+            host.claims[id_] = (host.claims[id_][0], evidence)
 
     # -------------------------------------------------------------------------------------------------------- checks
 
     def _check(self) -> None:
         held: dict[tuple[str, int], str] = {}
         lives: dict[str, int] = {}
+        for host in self.hosts.values():
+            for id_ in host.left:
+                place = (host.name, host.claims[id_][0])
+                assert held.setdefault(place, id_) == id_, f"{held[place]} and {id_} on device {place} (I17)"
         for id_, process in self.processes.items():
             place = (process.node, process.order.device)
             assert held.setdefault(place, id_) == id_, f"{held[place]} and {id_} on device {place} (I17)"
             assert lives.setdefault(process.order.job, process.order.life) == process.order.life, "two lives at once"
         assert all(times == 1 for times in self.begun.values()), f"a worker was started twice: {self.begun}"
         for name, entry in self.entries.items():
-            late = [one for one in entry.workers if one.wish is WorkerWish.DIE and self.now - one.since > PATIENCE_S]
-            assert not late or self.now < FAULTS_S + PATIENCE_S, f"they were to die, and live: {late}"
+            dying = [one.id for one in entry.workers if one.wish is WorkerWish.DIE]
+            late = [id_ for id_ in dying if self.now - self.told_to_die.setdefault(id_, self.now) > PATIENCE_S]
+            assert not late or self.now < FAULTS_S + 2 * PATIENCE_S, f"they were to die, and live: {late}"
             if entry.over:
                 assert self.ended.setdefault(name, entry.phase) is entry.phase, f"{name} has changed after its end"
 

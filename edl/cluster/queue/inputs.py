@@ -25,6 +25,7 @@ class ClusterRules(msgspec.Struct, frozen=True):
     save_slack_s: float = 20.0  # beyond that, for its processes to end
     sick_failures: int = 3  # failures of a node's own, in `sick_s`: then no worker is started there for as long
     sick_s: float = 300.0
+    unseen_s: float = 30.0  # time counts for at most so long from one look to the next, where a job holds devices
     settled_s: float = 60.0  # a job is packed onto fewer nodes if it was left as it is for so long
     move_s: float = 180.0  # for a step of a migration; then it ends
     quotas: dict[str, int] = {}  # user -> devices at most

@@ -168,9 +168,13 @@ def _hurry(state: QueueState, job: JobEntry, now: float) -> None:
     """Who was told to go and has not gone in time is killed (I12)."""
     rules = state.rules
     patience = rules.cancel_s if job.over else rules.leave_s
-    late = {worker.id for worker in job.workers if worker.wish is WorkerWish.LEAVE and now - worker.since >= patience}
+    late = {
+        worker.id
+        for worker in job.workers
+        if worker.wish is WorkerWish.LEAVE and now - state.seen_since(worker.since) >= patience
+    }
     if job.phase is JobPhase.PREEMPTING:
-        asked = now - job.since_phase >= rules.save_s + rules.save_slack_s
+        asked = now - state.seen_since(job.since_phase) >= rules.save_s + rules.save_slack_s
         late |= {worker.id for worker in job.workers if asked and worker.wish is not WorkerWish.DIE}
     if late:
         state.wish(job, WorkerWish.DIE, now, frozenset(late))

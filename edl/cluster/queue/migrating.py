@@ -25,7 +25,7 @@ def resume_or_end(state: QueueState, now: float) -> None:
             _end(state, job, now, "migrated", f"it is on {in_words(job.moving)}")
         elif not _has_room(state, job, now):
             _give_up(state, job, now, "its new place is not free any more")
-        elif now - (job.changed or 0.0) >= state.rules.move_s:
+        elif now - state.seen_since(job.changed or 0.0) >= state.rules.move_s:
             _give_up(state, job, now, f"nothing has come of it in {state.rules.move_s:g} s")
 
 

@@ -33,6 +33,7 @@ from edl.cluster.queue.inputs import (
     Submitted,
 )
 from edl.cluster.queue.phases import ACTIVE, JobPhase
+from edl.cluster.queue.seen_time import SeenTime
 from edl.cluster.queue.speeds import LiveSpeeds
 from edl.cluster.queue.state import QueueState, SeenNode
 
@@ -45,6 +46,7 @@ class SchedulerMachine:
     ) -> None:
         self._policy, self._speeds = policy, speeds
         self._state = QueueState(rules, {job.name: job for job in jobs})
+        self._time = SeenTime()
         self._decided = -math.inf
         self._look_again: float | None = None
 
@@ -56,6 +58,11 @@ class SchedulerMachine:
     def nodes(self) -> dict[str, SeenNode]:
         return self._state.nodes
 
+    @property
+    def now(self) -> float:
+        """The time by which it has decided last."""
+        return self._time.now
+
     def left_out(self, now: float) -> tuple[str, ...]:
         """Nodes on which no worker is started just now, as they have failed theirs."""
         return self._state.left_out(now)
@@ -65,8 +72,12 @@ class SchedulerMachine:
         """No job holds a device."""
         return not any(self._state.jobs[name].workers for name in self._state.live)
 
-    def handle(self, inputs: Sequence[QueueInput], now: float) -> Resolved:
+    def handle(self, inputs: Sequence[QueueInput], wall: float, counted: float | None = None) -> Resolved:
+        """`wall`: the wall clock, `counted`: a clock that only counts. When to look again is by the wall clock."""
         state = self._state
+        now = self._time.advance(wall, counted, math.inf if self.empty else state.rules.unseen_s)
+        if state.began == -math.inf:
+            state.begin(now)
         state.changed, state.told, state.acts = {}, [], []
         for one in inputs:
             self._take(one, now)
@@ -79,7 +90,9 @@ class SchedulerMachine:
         for name in [name for name, job in state.changed.items() if job.over and not job.workers]:
             state.seen.pop(name, None)
             self._speeds.forget(name)
-        return Resolved(dict(state.changed), tuple(state.told), tuple(state.acts), self._next(now))
+        due = self._next(now)
+        again = None if due is None else wall + due - now
+        return Resolved(dict(state.changed), tuple(state.told), tuple(state.acts), again)
 
     def _look_after(self, now: float) -> None:
         """Of those that only wait there may be very many."""
@@ -182,6 +195,7 @@ class SchedulerMachine:
                 self._went(name, now)
             case NodeLeftOut(name, until) if name in self._state.nodes:
                 node = self._state.nodes[name]
+                until = min(until, now + self._state.rules.sick_s)
                 node.left_out_until, self._state.news = max(node.left_out_until, until), True
             case NodeLeftOut():
                 pass
@@ -226,11 +240,15 @@ class SchedulerMachine:
                 times.append(job.rests_until)
             if not _holds(job):
                 continue
-            times += [worker.since + rules.leave_s for worker in job.workers if worker.wish is WorkerWish.LEAVE]
+            times += [
+                state.seen_since(worker.since) + rules.leave_s
+                for worker in job.workers
+                if worker.wish is WorkerWish.LEAVE
+            ]
             if job.over and job.workers:
-                times.append(job.since_phase + rules.cancel_s)
+                times.append(state.seen_since(job.since_phase) + rules.cancel_s)
             if job.phase is JobPhase.PREEMPTING:
-                times.append(job.since_phase + rules.save_s + rules.save_slack_s)
+                times.append(state.seen_since(job.since_phase) + rules.save_s + rules.save_slack_s)
         later = [time for time in times if time > now]
         return min(later) if later else None
 

@@ -64,10 +64,29 @@ class QueueState:
         self.desired: dict[str, Placement] = {}
         self.live = {name for name, job in jobs.items() if not job.over or job.workers}
         self.draining = self.killing = False
+        self.began = -math.inf  # this scheduler
         self.news = True  # something has happened that a decision may depend on
         self.changed: dict[str, JobEntry] = {}
         self.told: list[QueueEvent] = []
         self.acts: list[Act] = []
+
+    def begin(self, now: float) -> None:
+        """Schedulers before this one had clocks of their own: nothing on record is later than now."""
+        self.began = now
+        for name in self.live:
+            job = self.jobs[name]
+            self.jobs[name] = msgspec.structs.replace(
+                job,
+                since=min(job.since, now),
+                since_phase=min(job.since_phase, now),
+                changed=None if job.changed is None else min(job.changed, now),
+                rests_until=min(job.rests_until, now + self.rules.retries.longest_rest_s),
+                workers=tuple(msgspec.structs.replace(one, since=min(one.since, now)) for one in job.workers),
+            )
+
+    def seen_since(self, since: float) -> float:
+        """From when on time counts for what is due after a while: from where this scheduler has seen it pass."""
+        return max(since, self.began)
 
     def put(self, job: JobEntry, now: float, **changes: Any) -> JobEntry:
         """The job, counted up to now and changed."""

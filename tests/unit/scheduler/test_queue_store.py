@@ -23,6 +23,7 @@ from edl.cluster.queue.entries import (
 )
 from edl.cluster.queue.inputs import Resolved
 from edl.cluster.queue.lives import MOST_EXITS
+from edl.cluster.queue.owning import AgentHere, QueueOwner
 from edl.cluster.queue.phases import JobPhase
 from edl.cluster.queue.room import ENTRY_BYTES, ENVIRON_BYTES, PATH_BYTES, WORKERS
 from edl.cluster.queue.state import KEPT_EVENTS, KEPT_HELD, KEPT_REASON
@@ -33,7 +34,7 @@ from edl.host.processes import process_start_time
 from edl.scheduler import queue_store
 from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.places import NodeGiven
-from edl.scheduler.queue_store import JOBS, AgentHere, QueueOwner, QueueRefused, QueueStore
+from edl.scheduler.queue_store import JOBS, QueueRefused, QueueStore
 from edl.scheduler.starting import MOST_SLOTS, check_slots
 
 FENCE = "/fence"

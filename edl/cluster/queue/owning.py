@@ -1,0 +1,40 @@
+"""Who acts on a queue: one cluster, and for each of its nodes one agent. Pure.
+
+Owns: these rules. Does not own: what is written where (`edl.scheduler.queue_store`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class QueueOwner(msgspec.Struct, frozen=True):
+    """The cluster that a queue belongs to: agents and schedulers of two would each act on it."""
+
+    identity: str
+    home: str  # its EDL_HOME, for people
+    host: str
+
+
+class AgentHere(msgspec.Struct, frozen=True):
+    """An agent that lives, as far as its session tells. Its pid means it in that space of pids only."""
+
+    host: str
+    pid: int
+    started: int
+    space: str
+
+
+def is_owner(found: QueueOwner, mine: QueueOwner, *, takes: bool, in_use: bool) -> bool:
+    """Whether a queue whose owner was found is ours, or is to be. `takes`: we may have one that is `in_use` by no
+    process and no worker of its owner.
+    """
+    return found.identity == mine.identity or (takes and not in_use)
+
+
+def gives_way(other: AgentHere, here: AgentHere, *, runs: bool, deposed: bool) -> bool:
+    """Whether an agent whose session is not over leaves the node to the agent that is here. `runs`: its pid is in use
+    here. `deposed`: it has lost its turn, where agents take turns.
+    """
+    seen = bool(other.space) and other.space == here.space
+    return deposed or (seen and (other.pid == here.pid or not runs))

@@ -1,0 +1,53 @@
+"""A worker's warden: how the worker has ended is written down on a full disk, too."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edl.cluster.queue.causes import EndEvidence
+from edl.scheduler.places import put
+from edl.scheduler.warden import LAST_WORD_BYTES, LastWord
+from edl.scheduler.worker_folders import evidence
+
+
+@pytest.fixture
+def limited() -> Iterator[Callable[[int], None]]:
+    """No file gets longer than that from now on, as on a disk that has room for a part of what is written."""
+    before, heard = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, heard)
+
+
+def test_the_last_word_needs_no_more_room_than_was_kept_for_it(tmp_path: Path) -> None:
+    word = LastWord(str(tmp_path))
+    kept = (tmp_path / ".exit.json").stat()
+    word.say(3, "\0" * 8192, starved=True)
+    said = (tmp_path / "exit.json").stat()
+    assert (said.st_ino, said.st_size, said.st_blocks) == (kept.st_ino, kept.st_size, kept.st_blocks)
+    found = evidence(tmp_path)
+    assert (found.code, found.starved) == (3, True)
+    assert set(found.tail) == {"\0"}
+
+
+def test_where_not_even_that_can_be_written_the_code_is_a_files_name(
+    tmp_path: Path, limited: Callable[[int], None]
+) -> None:
+    word = LastWord(str(tmp_path))
+    limited(LAST_WORD_BYTES // 2)
+    word.say(0, "x" * LAST_WORD_BYTES)
+    assert evidence(tmp_path) == EndEvidence(code=0)
+
+
+def test_no_part_of_a_file_takes_the_place_of_the_whole(tmp_path: Path, limited: Callable[[int], None]) -> None:
+    put(tmp_path / "users.json", b"a" * 1000)
+    limited(1000)
+    with pytest.raises(OSError, match="File too large"):
+        put(tmp_path / "users.json", b"b" * 2000)
+    assert (tmp_path / "users.json").read_bytes() == b"a" * 1000
+    assert [path.name for path in tmp_path.iterdir()] == ["users.json"]
