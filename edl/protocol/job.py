@@ -267,6 +267,7 @@ class SavingStatus(msgspec.Struct, frozen=True):
     step: int  # of this life, of the newest that is durable; 0: none is yet
     path: str
     failed: SavingFailure | None = None  # since then
+    took_s: float = 0.0  # the longest of the newest ones, until it was durable; 0: not known
 
 
 class Stable(msgspec.Struct, frozen=True):

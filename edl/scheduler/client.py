@@ -118,7 +118,7 @@ class ClusterClient:
         for job in jobs:
             phases[job.phase.value] = phases.get(job.phase.value, 0) + 1
         story, now = await self.queue.story(), time.time()
-        left_out = {node: until for node, until in left_out_by(story).items() if until > now}
+        left_out = {node: until for node, (until, _) in left_out_by(story).items() if until > now}
         return ClusterStatus(
             policy=self.config.policy,
             coordinator=self.config.coordinator,

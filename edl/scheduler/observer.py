@@ -141,6 +141,7 @@ def look_of(status: Status) -> JobLook:
         batch=status.batch,
         grows=status.batching == BatchRule.LOCAL,
         step_s=rate.step_s if known and rate is not None else 0.0,
+        save_s=status.saving.took_s if status.saving is not None else 0.0,
         left=_left(status),
         grad_sqr=_told(status, "grad_sqr"),
         grad_var=_told(status, "grad_var"),

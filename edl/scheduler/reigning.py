@@ -121,7 +121,8 @@ class QueueReign:
             self._inbox.append(NodeReported(report))
             self._follow(report.node)
         left_out = left_out_by(await self._queue.story())
-        self._inbox += [NodeLeftOut(node, until) for node, until in left_out.items() if until > self._clock.wall()]
+        wall = self._clock.wall()
+        self._inbox += [NodeLeftOut(node, *how) for node, how in left_out.items() if how[0] > wall]
         logger.info("term %d begins with %d jobs", self._reign.term, len(jobs))
 
     async def _forget_old(self) -> None:

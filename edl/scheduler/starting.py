@@ -37,6 +37,7 @@ from edl.scheduler.tokens import TokenBook
 START_S = 90.0
 STOP_S = 10.0
 DRAIN_S = 120.0
+SAVED_S = 60.0  # beyond what a job is given to be saved
 LOOK_S = 0.1
 BURY_S = 1.0
 MOST_PORT = 65_535
@@ -288,7 +289,8 @@ async def _kill_strays(home: ClusterHome) -> None:
 async def _drain(client: ClusterClient, *, kill: bool, say: Say) -> int:
     await client.queue.drain(kill=kill)
     clock = asyncio.get_running_loop().time
-    until = clock() + DRAIN_S
+    began = clock()
+    until = began + DRAIN_S
     while True:
         try:
             jobs = await client.queue.jobs()
@@ -299,6 +301,8 @@ async def _drain(client: ClusterClient, *, kill: bool, say: Say) -> int:
             if not left:
                 return sum(not job.over for job in jobs)
             say("saved and sent away: " + ", ".join(f"{job.name} ({job.phase.value})" for job in left[:8]))
+            if not kill:
+                until = max(until, began + SAVED_S + max(job.save_s for job in left))
         if clock() > until:
             if kill:
                 raise EdlError("workers do not end, though they are killed: `edl cluster status` shows them")

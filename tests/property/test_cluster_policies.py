@@ -16,11 +16,12 @@ from edl.cluster.decision import ClusterDecision, ClusterPolicy
 from edl.cluster.placement import place
 from edl.cluster.policies import registry
 from edl.cluster.policies.elastic_tiresias import ElasticTiresias
-from edl.cluster.policies.tiresias import gittins, noted
+from edl.cluster.policies.tiresias import Queues, gittins, noted
 from edl.cluster.views import Aim, ClusterView, JobView, Provenance, Rates
 from edl.simulator.courses.iterations import Iterations
 from edl.simulator.trace import TrueSpeed
 
+QUEUES = Queues((57_600.0,), 8)
 NOW = 3e6
 FALLEN = {"queue": 1.0, "since": 7.0, "base": 0.0, "ran": 0.0, "waited": 0.0, "urgent": 0.0, "due": 0.0}
 
@@ -254,7 +255,7 @@ def test_elastic_tiresias_gives_less_than_a_request_only_where_jobs_wait(view: C
     sizes = sizes_of(ElasticTiresias().decide(view, NOW))
 
     def rank(one: JobView) -> tuple[float, ...]:
-        known = noted(one, (57_600.0,), 8, NOW)
+        known = noted(one, QUEUES, NOW)
         return known["queue"], -one.priority, not (one.workers or known["urgent"]), known["since"]
 
     rigid = naive_walk(view, rank)
@@ -271,7 +272,7 @@ def test_when_many_wait_those_that_have_had_much_shrink(view: ClusterView) -> No
     assert len(plain) == len(view.jobs) or len(sizes) >= len(plain)
     for one in view.jobs:
         if sizes.get(one.name, one.request) < one.request and one.workers not in range(1, one.request):
-            assert sizes[one.name] == policy.smallest(one) and noted(one, (57_600.0,), 8, NOW)["queue"] == 1
+            assert sizes[one.name] == policy.smallest(one) and noted(one, QUEUES, NOW)["queue"] == 1
 
 
 class Told:
@@ -325,12 +326,12 @@ def test_a_job_that_returns_to_the_first_queue_has_all_of_its_service_there_befo
     waited = msgspec.structs.replace(
         a_job("a", {1: 1.0}, 0), service=1e5, ran=1e3, waited=8e3, notes={**FALLEN, "ran": 0.0, "waited": 0.0}
     )
-    back = noted(waited, (57_600.0,), 8, NOW)
+    back = noted(waited, QUEUES, NOW)
     assert (back["queue"], back["base"], back["urgent"]) == (0.0, 1e5, 1.0)
     runs = msgspec.structs.replace(waited, workers=1, service=1e5 + 50_000, changed=NOW, notes=back)
-    assert noted(runs, (57_600.0,), 8, NOW + 50_000)["queue"] == 0
+    assert noted(runs, QUEUES, NOW + 50_000)["queue"] == 0
     runs = msgspec.structs.replace(runs, service=1e5 + 57_600)
-    assert noted(runs, (57_600.0,), 8, NOW + 57_600)["queue"] == 1
+    assert noted(runs, QUEUES, NOW + 57_600)["queue"] == 1
 
 
 # ------------------------------------------------------------------------------------------------------- starvation

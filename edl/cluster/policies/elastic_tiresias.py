@@ -1,7 +1,8 @@
 """Elastic-Tiresias (arXiv 1909.11985): Tiresias, whose jobs shrink when many wait, and grow when devices are idle.
 
 1. The jobs stand in Tiresias' order, and have what their owners asked for, as far as that fits. One that runs with
-   fewer workers than that has as many as it had.
+   fewer workers than that has as many as it had. One of the first queue that has waited for `passed_s` is passed over
+   no more: none of that queue that came after it runs instead.
 2. Compaction: when more than `pending` jobs wait, those that run and have fallen from the first queue shrink to
    `shrink` times their request, and what that frees starts jobs that wait.
 3. Expansion: idle devices go where they add most, as a share of the job's speed for each device: a job that scales
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.cluster.decision import Allotment, ClusterDecision
-from edl.cluster.policies.tiresias import Tiresias, check, next_look, noted
+from edl.cluster.policies.tiresias import Queues, Tiresias, check, next_look, noted
 from edl.cluster.views import Aim, ClusterView, JobView, Provenance
 
 Floats = NDArray[np.float64]
@@ -40,16 +41,18 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
     floor: float = 0.02
     keep: float = 1.25
     dwell_s: float = 300.0
+    passed_s: float = 1800.0
 
     def __post_init__(self) -> None:
         check(self.limits, self.promote)
         if not 0 < self.shrink <= 1:
             raise ValueError(f"shrink={self.shrink:g}: must be above 0, and 1 at most")
-        if not (self.keep >= 1 and self.dwell_s >= 0 and self.floor >= 0 and self.pending >= 0):
-            raise ValueError("keep must be 1 or more; dwell_s, floor and pending 0 or more")
+        if not (self.keep >= 1 and self.passed_s > 0 and self.dwell_s >= 0 and self.floor >= 0 and self.pending >= 0):
+            raise ValueError("keep must be 1 or more; passed_s above 0; dwell_s, floor and pending 0 or more")
 
     def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
-        notes = {job.name: noted(job, self.limits, self.promote, now) for job in cluster.jobs}
+        queues = Queues(self.limits, self.promote, self.passed_s)
+        notes = {job.name: noted(job, queues, now) for job in cluster.jobs}
         ranked = Tiresias(self.limits, self.promote, order="running-first").ranked(cluster.jobs, notes)
         sizes = self._requests(ranked, notes, cluster.devices)
         Expansion(self, cluster, ranked, sizes, now).run()
@@ -58,7 +61,10 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
             for job in ranked
             if job.name in sizes
         }
-        looks = [next_look(cluster.jobs, notes, sizes, self.limits, self.promote, now), self._settled(cluster, now)]
+        looks = [
+            next_look(cluster.jobs, notes, sizes, queues, now),
+            self._settled(cluster, now),
+        ]
         return ClusterDecision(found, notes, min((look for look in looks if look is not None), default=None))
 
     def smallest(self, job: JobView) -> int:

@@ -17,7 +17,7 @@ and how long it had waited when it ran the last time, and whether it has waited 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,6 +33,14 @@ AGES = 1e18  # seconds: when a job that need not starve would
 NEAR = 1e-6  # a service that is so near to a limit has crossed it
 
 
+class Queues(NamedTuple):
+    """When jobs change their queues."""
+
+    limits: Sequence[float]
+    promote: float
+    passed_s: float = AGES  # after which one that waits in the first queue is urgent, at the latest
+
+
 class Tiresias(msgspec.Struct, frozen=True):
     limits: tuple[float, ...] = (57_600.0,)  # 16 device-hours, as Pollux compares itself to
     promote: float = 0.0
@@ -46,7 +54,7 @@ class Tiresias(msgspec.Struct, frozen=True):
             raise ValueError("rank=gittins needs sample=…, services of two jobs or more in device-seconds above 0")
 
     def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
-        notes = {job.name: noted(job, self.limits, self.promote, now) for job in cluster.jobs}
+        notes = {job.name: noted(job, Queues(self.limits, self.promote), now) for job in cluster.jobs}
         free = cluster.devices
         found: dict[str, Allotment] = {}
         for job in self.ranked(cluster.jobs, notes):
@@ -54,7 +62,9 @@ class Tiresias(msgspec.Struct, frozen=True):
                 found[job.name] = Allotment(job.request, reason=f"its turn in queue {notes[job.name]['queue']:.0f}")
                 free -= job.request
         sizes = {name: allotment.workers for name, allotment in found.items()}
-        return ClusterDecision(found, notes, next_look(cluster.jobs, notes, sizes, self.limits, self.promote, now))
+        return ClusterDecision(
+            found, notes, next_look(cluster.jobs, notes, sizes, Queues(self.limits, self.promote), now)
+        )
 
     def ranked(self, jobs: Sequence[JobView], notes: dict[str, Notes]) -> list[JobView]:
         index = {job.name: 0.0 for job in jobs}
@@ -86,7 +96,7 @@ def check(limits: Sequence[float], promote: float) -> None:
         raise ValueError(f"promote={promote:g}: must be 0 or more")
 
 
-def noted(job: JobView, limits: Sequence[float], promote: float, now: float) -> Notes:
+def noted(job: JobView, queues: Queues, now: float) -> Notes:
     """What is to be remembered of it, now that it has run or waited some more: the same for one that only waits on."""
     if not job.workers and now + NEAR < job.notes.get("due", now):
         return job.notes
@@ -95,13 +105,13 @@ def noted(job: JobView, limits: Sequence[float], promote: float, now: float) -> 
         known = {**known, "waited": job.waited_by(now), "urgent": 0.0, "due": 0.0}
     queue = int(known["queue"])
     crossed = queue
-    while crossed < len(limits) and job.service - known["base"] >= limits[crossed] - NEAR:
+    while crossed < len(queues.limits) and job.service - known["base"] >= queues.limits[crossed] - NEAR:
         crossed += 1
-    if crossed > queue and now >= _settled(job, job.workers, promote, now):
+    if crossed > queue and now >= _settled(job, job.workers, queues.promote, now):
         known = {**known, "queue": float(crossed), "since": now}
     if job.running:
         return known
-    rest = 0.0 if known["due"] else _rest(job, known, limits, promote, now)
+    rest = 0.0 if known["due"] else _rest(job, known, queues, now)
     if rest > 0:
         return {**known, "due": now + rest}
     if not known["queue"]:
@@ -110,11 +120,11 @@ def noted(job: JobView, limits: Sequence[float], promote: float, now: float) -> 
     return {**back, "urgent": 1.0, "due": AGES}
 
 
-def _rest(job: JobView, known: Notes, limits: Sequence[float], promote: float, now: float) -> float:
+def _rest(job: JobView, known: Notes, queues: Queues, now: float) -> float:
     """Seconds until it starves, if it waits for so long."""
-    if not promote or known["urgent"]:
+    if not queues.promote or known["urgent"]:
         return AGES
-    return _patience(job, known, limits, promote) - (job.waited_by(now) - known["waited"])
+    return _patience(job, known, queues) - (job.waited_by(now) - known["waited"])
 
 
 def _settled(job: JobView, size: int, promote: float, now: float) -> float:
@@ -125,18 +135,18 @@ def _settled(job: JobView, size: int, promote: float, now: float) -> float:
     return begun + max(SETTLE_S, 2 * job.change_s)
 
 
-def _patience(job: JobView, known: Notes, limits: Sequence[float], promote: float) -> float:
-    """Seconds. In the first queue as if it had run until its end there."""
-    ran = job.ran - known["ran"] if known["queue"] else limits[0] / job.request
-    return promote * ran - NEAR
+def _patience(job: JobView, known: Notes, queues: Queues) -> float:
+    """Seconds. In the first queue as if it had run until its end there, and no longer than `passed_s`."""
+    if known["queue"]:
+        return queues.promote * (job.ran - known["ran"]) - NEAR
+    return min(queues.promote * queues.limits[0] / job.request, queues.passed_s) - NEAR
 
 
 def next_look(
     jobs: Sequence[JobView],
     notes: dict[str, Notes],
     sizes: dict[str, int],
-    limits: Sequence[float],
-    promote: float,
+    queues: Queues,
     now: float,
 ) -> float | None:
     """When the next job changes its queue, with workers like these."""
@@ -144,11 +154,11 @@ def next_look(
     for job in jobs:
         known = notes[job.name]
         queue, size = int(known["queue"]), sizes.get(job.name, 0)
-        if size and queue < len(limits):
-            crosses = (limits[queue] + known["base"] - job.service) / size
-            times.append(max(now + crosses, _settled(job, size, promote, now)))
-        elif not size and promote:
-            times.append(now + _rest(job, known, limits, promote, now) if job.running else known["due"])
+        if size and queue < len(queues.limits):
+            crosses = (queues.limits[queue] + known["base"] - job.service) / size
+            times.append(max(now + crosses, _settled(job, size, queues.promote, now)))
+        elif not size and queues.promote:
+            times.append(now + _rest(job, known, queues, now) if job.running else known["due"])
     first = min(times, default=AGES)
     return max(now + NEAR, first) if first < AGES else None
 

@@ -72,7 +72,8 @@ W, I, D = Domain.WORKLOAD, Domain.INFRASTRUCTURE, Domain.DATA  # noqa: E741 - a 
 EXCEPTIONS: Final[tuple[tuple[str, str, Domain, bool, str], ...]] = tuple(
     ("|".join(patterns), code, domain, retry, words)
     for patterns, code, domain, retry, words in (
-        (("No space left on device", "Disk quota exceeded"), "full-disk", I, True, "a disk is full"),
+        (("Disk quota exceeded",), "disk-quota", W, True, "its user's disk quota is used up"),
+        (("No space left on device",), "full-disk", I, True, "a disk is full"),
         (("Address already in use",), "port-in-use", I, True, "a port that it needs is in use"),
         (
             ("CUDA out of memory", r"\bOutOfMemoryError\b", "ResourceExhaustedError", "^MemoryError",
@@ -220,7 +221,7 @@ def _exited(code: int, tail: str) -> EndCause:
         return EndCause("wrong-arguments", W, False, "its arguments are wrong", last)
     if code == 2 and "can't open file" in tail:
         return EndCause("no-command", W, False, "its script is not there", last)
-    for pattern, named, domain, retry, words in EXCEPTIONS[:7]:  # of the machine: programs of all kinds print these
+    for pattern, named, domain, retry, words in EXCEPTIONS[:8]:  # of the machine: programs of all kinds print these
         if re.search(pattern, last):
             return EndCause(named, domain, retry, words, last)
     return EndCause("exit", W, True, f"it exited with code {code}", f"code {code}: {last}")

@@ -125,6 +125,8 @@ class JobEntry(msgspec.Struct, frozen=True):
     batch: int = 0  # that was asked for; 0: its own
     wanted: int = 0  # workers that its owner asked for since: it has at most these; 0: nothing was asked for
     moving: dict[str, int] = {}  # workers by node, as they are to be once it has migrated; empty: it does not
+    save_s: float = 0.0  # it is given to be saved; 0: as all are
+    sent_away: int = 0  # the last life in which it was to be saved and to go
     # what is counted
     since: float = 0.0
     began: float | None = None

@@ -23,6 +23,11 @@ class ClusterRules(msgspec.Struct, frozen=True):
     cancel_s: float = 10.0  # likewise, where the job is over
     save_s: float = 25.0  # for a job to be saved before it goes
     save_slack_s: float = 20.0  # beyond that, for its processes to end
+    longest_save_s: float = 3600.0  # for one that is known to take longer than `save_s`
+    end_s: float = (
+        3600.0  # for workers of a job that is finished to end, as they may write its results; then they leave
+    )
+    fail_s: float = 60.0  # likewise, of one that has failed
     sick_failures: int = 3  # failures of a node's own, in `sick_s`: then no worker is started there for as long
     sick_s: float = 300.0
     unseen_s: float = 30.0  # time counts for at most so long from one look to the next, where a job holds devices
@@ -44,6 +49,7 @@ class JobLook(msgspec.Struct, frozen=True):
     batch: int = 0
     grows: bool = False  # its batch grows with its workers: each takes as many samples at any size
     step_s: float = 0.0  # of the present size; 0: not measured yet
+    save_s: float = 0.0  # for so long it has taken to be saved; 0: not known
     left: float | None = None  # steps that are left, where its script has said how many there are
     grad_sqr: float | None = None  # the squared norm of the true gradient, where its script measures its noise
     grad_var: float | None = None  # likewise, the variance of the gradient of one sample
@@ -96,6 +102,7 @@ class NodeLeftOut:
 
     node: str
     until: float
+    user: str = ""  # on whose jobs' word alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ def ready(state: QueueState, word: LifeReady, now: float) -> None:
     if job is None or job.life != word.life or job.ready or job.phase not in ACTIVE:
         return
     came_on = max(0, job.step - word.step)
+    if came_on and job.sent_away == job.life - 1:  # it was not saved in time: it is given twice as long
+        job = msgspec.structs.replace(job, save_s=min(2 * state.save_s(job), state.rules.longest_save_s))
     job = wasted(job, came_on, state.seen_of(job).step_s) if came_on else job
     state.put(
         job,
@@ -56,6 +58,9 @@ def looked(state: QueueState, word: JobLooked, now: float) -> None:
     seen.look, seen.final = word.look, seen.final or word.final
     seen.step_s = word.look.step_s or seen.step_s
     seen.left = seen.left if word.look.left is None else word.look.left
+    seen.save_s = word.look.save_s or seen.save_s
+    if word.look.over and seen.over_since is None:
+        seen.over_since = now
     step = job.base + word.look.step
     if step > job.step:
         job = _came_on(state, job, step, now)
@@ -98,22 +103,36 @@ def worker_seen(state: QueueState, job: JobEntry, worker: WorkerEntry, seen: Wor
     state.tell(now, "worker_gone", job.name, words, cause="" if cause is None else cause.code)
     job = state.jobs[job.name]
     if cause is not None and cause.domain is Domain.INFRASTRUCTURE and not cause.follows:
-        _blame(state, worker.node, now)
+        seen_so = seen.evidence.unserved or seen.evidence.code is None
+        _blame(state, worker.node, "" if seen_so else job.asked.user, now)
     if cause is not None and rest and job.phase in ACTIVE:
         _crashed(state, job, cause, worker.number, now)
 
 
-def _blame(state: QueueState, name: str, now: float) -> None:
-    """A node on which one worker after the other fails is left out for a while."""
+def _blame(state: QueueState, name: str, user: str, now: float) -> None:
+    """A node on which one worker after the other fails is left out for a while. What jobs of one user print shuts it to
+    that user alone: as long as no other has a job.
+    """
     node, rules = state.nodes.get(name), state.rules
     if node is None:
         return
-    node.failures = [at for at in node.failures if now - at < rules.sick_s] + [now]
+    node.failures = [one for one in node.failures if now - one[0] < rules.sick_s] + [(now, user)]
+    users = {user for _, user in node.failures}
+    by = user if users == {user} else ""
     others = any(one.takes(now) for key, one in state.nodes.items() if key != name)
-    if len(node.failures) >= rules.sick_failures and others:
-        node.left_out_until, node.failures = now + rules.sick_s, []
+    if len(node.failures) >= rules.sick_failures and others and not state.concerns_others(by):
+        node.left_out_until, node.left_out_for, node.failures = now + rules.sick_s, by, []
         words = f"{name} has failed {rules.sick_failures} workers: none is started there for {rules.sick_s:g} s"
-        state.tell(now, "node_left_out", "", words, node=name, until=node.left_out_until)
+        state.tell(now, "node_left_out", "", words, node=name, until=node.left_out_until, user=by)
+
+
+def let_in(state: QueueState, now: float) -> None:
+    """Nodes that only one user's jobs speak against, once another user has a job."""
+    for name, node in state.nodes.items():
+        if node.left_out_until > now and state.concerns_others(node.left_out_for):
+            node.left_out_until, state.news = now, True
+            words = f"{name} takes workers again: only jobs of {node.left_out_for} have failed there"
+            state.tell(now, "node_let_in", "", words, node=name)
 
 
 def _crashed(state: QueueState, job: JobEntry, cause: EndCause, number: int, now: float) -> None:
@@ -140,6 +159,7 @@ def cancel(state: QueueState, job: JobEntry, now: float, words: str = "it was ca
 def send_away(state: QueueState, job: JobEntry, reason: str, now: float) -> None:
     """It is saved first, where it trains; where it does not yet, nothing is lost."""
     trains = job.phase in TRAINING
+    job = state.put(job, now, save_s=state.save_s(job), sent_away=job.life)
     job = state.turn(job, Turn.SENT_AWAY, now, reason, preemptions=job.preemptions + 1)
     state.desired.pop(job.name, None)
     if not job.ready:
@@ -159,7 +179,7 @@ def look_after(state: QueueState, job: JobEntry, now: float) -> None:
     elif not job.ready:
         state.ask(job, "begin", BeginLife(job.name, job.life))
     elif job.phase is JobPhase.PREEMPTING:
-        state.ask(job, "away", SendAway(job.name, state.rules.save_s, job.reason))
+        state.ask(job, "away", SendAway(job.name, state.save_s(job), job.reason))
     elif job.phase in TRAINING:
         _settle(state, job, now)
 
@@ -174,10 +194,12 @@ def _hurry(state: QueueState, job: JobEntry, now: float) -> None:
         if worker.wish is WorkerWish.LEAVE and now - state.seen_since(worker.since) >= patience
     }
     if job.phase is JobPhase.PREEMPTING:
-        asked = now - state.seen_since(job.since_phase) >= rules.save_s + rules.save_slack_s
+        asked = now - state.seen_since(job.since_phase) >= state.save_s(job) + rules.save_slack_s
         late |= {worker.id for worker in job.workers if asked and worker.wish is not WorkerWish.DIE}
     if late:
-        state.wish(job, WorkerWish.DIE, now, frozenset(late))
+        job = state.wish(job, WorkerWish.DIE, now, frozenset(late))
+    if (until := state.ends_until(job)) is not None and now >= until:
+        state.wish(job, WorkerWish.LEAVE, now)
 
 
 def _settle(state: QueueState, job: JobEntry, now: float) -> None:

@@ -7,18 +7,23 @@ to them: so no policy need know of quotas.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import msgspec
 
 from edl.cluster.views import JobView
 
 
-def within_quotas(jobs: Iterable[JobView], quotas: Mapping[str, int]) -> tuple[JobView, ...]:
-    """Jobs in their order. Who runs comes first, then higher priorities, then who came first."""
+def within_quotas(
+    jobs: Iterable[JobView], quotas: Mapping[str, int], held: Mapping[str, int] = MappingProxyType({})
+) -> tuple[JobView, ...]:
+    """Jobs in their order. Who runs comes first, then higher priorities, then who came first. `held`: devices of a
+    user's workers that are to go, and of jobs that are over, saved or sent away.
+    """
     jobs = tuple(jobs)
     if not quotas:
         return jobs
-    room = dict(quotas)
+    room = {user: max(0, most - held.get(user, 0)) for user, most in quotas.items()}
     let_in: dict[str, JobView] = {}
     for job in sorted(jobs, key=lambda job: (not job.running, -job.priority, job.submitted)):
         if job.user not in room:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from edl.cluster.decision import ClusterPolicy
 from edl.cluster.queue import lives, seating
@@ -82,6 +83,7 @@ class SchedulerMachine:
         for one in inputs:
             self._take(one, now)
         self._look_after(now)
+        lives.let_in(state, now)
         if self._is_due(now):
             self._decided, state.news = now, False
             self._look_again = seating.decide(state, self._policy, self._speeds, now)
@@ -167,12 +169,9 @@ class SchedulerMachine:
     def _reported(self, report: NodeReport, now: float) -> None:
         state, node = self._state, self._state.nodes.get(report.node)
         if node is None or not node.there or node.devices != report.devices:
-            failures = [] if node is None else node.failures
-            until = 0.0 if node is None else node.left_out_until
+            node = node or SeenNode(())
             closed = math.inf if report.devices else now
-            state.nodes[report.node] = SeenNode(
-                report.devices, failures=failures, left_out_until=until, closed_since=closed
-            )
+            state.nodes[report.node] = replace(node, devices=report.devices, there=True, closed_since=closed)
             state.tell(now, "node_there", "", f"{report.node} with {len(report.devices)} devices")
             state.news = True
         gone = {seen.id: seen for seen in report.workers if seen.gone}
@@ -193,8 +192,9 @@ class SchedulerMachine:
                 self._reported(report, now)
             case NodeWent(name):
                 self._went(name, now)
-            case NodeLeftOut(name, until) if name in self._state.nodes:
+            case NodeLeftOut(name, until, user) if name in self._state.nodes:
                 node = self._state.nodes[name]
+                node.left_out_for = user
                 until = min(until, now + self._state.rules.sick_s)
                 node.left_out_until, self._state.news = max(node.left_out_until, until), True
             case NodeLeftOut():
@@ -248,7 +248,9 @@ class SchedulerMachine:
             if job.over and job.workers:
                 times.append(state.seen_since(job.since_phase) + rules.cancel_s)
             if job.phase is JobPhase.PREEMPTING:
-                times.append(state.seen_since(job.since_phase) + rules.save_s + rules.save_slack_s)
+                times.append(state.seen_since(job.since_phase) + state.save_s(job) + rules.save_slack_s)
+            if (until := state.ends_until(job)) is not None:
+                times.append(until)
         later = [time for time in times if time > now]
         return min(later) if later else None
 

@@ -11,7 +11,7 @@ other nodes (`migration`), nor what becomes of a job that has devices (`lives`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from edl.cluster.decision import Allotment, ClusterDecision, ClusterPolicy
 from edl.cluster.placement import Rule, place
@@ -40,8 +40,16 @@ def outlook(state: QueueState, speeds: LiveSpeeds, now: float) -> ClusterView:
     jobs.sort(key=lambda job: (job.asked.submitted, job.name))
     decided = [job for job in jobs if _is_open(state, job, most, now)]
     views = [view(job, speeds.speed(job), most, _left(state, job)) for job in decided]
-    shown = within_quotas(views, state.rules.quotas)
+    shown = within_quotas(views, state.rules.quotas, _going(state, {job.name for job in decided}))
     return ClusterView(tuple(_room(state, shown, now)), shown)
+
+
+def _going(state: QueueState, decided: Collection[str]) -> Counter[str]:
+    """Devices by user, beyond those that a policy decides about."""
+    going: Counter[str] = Counter()
+    for job in (state.jobs[name] for name in state.live):
+        going[job.asked.user] += len(job.workers) - (len(job.staying) if job.name in decided else 0)
+    return going
 
 
 def _left(state: QueueState, job: JobEntry) -> float | None:
@@ -197,7 +205,7 @@ def seat(state: QueueState, now: float) -> None:
 
 def _begin(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevices, now: float) -> None:
     """All of the fewest at once, or none (gang); those beyond them come when their devices are free."""
-    seats = _seats(free, wanted)
+    seats = _seats(free, wanted)[: _quota_left(state, job)]
     if len(seats) < job.asked.min_np or job.rests_until > now:
         return
     _take(free, seats)
@@ -237,6 +245,15 @@ def _free(state: QueueState, now: float) -> FreeDevices:
 def _seats(free: FreeDevices, wanted: Placement) -> list[tuple[str, int]]:
     """Node and device, of those that are free."""
     return [(node, device) for node, count in wanted.items() if count > 0 for device in free.get(node, [])[:count]]
+
+
+def _quota_left(state: QueueState, job: JobEntry) -> int:
+    """Devices that its user may have more, whatever of those that the user has is about to be given back."""
+    user = job.asked.user
+    if user not in state.rules.quotas:
+        return job.asked.max_np
+    held = sum(len(state.jobs[name].workers) for name in state.live if state.jobs[name].asked.user == user)
+    return max(0, state.rules.quotas[user] - held)
 
 
 def _take(free: FreeDevices, seats: Iterable[tuple[str, int]]) -> None:
@@ -293,7 +310,7 @@ def _grow(state: QueueState, job: JobEntry, missing: Placement, free: FreeDevice
         return
     if job.rests_until > now:
         return
-    seats = _seats(free, missing)[: job.vacancies]
+    seats = _seats(free, missing)[: min(job.vacancies, _quota_left(state, job))]
     if not seats:
         return
     _take(free, seats)

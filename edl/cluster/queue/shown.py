@@ -106,13 +106,16 @@ def shown(job: JobEntry, now: float) -> JobShown:
     )
 
 
-def left_out_by(story: Iterable[QueueEvent]) -> dict[str, float]:
-    """Nodes that were left out, by the cluster's story: until when."""
-    return {
-        str(event.details["node"]): float(event.details["until"])
-        for event in story
-        if event.kind == "node_left_out" and event.details.keys() >= {"node", "until"}
-    }
+def left_out_by(story: Iterable[QueueEvent]) -> dict[str, tuple[float, str]]:
+    """Nodes that were left out, by the cluster's story: until when, and on the word of which user's jobs alone."""
+    found: dict[str, tuple[float, str]] = {}
+    for event in story:
+        details, node = event.details, str(event.details.get("node"))
+        if event.kind == "node_left_out" and details.keys() >= {"node", "until"}:
+            found[node] = float(details["until"]), str(details.get("user", ""))
+        elif event.kind == "node_let_in":
+            found.pop(node, None)
+    return found
 
 
 def outlined(job: JobShown) -> JobShown:

@@ -20,6 +20,7 @@ from edl.cluster.views import Placement
 KEPT_REASON = 500
 KEPT_EVENTS = 50
 KEPT_HELD = 64
+SAVE_TIMES = 3
 
 
 @dataclass
@@ -28,8 +29,11 @@ class SeenNode:
 
     devices: tuple[int, ...]
     there: bool = True
-    failures: list[float] = field(default_factory=list)
+    failures: list[tuple[float, str]] = field(
+        default_factory=list
+    )  # when, and whose job's; empty: the agent has seen it
     left_out_until: float = 0.0
+    left_out_for: str = ""  # the one user whose jobs have failed there
     closed_since: float = math.inf  # it has nothing to give
 
     def takes(self, now: float) -> bool:
@@ -53,6 +57,8 @@ class SeenJob:
     left: float | None = None  # likewise
     gone: set[str] = field(default_factory=set)  # workers that are
     batch_at: float = -math.inf  # a batch was asked for
+    save_s: float = 0.0  # the newest that is known, also of the life before
+    over_since: float | None = None  # its leader has said how it ends
 
 
 class QueueState:
@@ -141,13 +147,29 @@ class QueueState:
         """Of its present life."""
         seen = self.seen.get(job.name)
         if seen is None or seen.life != job.life:
-            step_s, left = (0.0, None) if seen is None else (seen.step_s, seen.left)
-            seen = self.seen[job.name] = SeenJob(job.life, step_s=step_s, left=left)
+            step_s, left, save_s = (0.0, None, 0.0) if seen is None else (seen.step_s, seen.left, seen.save_s)
+            seen = self.seen[job.name] = SeenJob(job.life, step_s=step_s, left=left, save_s=save_s)
         return seen
 
     def is_ending(self, job: JobEntry) -> bool:
         """Its present life: a worker has come to its end, or its leader has said how it ends."""
         return any(one.cause is None for one in job.exits) or self.seen_of(job).look.over
+
+    def save_s(self, job: JobEntry) -> float:
+        """For so long it may be saved before it goes: a multiple of what that took before."""
+        known = max(self.rules.save_s, SAVE_TIMES * self.seen_of(job).save_s)
+        return max(job.save_s, min(known, self.rules.longest_save_s))
+
+    def ends_until(self, job: JobEntry) -> float | None:
+        """Until then its workers may go on, now that its leader has said how it ends; None: it has not."""
+        since = None if job.over or job.waits else self.seen_of(job).over_since
+        if since is None:
+            return None
+        return since + (self.rules.fail_s if self.seen_of(job).look.state == "failed" else self.rules.end_s)
+
+    def concerns_others(self, user: str) -> bool:
+        """Whether any other user has a job, where one is named."""
+        return bool(user) and any(self.jobs[name].asked.user != user for name in self.live)
 
     def ask(self, job: JobEntry, what: str, act: Act) -> None:
         """Once, as far as this scheduler knows."""

@@ -82,6 +82,7 @@ def _saving(machine: JobMachine, record: Record) -> SavingStatus | None:
         step=0 if saved is None else saved.step,
         path="" if saved is None else saved.path,
         failed=record.save_failure,
+        took_s=max((cost.took_s or 0.0 for cost in record.save_costs), default=0.0),
     )
 
 

@@ -8,7 +8,7 @@ from queue_play import RULES, QueuePlay
 
 from edl.cluster.policies.registry import POLICIES, build, known
 from edl.cluster.queue import lives
-from edl.cluster.queue.entries import NodeReport, QueueEvent, WorkerSeen, WorkerWish, orders_of
+from edl.cluster.queue.entries import NodeReport, QueueEvent, Submission, WorkerSeen, WorkerWish, orders_of
 from edl.cluster.queue.inputs import (
     CancelAsked,
     ChangeBatch,
@@ -345,8 +345,10 @@ def test_a_node_that_is_left_out_is_so_under_the_next_scheduler_too() -> None:
         QueueEvent(1.0, "node_left_out", "", "x", {"node": "n", "until": 301.5}),
         QueueEvent(2.0, "node_left_out", "", "of a scheduler before"),
         QueueEvent(3.0, "node_away", "", "x"),
+        QueueEvent(4.0, "node_left_out", "", "x", {"node": "m", "until": 302.5, "user": "ann"}),
     )
-    assert left_out_by(story) == {"n": 301.5}
+    assert left_out_by(story) == {"n": (301.5, ""), "m": (302.5, "ann")}
+    assert left_out_by((*story, QueueEvent(5.0, "node_let_in", "", "x", {"node": "m"}))) == {"n": (301.5, "")}
 
 
 def test_who_lost_its_machine_has_not_failed_and_neither_has_its_node() -> None:
@@ -554,3 +556,124 @@ def test_jobs_that_only_wait_cost_no_look_each_however_many_there_are(monkeypatc
     assert set(looked) == {job.name for job in play.machine.jobs.values() if job.workers}
     assert len(set(looked)) == 4
     assert len(reads) <= 2  # of all that have devices, not once for each that waits
+
+
+PRINTED = "Traceback (most recent call last):\n  File t.py\nRuntimeError: CUDA error: an illegal memory access\n"
+
+
+def _fails_on_a_node(play: QueuePlay, name: str) -> str:
+    """By what its workers print."""
+    [node] = {worker.node for worker in play.job(name).workers}
+    for _ in range(RULES.sick_failures):
+        for worker in play.workers(name):
+            play.gone(worker, code=1, tail=PRINTED)
+        if play.job(name).phase is JobPhase.QUEUED or not play.job(name).over:
+            play.end(name)
+            play()
+    return node
+
+
+def test_what_one_users_jobs_print_shuts_no_node_to_others() -> None:
+    play = QueuePlay(n=4, m=4)
+    play.submit("anns", user="ann")
+    node = _fails_on_a_node(play, "anns")
+    assert play.machine.left_out(play.now) == (node,)  # only ann has a job
+    successor = SchedulerMachine(build("fifo"), UnknownSpeeds(), RULES, play.machine.jobs.values())
+    there = [NodeReported(NodeReport(one, (0, 1, 2, 3))) for one in play.nodes]
+    successor.handle([*there, NodeLeftOut(node, play.now + 99, "ann")], play.now)
+    assert successor.left_out(play.now) == (node,)
+    bobs = Submitted(Submission("bobs", ("x",), "/", "bob", play.now, 8, 8, 8))
+    for machine in (play.machine, successor):
+        assert "node_let_in" in [event.kind for event in machine.handle([bobs], play.now + 1).told]
+        assert machine.left_out(play.now + 1) == ()
+
+
+def test_what_jobs_of_two_users_print_shuts_a_node_to_all() -> None:
+    play = QueuePlay(n=2, m=2)
+    play.submit("anns", user="ann")
+    play.submit("bobs", user="bob")
+    [node] = {worker.node for name in ("anns", "bobs") for worker in play.job(name).workers}
+    for name in ("anns", "bobs", "anns"):
+        play.gone(play.workers(name)[0], code=1, tail=PRINTED)
+        play.end(name)
+        play()
+    assert play.machine.left_out(play.now) == (node,)
+
+
+def test_devices_of_a_job_that_is_over_count_as_its_users_until_its_processes_are_gone() -> None:
+    play = QueuePlay("fifo", ClusterRules(decide_s=0.0, quotas={"u": 2}), n=8)
+    play.submit("a", np=2)
+    play(CancelAsked("a"))
+    play.submit("b", np=2)
+    play.submit("others", np=6, user="other")
+    assert (play.workers("b"), len(play.workers("others"))) == ([], 6)
+    for worker in play.workers("a"):
+        play.gone(worker, code=0, told=True)
+    play()
+    assert len(play.workers("b")) == 2
+
+
+def test_a_worker_that_leaves_counts_until_its_process_is_gone() -> None:
+    play = QueuePlay("fifo", ClusterRules(decide_s=0.0, quotas={"u": 2}), n=8)
+    play.submit("a", np=2, least=1, most=2)
+    play.look("a")
+    play(SizeWanted("a", 1))
+    play.submit("b")
+    play()
+    assert (len(play.workers("a")), play.workers("b")) == (2, [])
+    play.gone(next(one.id for one in play.job("a").workers if one.wish is WorkerWish.LEAVE), code=0, told=True)
+    play()
+    assert len(play.workers("b")) == 1
+
+
+@pytest.mark.parametrize("said", ["finished", "failed"])
+def test_a_worker_that_hangs_after_its_job_is_over_is_ended(said: str) -> None:
+    play = QueuePlay(n=2)
+    play.submit("a", np=2)
+    play.look("a")
+    play.look("a", said)
+    patience = RULES.end_s if said == "finished" else RULES.fail_s
+    play(after=patience - 2)
+    assert {one.wish for one in play.job("a").workers} == {WorkerWish.RUN}  # it may write its results
+    play(after=2.0)
+    assert {one.wish for one in play.job("a").workers} == {WorkerWish.LEAVE}
+    play(after=RULES.leave_s)
+    assert {one.wish for one in play.job("a").workers} == {WorkerWish.DIE}
+    for worker in play.workers("a"):
+        play.gone(worker, code=-9, told=True)
+    play.end("a", said)
+    assert (play.job("a").over, play.job("a").life) == ((True, 1) if said == "finished" else (False, 2))
+
+
+def _sent_away(play: QueuePlay) -> float:
+    """For how long its leader may save it."""
+    play.submit("urgent", priority=9)
+    play()
+    return next(act.deadline_s for act in reversed(play.acts) if isinstance(act, SendAway))
+
+
+def test_a_job_that_takes_long_to_be_saved_is_given_the_time() -> None:
+    play = QueuePlay(n=1)
+    play.submit("low")
+    play.look("low", save_s=40.0)
+    assert _sent_away(play) == 120.0
+    play(after=120 + RULES.save_slack_s - 3)
+    assert {one.wish for one in play.job("low").workers} == {WorkerWish.RUN}
+    play(after=3.0)
+    assert {one.wish for one in play.job("low").workers} == {WorkerWish.DIE}
+
+
+def test_a_job_that_was_not_saved_in_time_is_given_twice_as_long_the_next_time() -> None:
+    play = QueuePlay(n=1)
+    play.submit("low")
+    play.look("low", step=50)
+    assert _sent_away(play) == RULES.save_s
+    play.end("low", "preempted", code=75)
+    play(CancelAsked("urgent"))
+    play.gone("urgent-1", code=0, told=True)
+    play()
+    assert play.job("low").life == 2  # it begins from nothing: see QueuePlay
+    play.look("low", step=5)
+    play.submit("second", priority=9)
+    play()
+    assert next(act.deadline_s for act in reversed(play.acts) if isinstance(act, SendAway)) == 2 * RULES.save_s
