@@ -41,7 +41,8 @@ def start(arguments: argparse.Namespace) -> int:
         nodes=nodes,
         policy=arguments.policy or POLICY,
         parameters=parameters_of(arguments.set),
-        quotas=_quotas(arguments.quota),
+        quotas=_by_user("quota", "DEVICES", arguments.quota),
+        priorities=_by_user("highest-priority", "N", arguments.highest_priority),
         coordinator=settings.coordinator or starting.own_coordinator(home, settings.local_coordinator),
         own_coordinator=own,
         schedulers=_whole("schedulers", arguments.schedulers or "2", 1, 9),
@@ -235,12 +236,13 @@ def _credentials(settings: Settings, environ: Mapping[str, str]) -> dict[str, st
     return {**found, **files}  # processes of the cluster are in other folders
 
 
-def _quotas(given: list[str]) -> dict[str, int]:
+def _by_user(flag: str, what: str, given: list[str]) -> dict[str, int]:
+    """Raises ConfigError."""
     found = {}
     for text in given:
         matched = re.fullmatch(r"([^:]{1,64}):([0-9]{1,6})", text)
         if matched is None:
-            raise ConfigError(f"--quota {text}: must be USER:DEVICES, such as ann:2")
+            raise ConfigError(f"--{flag} {text}: must be USER:{what}, such as ann:2")
         found[matched[1]] = int(matched[2])
     return found
 

@@ -139,6 +139,10 @@ class ClusterServer:
             raise ConfigError("user: name whose job it is; this token is the owner's, and opens all")
         if not caller.may_open(user):
             return _said(f"this token is {caller.user}'s: it submits no jobs of {user}", 403)
+        highest = self._client.config.priorities.get(user, 0)
+        if not caller.owner and wish.priority > highest:
+            raise_by = f"`edl cluster start --highest-priority {user}:{wish.priority}` raises that"
+            return _said(f"priority {wish.priority}: this token is {user}'s, who may have {highest}; {raise_by}", 403)
         asked = submission(wish, user, time.time())
         devices = sum(len(node.devices) for node in self._client.config.nodes)
         if asked.min_np > devices:

@@ -49,7 +49,9 @@ class Served:
         self.home.make()
         self.book = TokenBook(self.home)
         self.book.make()
-        config = ClusterConfig((NodeGiven("n", (0, 1)),), "fifo", {}, {}, "h:1", False, 1, 1.0, 0.0)
+        config = ClusterConfig(
+            (NodeGiven("n", (0, 1)),), "fifo", {}, {}, "h:1", False, 1, 1.0, 0.0, priorities={"cat": 5}
+        )
         self.queue = QueueStore(MemoryServer().connect(), EnvironFiles(self.home.environs))
         self.client = ClusterClient(self.home, config, self.queue)
         self.server = ClusterServer(self.client, self.book, {"PATH": "/bin", "EDL_NP": "9"})
@@ -157,6 +159,21 @@ def test_a_users_token_is_given_anew_and_taken_back(tmp_path: Path) -> None:
     assert book.caller("Bearer \xa0") is None
     with pytest.raises(ConfigError, match="no token of a user ann"):
         book.take("ann")
+
+
+async def test_a_users_token_asks_for_no_higher_priority_than_the_user_may_have(tmp_path: Path) -> None:
+    async with served(tmp_path) as http:
+        ann, cat = http.book.give("ann"), http.book.give("cat")
+
+        def body(name: str, priority: int, **more: str) -> bytes:
+            return json.dumps({"name": name, "command": ["x"], "folder": "/", "priority": priority, **more}).encode()
+
+        code, told = await http.ask("/v1/jobs", "POST", body("a", 1), ann)
+        assert (code, "--highest-priority ann:1" in told) == (403, True)
+        assert (await http.ask("/v1/jobs", "POST", body("a", -5), ann))[0] == 201
+        assert (await http.ask("/v1/jobs", "POST", body("b", 5), cat))[0] == 201
+        assert (await http.ask("/v1/jobs", "POST", body("c", 6), cat))[0] == 403
+        assert (await http.ask("/v1/jobs", "POST", body("d", 99, user="ann")))[0] == 201  # by the owner's token
 
 
 async def test_a_user_opens_own_jobs_only(tmp_path: Path) -> None:
