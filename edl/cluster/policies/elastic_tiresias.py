@@ -1,8 +1,8 @@
 """Elastic-Tiresias (arXiv 1909.11985): Tiresias, whose jobs shrink when many wait, and grow when devices are idle.
 
 1. The jobs stand in Tiresias' order, and have what their owners asked for, as far as that fits. One that runs with
-   fewer workers than that has as many as it had. One of the first queue that has waited for `passed_s` is passed over
-   no more: none of that queue that came after it runs instead.
+   fewer workers than that has as many as it had. One of the first queue that has waited for `passed_s`, and `promote`
+   times as long as those of it that run, is passed over no more: none of that queue that came later runs instead.
 2. Compaction: when more than `pending` jobs wait, those that run and have fallen from the first queue shrink to
    `shrink` times their request, and what that frees starts jobs that wait.
 3. Expansion: idle devices go where they add most, as a share of the job's speed for each device: a job that scales
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.cluster.decision import Allotment, ClusterDecision
-from edl.cluster.policies.tiresias import Queues, Tiresias, check, next_look, noted
+from edl.cluster.policies.tiresias import BEGUN, Queues, Tiresias, check, next_look, noted
 from edl.cluster.views import Aim, ClusterView, JobView, Provenance
 
 Floats = NDArray[np.float64]
@@ -51,7 +51,7 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
             raise ValueError("keep must be 1 or more; passed_s above 0; dwell_s, floor and pending 0 or more")
 
     def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
-        queues = Queues(self.limits, self.promote, self.passed_s)
+        queues = Queues(self.limits, self.promote, max(self.passed_s, self.promote * self._usual_wait(cluster, now)))
         notes = {job.name: noted(job, queues, now) for job in cluster.jobs}
         ranked = Tiresias(self.limits, self.promote, order="running-first").ranked(cluster.jobs, notes)
         sizes = self._requests(ranked, notes, cluster.devices)
@@ -66,6 +66,11 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
             self._settled(cluster, now),
         ]
         return ClusterDecision(found, notes, min((look for look in looks if look is not None), default=None))
+
+    def _usual_wait(self, cluster: ClusterView, now: float) -> float:
+        """Seconds that those of the first queue have waited that run now: where all wait long, none is passed over."""
+        waits = [job.waited_by(now) for job in cluster.jobs if job.running and not (job.notes or BEGUN)["queue"]]
+        return sum(waits) / len(waits) if waits else 0.0
 
     def smallest(self, job: JobView) -> int:
         """Workers with which it may begin, or to which it may shrink."""

@@ -111,7 +111,7 @@ def noted(job: JobView, queues: Queues, now: float) -> Notes:
         known = {**known, "queue": float(crossed), "since": now}
     if job.running:
         return known
-    rest = 0.0 if known["due"] else _rest(job, known, queues, now)
+    rest = _rest(job, known, queues, now)
     if rest > 0:
         return {**known, "due": now + rest}
     if not known["queue"]:
