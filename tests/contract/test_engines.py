@@ -324,8 +324,9 @@ async def test_a_process_that_has_cleared_its_environment_does_not_outlive_its_w
     played: Played, dies: str
 ) -> None:
     """Killed with all that it has started; or its warden is killed from outside, and nobody adopts what is left."""
-    first = "setsid " if dies == "the worker" else ""
-    script = f"{first}env -i sh -c 'echo $$ > pid; echo ready; sleep 100; :' & wait"
+    lasting = "env -i sh -c 'echo $$ > pid; echo ready; sleep 100; :'"
+    orphan = f"(setsid {lasting} &)"  # its parent ends at once
+    script = f"{orphan}\nsleep 100" if dies == "the worker" else f"{lasting} & wait"
     warden = await played.start("j-1", "sh", "-c", script)
     await played.printed("j-1")
     pid = int((played.folder / "pid").read_text())

@@ -28,7 +28,7 @@ from edl.coordination.election import Reign
 from edl.coordination.memory import MemoryServer
 from edl.coordination.store import Store
 from edl.core.job.machine import new_record
-from edl.errors import CheckpointError, PeerError
+from edl.errors import CheckpointError, Fenced, PeerError
 from edl.protocol import keeping, tree
 from edl.scheduler import observer as observer_module
 from edl.scheduler import reigning
@@ -107,9 +107,17 @@ async def test_a_living_job_of_another_keeps_its_name(tmp_path: Path, monkeypatc
     assert "another job a lives in this coordinator, as by `edl run`: w1" in refused.reason
     assert await theirs.read(tree.record("a")) is not None
     server.expire(theirs.session)
-    looked = _begun(ours, home)  # its sessions may have ended with the coordinator's, and be back in a moment
-    await theirs.create(f"{tree.workers('a')}/w1", ephemeral=True)
-    assert isinstance(await looked, LifeRefused)
+
+    async def sleep(seconds: float) -> None:
+        """Its sessions have ended with the coordinator's, and are back after a moment."""
+        if seconds == observer_module.LOOK_AGAIN_S:
+            await theirs.create(f"{tree.workers('a')}/w1", ephemeral=True)
+        await sleep_before(0)
+
+    sleep_before = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    assert isinstance(await _begun(ours, home), LifeRefused)
+    monkeypatch.setattr(asyncio, "sleep", sleep_before)
     server.expire(theirs.session)
     assert isinstance(await _begun(ours, home), LifeReady)
     assert await theirs.read(tree.record("a")) is None
@@ -122,6 +130,18 @@ async def test_sessions_of_the_life_before_do_not_hold_up_the_next(tmp_path: Pat
     await before.create(tree.record("a"), keeping.encode(new_record("a", 1.0)))
     await before.create(f"{tree.workers('a')}/a-1", ephemeral=True)
     assert isinstance(await _begun(server.connect(), home, made=2, life=2), LifeReady)
+
+
+async def test_a_scheduler_that_leads_no_more_removes_nothing(tmp_path: Path) -> None:
+    """It was paused, and the job has a life since that it does not know of."""
+    server, home = MemoryServer(), ClusterHome(tmp_path)
+    home.make()
+    store = server.connect()
+    await store.create(tree.record("a"), keeping.encode(new_record("a", 1.0)))
+    job = JobEntry(Submission("a", ("train",), "/", "ann", 1.0), life=2, made=2)
+    with pytest.raises(Fenced):
+        await JobsObserver(home, cast("Any", None), b"", store, fence="/fence").begin_life(job)
+    assert await store.read(tree.record("a")) is not None
 
 
 async def test_now_and_then_everything_is_read_again_also_while_jobs_run(monkeypatch: pytest.MonkeyPatch) -> None:

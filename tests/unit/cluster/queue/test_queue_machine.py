@@ -626,6 +626,18 @@ def test_a_worker_that_leaves_counts_until_its_process_is_gone() -> None:
     assert len(play.workers("b")) == 1
 
 
+def test_a_job_that_another_of_its_user_shrinks_for_is_seated_once_there_is_room_in_the_quota() -> None:
+    play = QueuePlay("fifo", ClusterRules(decide_s=0.0, quotas={"u": 2}), n=8)
+    play.submit("a", np=2, least=1, most=2)
+    play.look("a")
+    play.submit("b")
+    assert [one.wish for one in play.job("a").workers] == [WorkerWish.RUN, WorkerWish.LEAVE]
+    assert play.workers("b") == []
+    play.gone("a-2", code=0, told=True)
+    play()
+    assert len(play.workers("b")) == 1
+
+
 @pytest.mark.parametrize("said", ["finished", "failed"])
 def test_a_worker_that_hangs_after_its_job_is_over_is_ended(said: str) -> None:
     play = QueuePlay(n=2)
