@@ -42,6 +42,7 @@ from edl.host.credentials import digest_of
 ROOT = Path(__file__).parents[1]
 INSIDE = "EDL_ATTACKED_INSIDE"
 STRANGER = 65_534
+PYTHON = Path(sys.executable).resolve()  # outside of the environment, which may be closed to others
 AS_STRANGER = ("setpriv", "--reuid", str(STRANGER), "--regid", str(STRANGER), "--clear-groups")
 USE_S = 0.5  # for so long at least each server is attacked while it serves
 ANSWER_S = 5.0
@@ -59,7 +60,7 @@ async def stranger_in(base: Path, faults: list[str], tried: Counter[str]) -> Asy
     program.write_bytes((ROOT / "benchmarks" / "stranger.py").read_bytes())
     sockets = [base / "home" / "cluster" / "etcd" / "client:1", base / "etcd" / "client:1"]
     process = await asyncio.create_subprocess_exec(
-        *AS_STRANGER, "/usr/bin/python3", "-I", program, base / "home", *sockets,
+        *AS_STRANGER, PYTHON, "-I", program, base / "home", *sockets,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None

@@ -145,8 +145,7 @@ class Stranger:
         self.tried["enter"] += 1
         for folder, _, files in os.walk(self.folder):
             place = Path(folder)
-            if place != self.folder:
-                self.let_in[f"folder {place.relative_to(self.folder)}"] += 1
+            self.let_in[f"folder {place.relative_to(self.folder)}"] += 1
             for name in files:
                 with contextlib.suppress(OSError):
                     (place / name).read_bytes()
