@@ -44,6 +44,8 @@ class Scheduler:
 class Framework:
     """A model with statistics, an optimizer with a learning rate."""
 
+    skipped = 0
+
     def __init__(self) -> None:
         self.ring, self.apart = SimpleNamespace(place=None), None
         self.sort = Arrays()
