@@ -352,7 +352,7 @@ SCRIPTS: Final = (
             ("        steps_remaining = len(train_loader) - state.batch\n", ""),
             ("            if state.batch >= steps_remaining:\n                break\n", ""),
         ),
-        "--epochs 3 --batch-size 16 --no-cuda",
+        "--epochs 6 --batch-size 16 --no-cuda",
         (("size_average=False", "reduction='sum'"),),
         data=lambda folder: mnist(folder, 6_000, 100),
     ),
