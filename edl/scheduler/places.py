@@ -101,7 +101,8 @@ class ClusterHome:
         """Raises ConfigError."""
         self.check()
         try:
-            for folder in (self.home, self.folder, self.environs, self.run, self.logs):
+            below = (self.folder / "jobs", self.folder / "nodes", self.environs, self.run, self.logs)
+            for folder in (self.home, self.folder, *below):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"EDL_HOME={self.home}: cannot keep a cluster there: {error.strerror}") from None
