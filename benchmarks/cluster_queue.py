@@ -82,6 +82,9 @@ class SimulatedEngine:
         self._timers[order.id] = loop.call_later(self._life_s, self._end, order.id, EndEvidence(code=0))
         return os.getpid()
 
+    async def bar(self, worker: str) -> WorkerFound:
+        raise RuntimeError(f"{worker}: no agent of this benchmark has another one before it")
+
     def end(self, worker: str, *, kill: bool) -> None:
         if (timer := self._timers.get(worker)) is not None:
             timer.cancel()

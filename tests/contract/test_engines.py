@@ -27,7 +27,7 @@ from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
 from edl.host.file_lock import is_held
 from edl.host.processes import process_start_time
 from edl.launch.processes import is_running, marked
-from edl.scheduler import worker_folders
+from edl.scheduler import places, worker_folders
 from edl.scheduler.engine import Ended, Start, WorkerEngine
 from edl.scheduler.kubernetes.engine import KubernetesEngine
 from edl.scheduler.local_engine import LocalEngine
@@ -270,7 +270,7 @@ async def test_a_claim_that_was_withdrawn_while_it_was_made_comes_to_nothing(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent is paused in it, and another one of the node finds it half made; or the worker is to leave by then."""
-    put, again = worker_folders.put, played.another()
+    put, again = places.put, played.another()
     for worker, withdraw in (("j-1", again.folders.withdraw), ("j-2", again.folders.bar)):
 
         def pausing(path: Path, content: bytes, worker: str = worker, withdraw: Callable[..., Any] = withdraw) -> None:

@@ -19,6 +19,7 @@ for ids in edl.elastic_shard_generator(48, epochs=1).batches(3):
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             gradient = parameter.grad
+            assert gradient is not None
             if "--averages" in sys.argv:
                 gradient = edl.allreduce(gradient, name=f"gradient.{number}")
             parameter.sub_(0.1 * gradient)

@@ -273,7 +273,8 @@ def warm_up(framework: str) -> dict[str, str]:
         found = importlib.import_module(module)
         if framework == "edl":
             for inner in pkgutil.iter_modules(found.__path__, f"{module}."):
-                importlib.import_module(inner.name)
+                if inner.name != "edl.coordination._gate":  # no module of Python's
+                    importlib.import_module(inner.name)
     if link := sys.modules.get("edl.trainer.link"):
         link.spawn_daemon = Daemons(link.spawn_daemon)  # type: ignore[attr-defined]
     gc.collect()

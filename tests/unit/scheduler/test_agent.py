@@ -47,6 +47,9 @@ class PlayedEngine:
             self.ended(start.order.id, does)
         return 1
 
+    async def bar(self, worker: str) -> WorkerFound:
+        raise RuntimeError("of the test")
+
     def end(self, worker: str, *, kill: bool) -> None:
         raise RuntimeError("of the test")
 

@@ -110,7 +110,7 @@ async def test_a_living_job_of_another_keeps_its_name(tmp_path: Path, monkeypatc
 
     async def sleep(seconds: float) -> None:
         """Its sessions have ended with the coordinator's, and are back after a moment."""
-        if seconds == observer_module.LOOK_AGAIN_S:
+        if seconds == 0.01:
             await theirs.create(f"{tree.workers('a')}/w1", ephemeral=True)
         await sleep_before(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import pytest
@@ -162,7 +163,7 @@ def sending_job() -> tuple[Job, int]:
     job.join("w2", 1.0)
     job.see("w2", Phase.READY, 0, 0, 2.0, prepares=True, sends_state=True)
     for worker, phase in (("w2", Phase.READY), ("w1", Phase.TRAINING), ("w0", Phase.TRAINING)):
-        stands = {"prepared": (2, ""), "offer": 7, "met": (1,)}
+        stands: dict[str, Any] = {"prepared": (2, ""), "offer": 7, "met": (1,)}
         job.see(worker, phase, int(phase is Phase.TRAINING), 0, 3.0, prepares=True, sends_state=True, **stands)
     plan = job.machine.record.plan
     assert plan is not None
