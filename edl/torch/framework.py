@@ -225,6 +225,9 @@ class TorchFramework:
         buffers = [buffer for model in self._models for buffer in model.buffers()]
         synchronize_rest([] if only_statistics else self._optimizers, buffers, self.ring, root)
 
+    def note_living(self) -> None:
+        self.unwrapped.by_hand.note_living()
+
     @property
     def knows(self) -> bool:
         return bool(self._optimizers or self._models or self.unwrapped.any_seen)

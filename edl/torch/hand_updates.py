@@ -32,7 +32,9 @@ class LeafSeen:
         self._handle = None if self.has_gradient else tensor.register_hook(self._note)  # type: ignore[no-untyped-call]
 
     def _note(self, _gradient: torch.Tensor) -> None:
+        """The first gradient says it all: later ones cost nothing."""
         self.has_gradient = True
+        self.leave_alone()
 
     def trained(self) -> torch.Tensor | None:
         """Return the tensor, if it had a gradient and has changed."""
@@ -52,6 +54,11 @@ class HandUpdates:
         self._candidates: dict[int, LeafSeen] | None = None  # by `id`; None: it was not looked for them yet
         self._trained: dict[int, torch.Tensor] = {}  # kept: at the script's end they are compared, too
         self._own: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._early: list[weakref.ref[torch.Tensor]] = []
+
+    def note_living(self) -> None:
+        """What lives now is about to be kept from the collector, which lists it no longer."""
+        self._early = [weakref.ref(one) for one in _tensors()]
 
     def leave_alone(self, tensors: Iterable[torch.Tensor]) -> None:
         """The script says that these are each worker's own."""
@@ -73,7 +80,10 @@ class HandUpdates:
         The first call only looks which there are.
         """
         if self._candidates is None:
-            self._candidates = {id(one): LeafSeen(one) for one in leaves_of_process() if self._may_be(one, known)}
+            early = [tensor for one in self._early if (tensor := one()) is not None]
+            leaves = {id(one): one for one in (*early, *_tensors()) if _is_leaf(one) and self._may_be(one, known)}
+            self._candidates = {key: LeafSeen(one) for key, one in leaves.items()}
+            self._early = []
         for key, candidate in list(self._candidates.items()):
             if (tensor := candidate.trained()) is not None:
                 self._trained[key] = tensor
@@ -87,12 +97,11 @@ class HandUpdates:
         return id(tensor) not in known and (own is None or own() is not tensor)
 
 
-def leaves_of_process() -> list[torch.Tensor]:
-    """List all leaf tensors that require a gradient. What `edl.init` has put aside from the collector is looked at."""
-    gc.unfreeze()
-    living = gc.get_objects()
-    gc.freeze()
-    return [one for one in living if type(one) in KINDS and _is_leaf(one)]
+def _tensors() -> list[torch.Tensor]:
+    """List all tensors that live, but for what is kept from the collector. That stays as it is: what the script has
+    made by now may yet become a cycle, and holds memory until it is collected.
+    """
+    return [one for one in gc.get_objects() if type(one) in KINDS]
 
 
 def _is_leaf(tensor: Any) -> bool:

@@ -252,6 +252,9 @@ class Framework(Protocol):
     def drop_kept(self) -> None:
         """Forget what was remembered: that mini-batch never came."""
 
+    def note_living(self) -> None:
+        """What lives now is about to be kept from Python's collector, which lists it no longer."""
+
     def discard(self) -> None:
         """Forget the collectives of a step that was voided (I8). Called once the broken ring has been left."""
 

@@ -160,6 +160,7 @@ class Trainer:
             )
         # Python ends by looking through all that lives, twice: 0.8 s with a framework, of a worker that is to go. What
         # lives now is left out, and at the end what the script has made: survivors have use for the core then.
+        self._framework.note_living()
         gc.freeze()
         ownership.at_exit(gc.freeze)
         ownership.at_exit(self.shutdown)

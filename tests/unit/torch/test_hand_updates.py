@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -65,9 +66,30 @@ def test_an_average_of_weights_and_a_frozen_network_are_none() -> None:
 
 def test_what_lived_before_edl_was_initialized_is_found_too() -> None:
     framework, trained = TorchFramework(), model()
+    framework.note_living()
     gc.freeze()
     found(framework)
     train(trained)
+    assert own(found(framework), trained) == [0, 0]
+
+
+def test_what_has_become_a_cycle_is_collected_after_the_first_look() -> None:
+    """It may hold all that a mini-batch has computed."""
+    framework, held = TorchFramework(), model()
+    held.itself = [held]
+    alive = weakref.ref(held)
+    found(framework)
+    del held
+    gc.collect()
+    assert alive() is None
+
+
+def test_after_the_first_gradient_no_more_of_them_are_looked_at() -> None:
+    framework, trained = TorchFramework(), model()
+    found(framework)
+    assert trained.weight._backward_hooks
+    train(trained)
+    assert not trained.weight._backward_hooks
     assert own(found(framework), trained) == [0, 0]
 
 
