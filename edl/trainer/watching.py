@@ -52,6 +52,7 @@ class RingWatch:
         self._told: ScriptPlace | None = None
         self._told_at = 0.0
         self._in_vain = False  # this worker has waited in its ring for a step time-out
+        self._over_since: float | None = None  # of the wait that was told of; None: it goes on, or there is none
 
     def begin(self, ring: Ring) -> None:
         """Watch `ring` and the script until `end`."""
@@ -106,17 +107,29 @@ class RingWatch:
         if working != self._working or machine.state is not TrainerState.TRAINING or machine.failure:
             self._working, self._since, self._told_at = working, now, 0.0
             return
-        if now - self._since < timeout_s / 2 or now - self._told_at < timeout_s / TELL_AGAIN:
+        awaited = self._shell.awaited
+        awaits = awaited.what if awaited.generation == machine.generation else ""
+        is_news = self._is_over(awaits, now) or now - self._told_at >= timeout_s / TELL_AGAIN
+        if now - self._since < timeout_s / 2 or not is_news:
             return
         frame = sys._current_frames().get(self._shell.thread)
         if frame is None:
             return
-        awaited = self._shell.awaited
-        awaits = awaited.what if awaited.generation == machine.generation else ""
         found = ScriptPlace(working[1], clipped(place_of(frame)), machine.generation, clipped(awaits), self._in_vain)
         self._told_at = now
         if found != self._told and self._shell.link.send(say.ScriptStands(found)):
             self._told = found
+
+    def _is_over(self, awaits: str, now: float) -> bool:
+        """Return whether the wait that was told of has ended, and by no error, which the script would have by now. The
+        leader must not take it for one that goes on: others may settle into the next wait meanwhile.
+        """
+        told = self._told
+        if told is None or not told.awaits or (told.awaits == awaits and self._in_vain >= told.in_vain):
+            self._over_since = None
+            return False
+        self._over_since = now if self._over_since is None else self._over_since
+        return now - self._over_since >= self._settled_s()
 
 
 def waits_for_survivors(machine: WorkerMachine) -> bool:

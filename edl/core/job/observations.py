@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from edl.core.worker.account import DIED
 from edl.protocol.messages import Observation, Phase, Void
 from edl.protocol.saving import PartInfo
 
@@ -261,6 +262,8 @@ class Observations:
             return void.awaited, True
         stands = None if seen is None else seen.whereabouts
         if seen is None or stands is None or (stands.generation, stands.step) != (generation, seen.step + 1):
+            return "", False
+        if seen.phase is Phase.FAILED and seen.reason == DIED:  # what it had told of may have been over
             return "", False
         return stands.awaits, stands.in_vain or seen.phase in (Phase.BROKEN, Phase.FAILED)
 

@@ -115,6 +115,23 @@ def test_before_the_first_step_what_is_waited_for_in_vain_is_told_after_one_step
     assert said[0] == (3, GRADIENTS, False) and said[-1] == (3, GRADIENTS, True)
 
 
+def test_a_wait_that_was_told_of_is_told_to_be_over_before_another_one_counts() -> None:
+    """Else the leader takes it for one that goes on, beside the next wait of the others."""
+    shell: Any = Shell(step=0)
+    watch, ring = RingWatch(shell), Ring()
+    end = 2 * int(TIMEOUT_S)
+    for at in range(end + 1):
+        watch.look_at_ring(ring, at)  # type: ignore[arg-type]
+        watch.look_at_script(at)
+    assert shell.said[-1].whereabouts.in_vain
+    ring.pulse = lambda: Pulse(0, 1, None, 100)  # type: ignore[method-assign]
+    for at in (end + 0.3, end + 0.6):
+        watch.look_at_ring(ring, at)  # type: ignore[arg-type]
+        watch.look_at_script(at)
+    last = shell.said[-1].whereabouts
+    assert (last.awaits, last.in_vain) == ("", False)
+
+
 def test_a_script_that_has_failed_stands_where_it_did_so() -> None:
     shell: Any = Shell()
     shell.machine.failure = "an error"

@@ -10,6 +10,7 @@ from edl.core.job.deadlines import Deadlines
 from edl.core.job.inputs import Reported
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
+from edl.core.worker.account import DIED
 from edl.protocol.data import DataSpec
 from edl.protocol.job import FailedBy, Identity, JobState
 from edl.protocol.messages import GRADIENTS, Observation, Phase, Register, ScriptPlace, Void
@@ -85,6 +86,16 @@ def test_one_that_has_given_the_ring_up_and_one_whose_script_ends_by_that() -> N
         for tell in reversed(told):
             tell()
         assert "rank 0 (w0) waits for loss" in job.reason and "rank 1 (w1) waits for the gradients" in job.reason
+
+
+def test_a_worker_that_is_killed_does_not_say_what_its_script_waits_for() -> None:
+    """What it had told of was over: it died as it computed, and the others go on without it."""
+    job = Job()
+    job.waits("w1", "a barrier", vain=False)
+    job.waits("w0", GRADIENTS)
+    place = ScriptPlace(1, "train.py:0", 1, "a barrier", True)
+    job.see("w1", 17.0, phase=Phase.FAILED, reason=DIED, whereabouts=place)
+    assert not job.reason and [one.identity.id for one in job.machine.record.members] == ["w0"]
 
 
 def test_where_all_have_made_a_step_alike_only_those_who_stray_are_lost() -> None:
