@@ -37,7 +37,7 @@ from edl.host.host_id import pid_space
 from edl.host.processes import process_start_time
 from edl.launch.workers import search_path
 from edl.scheduler.engine import Make, Start, WorkerEngine
-from edl.scheduler.environ_files import EnvironFiles
+from edl.scheduler.environ_files import EnvironFiles, VariablesLost
 from edl.scheduler.places import ClusterHome, NodeGiven
 from edl.scheduler.queue_store import ORDERS, QueueRefused, QueueStore, owner_of
 
@@ -161,6 +161,8 @@ class AgentProcess:
                 raise StoreUnavailable(f"the coordinator has no job {order.job}")
             given = worker_environ(self._queue.environ(job), job.asked, order, self._home)
             pid = await self._engine.start(Start(order, job.asked, given))
+        except VariablesLost as error:  # of what was submitted, too: its machine is not to blame
+            known = EndEvidence(refused=str(error))
         except (OSError, SubprocessError, EdlError) as error:  # the agent's own: of the command its warden tells
             known = EndEvidence(refused=str(error), unserved=True)
         except Exception as error:  # of what was submitted

@@ -19,7 +19,7 @@ from edl.coordination.election import read_leader
 from edl.errors import EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
 from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.places import ClusterConfig, ClusterHome
-from edl.scheduler.queue_store import SCHEDULER, QueueStore
+from edl.scheduler.queue_store import SCHEDULER, QueueStore, owner_of
 
 SESSION_S = 10.0
 LOOK_S = 0.2
@@ -181,14 +181,20 @@ def _node(report: NodeReport, there: bool, jobs: list[JobEntry], left_out_until:
 
 
 @asynccontextmanager
-async def opened(home: ClusterHome, *, connect_timeout_s: float = 10.0) -> AsyncIterator[ClusterClient]:
-    """Raises UsageError where there is no cluster, EdlError where it does not run."""
+async def opened(
+    home: ClusterHome, *, connect_timeout_s: float = 10.0, begins: bool = False
+) -> AsyncIterator[ClusterClient]:
+    """Raises UsageError where there is no cluster, EdlError where it does not run, QueueRefused where the coordinator
+    holds the queue of another one. `begins`: who starts the cluster looks for that itself, and may take the queue.
+    """
     config = home.config()
     if config.own_coordinator and not home.living():
         raise EdlError(f"the cluster of EDL_HOME={home.home} does not run: `edl cluster start` goes on with its queue")
     store = await connecting.connect(home.coordinator(), SESSION_S, connect_timeout_s=connect_timeout_s)
     try:
         queue = QueueStore(store, EnvironFiles(home.environs))
+        if not begins:
+            await queue.check_owner(owner_of(home))
         await queue.prepare()
         yield ClusterClient(home, config, queue)
     finally:

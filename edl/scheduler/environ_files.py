@@ -34,6 +34,10 @@ PARTS: Final = 5  # job, user, bytes of the job's entry, bytes of the variables,
 _ENVIRON = msgspec.json.Decoder(dict[str, str])
 
 
+class VariablesLost(EdlError):
+    """The job cannot be started on any machine: it is to be submitted again."""
+
+
 class EnvironFiles:
     """Of one cluster. A call takes a tenth of a millisecond, and once a second a few for each thousand jobs."""
 
@@ -59,13 +63,16 @@ class EnvironFiles:
         return name
 
     def read(self, name: str) -> dict[str, str]:
-        """Raises EdlError."""
+        """Raises VariablesLost, EdlError."""
         try:
             content = (self._folder / name).read_bytes()
         except OSError as error:
-            raise EdlError(f"the job's variables cannot be read: {error.strerror}: {self._folder / name}") from None
+            words = f"the job's variables cannot be read: {error.strerror}: {self._folder / name}"
+            if isinstance(error, FileNotFoundError):
+                raise VariablesLost(f"{words}: submit it again") from None
+            raise EdlError(words) from None
         if len(content) != _share(name).environ_bytes:
-            raise EdlError(f"the job's variables are not whole in {self._folder / name}: submit it again")
+            raise VariablesLost(f"the job's variables are not whole in {self._folder / name}: submit it again")
         return _ENVIRON.decode(content)
 
     def names(self) -> frozenset[str]:

@@ -54,9 +54,9 @@ from edl.coordination.store import (
     Watch,
     Write,
 )
-from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
+from edl.errors import ConfigError, StoreUnavailable, UsageError
 from edl.launch.processes import is_running
-from edl.scheduler.environ_files import EnvironFiles
+from edl.scheduler.environ_files import EnvironFiles, VariablesLost
 from edl.scheduler.places import ClusterHome
 
 ROOT = "/edl-cluster"
@@ -164,15 +164,25 @@ class QueueStore:
         if before.identity == owner.identity:
             return
         if not is_owner(before, owner, takes=take, in_use=await self._in_use()):
-            raise QueueRefused(
-                f"this coordinator holds the queue of the cluster of EDL_HOME={before.home} on {before.host}: give "
-                "this one a place of its own by --coordinator HOST:PORT/NAME, or end that one by `edl cluster stop`"
-            )
+            raise _refusal(before)
         await self.store.write(OWNER, value, found.version)
 
+    async def check_owner(self, owner: QueueOwner) -> None:
+        """Raises QueueRefused: of what this cluster submits to another's queue, no agent there has the variables."""
+        found = await self.store.read(OWNER)
+        if found is not None:
+            before = msgspec.json.decode(found.value, type=QueueOwner)
+            if before.identity != owner.identity:
+                raise _refusal(before)
+
     async def _in_use(self) -> bool:
-        processes = await self.agents() or await self.store.children(f"{SCHEDULER}/candidates")
-        return bool(processes) or any(job.workers for job in await self.jobs())
+        """By a process or a worker; or by a job that waits, and whose variables lie in the other cluster's home."""
+        if await self.agents() or await self.store.children(f"{SCHEDULER}/candidates"):
+            return True
+        here = frozenset() if self.environs is None else self.environs.names()
+        return any(
+            job.workers or (not job.over and job.environ and job.environ not in here) for job in await self.jobs()
+        )
 
     async def keep_nodes(self, nodes: Mapping[str, Collection[int]]) -> None:
         """Forget all others. Raises QueueRefused where a worker on record holds a device that none of these has: no
@@ -221,11 +231,11 @@ class QueueStore:
         return [job for job in found if job is not None]
 
     def environ(self, job: JobEntry) -> dict[str, str]:
-        """Raises EdlError."""
+        """Raises VariablesLost, EdlError."""
         if self.environs is None:
             return {}
         if not job.environ:
-            raise EdlError(f"job {job.name} was submitted by another version of edl: cancel it, and submit it again")
+            raise VariablesLost(f"job {job.name} was submitted by another version of edl: submit it again")
         return self.environs.read(job.environ)
 
     async def reports(self) -> list[NodeReport]:
@@ -379,6 +389,13 @@ class QueueStore:
         """No worker will be started with them any more. They may hold passwords."""
         if self.environs is not None:
             self.environs.forget(set(names) - {""})
+
+
+def _refusal(other: QueueOwner) -> QueueRefused:
+    return QueueRefused(
+        f"this coordinator holds the queue of the cluster of EDL_HOME={other.home} on {other.host}: give this one a "
+        "place of its own by --coordinator HOST:PORT/NAME, or cancel that one's jobs, and end it by `edl cluster stop`"
+    )
 
 
 def _gives_way(told: bytes, here: AgentHere, *, deposed: bool) -> bool:

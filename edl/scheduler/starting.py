@@ -193,7 +193,7 @@ async def _until_there(home: ClusterHome, config: ClusterConfig, say: Say) -> No
     went_on = False
     while True:
         with _while_coming_up():
-            async with opened(home) as client:
+            async with opened(home, begins=not went_on) as client:
                 if not went_on:
                     await client.queue.own(owner_of(home), take=True)
                     await client.queue.keep_nodes({node.name: node.devices for node in config.nodes})

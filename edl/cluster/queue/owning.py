@@ -27,7 +27,7 @@ class AgentHere(msgspec.Struct, frozen=True):
 
 def is_owner(found: QueueOwner, mine: QueueOwner, *, takes: bool, in_use: bool) -> bool:
     """Whether a queue whose owner was found is ours, or is to be. `takes`: we may have one that is `in_use` by no
-    process and no worker of its owner.
+    process, worker or waiting job of its owner.
     """
     return found.identity == mine.identity or (takes and not in_use)
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from edl.cluster.queue.agent import WorkerFound
-from edl.cluster.queue.causes import EndEvidence, classify
+from edl.cluster.queue.causes import Domain, EndEvidence, classify
 from edl.cluster.queue.entries import NodeReport, Submission, WorkerOrder, WorkerWish
 from edl.coordination.memory import MemoryServer
 from edl.scheduler import agent as module
@@ -158,3 +158,6 @@ async def test_a_job_whose_variables_are_lost_is_told_so(tmp_path: Path) -> None
         report = await found.report(1)
         [seen] = [one for one in report.workers if one.gone]
         assert seen.evidence is not None and "variables cannot be read" in seen.evidence.refused
+        cause = classify(seen.evidence)
+        assert cause is not None
+        assert (cause.domain, cause.retry) == (Domain.WORKLOAD, False), "the machine is not to blame"

@@ -102,7 +102,7 @@ async def test_a_job_without_the_file_of_its_variables_is_not_started_with_none(
     queue = await queue_of(MemoryServer(), EnvironFiles(tmp_path))
     await queue.submit(asked("a"), {"X": "1"})
     [job] = await queue.jobs()
-    with pytest.raises(EdlError, match="submitted by another version of edl: cancel it, and submit it again"):
+    with pytest.raises(EdlError, match="submitted by another version of edl: submit it again"):
         queue.environ(msgspec.structs.replace(job, environ=""))
 
 
@@ -228,6 +228,29 @@ async def test_a_queue_is_one_clusters_while_it_has_a_process_or_a_worker() -> N
     with pytest.raises(QueueRefused):  # it goes on after its pause
         await ours.appear("n", HERE, OWNER, instead=False)
     assert await ours.agents() == ()
+
+
+async def test_a_queue_whose_jobs_variables_lie_in_another_home_is_not_taken(tmp_path: Path) -> None:
+    server, files = MemoryServer(), [EnvironFiles(tmp_path / name) for name in ("ours", "theirs")]
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+    ours, theirs = [await queue_of(server, found) for found in files]
+    await ours.own(OWNER)
+    await ours.submit(asked("a"), {"X": "1"})
+    with pytest.raises(QueueRefused, match="or cancel that one's jobs"):
+        await theirs.own(OTHERS, take=True)
+    await QueueStore(server.connect(), files[0]).own(OTHERS, take=True)  # another secret in the same home
+    await server.connect().delete(f"{JOBS}/a")
+    await theirs.own(OWNER, take=True)
+
+
+async def test_who_does_not_own_a_queue_neither_reads_nor_changes_it(tmp_path: Path) -> None:
+    queue = await queue_of(MemoryServer())
+    await queue.check_owner(OTHERS)  # it is nobody's
+    await queue.own(OWNER)
+    await queue.check_owner(OWNER)
+    with pytest.raises(QueueRefused, match="the queue of the cluster of EDL_HOME=/home/ann on h1"):
+        await queue.check_owner(OTHERS)
 
 
 async def test_a_device_that_a_worker_holds_is_not_given_on_under_another_nodes_name() -> None:
