@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, islice
@@ -59,11 +60,14 @@ from edl.launch.processes import is_running
 from edl.scheduler.environ_files import EnvironFiles, VariablesLost
 from edl.scheduler.places import ClusterHome
 
+logger = logging.getLogger("edl")
+
 ROOT = "/edl-cluster"
 JOBS, WISHES, SIZES, ORDERS, REPORTS, AGENTS = (
     f"{ROOT}/{name}" for name in ("jobs", "wishes", "sizes", "orders", "reports", "agents")
 )
 DRAIN, STORY, SCHEDULER, TURNS, OWNER = (f"{ROOT}/{name}" for name in ("drain", "story", "scheduler", "turns", "owner"))
+OLD_ENVIRONS = f"{ROOT}/environs"  # where an edl before this one kept the jobs' variables
 FOLDERS = (JOBS, WISHES, SIZES, ORDERS, REPORTS, AGENTS)
 AT_ONCE_BYTES = 400_000  # of one transaction: the coordinator takes a million
 KEPT_STORY = 200
@@ -71,6 +75,7 @@ READS_AT_ONCE = 64
 KEPT_OVER = 2000  # jobs that are over
 KEPT_OVER_BYTES = 16_000_000  # of all of them
 
+_ENVIRON = msgspec.json.Decoder(dict[str, str])
 _JOB = msgspec.json.Decoder(JobEntry)
 _REPORT = msgspec.json.Decoder(NodeReport)
 _ORDERS = msgspec.json.Decoder(tuple[WorkerOrder, ...])
@@ -377,6 +382,29 @@ class QueueStore:
         await self.store.commit([Delete(f"{JOBS}/{job}")], fence=fence)
         self._versions.pop(f"{JOBS}/{job}", None)
         self._bytes.pop(job, None)
+
+    async def adopt_environs(self, jobs: Sequence[JobEntry], fence: str) -> list[JobEntry]:
+        """The jobs, with files for the variables that an edl before this one kept in the coordinator: from now on
+        nothing of them is there. Raises Fenced, StoreUnavailable, StoreRefused.
+        """
+        found = {job.name: job for job in jobs}
+        for name in await self.store.children(OLD_ENVIRONS):
+            node, job = await self.store.read(f"{OLD_ENVIRONS}/{name}"), found.get(name)
+            ops: list[Op] = [Delete(f"{OLD_ENVIRONS}/{name}")]
+            if self.environs and node and job and not job.environ and (job.workers or not job.over):
+                try:
+                    kept = self.environs.keep(job.asked, len(msgspec.json.encode(job)), _ENVIRON.decode(node.value))
+                except (UsageError, ConfigError) as error:
+                    logger.warning("the variables of job %s stay in the coordinator: %s", name, error)
+                    continue
+                found[name] = job = msgspec.structs.replace(job, environ=kept)
+                path = f"{JOBS}/{name}"
+                ops.append(Write(path, msgspec.json.encode(job), self._versions[path]))
+            results = await self.store.commit(ops, fence=fence)
+            self._versions |= {
+                op.path: version for op, version in zip(ops, results, strict=True) if isinstance(version, int)
+            }
+        return list(found.values())
 
     def beyond(self, over: Sequence[JobEntry]) -> list[JobEntry]:
         """Those of the jobs that are over for which the queue has no room: the newest are kept."""

@@ -109,7 +109,7 @@ class QueueReign:
         if self._owner is not None:
             await self._queue.own(self._owner)
         await self._queue.prepare()
-        jobs = await self._queue.jobs()
+        jobs = await self._queue.adopt_environs(await self._queue.jobs(), self._reign.fence)
         self._machine = self._build(jobs)
         self._forget_environs()
         await self._forget_old()

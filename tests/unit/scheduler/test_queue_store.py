@@ -106,6 +106,25 @@ async def test_a_job_without_the_file_of_its_variables_is_not_started_with_none(
         queue.environ(msgspec.structs.replace(job, environ=""))
 
 
+async def test_variables_that_an_earlier_edl_kept_in_the_coordinator_move_into_files(tmp_path: Path) -> None:
+    server, environs = MemoryServer(), EnvironFiles(tmp_path)
+    queue = QueueStore((await led(server)).store, environs)
+    for name in ("waits", "over"):
+        await QueueStore(queue.store).submit(asked(name), {})
+    for name in ("waits", "over", "forgotten"):
+        await queue.store.create(f"{queue_store.OLD_ENVIRONS}/{name}", b'{"PASSWORD": "hush"}')
+    jobs = {job.name: job for job in await queue.jobs()}
+    over = msgspec.structs.replace(jobs["over"], phase=JobPhase.CANCELLED)
+    await queue.keep(Resolved({"over": over}), jobs, (), FENCE)
+    found = {job.name: job for job in await queue.adopt_environs(await queue.jobs(), FENCE)}
+    assert await queue.store.children(queue_store.OLD_ENVIRONS) == ()
+    assert environs.names() == {found["waits"].environ} and found["over"].environ == ""
+    assert queue.environ(found["waits"]) == {"PASSWORD": "hush"}
+    assert {job.name: job for job in await queue.jobs()} == found
+    await queue.keep(Resolved({"waits": found["waits"]}), found, (), FENCE)  # it knows the version
+    assert await queue.adopt_environs([], FENCE) == []
+
+
 async def test_who_leads_no_more_changes_nothing() -> None:
     server = MemoryServer()
     queue = await led(server)
