@@ -87,7 +87,7 @@ def _wiper(folder: Path, digest: Digest | None) -> Wiper | None:
     if not holds_data(folder / "data"):
         owner.write_text(root.identity)
         return None
-    if not owner.exists():
+    if not (owner.exists() and owner.read_text()):  # empty: of who was killed as it wrote there
         return None if digest is None else Wiper(folder)
     if owner.read_text() != root.identity:
         raise ConfigError(f"{folder} was used with other credentials: use another folder")

@@ -15,9 +15,9 @@ from edl.checkpoints.lives import begin, to_go_on_from
 from edl.cluster.queue.entries import JobEntry
 from edl.cluster.queue.inputs import JobLook, LifeReady, LifeRefused
 from edl.coordination.settings import Coordinator
-from edl.coordination.store import AccessDenied, Store
+from edl.coordination.store import AccessDenied, Store, StoreRefused
 from edl.daemon import remains
-from edl.daemon.remains import Standing
+from edl.daemon.remains import Remains, Standing
 from edl.errors import CheckpointError, JobFailed, NoSuchJob, UsageError
 from edl.launch.former import LOOK_AGAIN_S
 from edl.launch.lives import in_a_thread
@@ -51,10 +51,17 @@ class JobsObserver:
     """Of all jobs."""
 
     def __init__(
-        self, home: ClusterHome, coordinator: Coordinator, secret: bytes, store: Store, fence: str | None = None
+        self,
+        home: ClusterHome,
+        coordinator: Coordinator,
+        secret: bytes,
+        store: Store,
+        fence: str | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
-        """`fence`: of the scheduler that has jobs begin."""
-        self._fence = fence
+        """`fence`: of the scheduler that has jobs begin. `alone`: the coordinator has this cluster's jobs only."""
+        self._fence, self._alone = fence, alone
         self._home, self._coordinator, self._secret, self._store = home, coordinator, secret, store
         self._turns = asyncio.Semaphore(AT_ONCE)
 
@@ -110,6 +117,13 @@ class JobsObserver:
         path = "" if life.checkpoint is None else life.checkpoint.path
         return LifeReady(job.name, job.life, life.number, path, life.step)
 
+    async def forget(self, job: str) -> None:
+        """Of a job that the queue keeps no more, its own nodes go, too. Raises Fenced, StoreUnavailable."""
+        with contextlib.suppress(StoreRefused):  # they are another job's by now, or closed to this cluster
+            found = await remains.look(self._store, job)
+            if found is not None and (found.verdict is Standing.OVER or (self._alone and _is_left(found))):
+                await remains.remove(self._store, job, self._fence)
+
     async def _strangers(self, job: JobEntry) -> list[str]:
         """Living workers under the job's name that no agent of this cluster has started. All sessions end at once where
         the coordinator was away, and are back a moment later: what was never this cluster's is looked at twice.
@@ -122,6 +136,11 @@ class JobsObserver:
             return []
         ours = {f"{job.name}-{number}" for number in range(1, job.made + 1)}
         return [worker for worker in await remains.present(self._store, job.name) if worker not in ours]
+
+
+def _is_left(found: Remains) -> bool:
+    """As its workers were killed, it could not say that it is over."""
+    return found.verdict is Standing.DESERTED
 
 
 def may_pass(error: BaseException | None) -> bool:

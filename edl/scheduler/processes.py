@@ -187,7 +187,7 @@ async def schedule(home: ClusterHome, name: str) -> None:
     minding = asyncio.create_task(mind_keeper(home))
 
     def rule(reign: Reign) -> Coroutine[Any, Any, None]:
-        observer = JobsObserver(home, coordinator, secret, store, reign.fence)
+        observer = JobsObserver(home, coordinator, secret, store, reign.fence, alone=config.own_coordinator)
         queue = QueueStore(store, EnvironFiles(home.environs))
         return QueueReign(queue, reign, observer, lambda jobs: machine(config, jobs), owner_of(home)).run()
 

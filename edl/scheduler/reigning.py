@@ -131,6 +131,7 @@ class QueueReign:
         assert machine is not None
         over = [job for job in machine.jobs.values() if job.over and not job.workers]
         for job in self._queue.beyond(over):
+            await self._observer.forget(job.name)
             await self._queue.forget(job.name, self._reign.fence)
             machine.forget(job.name)
 

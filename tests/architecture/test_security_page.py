@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edl.cluster.queue import room
 from edl.collectives import rendezvous
 from edl.coordination import child_server, server_process
 from edl.coordination.etcd.server_process import EtcdProcess
@@ -15,6 +16,7 @@ from edl.daemon.metrics import server as metrics
 from edl.horovodrun import notices
 from edl.host import serving
 from edl.launch import records
+from edl.scheduler import processes, warden, worker_folders
 from edl.scheduler.web import server as web
 from edl.transport import envelope, pipe, rpc, stream
 from tests.architecture.test_docs import rows, section
@@ -97,6 +99,10 @@ def test_the_bounds_of_local_servers_are_the_codes(tmp_path: Path) -> None:
 def test_the_bounds_of_folders_are_the_codes() -> None:
     found = {cells[0]: cells[-1] for cells in rows(section(PAGE, "Folders and files"))}
     assert f"the newest {records.KEEP} that are over" in found["`jobs/`"]
+    assert f"{processes.LOG_BYTES // 1_000_000} MB of each process" in found["`cluster/logs/`"]
+    assert f"{room.ENVIRON_BYTES:,} bytes" in found["`cluster/environs/*`"]
+    assert f"the newest {worker_folders.KEPT_CLAIMS} that are gone" in found["`cluster/nodes/*/workers/`"]
+    assert f"{warden.LAST_WORD_BYTES >> 10} KiB" in found["`cluster/nodes/*/workers/*/exit.json`"]
     assert all(
         LOG.replace("MiB,", "MiB of log,") in bound for name, bound in found.items() if re.search("keeper/|etcd/", name)
     )

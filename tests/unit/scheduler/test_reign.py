@@ -30,8 +30,9 @@ from edl.coordination.store import Store
 from edl.core.job.machine import new_record
 from edl.errors import CheckpointError, Fenced, PeerError
 from edl.protocol import keeping, tree
+from edl.protocol.job import JobState
 from edl.scheduler import observer as observer_module
-from edl.scheduler import reigning
+from edl.scheduler import queue_store, reigning
 from edl.scheduler.observer import JobsObserver
 from edl.scheduler.places import ClusterHome
 from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, STORY, WISHES, QueueStore
@@ -172,3 +173,29 @@ async def test_a_reign_begins_with_the_nodes_that_the_one_before_has_left_out() 
     reign = QueueReign(queue, leads, cast("Any", None), lambda _: cast("Any", SimpleNamespace(jobs={})))
     await reign._load()
     assert reign._inbox == [NodeReported(NodeReport("n", (0,))), NodeLeftOut("n", until)]
+
+
+@pytest.mark.parametrize(
+    ("state", "alone", "stays"),
+    [(JobState.FINISHED, False, False), (JobState.RUNNING, False, True), (JobState.RUNNING, True, False)],
+)
+async def test_a_job_that_is_forgotten_leaves_nothing_in_the_coordinator(
+    monkeypatch: pytest.MonkeyPatch, state: JobState, *, alone: bool, stays: bool
+) -> None:
+    """One that was killed could not say that it is over; where others use the coordinator, it may be one of theirs."""
+    monkeypatch.setattr(queue_store, "KEPT_OVER", 0)
+    store = MemoryServer().connect()
+    queue = QueueStore(store)
+    await queue.prepare()
+    await store.create("/fence")
+    await queue.submit(Submission("a", ("train",), "/", "ann", 1.0), {})
+    record = msgspec.structs.replace(new_record("a", 1.0), state=state)
+    await store.create(tree.record("a"), keeping.encode(record))
+    forgotten: list[str] = []
+    jobs = {job.name: msgspec.structs.replace(job, phase=JobPhase.FINISHED) for job in await queue.jobs()}
+    observer = JobsObserver(cast("Any", None), cast("Any", None), b"", store, "/fence", alone=alone)
+    reign = QueueReign(queue, cast("Reign", SimpleNamespace(fence="/fence")), observer, cast("Any", None))
+    reign._machine = cast("Any", SimpleNamespace(jobs=jobs, forget=forgotten.append))
+    await reign._forget_old()
+    assert (await queue.names(), forgotten) == ((), ["a"])
+    assert (await store.read(tree.record("a")) is not None) is stays
