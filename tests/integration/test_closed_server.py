@@ -138,6 +138,14 @@ async def test_data_that_was_open_to_all_is_not_taken_for_ours(tmp_path):
             await LocalServer.start(tmp_path / "zk", digest=MINE)
 
 
+async def test_a_mark_that_is_empty_is_that_of_who_was_killed_as_it_was_written(tmp_path):
+    for _ in range(2):
+        server = await LocalServer.start(tmp_path / "zk", digest=MINE)
+        await server.stop()
+        assert (tmp_path / "zk" / "owner").read_text()
+        (tmp_path / "zk" / "owner").write_text("")
+
+
 async def test_wrong_connections_leave_nothing_in_its_log(local):
     before = local.log.stat().st_size
     for _ in range(50):
