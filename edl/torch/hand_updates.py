@@ -3,9 +3,10 @@
 Owns: finding these in a process, once, among all tensors that live at the first comparison of states. Does not own:
 what optimizers train (`edl.torch.optimizer`, `edl.torch.unwrapped`), nor comparing (`edl.torch.framework`).
 
-Of all leaf tensors that require a gradient, such a tensor is known by two things together: a gradient of it was asked
-for, and its contents have changed. So an average of the weights, a frozen network and what is made anew for each batch
-are none.
+Of all leaf tensors that require a gradient, such a tensor is known by two things together between two looks: a gradient
+of it was asked for, and its contents have changed. So an average of the weights, a frozen network and what is made anew
+for each batch are none. What changes between two looks without a gradient is never one, whatever is asked of it later:
+one worker alone may draw what an average of the weights looks at.
 """
 
 from __future__ import annotations
@@ -16,35 +17,52 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from edl.torch.fingerprints import fingerprints
 
+CLOSE_LOOKS = 8  # what changes without gradients does so by then
 KINDS = frozenset({torch.Tensor, torch.nn.Parameter})  # subclasses may hold no contents of their own
 
 
 class LeafSeen:
-    """A tensor of the script's, and what it held when it was found."""
+    """A tensor of the script's, and what it held at the last look."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor: Callable[[], torch.Tensor | None] = weakref.ref(tensor)
-        self.first = _digest(tensor)
-        self.has_gradient = tensor.grad is not None
-        self._handle = None if self.has_gradient else tensor.register_hook(self._note)  # type: ignore[no-untyped-call]
+        self.has_gradient = False  # since the last look
+        self._held = _digest(tensor)
+        self._handle: RemovableHandle | None = None
+        self._listen(tensor)
 
-    def _note(self, _gradient: torch.Tensor) -> None:
-        """The first gradient says it all: later ones cost nothing."""
-        self.has_gradient = True
-        self.leave_alone()
-
-    def trained(self) -> torch.Tensor | None:
-        """Return the tensor, if it had a gradient and has changed."""
+    def look(self, *, closely: bool) -> bool | None:
+        """Return whether the tensor is trained, by a gradient and a change since the last look; None: it is not known.
+        `closely`: also where it had no gradient, and what it holds is the only sign.
+        """
         tensor = self.tensor()
-        return tensor if tensor is not None and self.has_gradient and _digest(tensor) != self.first else None
+        if tensor is None:
+            return False
+        had_gradient = self.has_gradient
+        if not had_gradient and not closely:
+            return None
+        if had_gradient and tensor.requires_grad:  # else it is frozen for a while, and no hook can be set
+            self.has_gradient = False
+            self._listen(tensor)
+        before, self._held = self._held, _digest(tensor)
+        return None if before == self._held else had_gradient
 
     def leave_alone(self) -> None:
         """Watch it no longer."""
         if self._handle is not None:
             self._handle.remove()
+
+    def _listen(self, tensor: torch.Tensor) -> None:
+        self._handle = tensor.register_hook(self._note)  # type: ignore[no-untyped-call]
+
+    def _note(self, _gradient: torch.Tensor) -> None:
+        """The first gradient says it all: later ones cost nothing."""
+        self.has_gradient = True
+        self.leave_alone()
 
 
 class HandUpdates:
@@ -52,6 +70,7 @@ class HandUpdates:
 
     def __init__(self) -> None:
         self._candidates: dict[int, LeafSeen] | None = None  # by `id`; None: it was not looked for them yet
+        self._looks = 0
         self._trained: dict[int, torch.Tensor] = {}  # kept: at the script's end they are compared, too
         self._own: dict[int, weakref.ref[torch.Tensor]] = {}
         self._early: list[weakref.ref[torch.Tensor]] = []
@@ -84,11 +103,19 @@ class HandUpdates:
             leaves = {id(one): one for one in (*early, *_tensors()) if _is_leaf(one) and self._may_be(one, known)}
             self._candidates = {key: LeafSeen(one) for key, one in leaves.items()}
             self._early = []
+            return self._found(known)
+        self._looks += 1
         for key, candidate in list(self._candidates.items()):
-            if (tensor := candidate.trained()) is not None:
+            trained, tensor = candidate.look(closely=self._looks <= CLOSE_LOOKS), candidate.tensor()
+            if trained is None:
+                continue
+            if trained and tensor is not None:
                 self._trained[key] = tensor
-                candidate.leave_alone()
-                del self._candidates[key]
+            candidate.leave_alone()
+            del self._candidates[key]
+        return self._found(known)
+
+    def _found(self, known: Collection[int]) -> list[tuple[str, torch.Tensor]]:
         found = [one for key, one in self._trained.items() if key not in known]
         return [(_word(one), one) for one in sorted(found, key=lambda one: (_form(one), _digest(one)))]
 

@@ -64,6 +64,38 @@ def test_an_average_of_weights_and_a_frozen_network_are_none() -> None:
     assert own(found(framework), trained, frozen, average) == [0, 0]
 
 
+def test_an_average_that_one_worker_alone_sends_gradients_through_is_none() -> None:
+    """To draw what it looks at, say: at the first step, and each hundred."""
+    framework, average = TorchFramework(), model()
+    for step in range(4):
+        if step % 3 == 0:
+            average(torch.ones(1, 2)).sum().backward()
+        with torch.no_grad():
+            average.weight.add_(1.0)
+            average.bias.add_(1.0)
+        assert own(found(framework), average) == []
+
+
+def test_what_is_frozen_at_a_look_is_found_by_its_next_change() -> None:
+    """As a network of a GAN is while the other one is trained."""
+    framework, trained = TorchFramework(), model()
+    found(framework)
+    trained(torch.ones(1, 2)).sum().backward()
+    trained.requires_grad_(False)
+    assert own(found(framework), trained) == []
+    trained.requires_grad_(True)
+    train(trained)
+    assert own(found(framework), trained) == [0, 0]
+
+
+def test_what_gets_its_first_update_late_is_found() -> None:
+    framework, trained = TorchFramework(), model()
+    for _ in range(12):
+        found(framework)
+    train(trained)
+    assert own(found(framework), trained) == [0, 0]
+
+
 def test_what_lived_before_edl_was_initialized_is_found_too() -> None:
     framework, trained = TorchFramework(), model()
     framework.note_living()
@@ -76,7 +108,7 @@ def test_what_lived_before_edl_was_initialized_is_found_too() -> None:
 def test_what_has_become_a_cycle_is_collected_after_the_first_look() -> None:
     """It may hold all that a mini-batch has computed."""
     framework, held = TorchFramework(), model()
-    held.itself = [held]
+    held.__dict__["itself"] = [held]
     alive = weakref.ref(held)
     found(framework)
     del held

@@ -125,9 +125,9 @@ def test_a_wait_that_was_told_of_is_told_to_be_over_before_another_one_counts() 
         watch.look_at_script(at)
     assert shell.said[-1].whereabouts.in_vain
     ring.pulse = lambda: Pulse(0, 1, None, 100)  # type: ignore[method-assign]
-    for at in (end + 0.3, end + 0.6):
-        watch.look_at_ring(ring, at)  # type: ignore[arg-type]
-        watch.look_at_script(at)
+    for later in (0.3, 0.6):
+        watch.look_at_ring(ring, end + later)  # type: ignore[arg-type]
+        watch.look_at_script(end + later)
     last = shell.said[-1].whereabouts
     assert (last.awaits, last.in_vain) == ("", False)
 
