@@ -18,7 +18,8 @@ WAITED: dict[str, tuple[str, str]] = {  # what rank 0 does alone, and what both 
 @pytest.mark.parametrize(("ring", "how"), [("horovod", "wraps"), ("torch", "wraps"), ("horovod", "reduces")])
 def test_what_rank_0_does_alone_ends_the_job_by_one_line_of_what_each_waits_for(edl, ring: str, how: str):
     command = edl.warm.command(JOB)
-    done = edl("run", "-np", "2", "--ring", ring, "--step-timeout", "4", "--job", "d", *command, how, timeout_s=100)
+    times = ("--step-timeout", "4", "--session-timeout", "6")
+    done = edl("run", "-np", "2", "--ring", ring, *times, "--job", "d", *command, how, timeout_s=100)
     assert done.returncode == 1, done.stderr
     (end,) = [event["reason"] for event in edl.events("d") if event["kind"] == "job_failed"]
     assert end.startswith("the workers' scripts do not do the same from the first mini-batch on: rank 0 (")

@@ -91,12 +91,12 @@ def weighs_by_its_own_batch(patch: Patch) -> None:
 
 
 def ends_where_no_more_is_leased(patch: Patch) -> None:
-    patch.setattr(LeaseBuffer, "ends_before", lambda self, step: step > self._share.covered_step)
+    patch.setattr(LeaseBuffer, "ends_before", lambda self, step: self._share and step > self._share.covered_step)
 
 
 def believes_a_share_of_fewer_epochs(patch: Patch) -> None:
     def hasty(self, step):
-        return self._share.last and step > self._share.covered_step
+        return self._share and self._share.last and step > self._share.covered_step
 
     patch.setattr(LeaseBuffer, "ends_before", hasty)
 
@@ -120,6 +120,11 @@ def epochs(seed: int) -> SimJob:
     return SimJob(EPOCHS, seed=seed)
 
 
+def just_in_time(seed: int) -> SimJob:
+    """So little is leased ahead that passes begin before their first lease is there."""
+    return SimJob(EPOCHS, seed=seed, lease_s=0.001)
+
+
 MUTANTS: dict[Mutant, tuple[Play, str]] = {
     hands_out_beyond_the_mark: (newcomer, "I7"),
     tells_the_mark_that_the_leader_set: (newcomer, "I7"),
@@ -130,8 +135,8 @@ MUTANTS: dict[Mutant, tuple[Play, str]] = {
     weighs_alike_beyond_the_mark: (later(scenario, 20), "I7"),
     weighs_a_lease_alike_to_its_end: (newcomer, "I7"),
     weighs_by_its_own_batch: (epochs, "I7"),
-    ends_where_no_more_is_leased: (epochs, "I12"),
-    believes_a_share_of_fewer_epochs: (epochs, "I12"),
+    ends_where_no_more_is_leased: (scenario, "I6"),
+    believes_a_share_of_fewer_epochs: (just_in_time, "I6"),
 }
 
 

@@ -205,7 +205,7 @@ CASES: dict[Mutant, Case] = {
     writes_again_what_was_carried_out: Case("events", lost_answers),
     writes_what_lay_there_when_it_tries_again: Case("I9", lost_answers),
     goes_on_though_another_leads: Case("I9", other_leaders),
-    believes_what_it_finds_though_another_leads: Case("I9", other_leaders),
+    believes_what_it_finds_though_another_leads: Case("I9 I10", other_leaders),
     says_taken_for_a_refusal: Case("I9", full),
     never_presses: Case("I11", prompt),
     says_it_is_at_rest_while_it_writes: Case("rest"),
@@ -221,4 +221,4 @@ CASES: dict[Mutant, Case] = {
 @pytest.mark.parametrize("mutant", CASES, ids=lambda mutant: mutant.__name__)
 def test_wrong_writing_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
     case = CASES[mutant]
-    expect_noticed(mutant, case.job, {case.noticed}, SEEDS, monkeypatch)
+    expect_noticed(mutant, case.job, {*case.noticed.split()}, SEEDS, monkeypatch)

@@ -254,7 +254,17 @@ def _flags_of(parser) -> set[str]:
 OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline", "--from", "--to"}
 OTHERS |= {"--allow-scale", "--port", "--html"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
-CLUSTER = {"--quota", "--spread", "--now", "--csv", "--worker", "--env", "--revoke", "--foreground"}
+CLUSTER = {
+    "--quota",
+    "--highest-priority",
+    "--spread",
+    "--now",
+    "--csv",
+    "--worker",
+    "--env",
+    "--revoke",
+    "--foreground",
+}
 OF_CLUSTERS = (*cluster_flags.START_FLAGS, *cluster_flags.SUBMIT_FLAGS, *cluster_flags.REACH_FLAGS)
 OF_CLUSTERS = (*OF_CLUSTERS, *cluster_flags.MANIFESTS_FLAGS)
 CLUSTER |= {f"--{name}" for name in OF_CLUSTERS}

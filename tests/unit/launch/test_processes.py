@@ -40,18 +40,26 @@ def start(tmp_path: Path) -> Iterator:
         process.wait()
 
 
+def began(find: Callable[[str], list[int]], mark: str) -> None:
+    """Its first program runs."""
+    until = time.monotonic() + 30.0
+    while not find(mark):
+        assert time.monotonic() < until, "it never began"
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("find", [marked, others])
 class TestWhoIsAlwaysThere:
     """A look that is not repeated misses it now and then."""
 
     def test_while_it_changes_its_program(self, start, find: Callable[[str], list[int]]) -> None:
         pid = start(SWITCHES_PROGRAMS, "changing")
-        time.sleep(0.1)
+        began(find, "changing")
         assert [look for look in range(LOOKS) if find("changing") != [pid]] == []
 
     def test_while_it_forks_and_ends(self, start, find: Callable[[str], list[int]]) -> None:
         start(FORKS_AND_ENDS, "forking")
-        time.sleep(0.1)
+        began(find, "forking")
         assert [look for look in range(LOOKS) if not find("forking")] == []
 
 

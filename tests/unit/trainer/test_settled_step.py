@@ -16,7 +16,7 @@ DEATH = RingBroken("a peer is gone")
 
 @pytest.fixture
 def trainer() -> Trainer:
-    framework: Any = SimpleNamespace(ring=None, sort=Arrays())
+    framework: Any = SimpleNamespace(ring=None, sort=Arrays(), skipped=0)
     one = Trainer(framework)
     one._machine.count.step = 7
     return one
