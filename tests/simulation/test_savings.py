@@ -213,9 +213,11 @@ def test_what_scripts_ask_for_is_saved_at_once_and_once(seed: int, on_all: bool)
     assert [one.step for one in job.durable.save_requests] == steps
 
 
-@pytest.mark.parametrize("seed", range(10))
+# With less data the jobs of the later seeds end while a word of publishing is awaited, or before the next try is due.
+@pytest.mark.parametrize("seed", [*range(10), 37, 38, 39, 49, 51, 52, 57, 63, 79])
 def test_what_scripts_ask_for_is_answered_whatever_the_leaders_do(seed: int) -> None:
-    job = SimJob(DATA, seed=seed, workers=3, checkpointing=Checkpointing("memory:"))
+    """The store and its words fail now and then: the job trains on for long enough to try again."""
+    job = SimJob(DataSpec(total=3600, epochs=1, batch=2), seed=seed, workers=3, checkpointing=Checkpointing("memory:"))
     job.savings.wishes = {step: bool(seed % 2) for step in range(20, 60)}  # at each step
     moments = (Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING)
     job.plan(

@@ -2,7 +2,8 @@
 
 A request is taken once, however often it comes, as the record keeps its id. It asks for what the job has from then on:
 a saving that is under way serves it as long as no worker has come to its step. If that comes to nothing, the next one
-does, up to `TRIES` of them; then the request has failed.
+does, up to `TRIES` of them; then the request has failed. A request that is open when the job ends is refused from then
+on, as the job is over: a job does not train on for it.
 
 A script asks by a step: that the job be saved after this one or a later one. All its workers ask, and each says so
 again to each leader; what is asked for already, or durable, is not asked for again.

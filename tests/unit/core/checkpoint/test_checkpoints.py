@@ -290,6 +290,47 @@ def test_a_saving_under_way_at_the_end_is_given_up_with_it() -> None:
     assert isinstance(job.feed(AskCheckpoint("late"))[0], Refuse)
 
 
+@pytest.mark.parametrize("trying", [True, False])
+def test_a_request_that_is_open_at_the_end_is_refused_by_each_leader_as_the_job_is_over(trying: bool) -> None:
+    """A try is under way then, or has failed so near the end that the next one is not due before."""
+    job = Job(DataSpec(total=200, epochs=1, batch=10))
+    job.both(step=4)
+    assert TellOfSaving(0, "") in job.feed(AskCheckpoint("r"))
+    assert job.record.saving is not None
+    if not trying:
+        job.see("a", save_failed=(job.record.saves, "the disk is full"))
+        assert job.record.saving is None
+    job.both(step=10, phase=Phase.DONE)
+    assert job.record.state is JobState.FINISHED
+    [asked] = job.record.save_requests
+    assert not asked.path and not asked.failure
+    for _ in range(2):
+        assert Refuse("the job is over: finished") in job.feed(AskCheckpoint("r"))
+        job.lead_anew()
+
+
+def test_a_request_outlasts_lost_words_of_publishing_and_fails_with_its_third_saving() -> None:
+    job = Job()
+    job.both(step=5)
+    job.feed(AskCheckpoint("r"))
+    step, published = 5, []
+    for _ in range(2000):
+        step += 1
+        commands = [*job.pass_time(5.0), *job.both(step=step)]
+        saving = job.record.saving
+        if saving is not None and not saving.complete and step > saving.after_step:
+            commands += [*job.store("a"), *job.store("b")]
+        published += [one.number for one in commands if isinstance(one, PublishSaving)]  # and no word of it comes
+        if job.record.save_requests[0].failure:
+            break
+    assert published == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    refused = "no checkpoint came about in 3 tries, the last one for this: it could not be published: "
+    for _ in range(2):
+        [answer] = [one for one in job.feed(AskCheckpoint("r")) if isinstance(one, Refuse)]
+        assert answer.reason.startswith(refused)
+        job.lead_anew()
+
+
 def test_the_end_waits_for_the_last_one_and_not_for_ever() -> None:
     job = Job(DataSpec(total=200, epochs=1, batch=10), last=True)
     job.both(step=4)
