@@ -48,4 +48,6 @@ def test_whatever_lies_in_a_home_is_named_there_and_is_this_users_alone(edl):
             assert any(name.startswith(f"{place}/") for place in known) or fnmatch.fnmatch(name, "jobs/*/*"), name
     told = {"start.json", "environs/*", "users.json", "users.lock"}  # of what waits, or begins
     assert {rule for rule in known if not rule.endswith(tuple(told)) and "etcd" not in rule} - {"."} <= seen
-    edl("cluster", "stop", "--now")
+    stopped = edl("cluster", "stop", "--now")
+    assert stopped.returncode == 0, stopped.stderr
+    edl.wait(lambda: not edl.processes(), "all that belongs to the cluster has ended")
