@@ -81,6 +81,7 @@ async def local(base: Path, kind: str, faults: list[str], *, port: int | None = 
     """The coordinator of `edl run`, of `horovodrun` and of a cluster."""
     digest = digest_of(secrets.token_hex(32).encode())
     guest = asyncio.create_task(_etcd_guest(port, faults)) if port and kind == "etcd" else None
+    (base / "home").mkdir(mode=0o700)  # as edl makes it
     server = await start_local(kind, base / "home", port=port, digest=digest)
     ended = asyncio.create_task(server.wait_exit())
     try:
@@ -117,7 +118,7 @@ async def _etcd_guest(port: int, faults: list[str]) -> None:
 
 
 Words = tuple[str | Path, ...]
-EDL: Words = (sys.executable, "-m", "horovod_edl")
+EDL: Words = (Path(sys.executable).with_name("edl"),)
 
 
 async def begin(base: Path, words: Words) -> asyncio.subprocess.Process:
