@@ -25,6 +25,7 @@ from pathlib import Path
 ANSWER_S = 0.5
 HELD = 400  # connections that ask for memory and then keep silent
 LISTEN = "0A"
+MAPPED = ("", "0000000000000000FFFF0000")  # what stands before an address of IPv4, as the kernel writes both
 OPEN_TO_ALL = struct.pack(">ii", 1, 31)
 
 
@@ -63,12 +64,15 @@ HTTP = [
 
 
 def ears() -> Iterator[tuple[str, int]]:
-    """Where processes listen in this network namespace."""
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, here, _, state, *_ = line.split()
-        if state == LISTEN:
+    """Where processes listen in this network namespace. Horovod's own server, which any silent caller stops for good,
+    listens on all addresses, and no server of edl's does.
+    """
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, here, _, state, *_ = line.split()
             address, port = here.split(":")
-            yield socket.inet_ntoa(struct.pack("=I", int(address, 16))), int(port, 16)
+            if state == LISTEN and address.strip("0") and address[:-8] in MAPPED:
+                yield socket.inet_ntoa(struct.pack("=I", int(address[-8:], 16))), int(port, 16)
 
 
 def answer_to(link: socket.socket, question: bytes) -> bytes:

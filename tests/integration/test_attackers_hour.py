@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -37,3 +39,17 @@ def test_a_few_starts_of_local_servers(edl):
 @pytest.mark.soak  # the same stranger, against local servers: above
 def test_starts_of_all_kinds(edl):
     hour(edl, 40, "zookeeper,zookeeper-port,etcd,etcd-port,cluster,cluster-etcd,run,horovodrun")
+
+
+def test_the_stranger_knows_each_place_where_edl_listens_and_spares_horovods():
+    spec = importlib.util.spec_from_file_location("stranger", ROOT / "benchmarks" / "stranger.py")
+    assert spec is not None and spec.loader is not None
+    stranger = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stranger)
+    with socket.socket(socket.AF_INET6) as mapped, socket.create_server(("127.0.0.1", 0)) as plain:
+        mapped.bind(("::ffff:127.0.0.1", 0))  # as gRPC does
+        mapped.listen()
+        with socket.create_server(("", 0)) as everywhere:
+            ports = {port for _, port in stranger.ears()}
+            assert {mapped.getsockname()[1], plain.getsockname()[1]} <= ports
+            assert everywhere.getsockname()[1] not in ports
