@@ -75,7 +75,5 @@ def are_absent(sums: Sequence[torch.Tensor]) -> list[bool]:
 def _is_absent(total: torch.Tensor) -> torch.Tensor:
     if total.is_sparse:
         return torch.tensor(total._nnz() == 0)
-    if not total.numel():  # it tells nothing, and what is done with it must be the same on all workers
-        return torch.tensor(False)
     numbers = torch.view_as_real(total) if total.is_complex() else total
     return torch.logical_and(numbers == 0, torch.signbit(numbers)).all()

@@ -291,10 +291,14 @@ class Reducer:
 
     def _take_away(self) -> None:
         """Take the gradient from each parameter that no worker has used: zeros would let momentum and decay go on. A
-        worker without samples has used nothing, whatever it computed on.
+        worker without samples has used nothing, whatever it computed on. Where a parameter has no elements no sum can
+        tell: each goes by its own script there.
         """
         if self._reducing:
-            lacking = self._lacking if self._factor else [one for one in self._names if one.grad is not None]
+            lacking = self._lacking
+            if not self._factor:
+                lacking = [*(one for one in lacking if not one.numel()), *(one for one in self._names if one.numel())]
+                lacking = [one for one in lacking if one.grad is not None]
             absent = are_absent([one.grad for one in lacking if one.grad is not None])
             lacking = [one for one, is_absent in zip(lacking, absent, strict=True) if is_absent]
         else:  # a collective has failed

@@ -83,9 +83,3 @@ def test_in_place_it_stays_the_same_tensor() -> None:
 )
 def test_which_may_take_a_gradient_once_they_are_thawed(tensor: Any, takes: bool) -> None:
     assert takes_gradients(tensor) is takes
-
-
-def test_a_gradient_without_elements_counts_as_there_on_all_workers() -> None:
-    """Its sum is the same whether a worker had it or not, and a worker without samples looks at all of them."""
-    empty = torch.nn.Parameter(torch.zeros(0, 2))
-    assert are_absent([nothing_like(empty), torch.zeros(0, dtype=torch.complex64)]) == [False, False]
