@@ -25,7 +25,7 @@ def one_line(text: str) -> str:
 
 
 def visible_beside_colours(text: str) -> str:
-    """The same for what a script prints: its colours stay, and a line may be written over itself."""
+    """Show what a script prints in the same way, but its colours stay, and a line may be written over itself."""
     return _HARMFUL_BESIDE_COLOURS.sub(lambda found: found[1] or _written(found), text)
 
 

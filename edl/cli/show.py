@@ -189,7 +189,7 @@ def say(line: str, style: str = "") -> None:
 
 
 def say_json(value: Any) -> None:
-    """For programs, though a person may look on: no character in it controls a terminal."""
+    """Print JSON for programs. A person may look on, so no character in it controls a terminal."""
     sys.stdout.buffer.write(visible(msgspec.json.encode(value).decode()).encode() + b"\n")
 
 

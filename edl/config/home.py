@@ -1,4 +1,6 @@
-"""Whose EDL_HOME is. Owns: refusing another user's. Does not own: what is kept there."""
+"""A home belongs to the user who runs edl, or to root. Owns: refusing another user's. Does not own: what is kept
+there.
+"""
 
 from __future__ import annotations
 

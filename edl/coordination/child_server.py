@@ -90,7 +90,9 @@ class ChildServer(ABC):
         return False
 
     async def wait_exit(self) -> int:
-        """The exit status, once there is one; as `subprocess` gives it. Keeps the log within its bound meanwhile."""
+        """Return the exit status, once there is one; as `subprocess` gives it. Keeps the log within its bound
+        meanwhile.
+        """
         process = self._process
         if process is None:
             raise UsageError(f"the {self.name} server is not started")

@@ -39,7 +39,7 @@ class Rights:
 
 
 def rights_of(digest: Digest | None) -> tuple[Rights, Rights]:
-    """Who may do what at the root, and at ZooKeeper's own nodes, which no part of edl uses."""
+    """Return who may do what at the root, and at ZooKeeper's own nodes, which no part of edl uses."""
     if digest is None:
         made = OPEN_ACL_UNSAFE[0], READ_ACL_UNSAFE[0]
     else:
@@ -49,7 +49,7 @@ def rights_of(digest: Digest | None) -> tuple[Rights, Rights]:
 
 
 def snapshot_of(root: Rights, reserved: Rights) -> bytes:
-    """The file's content: the root and ZooKeeper's own nodes, without data."""
+    """Make the file's content: the root and ZooKeeper's own nodes, without data."""
     acls = struct.pack(">i", 2) + _acl(_ROOT_ID, root) + _acl(_RESERVED_ID, reserved)
     nodes = _node("", _ROOT_ID) + b"".join(_node(path, _RESERVED_ID) for path in RESERVED)
     content = _HEADER + _NO_SESSIONS + acls + nodes + _END
@@ -71,7 +71,7 @@ def put_first(data: Path, content: bytes) -> None:
 
 
 def holds_data(data: Path) -> bool:
-    """Whether a ZooKeeper would load a tree from there, or refuse to start, rather than make an open one.
+    """Tell whether a ZooKeeper would load a tree from there, or refuse to start, rather than make an open one.
 
     It passes over a snapshot without an end, and refuses to start where it finds a log of changes alone.
     """

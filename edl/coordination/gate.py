@@ -18,14 +18,14 @@ _PRELOAD = "LD_PRELOAD"
 
 
 def find_gate() -> Path | None:
-    """The compiled gate; None: it was not compiled, or lies where the linker cannot be told of it."""
+    """Find the compiled gate; None: it was not compiled, or lies where the linker cannot be told of it."""
     here = Path(__file__).parent
     found = [path for suffix in EXTENSION_SUFFIXES if (path := here / f"_gate{suffix}").exists()]
     return found[0] if found and not re.search(r"[\s:$]", str(found[0])) else None
 
 
 def gated(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a server behind the gate; as it is, where there is none."""
+    """Return the environment of a server behind the gate; as it is, where there is none."""
     gate, others = find_gate(), environ.get(_PRELOAD)
     if gate is None:
         return dict(environ)

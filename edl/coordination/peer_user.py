@@ -40,7 +40,9 @@ def check_server(connection: socket.socket, user: int, patience_s: float) -> Non
 
 
 def _owner(here: tuple[str, int], there: tuple[str, int]) -> tuple[int, int] | None:
-    """User and inode of the socket between `here`, its own end, and `there`; None: there is none, or no telling."""
+    """Ask for user and inode of the socket between `here`, its own end, and `there`; None: there is none, or no
+    telling.
+    """
     ends = struct.pack("!HH", here[1], there[1])
     ends += b"".join(socket.inet_aton(address).ljust(16, b"\0") for address, _ in (here, there))
     request = _BODY.pack(socket.AF_INET, socket.IPPROTO_TCP, 0xFFFF_FFFF) + ends + bytes(4) + _NO_COOKIE

@@ -63,7 +63,9 @@ class Coordinator:
 
     @property
     def user(self) -> int | None:
-        """Whose process alone may be that server: a ZooKeeper that edl started on this machine names its user."""
+        """Return the user whose process alone may be that server: a ZooKeeper that edl started on this machine names
+        its user.
+        """
         named = split_kind(self.hosts)[1].partition("/")[0].rpartition("@")[0]
         if not named:
             return None

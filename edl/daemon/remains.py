@@ -77,7 +77,7 @@ async def look(store: Store, job: str) -> Remains | None:
 
 
 async def present(store: Store, job: str) -> tuple[str, ...]:
-    """Workers that have a session there."""
+    """List the workers that have a session there."""
     return await store.children(tree.workers(job))
 
 

@@ -12,14 +12,16 @@ from pathlib import Path
 
 
 def hold(path: Path) -> None:
-    """Until this process ends, however it ends. Nothing where another one holds it, or the file system has no locks."""
+    """Hold the lock until this process ends, however it ends. Do nothing where another one holds it, or the file
+    system has no locks.
+    """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with contextlib.suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_held(path: Path) -> bool:
-    """By any process."""
+    """Tell whether any process holds the lock."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

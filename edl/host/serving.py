@@ -88,7 +88,7 @@ class _Bounded(H11Protocol):
             self._expect(None)
 
     def _make_room(self) -> None:
-        """First of who has shown nothing yet."""
+        """Make room at the cost of those who have shown nothing yet, first."""
         idle = [one for one in self.connections if isinstance(one, _Bounded) and one is not self and one.idle]
         if len(idle) >= MOST_IDLE:
             oldest = min(idle, key=lambda one: (one.proven, one._since))

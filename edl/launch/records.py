@@ -62,7 +62,9 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alive(self) -> bool:
-        """Also on another machine that shares this home, as far as its file system has locks."""
+        """Tell whether the launcher lives, also on another machine that shares this home, as far as its file system
+        has locks.
+        """
         lives = is_running(self.launcher_pid, self.launcher_start) if self.here else self.lives_there
         return self.state not in OVER and lives
 

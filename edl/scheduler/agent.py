@@ -68,7 +68,7 @@ class AgentProcess:
         self._waits = False  # for another agent of the node to be gone
 
     async def run(self) -> None:
-        """Until it is cancelled. Raises QueueRefused."""
+        """Run until it is cancelled. Raises QueueRefused."""
         while not await self._appeared():  # noqa: ASYNC110 - nothing tells of it but asking
             await asyncio.sleep(LOOK_S)
         for found in await self._engine.find():

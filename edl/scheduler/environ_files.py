@@ -39,7 +39,9 @@ class VariablesLost(EdlError):
 
 
 class EnvironFiles:
-    """Of one cluster. A call takes a tenth of a millisecond, and once a second a few for each thousand jobs."""
+    """The files of one cluster. A call takes a tenth of a millisecond, and once a second a few for each thousand
+    jobs.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,7 +49,7 @@ class EnvironFiles:
         self._counted = float("-inf")
 
     def keep(self, asked: Submission, entry_bytes: int, environ: Mapping[str, str]) -> str:
-        """The name of the file. Raises UsageError, QueueFull, ConfigError."""
+        """Write them, and return the name of the file. Raises UsageError, QueueFull, ConfigError."""
         content = msgspec.json.encode(dict(environ))
         if len(content) > ENVIRON_BYTES:
             raise UsageError(f"the environment has {len(content)} bytes: unset some variables, {ENVIRON_BYTES} at most")

@@ -48,7 +48,7 @@ class LentStore:
 
 
 class JobsObserver:
-    """Of all jobs."""
+    """The observer of all jobs."""
 
     def __init__(
         self,

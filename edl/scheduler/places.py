@@ -219,7 +219,7 @@ def put_once(path: Path, content: bytes) -> None:
 
 
 def put(path: Path, content: bytes) -> None:
-    """The whole of it or nothing, for this user only. Raises OSError."""
+    """Write the whole of it or nothing, for this user only. Raises OSError."""
     working = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")  # a folder may be several machines'
     try:
         with open(working, "wb", opener=_private) as file:  # which writes until all is written, or raises

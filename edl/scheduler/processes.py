@@ -180,7 +180,7 @@ def speeds_of(policy: str) -> LiveSpeeds:
 
 
 async def schedule(home: ClusterHome, name: str) -> None:
-    """Until it is cancelled. Raises QueueRefused."""
+    """Run until it is cancelled. Raises QueueRefused."""
     config, coordinator = home.config(), home.coordinator()
     store = await connected(coordinator, config.session_timeout_s)
     secret = home.secret.read_bytes().strip()

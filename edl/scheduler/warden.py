@@ -76,7 +76,7 @@ class LastWord:
         self._write(b" " * LAST_WORD_BYTES)
 
     def say(self, code: int, tail: str, **found: object) -> None:
-        """With as much of the tail as there is room for."""
+        """Write it with as much of the tail as there is room for."""
         while len(text := json.dumps({"code": code, "tail": tail, **found}).encode()) > LAST_WORD_BYTES and tail:
             tail = tail[(len(tail) + 1) // 2 :]
         try:
@@ -146,7 +146,7 @@ def status(pid: int) -> list[str]:
 
 
 def listed() -> dict[int, ListedProcess]:
-    """All processes."""
+    """List all processes."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -159,7 +159,7 @@ def listed() -> dict[int, ListedProcess]:
 
 
 def below(top: int, here: dict[int, ListedProcess]) -> set[int]:
-    """A process's children, their children and so on; also those that have ended."""
+    """List a process's children, their children and so on; also those that have ended."""
     children: dict[int, list[int]] = {}
     for pid, seen in here.items():
         children.setdefault(seen.parent, []).append(pid)
@@ -188,8 +188,8 @@ def environ(pid: int) -> bytes:
 
 
 def others(mark: str) -> list[int]:
-    """Processes of this worker, but not this one: all below this one, and whatever has the mark of this launch. Listed
-    again while some are new: they may fork.
+    """List processes of this worker, but not this one: all below this one, and whatever has the mark of this launch.
+    Listed again while some are new: they may fork.
     """
     wanted, looked_at = f"{MARK}={mark}".encode(), {os.getpid()}
     found: list[int] = []
@@ -209,7 +209,7 @@ def others(mark: str) -> list[int]:
 
 
 def adopt_orphans() -> None:
-    """From now on; see prctl(2)."""
+    """Become the parent of whom processes below this one leave behind; see prctl(2)."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -73,8 +73,8 @@ class WorkerFolders:
         return [sys.executable, "-I", "-S", str(WARDEN), str(folder), str(log)]
 
     def withdraw(self, worker: str) -> bool:
-        """Whether its warden had not begun: then it never starts anything, also where an agent that was paused while it
-        made the claim goes on with it. Raises OSError.
+        """Tell whether its warden had not begun: then it never starts anything, also where an agent that was paused
+        while it made the claim goes on with it. Raises OSError.
         """
         folder = self[worker]
         unsettled = not (folder / "exit.json").exists() and _settle(folder)

@@ -25,7 +25,7 @@ from edl.scheduler.worker_folders import mark_of
 
 
 def left(folder: Path) -> list[int]:
-    """Of the worker that has this folder, its warden among them."""
+    """List those of the worker that has this folder, its warden among them."""
     return sorted(_found(folder))
 
 
@@ -51,7 +51,7 @@ def kill(folder: Path) -> None:
 
 
 class _Written(NamedTuple):
-    """By the warden: pids, and when each began."""
+    """The word of a warden: pids, and when each began."""
 
     warden: int
     warden_began: int
@@ -69,7 +69,7 @@ def _written(folder: Path) -> _Written | None:
 
 
 def _found(folder: Path) -> dict[int, int]:
-    """With when each began."""
+    """Find its processes, and when each began."""
     pids = set(marked(mark_of(folder)))
     here, written = listed(), _written(folder)
     if written is not None:

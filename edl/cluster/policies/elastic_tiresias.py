@@ -68,7 +68,9 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
         return ClusterDecision(found, notes, min((look for look in looks if look is not None), default=None))
 
     def _usual_wait(self, cluster: ClusterView, now: float) -> float:
-        """Seconds that those of the first queue have waited that run now: where all wait long, none is passed over."""
+        """Return for how many seconds those of the first queue have waited that run now: where all wait long, none is
+        passed over.
+        """
         waits = [job.waited_by(now) for job in cluster.jobs if job.running and not (job.notes or BEGUN)["queue"]]
         return sum(waits) / len(waits) if waits else 0.0
 

@@ -34,7 +34,7 @@ NEAR = 1e-6  # a service that is so near to a limit has crossed it
 
 
 class Queues(NamedTuple):
-    """When jobs change their queues."""
+    """The limits by which jobs change their queues."""
 
     limits: Sequence[float]
     promote: float
@@ -136,7 +136,9 @@ def _settled(job: JobView, size: int, promote: float, now: float) -> float:
 
 
 def _patience(job: JobView, known: Notes, queues: Queues) -> float:
-    """Seconds. In the first queue as if it had run until its end there, and no longer than `passed_s`."""
+    """Return for how many seconds it may wait: in the first queue as if it had run until its end there, and no longer
+    than `passed_s`.
+    """
     if known["queue"]:
         return queues.promote * (job.ran - known["ran"]) - NEAR
     return min(queues.promote * queues.limits[0] / job.request, queues.passed_s) - NEAR

@@ -47,7 +47,7 @@ class WorkerBegan:
 
 @dataclass(frozen=True, slots=True)
 class WorkerClaimed:
-    """Its id was claimed before: by an agent that has died, or by another one that goes on after a pause."""
+    """The worker's id was claimed before: by an agent that has died, or by another one that goes on after a pause."""
 
     id: str
 

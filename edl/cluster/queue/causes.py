@@ -47,11 +47,11 @@ class EndEvidence(msgspec.Struct, frozen=True):
 
     @property
     def longest(self) -> int:
-        """Letters of the longest of its texts."""
+        """Count the letters of the longest of its texts."""
         return max(len(self.tail), len(self.refused), len(self.taken))
 
     def cut(self, most: int) -> EndEvidence:
-        """So many letters of each text: the last that were printed, the first of reasons."""
+        """Keep so many letters of each text: the last that were printed, the first of reasons."""
         tail = self.tail[max(0, len(self.tail) - most) :]
         return msgspec.structs.replace(self, tail=tail, refused=self.refused[:most], taken=self.taken[:most])
 

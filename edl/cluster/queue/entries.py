@@ -205,7 +205,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 def within(report: NodeReport, most: int) -> NodeReport:
-    """With as much of what is told of its workers' ends as fits into so many bytes."""
+    """Return the entry with as much of what is told of its workers' ends as fits into so many bytes."""
     length = max((one.evidence.longest for one in report.workers if one.evidence), default=0)
     while length and len(msgspec.json.encode(report)) > most:
         length //= 2

@@ -26,15 +26,15 @@ class AgentHere(msgspec.Struct, frozen=True):
 
 
 def is_owner(found: QueueOwner, mine: QueueOwner, *, takes: bool, in_use: bool) -> bool:
-    """Whether a queue whose owner was found is ours, or is to be. `takes`: we may have one that is `in_use` by no
+    """Tell whether a queue whose owner was found is ours, or is to be. `takes`: we may have one that is `in_use` by no
     process, worker or waiting job of its owner.
     """
     return found.identity == mine.identity or (takes and not in_use)
 
 
 def gives_way(other: AgentHere, here: AgentHere, *, runs: bool, deposed: bool) -> bool:
-    """Whether an agent whose session is not over leaves the node to the agent that is here. `runs`: its pid is in use
-    here. `deposed`: it has lost its turn, where agents take turns.
+    """Tell whether an agent whose session is not over leaves the node to the agent that is here. `runs`: its pid is in
+    use here. `deposed`: it has lost its turn, where agents take turns.
     """
     seen = bool(other.space) and other.space == here.space
     return deposed or (seen and (other.pid == here.pid or not runs))

@@ -17,8 +17,8 @@ from edl.cluster.views import JobView
 def within_quotas(
     jobs: Iterable[JobView], quotas: Mapping[str, int], held: Mapping[str, int] = MappingProxyType({})
 ) -> tuple[JobView, ...]:
-    """Jobs in their order. Who runs comes first, then higher priorities, then who came first. `held`: devices of a
-    user's workers that are to go, and of jobs that are over, saved or sent away.
+    """Sort jobs into their order. Who runs comes first, then higher priorities, then who came first. `held`: devices
+    of a user's workers that are to go, and of jobs that are over, saved or sent away.
     """
     jobs = tuple(jobs)
     if not quotas:

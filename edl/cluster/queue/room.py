@@ -21,7 +21,7 @@ USERS: Final = 2  # so many users at their bounds fill the queue
 
 
 class QueueShare(NamedTuple):
-    """What jobs that are not over take of the queue."""
+    """The room that jobs which are not over take of the queue."""
 
     jobs: int = 0
     entry_bytes: int = 0  # in the coordinator
@@ -41,7 +41,7 @@ class QueueFull(UsageError):
 
 
 class QueueAccount:
-    """What each user's jobs take of the queue."""
+    """Add up what each user's jobs take of the queue."""
 
     def __init__(self, held: Iterable[tuple[str, QueueShare]] = ()) -> None:
         self._users: dict[str, QueueShare] = {}

@@ -45,7 +45,7 @@ def outlook(state: QueueState, speeds: LiveSpeeds, now: float) -> ClusterView:
 
 
 def _going(state: QueueState, decided: Collection[str]) -> Counter[str]:
-    """Devices by user, beyond those that a policy decides about."""
+    """Count devices by user, beyond those that a policy decides about."""
     going: Counter[str] = Counter()
     for job in (state.jobs[name] for name in state.live):
         going[job.asked.user] += len(job.workers) - (len(job.staying) if job.name in decided else 0)
@@ -248,7 +248,7 @@ def _seats(free: FreeDevices, wanted: Placement) -> list[tuple[str, int]]:
 
 
 def _quota_left(state: QueueState, job: JobEntry) -> int:
-    """Devices that its user may have more, whatever of those that the user has is about to be given back."""
+    """Count the devices that its user may have more, whatever of those that the user has is about to be given back."""
     user = job.asked.user
     if user not in state.rules.quotas:
         return job.asked.max_np

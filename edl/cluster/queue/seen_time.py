@@ -15,15 +15,15 @@ RATE: Final = 0.1  # by which it is faster or slower than the clock that counts,
 
 
 class SeenTime:
-    """Of one process."""
+    """The time that one process has seen pass."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self._wall = self._counted = math.nan  # as they were read last
 
     def advance(self, wall: float, counted: float | None = None, longest_s: float = math.inf) -> float:
-        """The time now. `counted`: by a clock that only counts; where there is none, the wall clock stands for it.
-        `longest_s`: no more than that has been seen since the last call.
+        """Return the time now. `counted`: by a clock that only counts; where there is none, the wall clock stands for
+        it. `longest_s`: no more than that has been seen since the last call.
         """
         counted = wall if counted is None else counted
         if math.isnan(self._wall):

@@ -107,7 +107,9 @@ def shown(job: JobEntry, now: float) -> JobShown:
 
 
 def left_out_by(story: Iterable[QueueEvent]) -> dict[str, tuple[float, str]]:
-    """Nodes that were left out, by the cluster's story: until when, and on the word of which user's jobs alone."""
+    """List the nodes that were left out, by the cluster's story: until when, and on the word of which user's jobs
+    alone.
+    """
     found: dict[str, tuple[float, str]] = {}
     for event in story:
         details, node = event.details, str(event.details.get("node"))

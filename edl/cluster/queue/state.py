@@ -91,7 +91,7 @@ class QueueState:
             )
 
     def seen_since(self, since: float) -> float:
-        """From when on time counts for what is due after a while: from where this scheduler has seen it pass."""
+        """Return from when on time counts for what is due after a while: from where this scheduler has seen it pass."""
         return max(since, self.began)
 
     def put(self, job: JobEntry, now: float, **changes: Any) -> JobEntry:
@@ -156,19 +156,19 @@ class QueueState:
         return any(one.cause is None for one in job.exits) or self.seen_of(job).look.over
 
     def save_s(self, job: JobEntry) -> float:
-        """For so long it may be saved before it goes: a multiple of what that took before."""
+        """Return for how long it may be saved before it goes: a multiple of what that took before."""
         known = max(self.rules.save_s, SAVE_TIMES * self.seen_of(job).save_s)
         return max(job.save_s, min(known, self.rules.longest_save_s))
 
     def ends_until(self, job: JobEntry) -> float | None:
-        """Until then its workers may go on, now that its leader has said how it ends; None: it has not."""
+        """Return until when its workers may go on, now that its leader has said how it ends; None: it has not."""
         since = None if job.over or job.waits else self.seen_of(job).over_since
         if since is None:
             return None
         return since + (self.rules.fail_s if self.seen_of(job).look.state == "failed" else self.rules.end_s)
 
     def concerns_others(self, user: str) -> bool:
-        """Whether any other user has a job, where one is named."""
+        """Tell whether any other user has a job, where one is named."""
         return bool(user) and any(self.jobs[name].asked.user != user for name in self.live)
 
     def ask(self, job: JobEntry, what: str, act: Act) -> None:
