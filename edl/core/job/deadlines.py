@@ -11,9 +11,10 @@ Seven things are awaited, each with a bound of its own:
   of them has applied the step after which to come, or one of the ring before has been seen there. (Newcomers go there
   at once, and may wait for long: that step may lie as far ahead as a pipeline has read.) Each may still be at the end
   of a step, and then a ring takes time to form: one that has neither come nor failed to after twice the longest step
-  hangs. Newcomers that get their state from rank 0 beside the first steps wait for that however long it takes: none of
-  them is awaited before rank 0 is there. Likewise a newcomer that has said nothing of the **ring** it forms with
-  others, beside the one that trains;
+  hangs; that time begins anew where it tells that the ring of before has failed, as it had waited there. Newcomers
+  that get their state from rank 0 beside the first steps wait for that however long it takes: none of them is awaited
+  before rank 0 is there. Likewise a newcomer that has said nothing of the **ring** it forms with others, beside the
+  one that trains;
 - the end of a **step**, where others have waited in vain for as long as the longest step may take, and have given their
   ring up by that. All have had that time: a member that does not find the same within moments hangs, unless it has made
   that step, which came to it alone. (A trainer tells at once that its ring has failed, wherever its script is in the
@@ -78,11 +79,12 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Which worker, for what, until when; `seen`: the newest ring it was seen at, as one that goes on does not hang."""
+    """Which worker, for what, until when; `seen`: the newest ring it was seen at, and whether it has told that the one
+    that trains has failed, as one that goes on does not hang."""
 
     worker: str
     what: str
-    seen: int
+    seen: tuple[int, bool]
     bound_s: float
     until: float
     place: str = ""  # where its script stands, as far as is known
@@ -144,9 +146,9 @@ class Waits:
         """
         before, self._waits = self._waits, {}
         for worker, what, bound_s in self._awaited(record, members, seen, last_step, saving):
-            wait, generation = before.get(worker), seen.generation(worker)
-            if wait is None or (wait.what, wait.seen) != (what, generation):
-                wait = Awaited(worker, what, generation, bound_s, now + bound_s)
+            wait, at = before.get(worker), (seen.generation(worker), seen.failed(worker, record.generation))
+            if wait is None or (wait.what, wait.seen) != (what, at):
+                wait = Awaited(worker, what, at, bound_s, now + bound_s)
             if what == STEP or what.startswith(INSTEAD):
                 wait = replace(wait, place=seen.place(worker))
             self._waits[worker] = wait
