@@ -77,6 +77,8 @@ def _number(unit: str, least: float, most: float) -> Callable[[str], float]:
 
 def coordinator(text: str) -> str:
     kind, named, rest = text.partition("://")
+    if kind == "embedded" and rest.startswith("/"):
+        return text  # the socket of a job of this machine's
     if named and kind not in {"zookeeper", "etcd"}:
         raise ValueError("begins with zookeeper:// or etcd://, or with HOST:PORT of a ZooKeeper")
     if kind == "etcd" and rest.startswith("/"):

@@ -35,11 +35,11 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "local_coordinator",
-        forms.one_of("zookeeper", "etcd"),
+        forms.one_of("zookeeper", "etcd", "embedded"),
         ("EDL_LOCAL_COORDINATOR",),
         ("--local-coordinator",),
-        "zookeeper|etcd",
-        "what a local coordinator is (default: zookeeper; where there is no Java but an etcd, etcd)",
+        "zookeeper|etcd|embedded",
+        "what a local coordinator is (default: zookeeper; where there is no Java, an etcd; where there is neither, edl's own)",
     ),
     Setting(
         "secret_file",

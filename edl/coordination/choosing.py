@@ -1,6 +1,7 @@
 """Which local coordinator this machine can have, and starting it.
 
-Owns: that ZooKeeper comes first, and etcd where there is no Java. Does not own: the servers (`server`, `etcd.server`).
+Owns: that ZooKeeper comes first, etcd where there is no Java, and the embedded one where there is neither. Does not own:
+the servers (`server`, `etcd.server`, `embedded.embedded_server`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Protocol
 
 from edl.coordination.child_server import LOOPBACK
+from edl.coordination.embedded.embedded_server import ONE_MACHINE, LocalEmbedded
 from edl.coordination.etcd.server_process import INSTALL as INSTALL_ETCD
 from edl.coordination.etcd.server_process import find_etcd
 from edl.coordination.java import find_jars, find_java
-from edl.coordination.settings import ETCD, ZOOKEEPER, Coordinator, Digest
+from edl.coordination.settings import EMBEDDED, ETCD, ZOOKEEPER, Coordinator, Digest
 from edl.errors import ConfigError
 
 
@@ -37,14 +39,24 @@ class LocalCoordinator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalChoice:
-    """ZOOKEEPER or ETCD, and why it is not the usual one."""
+    """ZOOKEEPER, ETCD or EMBEDDED, and why it is not the usual one."""
 
     kind: str
     because: str = ""
 
 
-def choose(wanted: str | None, env: Mapping[str, str] = os.environ) -> LocalChoice:
-    """`wanted`: the one that was asked for. Raises `ConfigError` with one line and the remedy."""
+FOR_MORE = "for jobs of this machine; a cluster, or workers of other hosts, need a ZooKeeper or an etcd"
+
+
+def choose(wanted: str | None, env: Mapping[str, str] = os.environ, *, alone: bool = False) -> LocalChoice:
+    """`wanted`: the one that was asked for. `alone`: it serves jobs of this machine only, and at no port.
+
+    Raises `ConfigError` with one line and the remedy.
+    """
+    if wanted == EMBEDDED:
+        if not alone:
+            raise ConfigError(f"--local-coordinator embedded: {ONE_MACHINE}")
+        return LocalChoice(EMBEDDED, f"the local coordinator is edl's own, {FOR_MORE}")
     if wanted == ETCD:
         find_etcd(env)
         return LocalChoice(ETCD)
@@ -55,17 +67,20 @@ def choose(wanted: str | None, env: Mapping[str, str] = os.environ) -> LocalChoi
     except ConfigError as error:
         if wanted == ZOOKEEPER or env.get("EDL_JAVA") or env.get("EDL_ZOOKEEPER_JARS"):
             raise  # what was named must be right
-        return _etcd_instead(error, env)
+        return _instead(error, env, alone=alone)
 
 
-def _etcd_instead(no_zookeeper: ConfigError, env: Mapping[str, str]) -> LocalChoice:
+def _instead(no_zookeeper: ConfigError, env: Mapping[str, str], *, alone: bool) -> LocalChoice:
+    lacking = "no Java" if "needs Java" in str(no_zookeeper) else "no ZooKeeper"
     try:
         etcd = find_etcd(env)
     except ConfigError as error:
         if env.get("EDL_ETCD"):
             raise
+        if alone:
+            because = f"{lacking} and no etcd on this machine: the local coordinator is edl's own, {FOR_MORE}"
+            return LocalChoice(EMBEDDED, because)
         raise ConfigError(f"{no_zookeeper}; or a local etcd: run `{INSTALL_ETCD}`") from error
-    lacking = "no Java" if "needs Java" in str(no_zookeeper) else "no ZooKeeper"
     return LocalChoice(ETCD, f"{lacking} on this machine: the local coordinator is an etcd ({etcd})")
 
 
@@ -74,8 +89,11 @@ async def start_local(
 ) -> LocalCoordinator:
     """Start one in a folder of that name. Raises `ConfigError` with one line and the remedy.
 
-    At the loopback address, an etcd listens on a socket that only this user can open, unless a port is given.
+    At the loopback address, an etcd listens on a socket that only this user can open, unless a port is given. The
+    embedded one listens on such a socket, and nowhere else.
     """
+    if kind == EMBEDDED:
+        return await LocalEmbedded.start(folder / EMBEDDED, port=port, digest=digest, address=address)
     if kind == ETCD:
         from edl.coordination.etcd.server import LocalEtcd
 

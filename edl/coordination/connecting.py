@@ -5,7 +5,7 @@ Owns: which implementation goes with which address. Does not own: any of them; o
 
 from __future__ import annotations
 
-from edl.coordination.settings import ETCD, Coordinator
+from edl.coordination.settings import EMBEDDED, ETCD, Coordinator
 from edl.coordination.store import Store
 
 
@@ -15,6 +15,10 @@ async def connect(settings: Coordinator, session_timeout_s: float, *, connect_ti
         from edl.coordination.etcd import store as etcd
 
         return await etcd.connect(settings, session_timeout_s, connect_timeout_s=connect_timeout_s)
+    if settings.kind == EMBEDDED:
+        from edl.coordination.embedded import embedded_store
+
+        return await embedded_store.connect(settings, session_timeout_s, connect_timeout_s=connect_timeout_s)
     from edl.coordination import zookeeper
 
     return await zookeeper.connect(settings, session_timeout_s, connect_timeout_s=connect_timeout_s)

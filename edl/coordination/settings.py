@@ -15,6 +15,7 @@ from edl.errors import ConfigError
 
 ZOOKEEPER = "zookeeper"
 ETCD = "etcd"
+EMBEDDED = "embedded"
 
 DEFAULT_PORT = 2181
 DEFAULT_PORTS = {ZOOKEEPER: DEFAULT_PORT, ETCD: 2379}
@@ -45,15 +46,16 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """A ZooKeeper or an etcd to connect to."""
+    """A ZooKeeper or an etcd to connect to, or the embedded coordinator of a job of this machine."""
 
-    hosts: str  # [zookeeper:// or etcd://][uid@]host:port[,host:port...][/chroot]; or etcd:///socket
+    # [zookeeper:// or etcd://][uid@]host:port[,host:port...][/chroot]; or etcd:///socket; or embedded:///socket
+    hosts: str
     digest: Digest | None = None
     tls: Tls | None = None
 
     @property
     def kind(self) -> str:
-        """ZOOKEEPER or ETCD."""
+        """ZOOKEEPER, ETCD or EMBEDDED."""
         return split_kind(self.hosts)[0]
 
     @property
@@ -75,9 +77,11 @@ class Coordinator:
 
     @property
     def socket(self) -> str:
-        """Where an etcd listens that only processes of one user on one machine can reach; empty for any other."""
+        """Where one listens that only processes of one user on one machine can reach; empty for any other."""
         kind, rest = split_kind(self.hosts)
-        return rest if kind == ETCD and rest.startswith("/") else ""
+        if kind == EMBEDDED and not rest.startswith("/"):
+            raise ConfigError(f"not a coordinator: {self.hosts}; an embedded one is named as embedded:///SOCKET")
+        return rest if kind != ZOOKEEPER and rest.startswith("/") else ""
 
     @property
     def endpoints(self) -> tuple[tuple[str, int], ...]:
@@ -126,7 +130,7 @@ def split_kind(hosts: str) -> tuple[str, str]:
     scheme, separator, rest = hosts.partition("://")
     if not separator:
         return ZOOKEEPER, hosts
-    if scheme not in DEFAULT_PORTS:
+    if scheme not in {*DEFAULT_PORTS, EMBEDDED}:
         raise ConfigError(f"not a coordinator: {scheme}://; write HOST:PORT for a ZooKeeper, or etcd://HOST:PORT")
     return scheme, rest
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
+import msgspec
+
 from edl.errors import ConfigError, EdlError, UsageError
 
 ANY: Final = -1
@@ -46,8 +48,7 @@ class Link(Enum):
     LOST = "lost"  # the session is over and its ephemerals are gone, or will be; a new session follows by itself
 
 
-@dataclass(frozen=True, slots=True)
-class Create:
+class Create(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Create a node; its parent must be there."""
 
     path: str
@@ -56,8 +57,7 @@ class Create:
     sequence: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Replace a value, if the node has the version."""
 
     path: str
@@ -65,16 +65,14 @@ class Write:
     version: int = ANY
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Delete a childless node, if it has the version."""
 
     path: str
     version: int = ANY
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Change nothing, but let the transaction fail unless the node is there and has the version."""
 
     path: str

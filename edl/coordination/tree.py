@@ -1,10 +1,11 @@
 """A tree of nodes as a value, and transactions on it: ZooKeeper's rules without ZooKeeper.
 
-Owns: what each operation does and when it is refused. Does not own: sessions and watches (`memory`).
+Owns: what each operation does and when it is refused. Does not own: sessions (`store_state`), nor watches (`memory`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edl.coordination.store import (
@@ -37,11 +38,11 @@ ROOT = Entry(StoredNode(b"", version=0, created=0, owner=0))
 
 
 class Attempt:
-    """A transaction on a copy of the tree, which is thrown away if an operation fails."""
+    """A transaction on a tree that it leaves as it is; thrown away if an operation fails."""
 
-    def __init__(self, tree: dict[str, Entry], stamp: int, session: int) -> None:
-        self.tree = dict(tree)
-        self.changed: set[str] = set()  # nodes whose value or list of children changed
+    def __init__(self, tree: Mapping[str, Entry], stamp: int, session: int) -> None:
+        self.changes: dict[str, Entry | None] = {}  # nodes whose value or list of children changed; None: deleted
+        self._tree = tree
         self._stamp = stamp
         self._session = session
 
@@ -63,13 +64,13 @@ class Attempt:
 
     def _create(self, op: Create) -> str:
         above = parent_of(op.path)
-        parent = self.tree.get(above)
+        parent = self._get(above)
         if parent is None:
             raise NoNode(op.path, op)
         if parent.node.owner:
             raise UsageError(f"{above} is ephemeral and can have no children")
         path = f"{op.path}{parent.created_children:010d}" if op.sequence else op.path
-        if path in self.tree:
+        if self._get(path) is not None:
             raise NodeExists(path, op)
         owner = self._session if op.ephemeral else 0
         self._put(path, Entry(StoredNode(op.value, version=0, created=self._stamp, owner=owner)))
@@ -83,24 +84,28 @@ class Attempt:
         self._drop(op.path)
 
     def drop_session(self) -> None:
-        for path in [path for path, entry in self.tree.items() if entry.node.owner == self._session]:
-            self._drop(path)
+        """Delete what the session owns; as a transaction of its own."""
+        for path, entry in self._tree.items():
+            if entry.node.owner == self._session:
+                self._drop(path)
 
     def _drop(self, path: str) -> None:
         above = parent_of(path)
-        parent = self.tree[above]
-        del self.tree[path]
-        self.changed.add(path)
+        parent = self._get(above)
+        assert parent is not None  # a node is dropped before its parent
+        self.changes[path] = None
         self._put(above, replace(parent, children=parent.children - {path.rpartition("/")[2]}))
 
     def _existing(self, op: Write | Delete | Check) -> Entry:
-        entry = self.tree.get(op.path)
+        entry = self._get(op.path)
         if entry is None:
             raise NoNode(op.path, op)
         if op.version not in {ANY, entry.node.version}:
             raise VersionConflict(op.path, op)
         return entry
 
+    def _get(self, path: str) -> Entry | None:
+        return self.changes[path] if path in self.changes else self._tree.get(path)
+
     def _put(self, path: str, entry: Entry) -> None:
-        self.tree[path] = entry
-        self.changed.add(path)
+        self.changes[path] = entry

@@ -33,7 +33,8 @@ async def coordinator_of(
         await store.close()
         yield named
         return
-    chosen = choose(settings.local_coordinator)
+    alone = address == LOOPBACK and settings.zookeeper_port is None
+    chosen = choose(settings.local_coordinator, alone=alone)
     if chosen.because:
         say(chosen.because)
     server = await start_local(
@@ -43,7 +44,7 @@ async def coordinator_of(
         digest=credentials.digest_of(settings.secret()),
         address=address,
     )
-    keeping = asyncio.create_task(_keep_alive(server))
+    keeping = asyncio.create_task(_keep_alive(server, say))
     try:
         yield server.coordinator
     finally:
@@ -52,11 +53,16 @@ async def coordinator_of(
         await server.stop()
 
 
-async def _keep_alive(server: LocalCoordinator) -> None:
+async def _keep_alive(server: LocalCoordinator, say: Callable[[str], None]) -> None:
     """A server that crashed comes back with all its data; training does not stop meanwhile (I11)."""
+    said = ""
     while True:
         await server.wait_exit()
         try:
             await server.restart()
-        except ConfigError:
+            said = ""
+        except ConfigError as error:
+            if str(error) != said:
+                said = str(error)
+                say(said)
             await asyncio.sleep(RESTART_PAUSE_S)

@@ -2,7 +2,8 @@
 
 A Unix socket in a folder of mode 0700; the peer's user is asked of the kernel. A frame is a 4-byte big-endian length
 and a msgpack message, a member of a tagged union. The daemon's side lives on its event loop. The trainer's side is
-blocking, with one reader thread, because a script has no loop.
+blocking, with one reader thread, because a script has no loop. The embedded coordinator (`edl.coordination.embedded`)
+is served by such a pipe, too; its clients have a loop (`LoopClient`).
 
 The trap in 'gone at once': a socket ends when its *last* descriptor is closed, and a forked child of the trainer (a
 data loader) has one. So forks drop theirs here, and a daemon that must be sure watches the process itself
@@ -55,11 +56,11 @@ def private_folder(path: str | os.PathLike[str]) -> Path:
 
 
 class Connection(asyncio.Protocol):
-    """One trainer, as its daemon sees it."""
+    """One connection, as an end on an event loop sees it: a trainer's, for its daemon."""
 
-    def __init__(self, server: PipeServer) -> None:
-        self.pid = 0
-        self._server = server
+    def __init__(self, end: PipeEnd) -> None:
+        self.pid = 0  # of the process at the other end; 0: it is another user's
+        self._end = end
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
 
@@ -91,26 +92,26 @@ class Connection(asyncio.Protocol):
             return
         self.pid = pid
         self._transport = stream
-        self._server._joined(self)
+        self._end._joined(self)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
         try:
-            for message in self._server._decoded(self._received):
+            for message in self._end._decoded(self._received):
                 if self._transport is None or self._transport.is_closing():
                     return
-                self._server._on_message(self, message)
+                self._end._on_message(self, message)
         except PipeClosed:
             self.abort()
 
     def connection_lost(self, _: Exception | None) -> None:
         if self._transport is not None:
             self._transport = None
-            self._server._left(self)
+            self._end._left(self)
 
 
-class PipeServer:
-    """Listens for trainers. Callbacks run on the event loop; `on_gone` comes once per connection, however it ended."""
+class PipeEnd:
+    """An end on an event loop, where callbacks run; `on_gone` comes once per connection, however it ended."""
 
     def __init__(
         self,
@@ -123,6 +124,28 @@ class PipeServer:
         self._decoder = msgspec.msgpack.Decoder(types)
         self._on_message = on_message
         self._on_gone = on_gone
+
+    def _joined(self, connection: Connection) -> None:
+        """A connection stands, with a process of this user."""
+
+    def _left(self, connection: Connection) -> None:
+        self._on_gone(connection)
+
+    def _decoded(self, received: bytearray) -> Iterator[Any]:
+        return _messages(received, self._decoder)
+
+
+class PipeServer(PipeEnd):
+    """Listens for trainers."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        types: Any,
+        on_message: Callable[[Connection, Any], None],
+        on_gone: Callable[[Connection], None],
+    ) -> None:
+        super().__init__(path, types, on_message, on_gone)
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -165,10 +188,27 @@ class PipeServer:
         self._connections.discard(connection)
         if not self._connections:
             self._empty.set()
-        self._on_gone(connection)
+        super()._left(connection)
 
-    def _decoded(self, received: bytearray) -> Iterator[Any]:
-        return _messages(received, self._decoder)
+
+class LoopClient(PipeEnd):
+    """Connects from an event loop."""
+
+    async def connect(self) -> Connection:
+        """Try once. Raises PipeClosed where nobody listens, or another user does."""
+        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connecting.setblocking(False)  # a server that is behind with its callers refuses at once
+        try:
+            with _address(self._path) as address:
+                connecting.connect(address)
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_unix_connection(lambda: Connection(self), sock=connecting)
+        except OSError as error:
+            connecting.close()
+            raise PipeClosed(f"nobody listens at {self._path}: {error}") from error
+        if not connection.pid:
+            raise PipeClosed(f"another user listens at {self._path}")
+        return connection
 
 
 # ------------------------------------------------------------------------------------------------ the trainer's side

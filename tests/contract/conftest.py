@@ -1,17 +1,22 @@
-"""The worlds in which the store's contract is checked: the twin in memory, and a real server behind cuttable wires."""
+"""The worlds in which the store's contract is checked: the twin in memory, and real servers behind cuttable wires."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
 from edl.coordination import zookeeper
 from edl.coordination.chaos import expire_session
+from edl.coordination.embedded import embedded_store
+from edl.coordination.embedded.chaos import end_session
+from edl.coordination.embedded.embedded_server import LocalEmbedded
 from edl.coordination.etcd import store as etcd
 from edl.coordination.etcd.chaos import expire_lease
 from edl.coordination.etcd.server import LocalEtcd
@@ -62,6 +67,9 @@ class Wire:
         self._server = await asyncio.start_server(self._pump_both, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
+    async def _far(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self._target)
+
     async def cut(self) -> None:
         if self._server is not None:
             self._server.close()
@@ -70,7 +78,7 @@ class Wire:
             writer.transport.abort()
 
     async def _pump_both(self, near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
-        far_reader, far = await asyncio.open_connection("127.0.0.1", self._target)
+        far_reader, far = await self._far()
         self._pairs |= {near, far}
         await asyncio.gather(self._pump(near_reader, far), self._pump(far_reader, near))
         self._pairs -= {near, far}
@@ -81,6 +89,29 @@ class Wire:
                 writer.write(data)
                 await writer.drain()
         writer.close()
+
+
+class SocketWire(Wire):
+    """The same for a socket of this machine's, in a private folder as edl's own."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(0)
+        self._socket = target
+        self._folder = tempfile.TemporaryDirectory(prefix="edl-wire-")
+        self.path = f"{self._folder.name}/socket"
+
+    async def mend(self) -> None:
+        self._server = await asyncio.start_unix_server(self._pump_both, self.path)
+
+    async def cut(self) -> None:
+        await super().cut()
+        Path(self.path).unlink(missing_ok=True)
+
+    async def _far(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self._socket)
+
+    def remove(self) -> None:
+        self._folder.cleanup()
 
 
 class RealWorld:
@@ -128,6 +159,48 @@ class EtcdWorld(RealWorld):
         await expire_lease(store, Coordinator(f"etcd://127.0.0.1:{self._port}"))
 
 
+class EmbeddedWorld:
+    """The server's whole tree is each test's, which finds it empty."""
+
+    def __init__(self, server: LocalEmbedded) -> None:
+        self._coordinator = server.coordinator
+        self._wires: dict[Any, SocketWire] = {}
+
+    async def connect(self) -> embedded_store.EmbeddedStore:
+        wire = SocketWire(self._coordinator.socket)
+        await wire.mend()
+        store = await embedded_store.connect(Coordinator(f"embedded://{wire.path}"), SESSION_TIMEOUT_S)
+        self._wires[store] = wire
+        return store
+
+    async def suspend(self, store: Any) -> None:
+        await self._wires[store].cut()
+
+    async def resume(self, store: Any) -> None:
+        await self._wires[store].mend()
+
+    async def expire(self, store: Any) -> None:
+        await end_session(store, self._coordinator)
+
+    async def close(self) -> None:
+        for store in self._wires:
+            await end_session(store, self._coordinator)  # some are cut off
+            await store.close()
+        await asyncio.gather(*(wire.cut() for wire in self._wires.values()))
+        for wire in self._wires.values():
+            wire.remove()
+        broom = await embedded_store.connect(self._coordinator, SESSION_TIMEOUT_S)
+        await sweep(broom, "/")
+        await broom.close()
+
+
+async def sweep(store: Store, path: str) -> None:
+    for name in await store.children(path):
+        await sweep(store, f"{path.rstrip('/')}/{name}")
+    if path != "/":
+        await store.delete(path)
+
+
 @pytest.fixture(scope="session")
 def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
@@ -144,18 +217,30 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]
         runner.run(server.stop())
 
 
-REAL = [pytest.param(kind, marks=pytest.mark.integration) for kind in ("zookeeper", "etcd")]
+@pytest.fixture(scope="session")
+def embedded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEmbedded]:
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        server = runner.run(LocalEmbedded.start(tmp_path_factory.mktemp("embedded")))
+        yield server
+        runner.run(server.stop())
+
+
+REAL = [pytest.param(kind, marks=pytest.mark.integration) for kind in ("zookeeper", "etcd", "embedded")]
 
 
 @pytest.fixture(params=["memory", *REAL])
-def server(request: pytest.FixtureRequest) -> LocalServer | LocalEtcd | None:
+def server(request: pytest.FixtureRequest) -> LocalServer | LocalEtcd | LocalEmbedded | None:
     return None if request.param == "memory" else request.getfixturevalue(f"{request.param}_server")
 
 
 @pytest.fixture
-async def world(server: LocalServer | LocalEtcd | None) -> AsyncIterator[World]:
+async def world(server: LocalServer | LocalEtcd | LocalEmbedded | None) -> AsyncIterator[World]:
     if server is None:
         yield MemoryWorld()
+    elif isinstance(server, LocalEmbedded):
+        embedded = EmbeddedWorld(server)
+        yield embedded
+        await embedded.close()
     else:
         real = (EtcdWorld if isinstance(server, LocalEtcd) else ZookeeperWorld)(server.port)
         yield real

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import signal
 import uuid
 from typing import Any
 
 import pytest
 
 from edl.coordination.connecting import connect
+from edl.coordination.embedded.embedded_server import LocalEmbedded
 from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
-from edl.coordination.store import ANY, Check, Create, Delete, Store, StoreRefused, Write
+from edl.coordination.store import ANY, Check, Create, Delete, Link, Store, StoreRefused, Write
 from edl.errors import EdlError
 
 PATHS = ("/a", "/a/b", "/a/b/c", "/a/d", "/e", "/e/f")
@@ -73,3 +76,27 @@ async def test_same_calls_same_outcome(server, seed):
         assert await tree(twin) == await tree(real)
     finally:
         await real.close()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("seed", range(4))
+async def test_same_calls_same_outcome_embedded_and_after_a_kill(tmp_path, seed):
+    """With a server of its own, whose whole tree it is; what its journal brings back is the same again."""
+    server = await LocalEmbedded.start(tmp_path / "embedded")
+    real, twin = await connect(server.coordinator, 10.0), MemoryServer().connect()
+    try:
+        for step in range(60):
+            expected = await outcome(twin, random.Random(f"{seed} {step}"))
+            got = await outcome(real, random.Random(f"{seed} {step}"))
+            assert got == expected, f"seed {seed}, step {step}"
+        server.signal(signal.SIGKILL)
+        await server.wait_exit()
+        await server.restart()
+        connected = asyncio.Event()
+        real.watch_link(lambda link: connected.set() if link is Link.CONNECTED else None)
+        if real.link is not Link.CONNECTED:
+            await connected.wait()
+        assert await tree(twin) == await tree(real)
+    finally:
+        await real.close()
+        await server.stop()

@@ -1,0 +1,85 @@
+"""The local coordinator as a process of edl's own: it lives as long as the launcher that started it.
+
+Owns: its folder (private, locked) and its command line. Does not own: what the process does (`__main__`), its life
+(`local_life`), nor the decision to have one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+from edl.coordination.child_server import LOOPBACK, ChildServer
+from edl.coordination.local_life import LocalLife, started
+from edl.coordination.local_place import lock_folder, private_folder
+from edl.coordination.settings import EMBEDDED, Coordinator, Digest
+from edl.errors import ConfigError
+
+JOURNAL: Final = "journal"
+SOCKET: Final = "socket"
+SERVES: Final = "the embedded coordinator serves"
+
+ONE_MACHINE: Final = (
+    "the embedded coordinator serves jobs of one machine, on no port: for a cluster, or workers of other hosts, have a "
+    "ZooKeeper or an etcd (--local-coordinator, or a running one by --coordinator)"
+)
+
+_TIME = re.compile(r"^[-\d]+ [\d:,]+ ")
+
+
+class EmbeddedProcess(ChildServer):
+    """Its process."""
+
+    name = "coordinator"
+
+    def __init__(self, folder: Path, lock: int) -> None:
+        super().__init__(folder, LOOPBACK, 0, keep_open=[lock])
+
+    def last_words(self) -> str:
+        lines = self._log_text().splitlines()
+        return f"{_TIME.sub('', (lines or ['its log is empty'])[-1].strip())} (all of it in {self.log})"
+
+    def found_port_taken(self) -> bool:
+        return False
+
+    async def _serves(self) -> bool:
+        return SERVES in self._log_text()
+
+    def _command(self) -> list[str]:
+        # -P: not the job's folder
+        return [sys.executable, "-P", "-m", "edl.coordination.embedded", str(self._folder)]
+
+
+class LocalEmbedded(LocalLife[EmbeddedProcess]):
+    """A server for the jobs of one launcher, with the promises of `edl.coordination.server.LocalServer`."""
+
+    def __init__(self, lock: int, process: EmbeddedProcess, folder: Path) -> None:
+        super().__init__(lock, process)
+        self._socket = folder / SOCKET
+
+    @classmethod
+    async def start(
+        cls, folder: Path, *, port: int | None = None, digest: Digest | None = None, address: str | None = None
+    ) -> LocalEmbedded:
+        """Start one in `folder`, which is created, and wait until it serves. Only this user's processes come in.
+
+        A folder that was used before keeps its data. Raises `ConfigError` with one line and the remedy: a port or an
+        address is asked for, the folder is in use, or its journal is damaged.
+        """
+        if port is not None or address not in {None, LOOPBACK}:
+            raise ConfigError(ONE_MACHINE)
+        folder = private_folder(folder)
+        lock = await lock_folder(folder, "coordinator")
+        try:
+            return cls(lock, await started(EmbeddedProcess(folder, lock)), folder)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """How to connect."""
+        return Coordinator(f"{EMBEDDED}://{self._socket}")

@@ -1,0 +1,131 @@
+"""All that a server of ours remembers, the tree and the living sessions, as a sum of records. Pure.
+
+Owns: the records, what each of them changes, and how much the nodes may hold. Does not own: the rules of the tree
+(`tree`), when a session ends (`memory`, `embedded.embedded_core`), nor where records are kept (`embedded.journal`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from edl.coordination.store import Create, Op, parent_of
+from edl.coordination.tree import ROOT, Attempt, Entry
+from edl.errors import Fenced, PeerError
+
+Results = tuple[str | int | None, ...]
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A session began."""
+
+    session: int
+    timeout_s: float
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A session is over, and what it owned is gone."""
+
+    session: int
+
+
+class Committed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A transaction of a session took place."""
+
+    session: int
+    ops: tuple[Op, ...]
+
+
+Record = Opened | Ended | Committed
+
+
+class StoreFull(PeerError):
+    """The nodes hold as much as they may: nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A record that may be accepted, as long as no other one was since."""
+
+    record: Record
+    changes: dict[str, Entry | None]
+    results: Results = ()
+
+
+class StoreState:
+    """The sum of all accepted records."""
+
+    def __init__(self, limit_bytes: float = math.inf) -> None:
+        """`limit_bytes`: for the names and values of all nodes together."""
+        self.tree: dict[str, Entry] = {"/": ROOT}
+        self.sessions: dict[int, float] = {}  # of the living, how long each lasts without a sign of life, in seconds
+        self.stamp = 0  # of the newest change
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+
+    def prepare(self, record: Record) -> Prepared:
+        """Change nothing. Raises `StoreRefused`, `UsageError`, `StoreFull`."""
+        attempt = Attempt(self.tree, self.stamp + 1, record.session)
+        match record:
+            case Opened():
+                return Prepared(record, {})
+            case Ended():
+                attempt.drop_session()
+                return Prepared(record, attempt.changes)
+            case Committed():
+                results = tuple(attempt.apply(op) for op in record.ops)
+                self._check_room(attempt.changes, record.ops)
+                return Prepared(record, attempt.changes, results)
+
+    def prepare_commit(
+        self, session: int, ops: Sequence[Op], *, fence: str | None = None, parents: bool = False
+    ) -> Prepared:
+        """As `prepare`; `Fenced`, too. `parents` adds what is missing above a single creation; its result counts."""
+        if fence is not None and fence not in self.tree:
+            raise Fenced(f"the reign is over: {fence} is gone")
+        missing: list[Op] = []
+        above = parent_of(ops[0].path) if parents else "/"
+        while above not in self.tree:
+            missing.insert(0, Create(above))
+            above = parent_of(above)
+        prepared = self.prepare(Committed(session, (*missing, *ops)))
+        return Prepared(prepared.record, prepared.changes, prepared.results[len(missing) :])
+
+    def accept(self, prepared: Prepared) -> None:
+        self._size_bytes += self._growth(prepared.changes)
+        self.stamp += 1
+        for path, entry in prepared.changes.items():
+            if entry is None:
+                self.tree.pop(path, None)
+            else:
+                self.tree[path] = entry
+        match prepared.record:
+            case Opened(session, timeout_s):
+                self.sessions[session] = timeout_s
+            case Ended(session):
+                self.sessions.pop(session, None)
+            case Committed():
+                pass
+
+    def restore(self, tree: dict[str, Entry], sessions: dict[int, float], stamp: int) -> None:
+        """Begin with these, of a state as it was."""
+        self.tree, self.sessions, self.stamp = tree, sessions, stamp
+        self._size_bytes = sum(_size(path, entry) for path, entry in tree.items())
+
+    def _check_room(self, changes: dict[str, Entry | None], ops: Sequence[Op]) -> None:
+        growth = self._growth(changes)
+        if growth > 0 and self._size_bytes + growth > self._limit_bytes:
+            raise StoreFull(
+                f"the coordinator refuses to write {ops[0].path}: its nodes hold {self._size_bytes} bytes, of "
+                f"{self._limit_bytes:.0f} at most; name a ZooKeeper or an etcd by --coordinator"
+            )
+
+    def _growth(self, changes: dict[str, Entry | None]) -> int:
+        return sum(_size(path, entry) - _size(path, self.tree.get(path)) for path, entry in changes.items())
+
+
+def _size(path: str, entry: Entry | None) -> int:
+    return 0 if entry is None else len(path) + len(entry.node.value)
