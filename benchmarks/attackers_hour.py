@@ -58,7 +58,9 @@ async def stranger_in(base: Path, faults: list[str], tried: Counter[str]) -> Asy
     program = base / "public" / "stranger.py"
     program.parent.mkdir(exist_ok=True)
     program.write_bytes((ROOT / "benchmarks" / "stranger.py").read_bytes())
-    sockets = [base / "home" / "cluster" / "etcd" / "client:1", base / "etcd" / "client:1"]
+    home = base / "home"
+    sockets = [home / "cluster" / "etcd" / "client:1", home / "etcd" / "client:1", home / "embedded" / "socket"]
+    sockets.append(home / "jobs" / NAME / "embedded" / "socket")
     process = await asyncio.create_subprocess_exec(
         *AS_STRANGER, PYTHON, "-I", program, base / "home", *sockets,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -186,18 +188,21 @@ async def job(base: Path, launcher: Words, faults: list[str]) -> None:
         faults.append(f"the job did not train: {said[-1000:]}")
 
 
-RUN: Words = (*EDL, "run", "-np", "1", "--ring", "torch")
+NAME = "attacked"
+RUN: Words = (*EDL, "run", "-np", "1", "--ring", "torch", "--job", NAME)
 HOROVODRUN: Words = (Path(sys.executable).with_name("horovodrun"), "-np", "1", "--network-interfaces", "lo")
 
 Start = Callable[[Path, list[str]], Awaitable[None]]
 KINDS: dict[str, tuple[int, Start]] = {  # of each 40 starts so many; what is started
-    "zookeeper": (22, lambda base, faults: local(base, "zookeeper", faults)),
+    "zookeeper": (17, lambda base, faults: local(base, "zookeeper", faults)),
     "zookeeper-port": (4, lambda base, faults: local(base, "zookeeper", faults, port=free_port())),
     "etcd": (4, lambda base, faults: local(base, "etcd", faults)),
     "etcd-port": (4, lambda base, faults: local(base, "etcd", faults, port=free_port())),
     "cluster": (2, lambda base, faults: cluster(base, "zookeeper", faults)),
     "cluster-etcd": (1, lambda base, faults: cluster(base, "etcd", faults)),
+    "embedded": (4, lambda base, faults: local(base, "embedded", faults)),
     "run": (2, lambda base, faults: job(base, RUN, faults)),
+    "run-embedded": (1, lambda base, faults: job(base, (*RUN, "--local-coordinator", "embedded"), faults)),
     "horovodrun": (1, lambda base, faults: job(base, HOROVODRUN, faults)),
 }
 

@@ -1,8 +1,8 @@
-"""ZooKeeper beside etcd, as `edl run` starts them: how soon they serve, what they take, and how soon another leads.
+"""ZooKeeper, etcd and the embedded coordinator, as `edl run` starts them: how soon each serves, and what it takes.
 
     python -m benchmarks.coordinators [--rounds 5] [--session-timeout 2] [--json]
 
-Both in one run, in turns. Figures, each a median of the rounds:
+All in one run, in turns. Figures, each a median of the rounds:
 
     start      from the call until it serves, closed to others
     first      from there until a client has a session and has created a node
@@ -30,7 +30,7 @@ from benchmarks.election_contender import LOG, ROOT
 from edl.coordination.choosing import start_local
 from edl.coordination.connecting import connect
 from edl.coordination.election import Candidate, read_leader
-from edl.coordination.settings import ETCD, ZOOKEEPER, Coordinator, Digest
+from edl.coordination.settings import EMBEDDED, ETCD, ZOOKEEPER, Coordinator, Digest
 from edl.coordination.store import Create, Op, Store, Write
 
 WRITES = 200
@@ -121,7 +121,7 @@ async def main() -> int:
     parser.add_argument("--session-timeout", type=float, default=2.0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found: dict[str, list[Figures]] = {ZOOKEEPER: [], ETCD: []}
+    found: dict[str, list[Figures]] = {ZOOKEEPER: [], ETCD: [], EMBEDDED: []}
     for _ in range(options.rounds):
         for kind, of_kind in found.items():
             of_kind.append(await measured(kind, options.session_timeout))
@@ -129,10 +129,9 @@ async def main() -> int:
     if options.json:
         print(json.dumps(found))
     else:
-        print(f"{'':<12}{ZOOKEEPER:>12}{ETCD:>12}{'ratio':>8}   medians of {options.rounds}")
-        for name, theirs in medians[ZOOKEEPER].items():
-            ours = medians[ETCD][name]
-            print(f"{name:<12}{theirs:>12.3f}{ours:>12.3f}{ours / theirs:>8.2f}")
+        print(f"{'':<12}" + "".join(f"{kind:>12}" for kind in medians) + f"   medians of {options.rounds}")
+        for name in medians[ZOOKEEPER]:
+            print(f"{name:<12}" + "".join(f"{of[name]:>12.3f}" for of in medians.values()))
     slow = 2 * options.session_timeout + 2
     return int(any(of["takeover_s"] > slow for of in medians.values()))
 

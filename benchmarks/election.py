@@ -1,7 +1,7 @@
-"""Election under chaos: six contenders on a real ZooKeeper or etcd, one server and three, and planned faults.
+"""Election under chaos: six contenders on a ZooKeeper or etcd, one server and three, or edl's own, planned faults.
 
     python -m benchmarks.election [--seconds 60] [--json]      # exit 1 if a property does not hold
-    python -m benchmarks.election --coordinator etcd           # the same on etcd; both: on one after the other
+    python -m benchmarks.election --coordinator etcd           # on etcd, or embedded; all: one after the other
     python -m benchmarks.election --unfenced                   # must fail: shows that the check can
 
 Contenders are processes (`election_contender.py`), since a frozen leader must be one. Every leader writes to one log in
@@ -30,6 +30,7 @@ from edl.coordination.store import Link, Store
 
 HANDOVER_GOAL_MS = 50.0
 SIZES = ("standalone", "ensemble")
+KINDS = tuple(dict.fromkeys(kind for kind, _ in SERVICES))
 
 
 def handovers_ms(contenders: list[Contender]) -> list[float]:
@@ -149,16 +150,20 @@ async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="of chaos on each service (default 60)")
     parser.add_argument("--only", choices=SIZES, help="run on one of the two services only")
-    parser.add_argument("--coordinator", choices=["zookeeper", "etcd", "both"], default="zookeeper")
+    parser.add_argument("--coordinator", choices=[*KINDS, "all"], default="zookeeper")
     parser.add_argument("--contenders", type=int, default=6)
     parser.add_argument("--session-timeout", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--unfenced", action="store_true", help="leaders write without the fence: the check must fail")
     parser.add_argument("--json", action="store_true", help="one JSON object per service")
     args = parser.parse_args()
-    kinds = ["zookeeper", "etcd"] if args.coordinator == "both" else [args.coordinator]
+    wanted = [
+        (kind, size) for kind, size in SERVICES if args.coordinator in {"all", kind} and (args.only or size) == size
+    ]
+    if not wanted:
+        parser.error(f"there is no {args.only} of {args.coordinator}: it is one server")
     held = True
-    for kind, size in [(kind, size) for kind in kinds for size in ([args.only] if args.only else SIZES)]:
+    for kind, size in wanted:
         with tempfile.TemporaryDirectory(prefix="edl-chaos-") as folder:
             result = await measure(f"{kind}, {size}", SERVICES[kind, size](Path(folder)), args)
         print(json.dumps(result), flush=True) if args.json else show(result)

@@ -1,7 +1,7 @@
 """The services and faults of `benchmarks/election.py`.
 
-Owns: starting and breaking ZooKeeper or etcd, and the contenders' processes, one planned fault after the other, each
-followed by a settled election. Does not own: the verdict.
+Owns: starting and breaking ZooKeeper, etcd or the embedded coordinator, and the contenders' processes, one planned
+fault after the other, each followed by a settled election. Does not own: the verdict.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.coordination.chaos import Ensemble
+from edl.coordination.embedded.embedded_server import LocalEmbedded
 from edl.coordination.etcd.chaos import EtcdCluster
 from edl.coordination.etcd.server import LocalEtcd
 from edl.coordination.server import LocalServer
@@ -34,13 +35,13 @@ class Standalone:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._server: LocalServer | LocalEtcd
+        self._server: LocalServer | LocalEtcd | LocalEmbedded
 
     async def start(self) -> Coordinator:
         self._server = await self._started(Digest("edl", "chaos"))
         return self._server.coordinator
 
-    async def _started(self, digest: Digest) -> LocalServer | LocalEtcd:
+    async def _started(self, digest: Digest) -> LocalServer | LocalEtcd | LocalEmbedded:
         return await LocalServer.start(self._folder / "zk", digest=digest)
 
     async def break_server(self, _: random.Random) -> None:
@@ -81,6 +82,13 @@ class StandaloneEtcd(Standalone):
         return await LocalEtcd.start(self._folder / "etcd", digest=digest, address="127.0.0.1")
 
 
+class StandaloneEmbedded(Standalone):
+    """edl's own."""
+
+    async def _started(self, digest: Digest) -> LocalEmbedded:
+        return await LocalEmbedded.start(self._folder / "embedded", digest=digest)
+
+
 class EtcdTrio(Trio):
     """Three etcds."""
 
@@ -93,6 +101,7 @@ SERVICES = {
     ("zookeeper", "ensemble"): Trio,
     ("etcd", "standalone"): StandaloneEtcd,
     ("etcd", "ensemble"): EtcdTrio,
+    ("embedded", "standalone"): StandaloneEmbedded,
 }
 
 

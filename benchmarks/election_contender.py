@@ -21,6 +21,8 @@ from edl.coordination import settings
 from edl.coordination.chaos import expire_session
 from edl.coordination.connecting import connect
 from edl.coordination.election import Candidate, Reign
+from edl.coordination.embedded.chaos import end_session
+from edl.coordination.embedded.embedded_store import EmbeddedStore
 from edl.coordination.etcd.chaos import expire_lease
 from edl.coordination.etcd.store import EtcdStore
 from edl.coordination.store import Create, Link, Store
@@ -89,6 +91,8 @@ class Contender:
 async def expire(store: Store) -> None:
     if isinstance(store, EtcdStore):
         await expire_lease(store, store._settings)
+    elif isinstance(store, EmbeddedStore):
+        await end_session(store, store._settings)
     else:
         assert isinstance(store, ZookeeperStore)
         await expire_session(store, settings.Coordinator(store._settings.hosts))

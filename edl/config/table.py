@@ -39,7 +39,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_LOCAL_COORDINATOR",),
         ("--local-coordinator",),
         "zookeeper|etcd|embedded",
-        "what a local coordinator is (default: zookeeper; where there is no Java, an etcd; where there is neither, edl's own)",
+        "what a local coordinator is (default: zookeeper; without Java, etcd; without either, embedded)",
     ),
     Setting(
         "secret_file",

@@ -1,7 +1,7 @@
 """Which local coordinator this machine can have, and starting it.
 
-Owns: that ZooKeeper comes first, etcd where there is no Java, and the embedded one where there is neither. Does not own:
-the servers (`server`, `etcd.server`, `embedded.embedded_server`).
+Owns: that ZooKeeper comes first, etcd where there is no Java, and the embedded one where there is neither. Does not
+own: the servers (`server`, `etcd.server`, `embedded.embedded_server`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class LocalChoice:
     because: str = ""
 
 
-FOR_MORE = "for jobs of this machine; a cluster, or workers of other hosts, need a ZooKeeper or an etcd"
+OWN = (
+    "the local coordinator is edl's own, for jobs of this machine; a cluster, or workers of other hosts, need a "
+    "ZooKeeper or an etcd"
+)
 
 
 def choose(wanted: str | None, env: Mapping[str, str] = os.environ, *, alone: bool = False) -> LocalChoice:
@@ -56,7 +59,7 @@ def choose(wanted: str | None, env: Mapping[str, str] = os.environ, *, alone: bo
     if wanted == EMBEDDED:
         if not alone:
             raise ConfigError(f"--local-coordinator embedded: {ONE_MACHINE}")
-        return LocalChoice(EMBEDDED, f"the local coordinator is edl's own, {FOR_MORE}")
+        return LocalChoice(EMBEDDED, OWN)
     if wanted == ETCD:
         find_etcd(env)
         return LocalChoice(ETCD)
@@ -78,7 +81,7 @@ def _instead(no_zookeeper: ConfigError, env: Mapping[str, str], *, alone: bool) 
         if env.get("EDL_ETCD"):
             raise
         if alone:
-            because = f"{lacking} and no etcd on this machine: the local coordinator is edl's own, {FOR_MORE}"
+            because = f"{lacking} and no etcd on this machine: {OWN}"
             return LocalChoice(EMBEDDED, because)
         raise ConfigError(f"{no_zookeeper}; or a local etcd: run `{INSTALL_ETCD}`") from error
     return LocalChoice(ETCD, f"{lacking} on this machine: the local coordinator is an etcd ({etcd})")

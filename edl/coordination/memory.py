@@ -14,7 +14,7 @@ import asyncio
 import math
 
 from edl.coordination.store import Link, Op, StoredNode
-from edl.coordination.store_state import Ended, Opened, Prepared, Results, StoreState
+from edl.coordination.store_state import PreparedRecord, Results, SessionEnded, SessionOpened, StoreState
 from edl.coordination.tree_store import TreeStore
 from edl.errors import StoreUnavailable
 
@@ -53,13 +53,13 @@ class MemoryServer:
     def _open(self, store: MemoryStore) -> int:
         session = len(self._stores) + 1
         self._stores[session] = store
-        self._accept(self._state.prepare(Opened(session, math.inf)))
+        self._accept(self._state.prepare(SessionOpened(session, math.inf)))
         return session
 
     def _end(self, session: int) -> None:
-        self._accept(self._state.prepare(Ended(session)))
+        self._accept(self._state.prepare(SessionEnded(session)))
 
-    def _accept(self, prepared: Prepared) -> None:
+    def _accept(self, prepared: PreparedRecord) -> None:
         self._state.accept(prepared)
         for session in self._state.sessions:
             store = self._stores[session]

@@ -19,27 +19,27 @@ from edl.errors import Fenced, PeerError
 Results = tuple[str | int | None, ...]
 
 
-class Opened(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SessionOpened(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A session began."""
 
     session: int
     timeout_s: float
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SessionEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A session is over, and what it owned is gone."""
 
     session: int
 
 
-class Committed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class OpsCommitted(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A transaction of a session took place."""
 
     session: int
     ops: tuple[Op, ...]
 
 
-Record = Opened | Ended | Committed
+Record = SessionOpened | SessionEnded | OpsCommitted
 
 
 class StoreFull(PeerError):
@@ -47,7 +47,7 @@ class StoreFull(PeerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRecord:
     """A record that may be accepted, as long as no other one was since."""
 
     record: Record
@@ -64,25 +64,25 @@ class StoreState:
         self.sessions: dict[int, float] = {}  # of the living, how long each lasts without a sign of life, in seconds
         self.stamp = 0  # of the newest change
         self._limit_bytes = limit_bytes
-        self._size_bytes = 0
+        self._size_bytes = _size("/", ROOT)
 
-    def prepare(self, record: Record) -> Prepared:
+    def prepare(self, record: Record) -> PreparedRecord:
         """Change nothing. Raises `StoreRefused`, `UsageError`, `StoreFull`."""
         attempt = Attempt(self.tree, self.stamp + 1, record.session)
         match record:
-            case Opened():
-                return Prepared(record, {})
-            case Ended():
+            case SessionOpened():
+                return PreparedRecord(record, {})
+            case SessionEnded():
                 attempt.drop_session()
-                return Prepared(record, attempt.changes)
-            case Committed():
+                return PreparedRecord(record, attempt.changes)
+            case OpsCommitted():
                 results = tuple(attempt.apply(op) for op in record.ops)
                 self._check_room(attempt.changes, record.ops)
-                return Prepared(record, attempt.changes, results)
+                return PreparedRecord(record, attempt.changes, results)
 
     def prepare_commit(
         self, session: int, ops: Sequence[Op], *, fence: str | None = None, parents: bool = False
-    ) -> Prepared:
+    ) -> PreparedRecord:
         """As `prepare`; `Fenced`, too. `parents` adds what is missing above a single creation; its result counts."""
         if fence is not None and fence not in self.tree:
             raise Fenced(f"the reign is over: {fence} is gone")
@@ -91,10 +91,10 @@ class StoreState:
         while above not in self.tree:
             missing.insert(0, Create(above))
             above = parent_of(above)
-        prepared = self.prepare(Committed(session, (*missing, *ops)))
-        return Prepared(prepared.record, prepared.changes, prepared.results[len(missing) :])
+        prepared = self.prepare(OpsCommitted(session, (*missing, *ops)))
+        return PreparedRecord(prepared.record, prepared.changes, prepared.results[len(missing) :])
 
-    def accept(self, prepared: Prepared) -> None:
+    def accept(self, prepared: PreparedRecord) -> None:
         self._size_bytes += self._growth(prepared.changes)
         self.stamp += 1
         for path, entry in prepared.changes.items():
@@ -103,11 +103,11 @@ class StoreState:
             else:
                 self.tree[path] = entry
         match prepared.record:
-            case Opened(session, timeout_s):
+            case SessionOpened(session, timeout_s):
                 self.sessions[session] = timeout_s
-            case Ended(session):
+            case SessionEnded(session):
                 self.sessions.pop(session, None)
-            case Committed():
+            case OpsCommitted():
                 pass
 
     def restore(self, tree: dict[str, Entry], sessions: dict[int, float], stamp: int) -> None:

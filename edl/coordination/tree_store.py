@@ -34,8 +34,8 @@ class TreeStore(ABC):
         self._link = link
         self._session = 0
         self._closed = False
-        self._watches: dict[str, set[NodeWatch]] = {}
-        self._link_watches: list[LinkWatch] = []
+        self._watches: dict[str, set[TreeWatch]] = {}
+        self._link_watches: list[TreeLinkWatch] = []
 
     @property
     def link(self) -> Link:
@@ -78,13 +78,13 @@ class TreeStore(ABC):
     def watch(self, path: str, wake: Callable[[], None]) -> Watch:
         check_path(path)
         siblings = self._watches.setdefault(path, set())
-        watch = NodeWatch(wake, siblings)
+        watch = TreeWatch(wake, siblings)
         if len(siblings) == 1:
             self._begin_watch(path)
         return watch
 
     def watch_link(self, wake: Callable[[Link], None]) -> Watch:
-        return LinkWatch(wake, self._link_watches)
+        return TreeLinkWatch(wake, self._link_watches)
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -114,10 +114,10 @@ class TreeStore(ABC):
                     watch.wake(link)
 
 
-class NodeWatch:
+class TreeWatch:
     """A lasting watch of one node and of the list of its children."""
 
-    def __init__(self, wake: Callable[[], None], siblings: set[NodeWatch]) -> None:
+    def __init__(self, wake: Callable[[], None], siblings: set[TreeWatch]) -> None:
         self._wake = wake
         self._siblings = siblings
         self._due: asyncio.Handle | None = None
@@ -139,10 +139,10 @@ class NodeWatch:
             self._due = None
 
 
-class LinkWatch:
+class TreeLinkWatch:
     """A watch of the connection's state."""
 
-    def __init__(self, wake: Callable[[Link], None], siblings: list[LinkWatch]) -> None:
+    def __init__(self, wake: Callable[[Link], None], siblings: list[TreeLinkWatch]) -> None:
         self.wake = wake
         self._siblings = siblings
         siblings.append(self)

@@ -25,11 +25,12 @@ import msgspec
 
 import horovod_edl
 from edl.config import Settings
-from edl.coordination.choosing import choose
+from edl.coordination.choosing import OWN, LocalChoice, choose
 from edl.coordination.etcd.server_process import INSTALL as INSTALL_ETCD
 from edl.coordination.etcd.server_process import find_etcd
+from edl.coordination.java import INSTALL as INSTALL_ZOOKEEPER
 from edl.coordination.java import find_jars, find_java
-from edl.coordination.settings import ETCD
+from edl.coordination.settings import EMBEDDED, ETCD, ZOOKEEPER
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.errors import ConfigError
@@ -176,6 +177,21 @@ def _built_for(horovod: Path) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------- the coordinator
 
 
+def check_coordinator(environ: Mapping[str, str]) -> Checked:
+    """Which one `edl run` takes here."""
+    if named := environ.get("EDL_COORDINATOR"):
+        return Checked("coordinator", Health.OK, f"EDL_COORDINATOR={named}")
+    try:
+        chosen = _chosen(environ)
+    except ConfigError as error:
+        return Checked("coordinator", Health.FAIL, "`edl run` can have none of its own", str(error))
+    if chosen.kind == EMBEDDED:
+        remedy = f"`{INSTALL_ZOOKEEPER}`, or `{INSTALL_ETCD}`, or name a running one in EDL_COORDINATOR"
+        return Checked("coordinator", Health.WARN, OWN, remedy)
+    name = {ZOOKEEPER: "a ZooKeeper", ETCD: "an etcd"}[chosen.kind]
+    return Checked("coordinator", Health.OK, f"{name} of each job's or cluster's own, as none is named")
+
+
 def check_java(environ: Mapping[str, str]) -> Checked:
     try:
         java = find_java(environ)
@@ -214,7 +230,7 @@ def check_etcd(environ: Mapping[str, str]) -> Checked:
         wanted = environ.get("EDL_LOCAL_COORDINATOR") == ETCD or environ.get("EDL_ETCD")
         if wanted or _without_zookeeper(environ) is Health.FAIL:
             return Checked("etcd", Health.FAIL, "none found", str(error))
-        return Checked("etcd", Health.OK, "none found, and none needed: ZooKeeper is here")
+        return Checked("etcd", Health.OK, "none found, and none needed for jobs of this machine")
     try:
         probe = subprocess.run([etcd, "--version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -224,12 +240,17 @@ def check_etcd(environ: Mapping[str, str]) -> Checked:
 
 
 def _without_zookeeper(environ: Mapping[str, str]) -> Health:
-    """What it means that Java or ZooKeeper is missing: `edl run` may have an etcd in its place."""
+    """What it means that Java or ZooKeeper is missing: `edl run` may have another coordinator in its place."""
     try:
-        choose(environ.get("EDL_LOCAL_COORDINATOR"), environ)
+        _chosen(environ)
     except ConfigError:
         return Health.FAIL
     return Health.WARN
+
+
+def _chosen(environ: Mapping[str, str]) -> LocalChoice:
+    alone = not environ.get("EDL_ZOOKEEPER_PORT")
+    return choose(environ.get("EDL_LOCAL_COORDINATOR"), environ, alone=alone)
 
 
 # ------------------------------------------------------------------------------------------------------ this machine
@@ -310,6 +331,7 @@ def look(environ: Mapping[str, str]) -> list[Checked]:
         check_edl_package,
         lambda: check_horovod_for("torch"),
         lambda: check_horovod_for("tensorflow"),
+        lambda: check_coordinator(environ),
         lambda: check_java(environ),
         lambda: check_zookeeper(environ),
         lambda: check_etcd(environ),

@@ -195,7 +195,7 @@ class LoopClient(PipeEnd):
     """Connects from an event loop."""
 
     async def connect(self) -> Connection:
-        """Try once. Raises PipeClosed where nobody listens, or another user does."""
+        """Try once. Raises PipeClosed where no process listens, or another user's does."""
         connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connecting.setblocking(False)  # a server that is behind with its callers refuses at once
         try:
@@ -205,7 +205,7 @@ class LoopClient(PipeEnd):
             _, connection = await loop.create_unix_connection(lambda: Connection(self), sock=connecting)
         except OSError as error:
             connecting.close()
-            raise PipeClosed(f"nobody listens at {self._path}: {error}") from error
+            raise PipeClosed(f"no process listens at {self._path}: {error}") from error
         if not connection.pid:
             raise PipeClosed(f"another user listens at {self._path}")
         return connection

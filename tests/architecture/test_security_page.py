@@ -11,6 +11,8 @@ import pytest
 from edl.cluster.queue import room
 from edl.collectives import rendezvous
 from edl.coordination import child_server, server_process
+from edl.coordination.embedded import __main__ as embedded
+from edl.coordination.embedded import journal
 from edl.coordination.etcd.server_process import EtcdProcess
 from edl.daemon.metrics import server as metrics
 from edl.horovodrun import notices
@@ -92,6 +94,8 @@ def test_the_bounds_of_local_servers_are_the_codes(tmp_path: Path) -> None:
     heap = next(flag for flag in server_process._FLAGS if flag.startswith("-Xmx"))
     zookeeper, etcd = row("the ZooKeeper that `edl run` starts")[-1], row("the etcd that `edl run`")[-1]
     assert f"{heap.removeprefix('-Xmx').removesuffix('m')} MiB of memory" in zookeeper and LOG in zookeeper
+    own = row("the embedded coordinator that `edl run`")[-1]
+    assert f"{pipe.MAX_BYTES >> 20} MiB; its nodes hold {embedded.MAX_BYTES >> 20} MiB" in own
     quota = int(EtcdProcess(tmp_path, tmp_path, "127.0.0.1", 1)._flags["quota-backend-bytes"])
     assert f"{quota >> 30} GiB of data" in etcd
 
@@ -100,11 +104,15 @@ def test_the_bounds_of_folders_are_the_codes() -> None:
     found = {cells[0]: cells[-1] for cells in rows(section(PAGE, "Folders and files"))}
     assert f"the newest {records.KEEP} that are over" in found["`jobs/`"]
     assert f"{processes.LOG_BYTES // 1_000_000} MB of each process" in found["`cluster/logs/`"]
+    own = found["`jobs/*/embedded/`"]
+    assert f"{embedded.MAX_BYTES >> 20} MiB of nodes" in own and f"and {journal.SLACK_BYTES >> 20} MiB" in own
     assert f"{room.ENVIRON_BYTES:,} bytes" in found["`cluster/environs/*`"]
     assert f"the newest {worker_folders.KEPT_CLAIMS} that are gone" in found["`cluster/nodes/*/workers/`"]
     assert f"{warden.LAST_WORD_BYTES >> 10} KiB" in found["`cluster/nodes/*/workers/*/exit.json`"]
     assert all(
-        LOG.replace("MiB,", "MiB of log,") in bound for name, bound in found.items() if re.search("keeper/|etcd/", name)
+        LOG.replace("MiB,", "MiB of log,") in bound
+        for name, bound in found.items()
+        if re.search("keeper/|etcd/|embedded/`", name)
     )
 
 

@@ -105,6 +105,9 @@ class SocketWire(Wire):
 
     async def cut(self) -> None:
         await super().cut()
+        self._unlink()
+
+    def _unlink(self) -> None:
         Path(self.path).unlink(missing_ok=True)
 
     async def _far(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

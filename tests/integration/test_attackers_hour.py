@@ -33,12 +33,12 @@ def hour(edl, starts, kinds):
 
 
 def test_a_few_starts_of_local_servers(edl):
-    hour(edl, 4, "zookeeper,etcd,etcd-port")
+    hour(edl, 5, "zookeeper,etcd,etcd-port,embedded")
 
 
 @pytest.mark.soak  # the same stranger, against local servers: above
 def test_starts_of_all_kinds(edl):
-    hour(edl, 40, "zookeeper,zookeeper-port,etcd,etcd-port,cluster,cluster-etcd,run,horovodrun")
+    hour(edl, 40, "zookeeper,zookeeper-port,etcd,etcd-port,cluster,cluster-etcd,embedded,run,run-embedded,horovodrun")
 
 
 def test_the_stranger_knows_each_place_where_edl_listens_and_spares_horovods():

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.election_chaos import SERVICES
+
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
@@ -23,8 +25,7 @@ def chaos(kind, service, *flags):
 
 # soak: the same faults, planned: tests/unit/coordination/test_election.py; real leaders die in test_scaling.py
 @pytest.mark.soak
-@pytest.mark.parametrize("service", ["standalone", "ensemble"])
-@pytest.mark.parametrize("kind", ["zookeeper", "etcd"])
+@pytest.mark.parametrize(("kind", "service"), SERVICES)
 def test_the_election_survives_chaos(kind, service):
     _, result = chaos(kind, service, "--seconds", "12")
     timing = {name for name in result["held"] if "hand-over" in name}  # a figure of a machine at rest
@@ -34,7 +35,7 @@ def test_the_election_survives_chaos(kind, service):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", ["zookeeper", "etcd"])
+@pytest.mark.parametrize("kind", ["zookeeper", "etcd", "embedded"])
 def test_without_the_fence_the_check_fails(kind):
     status, result = chaos(kind, "standalone", "--seconds", "6", "--unfenced")
     assert status == 1

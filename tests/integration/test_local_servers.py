@@ -1,4 +1,4 @@
-"""The life of a local server, ZooKeeper or etcd: it starts, survives, and is gone when it should be."""
+"""The life of a local server, ZooKeeper, etcd or embedded: it starts, survives, and is gone when it should be."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from seen_server import alive, listening, until
 
 from edl.coordination import local_life
 from edl.coordination.connecting import connect
+from edl.coordination.embedded.embedded_server import LocalEmbedded
 from edl.coordination.etcd.server import LocalEtcd
 from edl.coordination.local_place import free_port
 from edl.coordination.server import LocalServer
@@ -25,8 +26,12 @@ from edl.errors import ConfigError, UsageError
 
 pytestmark = pytest.mark.integration
 
-SERVERS: dict[str, Any] = {"zookeeper": LocalServer, "etcd": LocalEtcd}
+SERVERS: dict[str, Any] = {"zookeeper": LocalServer, "etcd": LocalEtcd, "embedded": LocalEmbedded}
 PROGRAMS = {"zookeeper": "EDL_JAVA", "etcd": "EDL_ETCD"}
+
+
+of_others = pytest.mark.parametrize("kind", PROGRAMS, indirect=True)
+"""The embedded one has no port, and runs by the Python that runs edl."""
 
 
 @pytest.fixture(params=SERVERS)
@@ -81,6 +86,7 @@ async def test_it_serves_once_started_and_is_gone_once_stopped(start):
     await again.stop()
 
 
+@of_others
 async def test_its_folder_is_private_and_it_listens_on_one_loopback_port_only(local, tmp_path):
     """None for peers above all, whom an etcd lets in without a password."""
     assert (tmp_path / "server").stat().st_mode & 0o777 == 0o700
@@ -144,6 +150,7 @@ async def test_it_dies_with_its_launcher_however_that_ends(kind, tmp_path):
 # --------------------------------------------------------------------------------------------- what stands in the way
 
 
+@of_others
 async def test_a_port_in_use_is_one_clear_line(start):
     with socket.create_server(("127.0.0.1", 0)) as squatter:
         port = squatter.getsockname()[1]
@@ -151,6 +158,7 @@ async def test_a_port_in_use_is_one_clear_line(start):
             await start(port=port)
 
 
+@of_others
 async def test_a_free_port_that_is_taken_meanwhile_is_given_up_for_another(local, start, monkeypatch):
     """By another of its kind even: that is not taken for ours."""
     ports = [local.port, free_port()]
@@ -162,10 +170,11 @@ async def test_a_free_port_that_is_taken_meanwhile_is_given_up_for_another(local
 
 
 async def test_a_folder_in_use_is_one_clear_line(local, start):
-    with pytest.raises(ConfigError, match=r"^another local (ZooKeeper|etcd) runs in [^\n]*server[^\n]*$"):
+    with pytest.raises(ConfigError, match=r"^another local (ZooKeeper|etcd|coordinator) runs in [^\n]*server[^\n]*$"):
         await start()
 
 
+@of_others
 async def test_one_that_never_serves_is_killed(start, sleeper, monkeypatch):
     monkeypatch.setattr(local_life, "START_S", 0.5)
     with pytest.raises(ConfigError, match="does not serve after"):
@@ -173,6 +182,7 @@ async def test_one_that_never_serves_is_killed(start, sleeper, monkeypatch):
     assert not alive(int(sleeper.read_text()))
 
 
+@of_others
 async def test_an_interrupted_start_leaves_no_process(start, sleeper):
     starting = asyncio.create_task(start())
     await until(sleeper.exists)

@@ -35,6 +35,7 @@ def test_whatever_lies_in_a_home_is_named_there_and_is_this_users_alone(edl):
     assert [name for name, found in ears.items() if found] == ["http"], "schedulers and agents listen nowhere"
     assert {address for found in ears.values() for address, _ in found} == {"127.0.0.1"}
     edl("run", "--job", "other", "true")
+    edl("run", "--job", "third", "true", EDL_LOCAL_COORDINATOR="embedded", EDL_TEST_COORDINATOR="")
 
     known, seen = dict(rules()), set()
     for path in sorted([edl.home, *edl.home.rglob("*")]):

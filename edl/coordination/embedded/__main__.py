@@ -1,4 +1,4 @@
-"""The process of the embedded coordinator: `python -m edl.coordination.embedded FOLDER`, which `embedded_server` starts.
+"""The process of the embedded coordinator: `python -m edl.coordination.embedded FOLDER`; `embedded_server` starts it.
 
 Owns: the loop, the clock, and carrying out what `embedded_core` says. It listens on a socket in FOLDER that only its
 user can open, and keeps its journal there.
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edl.coordination.embedded.embedded_core import Command, EmbeddedCore, HangUp, Plan, Send
+from edl.coordination.embedded.embedded_core import Command, EmbeddedCore, HangUp, PlannedRecord, SendTold
 from edl.coordination.embedded.embedded_server import JOURNAL, SERVES, SOCKET
 from edl.coordination.embedded.journal import Journal
 from edl.coordination.embedded.wire import Asked
@@ -62,9 +62,9 @@ class EmbeddedServer:
         if link is None:
             self._linked = link = self._linked + 1
             self._links[connection], self._connections[link] = link, connection
-        # Random, so that a server that was wiped takes nobody's session for one of its own.
+        # Random, so that a server whose journal was removed takes no client's session for one of its own.
         decided = self._core.hear(link, message, self._loop.time(), 1 + secrets.randbits(62))
-        if isinstance(decided, Plan):
+        if isinstance(decided, PlannedRecord):
             self._keep(decided)
         else:
             self._carry_out(decided)
@@ -75,7 +75,7 @@ class EmbeddedServer:
             del self._connections[link]
             self._core.left(link)
 
-    def _keep(self, plan: Plan) -> None:
+    def _keep(self, plan: PlannedRecord) -> None:
         try:
             self._journal.append(plan.prepared.record)
         except OSError as error:
@@ -100,7 +100,7 @@ class EmbeddedServer:
             connection = self._connections.get(command.link)
             if connection is not None:
                 match command:
-                    case Send(_, message):
+                    case SendTold(_, message):
                         connection.send(message)
                     case HangUp():
                         connection.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edl.coordination.embedded.wire import End, Told
+from edl.coordination.embedded.wire import EndSession, Told
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store
 from edl.transport.errors import PipeClosed
@@ -24,6 +24,6 @@ async def end_session(store: Store, through: Coordinator) -> None:
         connection = await client.connect()
     except PipeClosed:
         return
-    connection.send(End(store.session))
+    connection.send(EndSession(store.session))
     async with asyncio.timeout(_END_S):
         await gone.wait()

@@ -9,30 +9,39 @@ kept, `refuse`. Between the two no other message may come.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
 from edl.coordination.embedded.wire import (
     Asked,
-    Beat,
-    Began,
-    Begin,
-    Changed,
-    Children,
-    Commit,
-    Done,
-    End,
-    Found,
-    Names,
-    Read,
-    Refused,
+    BeginSession,
+    ChildrenListed,
+    CommitOps,
+    EndSession,
+    InSession,
+    ListChildren,
+    NodeChanged,
+    NodeFound,
+    OpsDone,
+    OpsRefused,
+    ReadNode,
+    SessionGiven,
+    SignOfLife,
     Told,
     UnwatchPath,
     WatchPath,
 )
 from edl.coordination.store import StoreRefused, check_ops, check_path
-from edl.coordination.store_state import Committed, Ended, Opened, Prepared, StoreFull, StoreState
+from edl.coordination.store_state import (
+    OpsCommitted,
+    PreparedRecord,
+    SessionEnded,
+    SessionOpened,
+    StoreFull,
+    StoreState,
+)
 from edl.errors import Fenced, UsageError
 
 UNKEPT: Final = "StoreUnavailable"
@@ -41,7 +50,7 @@ STOOD_STILL_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendTold:
     link: int
     message: Told
 
@@ -51,15 +60,15 @@ class HangUp:
     link: int
 
 
-Command = Send | HangUp
+Command = SendTold | HangUp
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedRecord:
     """A change that does not count before it is kept."""
 
-    prepared: Prepared
-    link: int = 0  # who asked for it; 0: nobody
+    prepared: PreparedRecord
+    link: int = 0  # whose question it is; 0: no link's
     number: int = 0  # of the question
 
 
@@ -74,40 +83,30 @@ class EmbeddedCore:
         self._links: dict[int, int] = {}  # by session
         self._watching: defaultdict[str, set[int]] = defaultdict(set)  # links, by path
 
-    def hear(self, link: int, message: Asked, now: float, fresh: int) -> list[Command] | Plan:
+    def hear(self, link: int, message: Asked, now: float, fresh: int) -> list[Command] | PlannedRecord:
         """`fresh`: the number of the session that begins here, if one does; no other has ever had it."""
         session = self._sessions.get(link)
         match message:
-            case Begin(wanted, timeout_s):
-                if session is not None:
-                    return [HangUp(link)]
+            case BeginSession(wanted, timeout_s) if session is None:
                 if wanted in self._state.sessions:
                     return self._taken_up(link, wanted, now)
-                return Plan(self._state.prepare(Opened(fresh, timeout_s)), link)
-            case End(ending):
-                if ending not in self._state.sessions:
-                    return [HangUp(link)]
-                return Plan(self._state.prepare(Ended(ending)), link)
-        if session is None:
-            return [HangUp(link)]
-        self._deadlines[session] = now + self._state.sessions[session]
-        try:
-            return self._answer(link, session, message)
-        except UsageError:  # of what our own clients do not send
-            return [HangUp(link)]
+                return PlannedRecord(self._state.prepare(SessionOpened(fresh, timeout_s)), link)
+            case EndSession(ending) if ending in self._state.sessions:
+                return PlannedRecord(self._state.prepare(SessionEnded(ending)), link)
+            case BeginSession() | EndSession():
+                pass
+            case question:
+                if session is not None:
+                    self._deadlines[session] = now + self._state.sessions[session]
+                    with contextlib.suppress(UsageError):  # of what our own clients do not send
+                        return self._answer(link, session, question)
+        return [HangUp(link)]
 
-    def _answer(
-        self, link: int, session: int, message: Beat | Read | Children | Commit | WatchPath | UnwatchPath
-    ) -> list[Command] | Plan:
+    def _answer(self, link: int, session: int, message: InSession) -> list[Command] | PlannedRecord:
+        answer: Told
         tree = self._state.tree
         match message:
-            case Beat(number):
-                return [Send(link, Done(number))]
-            case Read(number, path):
-                return [Send(link, Found(number, tree[path].node if path in tree else None))]
-            case Children(number, path):
-                return [Send(link, Names(number, tuple(sorted(tree[path].children)) if path in tree else ()))]
-            case Commit():
+            case CommitOps():
                 return self._commit(link, session, message)
             case WatchPath(path):
                 check_path(path)
@@ -116,39 +115,46 @@ class EmbeddedCore:
             case UnwatchPath(path):
                 self._unwatch(path, link)
                 return []
+            case SignOfLife(number):
+                answer = OpsDone(number)
+            case ReadNode(number, path):
+                answer = NodeFound(number, tree[path].node if path in tree else None)
+            case ListChildren(number, path):
+                answer = ChildrenListed(number, tuple(sorted(tree[path].children)) if path in tree else ())
+        return [SendTold(link, answer)]
 
-    def _commit(self, link: int, session: int, asked: Commit) -> list[Command] | Plan:
+    def _commit(self, link: int, session: int, asked: CommitOps) -> list[Command] | PlannedRecord:
         check_ops(asked.ops)
         if asked.parents and len(asked.ops) != 1:
             return [HangUp(link)]
         try:
             prepared = self._state.prepare_commit(session, asked.ops, fence=asked.fence, parents=asked.parents)
-            return Plan(prepared, link, asked.number)
+            return PlannedRecord(prepared, link, asked.number)
         except StoreRefused as error:
             culprit = next((at for at, op in enumerate(asked.ops) if op is error.op), -1)
-            return [Send(link, Refused(asked.number, type(error).__name__, error.path, culprit))]
+            return [SendTold(link, OpsRefused(asked.number, type(error).__name__, error.path, culprit))]
         except (Fenced, UsageError, StoreFull) as error:
-            return [Send(link, Refused(asked.number, type(error).__name__, str(error)))]
+            return [SendTold(link, OpsRefused(asked.number, type(error).__name__, str(error)))]
 
-    def settle(self, plan: Plan, now: float) -> list[Command]:
+    def settle(self, plan: PlannedRecord, now: float) -> list[Command]:
         """It is kept: it counts."""
         self._state.accept(plan.prepared)
         watched = plan.prepared.changes.keys() & self._watching.keys()
-        told: list[Command] = [Send(link, Changed(path)) for path in watched for link in self._watching[path]]
+        told: list[Command] = [SendTold(link, NodeChanged(path)) for path in watched for link in self._watching[path]]
         match plan.prepared.record:
-            case Opened(session):
+            case SessionOpened(session):
                 return told + self._taken_up(plan.link, session, now)
-            case Ended(session):
+            case SessionEnded(session):
                 self._deadlines.pop(session, None)
                 link = self._links.get(session, 0)
                 self.left(link)
                 return told + [HangUp(one) for one in sorted({link, plan.link} - {0})]
-            case Committed():
-                return [*told, Send(plan.link, Done(plan.number, plan.prepared.results))]
+            case OpsCommitted():
+                return [*told, SendTold(plan.link, OpsDone(plan.number, plan.prepared.results))]
 
-    def refuse(self, plan: Plan, why: str) -> list[Command]:
+    def refuse(self, plan: PlannedRecord, why: str) -> list[Command]:
         """It cannot be kept, and nothing is changed: the end of a session is tried again later."""
-        return [Send(plan.link, Refused(plan.number, UNKEPT, why))] if plan.link else []
+        return [SendTold(plan.link, OpsRefused(plan.number, UNKEPT, why))] if plan.link else []
 
     def expired(self, now: float) -> list[int]:
         """The sessions that have given no sign of life for too long."""
@@ -158,8 +164,8 @@ class EmbeddedCore:
             self._deadlines = {session: deadline + stood_still_s for session, deadline in self._deadlines.items()}
         return [session for session, deadline in self._deadlines.items() if deadline <= now]
 
-    def end(self, session: int) -> Plan:
-        return Plan(self._state.prepare(Ended(session)))
+    def end(self, session: int) -> PlannedRecord:
+        return PlannedRecord(self._state.prepare(SessionEnded(session)))
 
     def left(self, link: int) -> None:
         """The connection is gone; the session lives on for its time."""
@@ -175,7 +181,7 @@ class EmbeddedCore:
             self.left(before)
         self._sessions[link], self._links[session] = session, link
         self._deadlines[session] = now + self._state.sessions[session]
-        return [*([] if before is None else [HangUp(before)]), Send(link, Began(session))]
+        return [*([] if before is None else [HangUp(before)]), SendTold(link, SessionGiven(session))]
 
     def _unwatch(self, path: str, link: int) -> None:
         links = self._watching.get(path)

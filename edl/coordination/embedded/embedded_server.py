@@ -62,7 +62,12 @@ class LocalEmbedded(LocalLife[EmbeddedProcess]):
 
     @classmethod
     async def start(
-        cls, folder: Path, *, port: int | None = None, digest: Digest | None = None, address: str | None = None
+        cls,
+        folder: Path,
+        *,
+        port: int | None = None,
+        digest: Digest | None = None,  # noqa: ARG003 - the folder keeps others out
+        address: str | None = None,
     ) -> LocalEmbedded:
         """Start one in `folder`, which is created, and wait until it serves. Only this user's processes come in.
 

@@ -19,18 +19,18 @@ from edl.coordination.diagnosis import explain
 from edl.coordination.embedded.embedded_core import UNKEPT
 from edl.coordination.embedded.wire import (
     Answer,
-    Beat,
-    Began,
-    Begin,
-    Changed,
-    Children,
-    Commit,
-    Done,
-    End,
-    Found,
-    Names,
-    Read,
-    Refused,
+    BeginSession,
+    ChildrenListed,
+    CommitOps,
+    EndSession,
+    ListChildren,
+    NodeChanged,
+    NodeFound,
+    OpsDone,
+    OpsRefused,
+    ReadNode,
+    SessionGiven,
+    SignOfLife,
     Told,
     UnwatchPath,
     WatchPath,
@@ -76,7 +76,7 @@ async def connect(settings: Coordinator, session_timeout_s: float, *, connect_ti
     return store
 
 
-class Line:
+class EmbeddedLine:
     """One connection, and the questions that wait for their answers on it."""
 
     def __init__(self, path: str, changed: Callable[[str], None]) -> None:
@@ -93,14 +93,14 @@ class Line:
             self._connection = await self._client.connect()
         except PipeClosed as error:
             raise StoreUnavailable(str(error)) from error
-        self._connection.send(Begin(session, timeout_s))
+        self._connection.send(BeginSession(session, timeout_s))
         return cast("int", await self._answer(0))
 
-    def say(self, message: End | WatchPath | UnwatchPath) -> None:
+    def say(self, message: EndSession | WatchPath | UnwatchPath) -> None:
         if self._connection is not None:
             self._connection.send(message)
 
-    async def ask(self, question: Callable[[int], Beat | Read | Children | Commit]) -> Any:
+    async def ask(self, question: Callable[[int], SignOfLife | ReadNode | ListChildren | CommitOps]) -> Any:
         """The answer. Raises StoreUnavailable when the connection is lost before it comes."""
         if self._connection is None or self.lost.is_set():
             raise StoreUnavailable("not connected to the coordinator")
@@ -122,18 +122,18 @@ class Line:
 
     def _heard(self, _: Connection, message: Told) -> None:
         match message:
-            case Changed(path):
+            case NodeChanged(path):
                 self._changed(path)
-            case Began(session):
+            case SessionGiven(session):
                 self._deliver(0, session)
-            case Done() | Found() | Names() | Refused():
+            case OpsDone() | NodeFound() | ChildrenListed() | OpsRefused():
                 self._deliver(message.number, message)
 
     def _deliver(self, number: int, answer: Answer | int) -> None:
         waiting = self._asked.get(number)
         if waiting is None or waiting.done():  # its caller has given up
             return
-        if isinstance(answer, Refused) and answer.why == UNKEPT:
+        if isinstance(answer, OpsRefused) and answer.why == UNKEPT:
             waiting.set_exception(StoreUnavailable(answer.path))
         else:
             waiting.set_result(answer)
@@ -161,7 +161,7 @@ class EmbeddedStore(TreeStore):
         self._trusted_until = 0.0
         self._connected = asyncio.Event()
         self._complaint = ""
-        self._line: Line | None = None  # one that has the session
+        self._line: EmbeddedLine | None = None  # one that has the session
         self._running = self._loop.create_task(self._run(), name="session with the embedded coordinator")
 
     @property
@@ -177,7 +177,7 @@ class EmbeddedStore(TreeStore):
         self._closed = True
         if os.getpid() == self._pid:  # a forked child has the connection, but no business with it
             if self._line is not None:
-                self._line.say(End(self._session))
+                self._line.say(EndSession(self._session))
                 await asyncio.wait({self._loop.create_task(self._line.lost.wait())}, timeout=STOP_S)
             self._running.cancel()
             await asyncio.wait({self._running})
@@ -187,21 +187,21 @@ class EmbeddedStore(TreeStore):
 
     async def _read(self, path: str) -> StoredNode | None:
         async with self._reached() as line:
-            return cast("StoredNode | None", (await line.ask(lambda number: Read(number, path))).node)
+            return cast("StoredNode | None", (await line.ask(lambda number: ReadNode(number, path))).node)
 
     async def _children(self, path: str) -> tuple[str, ...]:
         async with self._reached() as line:
-            return cast("tuple[str, ...]", (await line.ask(lambda number: Children(number, path))).names)
+            return cast("tuple[str, ...]", (await line.ask(lambda number: ListChildren(number, path))).names)
 
     async def _commit(self, ops: tuple[Op, ...], *, fence: str | None = None, parents: bool = False) -> Results:
         async with self._reached() as line:
-            answer = await line.ask(lambda number: Commit(number, ops, fence, parents))
-        if isinstance(answer, Refused):
+            answer = await line.ask(lambda number: CommitOps(number, ops, fence, parents))
+        if isinstance(answer, OpsRefused):
             raise _refusal(answer, ops)
         return cast("Results", answer.results)
 
     @asynccontextmanager
-    async def _reached(self) -> AsyncIterator[Line]:
+    async def _reached(self) -> AsyncIterator[EmbeddedLine]:
         """The connection, within a bound; every error comes out as one of the port's."""
         if os.getpid() != self._pid:
             raise UsageError("a session with the coordinator does not survive a fork: connect in the child process")
@@ -238,7 +238,7 @@ class EmbeddedStore(TreeStore):
 
     async def _visit(self) -> bool:
         """Stay with the server for as long as it serves; whether it ever did."""
-        line = Line(self._settings.socket, self._changed)
+        line = EmbeddedLine(self._settings.socket, self._changed)
         try:
             asked_at = self._loop.time()
             async with asyncio.timeout(patience_s(self._timeout_s)):
@@ -254,7 +254,7 @@ class EmbeddedStore(TreeStore):
                 self._move(Link.SUSPENDED)
         return served
 
-    def _begin(self, line: Line, session: int, asked_at: float) -> None:
+    def _begin(self, line: EmbeddedLine, session: int, asked_at: float) -> None:
         if session != self._session:
             self._move(Link.LOST)
         self._line, self._session, self._trusted_until = line, session, asked_at + self._timeout_s
@@ -266,14 +266,14 @@ class EmbeddedStore(TreeStore):
         self._connected.set()
         self._wake(list(self._watches))
 
-    async def _beat_on(self, line: Line) -> None:
+    async def _beat_on(self, line: EmbeddedLine) -> None:
         """Until the line is lost, or does not answer in time."""
         ended = self._loop.create_task(line.lost.wait())
         try:
             while not ended.done():
                 asked_at = self._loop.time()
                 async with asyncio.timeout(self._timeout_s / _BEATS):
-                    await line.ask(Beat)
+                    await line.ask(SignOfLife)
                 if self._loop.time() >= self._trusted_until:  # `link` has said so meanwhile: all must hear of it
                     return
                 self._trusted_until = asked_at + self._timeout_s
@@ -282,7 +282,7 @@ class EmbeddedStore(TreeStore):
             ended.cancel()
 
 
-def _refusal(answer: Refused, ops: tuple[Op, ...]) -> EdlError:
+def _refusal(answer: OpsRefused, ops: tuple[Op, ...]) -> EdlError:
     if answer.why in _REFUSALS:
         return _REFUSALS[answer.why](answer.path, ops[answer.op] if answer.op >= 0 else None)
     return _ERRORS[answer.why](answer.path)

@@ -3,10 +3,10 @@
 Owns: the form of the file, reading it back, and its bound. Does not own: what records mean (`store_state`).
 
 The file is a snapshot of the state and the records accepted since, each in a frame: its length, the CRC of what it
-holds, a CRC of these two, and msgpack. Writing puts a prefix of a frame on disk if it is cut short, whoever is killed.
-So a frame that ends too early is the last write, which nobody was told of, and is dropped; any other fault is damage,
-and nothing that follows it may be believed. A file that has grown to twice its snapshot and more gives way to a new one
-by a rename. Nothing is forced to the disk itself (no fsync): the file survives the process, not a power cut.
+holds, a CRC of these two, and msgpack. A process that is killed as it writes leaves a prefix of a frame. So a frame
+that ends too early is the last write, of which no client was told, and is dropped; any other fault is damage, and
+nothing that follows it may be believed. A file that has grown to twice its snapshot and more gives way to a new one by
+a rename. Nothing is forced to the disk itself (no fsync): the file survives the process, not a power cut.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from edl.coordination.store import StoredNode, parent_of
-from edl.coordination.store_state import Committed, Ended, Opened, Record, StoreState
+from edl.coordination.store_state import OpsCommitted, Record, SessionEnded, SessionOpened, StoreState
 from edl.coordination.tree import Entry
 from edl.errors import ConfigError
 
@@ -38,15 +38,15 @@ _CHECK = struct.Struct(">I")  # CRC of the head
 _HEAD_BYTES: Final = _HEAD.size + _CHECK.size
 
 
-class Snapshot(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A state as it was; so many `Kept` follow."""
+class StateSnapshot(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A state as it was; so many `KeptNode` follow."""
 
     stamp: int
     sessions: dict[int, float]
     nodes: int
 
 
-class Kept(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class KeptNode(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A node of a snapshot."""
 
     path: str
@@ -54,8 +54,8 @@ class Kept(msgspec.Struct, frozen=True, tag=True, array_like=True):
     created_children: int
 
 
-_FRAMES: msgspec.msgpack.Decoder[Snapshot | Kept | Record] = msgspec.msgpack.Decoder(
-    Snapshot | Kept | Opened | Ended | Committed
+_FRAMES: msgspec.msgpack.Decoder[StateSnapshot | KeptNode | Record] = msgspec.msgpack.Decoder(
+    StateSnapshot | KeptNode | SessionOpened | SessionEnded | OpsCommitted
 )
 
 
@@ -79,9 +79,9 @@ def framed(record: Any) -> bytes:
 def written(state: StoreState) -> Iterator[bytes]:
     """A journal that begins with this state, piece by piece."""
     yield MAGIC
-    yield framed(Snapshot(state.stamp, state.sessions, len(state.tree)))
+    yield framed(StateSnapshot(state.stamp, state.sessions, len(state.tree)))
     for path, entry in state.tree.items():
-        yield framed(Kept(path, entry.node, entry.created_children))
+        yield framed(KeptNode(path, entry.node, entry.created_children))
 
 
 def read_back(journal: bytes, state: StoreState) -> tuple[int, int]:
@@ -94,7 +94,7 @@ def read_back(journal: bytes, state: StoreState) -> tuple[int, int]:
     base = _restored(frames, state)
     end = base
     for _, record, record_end in frames:
-        if isinstance(record, Snapshot | Kept):
+        if isinstance(record, StateSnapshot | KeptNode):
             raise JournalDamaged(end)
         state.accept(state.prepare(record))
         end = record_end
@@ -104,12 +104,12 @@ def read_back(journal: bytes, state: StoreState) -> tuple[int, int]:
 def _restored(frames: Iterator[tuple[int, Any, int]], state: StoreState) -> int:
     """Take the snapshot off the front; where it ends."""
     at, first, end = next(frames, (len(MAGIC), None, 0))
-    if not isinstance(first, Snapshot):
+    if not isinstance(first, StateSnapshot):
         raise JournalDamaged(at)
-    kept: dict[str, Kept] = {}
+    kept: dict[str, KeptNode] = {}
     while len(kept) < first.nodes:
         at, one, end = next(frames, (end, None, 0))
-        if not isinstance(one, Kept):  # a snapshot is whole before the file has its name
+        if not isinstance(one, KeptNode):  # a snapshot is whole before the file has its name
             raise JournalDamaged(at)
         kept[one.path] = one
     names: dict[str, set[str]] = {path: set() for path in kept}
@@ -164,10 +164,10 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """Keep it. Raises OSError, and then it is as before."""
-        frame = framed(record)
+        frame = rest = framed(record)
         try:
-            if os.write(self._file, frame) < len(frame):
-                raise OSError("the disk took a part of it")
+            while rest:  # of a part, the next try says why it was no more
+                rest = rest[os.write(self._file, rest) :]
         except OSError:
             try:
                 os.ftruncate(self._file, self._end)
@@ -197,11 +197,12 @@ class Journal:
             end, base = read_back(journal, state)
         except JournalDamaged as error:
             raise ConfigError(
-                f"{self._path} is no journal of this edl, or damaged at byte {error.at} of {len(journal)}: what the job "
-                "kept there is lost; stop the job and run it again, from its last checkpoint if it has one"
+                f"{self._path} is no journal of this edl, or damaged at byte {error.at} of {len(journal)}: what the "
+                "job kept there is lost; stop the job and run it again, from its last checkpoint if it has one"
             ) from None
         if end < len(journal):
-            logger.warning("%s: its last write had not ended; %d bytes of it are dropped", self._path, len(journal) - end)
+            torn_bytes = len(journal) - end
+            logger.warning("%s: its last write had not ended; %d bytes of it are dropped", self._path, torn_bytes)
             os.truncate(self._path, end)
         self._open(end, base)
 

@@ -1,7 +1,7 @@
 """What the embedded coordinator and its clients say to each other over a private pipe (`edl.transport.pipe`).
 
-A client begins with `Begin`, or says `End` and no more. Its questions are carried out in their order, and answered in
-it. What a server would have to say of a change comes before the answer to any question that was asked after it.
+A client begins with `BeginSession`, or says `EndSession` and no more. Its questions are carried out in their order, and
+answered in it. A server tells of a change before it answers any question that was asked after the change.
 """
 
 from __future__ import annotations
@@ -17,87 +17,88 @@ LONGEST_SESSION_S = 86_400.0
 TimeoutS = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_SESSION_S)]
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class _WireMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass
 
 
 # ------------------------------------------------------------------------------------------------ what clients say
 
 
-class Begin(_Message):
+class BeginSession(_WireMessage, frozen=True):
     """Take up this session, or where it is over (0: there was none) begin another."""
 
     session: int
     timeout_s: TimeoutS
 
 
-class End(_Message):
+class EndSession(_WireMessage, frozen=True):
     """End the session; the server hangs up when that is done."""
 
     session: int
 
 
-class Beat(_Message):
+class SignOfLife(_WireMessage, frozen=True):
     """A sign of life, as any message is."""
 
     number: int
 
 
-class Read(_Message):
+class ReadNode(_WireMessage, frozen=True):
     number: int
     path: str
 
 
-class Children(_Message):
+class ListChildren(_WireMessage, frozen=True):
     number: int
     path: str
 
 
-class Commit(_Message):
+class CommitOps(_WireMessage, frozen=True):
     number: int
     ops: tuple[Op, ...]
     fence: str | None = None
     parents: bool = False
 
 
-class WatchPath(_Message):
+class WatchPath(_WireMessage, frozen=True):
     """Tell of changes of this node, or of the list of its children, from now on."""
 
     path: str
 
 
-class UnwatchPath(_Message):
+class UnwatchPath(_WireMessage, frozen=True):
     path: str
 
 
-Asked = Begin | End | Beat | Read | Children | Commit | WatchPath | UnwatchPath
+InSession = SignOfLife | ReadNode | ListChildren | CommitOps | WatchPath | UnwatchPath
+Asked = BeginSession | EndSession | InSession
 
 
 # ------------------------------------------------------------------------------------------------ what servers say
 
 
-class Began(_Message):
+class SessionGiven(_WireMessage, frozen=True):
     """The session that this connection has from now on."""
 
     session: int
 
 
-class Done(_Message):
+class OpsDone(_WireMessage, frozen=True):
     number: int
     results: tuple[str | int | None, ...] = ()
 
 
-class Found(_Message):
+class NodeFound(_WireMessage, frozen=True):
     number: int
     node: StoredNode | None
 
 
-class Names(_Message):
+class ChildrenListed(_WireMessage, frozen=True):
     number: int
     names: tuple[str, ...]
 
 
-class Refused(_Message):
+class OpsRefused(_WireMessage, frozen=True):
     """Nothing was changed. `why`: the name of the port's error; `op`: which operation is the culprit, -1: none is."""
 
     number: int
@@ -106,9 +107,9 @@ class Refused(_Message):
     op: int = -1
 
 
-class Changed(_Message):
+class NodeChanged(_WireMessage, frozen=True):
     path: str
 
 
-Answer = Done | Found | Names | Refused
-Told = Began | Answer | Changed
+Answer = OpsDone | NodeFound | ChildrenListed | OpsRefused
+Told = SessionGiven | Answer | NodeChanged

@@ -100,7 +100,7 @@ def plan(layout: KeyLayout, snapshot: Snapshot, ops: Sequence[Op], fence: str | 
             tuple(_changes(layout, snapshot, base, attempt)),
         ),
         tuple(results),
-        frozenset(attempt.changed - snapshot.keys()),
+        frozenset(attempt.changes.keys() - snapshot.keys()),
     )
 
 
@@ -117,7 +117,7 @@ def _comparisons(
     emptied = {op.path for op in ops if isinstance(op, Delete)}
     parents = {parent_of(op.path) for op in ops if isinstance(op, Create)}
     named = {op.path for op in ops if not (isinstance(op, Create) and op.sequence)}
-    made = {path for path in attempt.changed if path not in snapshot}
+    made = {path for path in attempt.changes if path not in snapshot}
     for path in sorted(named | parents | made | ({fence} if fence is not None else set())):
         yield _as_it_was(layout.node(path), _seen(snapshot, path).node)
     for path in sorted(_counted(snapshot, attempt, numbered | emptied)):
@@ -127,8 +127,8 @@ def _comparisons(
 def _counted(snapshot: Snapshot, attempt: Attempt, depended_on: Iterable[str]) -> set[str]:
     """Paths whose count of children must be as it was read. A count that only grows by one may grow for others too."""
     paths = set(depended_on)
-    for path in attempt.changed:
-        after, seen = attempt.tree.get(path), _seen(snapshot, path)
+    for path in attempt.changes:
+        after, seen = attempt.changes[path], _seen(snapshot, path)
         if (
             after is not None
             and not _grows_by_one(seen, after)
@@ -139,8 +139,8 @@ def _counted(snapshot: Snapshot, attempt: Attempt, depended_on: Iterable[str]) -
 
 
 def _changes(layout: KeyLayout, snapshot: Snapshot, base: Mapping[str, Entry], attempt: Attempt) -> Iterator[RequestOp]:
-    for path in sorted(attempt.changed):
-        seen, before, after = _seen(snapshot, path), base.get(path), attempt.tree.get(path)
+    for path in sorted(attempt.changes):
+        seen, before, after = _seen(snapshot, path), base.get(path), attempt.changes[path]
         if after is None:
             yield from _removal(layout, path, seen)
             continue

@@ -240,16 +240,16 @@ async def test_whichever_answer_is_lost_one_leader_comes_out_with_one_node(serve
 
 def lose_answer(server, store, change):
     """Let the `change`-th change that this store makes lose its answer."""
-    count, plain = 0, store._change
+    count, plain = 0, store._commit
 
-    def counting(ops):
+    async def counting(ops, **how):
         nonlocal count
         count += 1
         if count == change:
             server.drop_reply(store.session)
-        return plain(ops)
+        return await plain(ops, **how)
 
-    store._change = counting
+    store._commit = counting
 
 
 async def test_a_term_whose_answer_came_with_bad_news_does_not_begin(server, one):

@@ -14,7 +14,7 @@ from edl.launch.doctor import Checked, Health
 
 
 def raising(error: Exception):
-    def function(*_):
+    def function(*_, **__):
         raise error
 
     return function
@@ -118,16 +118,43 @@ class TestHorovod:
 
 
 class TestCoordinator:
+    @pytest.mark.parametrize(
+        ("kind", "outcome", "found"),
+        [
+            ("zookeeper", "ok", "a ZooKeeper of"),
+            ("etcd", "ok", "an etcd of"),
+            ("embedded", "warn", "the local coordinator is edl's own, for jobs"),
+        ],
+    )
+    def test_which_one_a_job_gets_is_said_and_when_it_needs_another(self, monkeypatch, kind, outcome, found):
+        monkeypatch.setattr(doctor, "choose", lambda *_, **__: LocalChoice(kind))
+        check = doctor.check_coordinator({})
+        assert check.outcome == outcome and check.found.startswith(found)
+        assert ("etcd-server" in check.remedy) == (kind == "embedded")
+
+    def test_one_that_is_named_or_cannot_be_had(self, monkeypatch):
+        monkeypatch.setattr(doctor, "choose", raising(ConfigError("install a JRE")))
+        assert doctor.check_coordinator({"EDL_COORDINATOR": "zk:2181"}).found == "EDL_COORDINATOR=zk:2181"
+        check = doctor.check_coordinator({})
+        assert (check.outcome, check.remedy) == (Health.FAIL, "install a JRE")
+
+    def test_the_embedded_one_is_for_no_port(self, monkeypatch):
+        seen = []
+        monkeypatch.setattr(doctor, "choose", lambda *_, alone: seen.append(alone) or LocalChoice("etcd"))
+        doctor.check_coordinator({})
+        doctor.check_coordinator({"EDL_ZOOKEEPER_PORT": "2181"})
+        assert seen == [True, False]
+
     def test_no_java(self, monkeypatch):
         monkeypatch.setattr(doctor, "find_java", raising(ConfigError("install a JRE")))
         monkeypatch.setattr(doctor, "choose", raising(ConfigError("there is no etcd either")))
         assert doctor.check_java({}) == Checked("Java", Health.FAIL, "none found", "install a JRE")
-        monkeypatch.setattr(doctor, "choose", lambda wanted, environ: LocalChoice("etcd"))
+        monkeypatch.setattr(doctor, "choose", lambda *_, **__: LocalChoice("etcd"))
         assert doctor.check_java({}).outcome is Health.WARN
 
     def test_no_etcd_matters_where_there_is_no_zookeeper_or_it_is_asked_for(self, monkeypatch):
         monkeypatch.setattr(doctor, "find_etcd", raising(ConfigError("install etcd")))
-        monkeypatch.setattr(doctor, "choose", lambda wanted, environ: LocalChoice("zookeeper"))
+        monkeypatch.setattr(doctor, "choose", lambda *_, **__: LocalChoice("zookeeper"))
         assert doctor.check_etcd({}).outcome is Health.OK
         assert doctor.check_etcd({"EDL_LOCAL_COORDINATOR": "etcd"}) == Checked(
             "etcd", Health.FAIL, "none found", "install etcd"
