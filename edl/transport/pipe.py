@@ -59,10 +59,14 @@ class Connection(asyncio.Protocol):
     """One connection, as an end on an event loop sees it: a trainer's, for its daemon."""
 
     def __init__(self, end: PipeEnd) -> None:
-        self.pid = 0  # of the process at the other end; 0: it is another user's
+        self.pid = 0
         self._end = end
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None
 
     def send(self, message: msgspec.Struct) -> None:
         """Queues a message. To a peer that is gone it goes nowhere; `on_gone` tells or has told."""
@@ -206,7 +210,7 @@ class LoopClient(PipeEnd):
         except OSError as error:
             connecting.close()
             raise PipeClosed(f"no process listens at {self._path}: {error}") from error
-        if not connection.pid:
+        if not connection.is_open:  # it was ended as it was made
             raise PipeClosed(f"another user listens at {self._path}")
         return connection
 

@@ -35,7 +35,7 @@ with socket.socket(socket.AF_UNIX) as one:
         one.connect(sys.argv[1])
         one.sendall(b"\\0\\0\\0\\1\\x90")
         print("in" if one.recv(1) else "hung up")
-    except ConnectionResetError:
+    except ConnectionError:
         print("hung up")
     except PermissionError:
         print("kept out")
@@ -90,8 +90,6 @@ async def test_what_it_does_not_understand_it_hangs_up_on(local, said):
         one.settimeout(patient(10))
         one.connect(local.coordinator.socket)
         one.sendall(said)
-        if said.startswith(b"\0\0\0\2"):
-            one.shutdown(socket.SHUT_WR)
         assert await asyncio.to_thread(one.recv, 1) == b""
     store = await connect(local.coordinator, 4.0)
     await store.close()
