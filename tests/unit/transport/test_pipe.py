@@ -20,7 +20,7 @@ import pytest
 from edl.errors import ConfigError
 from edl.transport import pipe
 from edl.transport.errors import PipeClosed
-from edl.transport.pipe import Connection, PipeClient, PipeServer, private_folder
+from edl.transport.pipe import Connection, LoopClient, PipeClient, PipeServer, private_folder
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
@@ -381,3 +381,47 @@ async def test_stopping_removes_the_socket_and_may_be_done_twice(daemon: Daemon,
     await daemon.server.stop()
     await daemon.server.stop()
     assert list(path.parent.iterdir()) == []
+
+
+# ----------------------------------------------------------------------------------------------- a client with a loop
+
+
+async def test_a_client_on_a_loop_talks_and_hears_the_end_once(daemon: Daemon, path: Path) -> None:
+    daemon.echo = True
+    heard: asyncio.Queue[Any] = asyncio.Queue()
+    client = LoopClient(path, Ping | Pong, lambda _, message: heard.put_nowait(message), heard.put_nowait)
+    connection = await client.connect()
+    connection.send(Ping(1))
+    async with asyncio.timeout(20):
+        assert await heard.get() == Pong(1)
+        daemon.connections[0].close()
+        assert await heard.get() is connection
+    assert not connection.is_open
+    connection.send(Ping(2))  # goes nowhere
+    assert heard.empty()
+
+
+async def test_a_client_on_a_loop_says_at_once_that_no_process_listens(tmp_path: Path) -> None:
+    with pytest.raises(PipeClosed, match="no process listens"):
+        await LoopClient(tmp_path / "pipe", Ping, lambda *_: None, lambda _: None).connect()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+async def test_a_client_on_a_loop_tells_another_users_server_nothing() -> None:
+    program = """
+import os, socket, sys
+os.setuid(65534)
+ear = socket.socket(socket.AF_UNIX)
+ear.bind(sys.argv[1])
+ear.listen()
+print("ready", flush=True)
+print(ear.accept()[0].recv(1))
+"""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "pipe"
+        path.parent.chmod(0o777)
+        other = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(path), stdout=subprocess.PIPE)
+        assert other.stdout is not None and await other.stdout.readline() == b"ready\n"
+        with pytest.raises(PipeClosed, match="another user listens"):
+            await LoopClient(path, Ping, lambda *_: None, lambda _: None).connect()
+        assert (await other.communicate())[0] in {b"b''\n", b""}
