@@ -38,6 +38,10 @@ class EmbeddedProcess(ChildServer):
     def __init__(self, folder: Path, lock: int) -> None:
         super().__init__(folder, LOOPBACK, 0, keep_open=[lock])
 
+    def forget(self) -> None:
+        """Remove its socket; after its end."""
+        (self._folder / SOCKET).unlink(missing_ok=True)
+
     def last_words(self) -> str:
         lines = self._log_text().splitlines()
         return f"{_TIME.sub('', (lines or ['its log is empty'])[-1].strip())} (all of it in {self.log})"
