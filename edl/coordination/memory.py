@@ -87,8 +87,7 @@ class MemoryStore(TreeStore):
         return tree[path].node if path in tree else None
 
     async def _children(self, path: str) -> tuple[str, ...]:
-        tree = (await self._reach()).tree
-        return tuple(sorted(tree[path].children)) if path in tree else ()
+        return (await self._reach()).children(path)
 
     async def _commit(self, ops: tuple[Op, ...], *, fence: str | None = None, parents: bool = False) -> Results:
         state = await self._reach()

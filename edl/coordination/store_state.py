@@ -7,6 +7,7 @@ Owns: the records, what each of them changes, and how much the nodes may hold. D
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,8 +64,13 @@ class StoreState:
         self.tree: dict[str, Entry] = {"/": ROOT}
         self.sessions: dict[int, float] = {}  # of the living, how long each lasts without a sign of life, in seconds
         self.stamp = 0  # of the newest change
+        self._names: defaultdict[str, set[str]] = defaultdict(set)  # of children, by the path of those that have some
         self._limit_bytes = limit_bytes
         self._size_bytes = _size("/", ROOT)
+
+    def children(self, path: str) -> tuple[str, ...]:
+        """Names, sorted; () where there is no such node, too."""
+        return tuple(sorted(self._names.get(path, ())))
 
     def prepare(self, record: Record) -> PreparedRecord:
         """Change nothing. Raises `StoreRefused`, `UsageError`, `StoreFull`."""
@@ -99,8 +105,11 @@ class StoreState:
         self.stamp += 1
         for path, entry in prepared.changes.items():
             if entry is None:
-                self.tree.pop(path, None)
+                if self.tree.pop(path, None) is not None:
+                    self._unname(path)
             else:
+                if path not in self.tree:
+                    self._names[parent_of(path)].add(_name(path))
                 self.tree[path] = entry
         match prepared.record:
             case SessionOpened(session, timeout_s):
@@ -113,7 +122,16 @@ class StoreState:
     def restore(self, tree: dict[str, Entry], sessions: dict[int, float], stamp: int) -> None:
         """Begin with these, of a state as it was."""
         self.tree, self.sessions, self.stamp = tree, sessions, stamp
+        self._names.clear()
+        for path in tree.keys() - {"/"}:
+            self._names[parent_of(path)].add(_name(path))
         self._size_bytes = sum(_size(path, entry) for path, entry in tree.items())
+
+    def _unname(self, path: str) -> None:
+        names = self._names[parent_of(path)]
+        names.discard(_name(path))
+        if not names:
+            del self._names[parent_of(path)]
 
     def _check_room(self, changes: dict[str, Entry | None], ops: Sequence[Op]) -> None:
         growth = self._growth(changes)
@@ -125,6 +143,10 @@ class StoreState:
 
     def _growth(self, changes: dict[str, Entry | None]) -> int:
         return sum(_size(path, entry) - _size(path, self.tree.get(path)) for path, entry in changes.items())
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _size(path: str, entry: Entry | None) -> int:

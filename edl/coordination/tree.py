@@ -30,7 +30,7 @@ class Entry:
     """A node and what the tree has to know about its children."""
 
     node: StoredNode
-    children: frozenset[str] = frozenset()
+    children: int = 0  # how many there are
     created_children: int = 0  # the next sequence number
 
 
@@ -74,11 +74,13 @@ class Attempt:
             raise NodeExists(path, op)
         owner = self._session if op.ephemeral else 0
         self._put(path, Entry(StoredNode(op.value, version=0, created=self._stamp, owner=owner)))
-        names = parent.children | {path.rpartition("/")[2]}
-        self._put(above, replace(parent, children=names, created_children=parent.created_children + 1))
+        children, created = parent.children + 1, parent.created_children + 1
+        self._put(above, replace(parent, children=children, created_children=created))
         return path
 
     def _delete(self, op: Delete) -> None:
+        if op.path == "/":
+            raise UsageError("the root of the store cannot be deleted")
         if self._existing(op).children:
             raise NotEmpty(op.path, op)
         self._drop(op.path)
@@ -94,7 +96,7 @@ class Attempt:
         parent = self._get(above)
         assert parent is not None  # a node is dropped before its parent
         self.changes[path] = None
-        self._put(above, replace(parent, children=parent.children - {path.rpartition("/")[2]}))
+        self._put(above, replace(parent, children=parent.children - 1))
 
     def _existing(self, op: Write | Delete | Check) -> Entry:
         entry = self._get(op.path)

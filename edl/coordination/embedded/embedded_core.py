@@ -120,7 +120,7 @@ class EmbeddedCore:
             case ReadNode(number, path):
                 answer = NodeFound(number, tree[path].node if path in tree else None)
             case ListChildren(number, path):
-                answer = ChildrenListed(number, tuple(sorted(tree[path].children)) if path in tree else ())
+                answer = ChildrenListed(number, self._state.children(path))
         return [SendTold(link, answer)]
 
     def _commit(self, link: int, session: int, asked: CommitOps) -> list[Command] | PlannedRecord:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.coordination.store import StoredNode, parent_of
+from edl.coordination.store import StoredNode
 from edl.coordination.store_state import OpsCommitted, Record, SessionEnded, SessionOpened, StoreState
 from edl.coordination.tree import Entry
 from edl.errors import ConfigError
@@ -51,6 +51,7 @@ class KeptNode(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     path: str
     node: StoredNode
+    children: int
     created_children: int
 
 
@@ -81,7 +82,7 @@ def written(state: StoreState) -> Iterator[bytes]:
     yield MAGIC
     yield framed(StateSnapshot(state.stamp, state.sessions, len(state.tree)))
     for path, entry in state.tree.items():
-        yield framed(KeptNode(path, entry.node, entry.created_children))
+        yield framed(KeptNode(path, entry.node, entry.children, entry.created_children))
 
 
 def read_back(journal: bytes, state: StoreState) -> tuple[int, int]:
@@ -106,16 +107,12 @@ def _restored(frames: Iterator[tuple[int, Any, int]], state: StoreState) -> int:
     at, first, end = next(frames, (len(MAGIC), None, 0))
     if not isinstance(first, StateSnapshot):
         raise JournalDamaged(at)
-    kept: dict[str, KeptNode] = {}
-    while len(kept) < first.nodes:
+    tree: dict[str, Entry] = {}
+    while len(tree) < first.nodes:
         at, one, end = next(frames, (end, None, 0))
         if not isinstance(one, KeptNode):  # a snapshot is whole before the file has its name
             raise JournalDamaged(at)
-        kept[one.path] = one
-    names: dict[str, set[str]] = {path: set() for path in kept}
-    for path in kept.keys() - {"/"}:
-        names[parent_of(path)].add(path.rpartition("/")[2])
-    tree = {path: Entry(one.node, frozenset(names[path]), one.created_children) for path, one in kept.items()}
+        tree[one.path] = Entry(one.node, one.children, one.created_children)
     state.restore(tree, first.sessions, first.stamp)
     return end
 

@@ -27,7 +27,7 @@ from edl.coordination.etcd.messages import (
 )
 from edl.coordination.store import Create, Delete, Op, parent_of
 from edl.coordination.tree import Attempt, Entry
-from edl.errors import Fenced, UsageError
+from edl.errors import Fenced
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,7 @@ def plan(layout: KeyLayout, snapshot: Snapshot, ops: Sequence[Op], fence: str | 
         raise Fenced(f"the reign is over: {fence} is gone")
     base = {path: _entry(seen) for path, seen in snapshot.items() if seen.node is not None}
     attempt = Attempt(base, 0, session)
-    results = []
-    for op in ops:
-        if isinstance(op, Delete) and op.path == "/":
-            raise UsageError("the root of the store cannot be deleted")
-        results.append(attempt.apply(op))
+    results = [attempt.apply(op) for op in ops]
     return EtcdPlan(
         TxnRequest(
             (
@@ -106,7 +102,7 @@ def plan(layout: KeyLayout, snapshot: Snapshot, ops: Sequence[Op], fence: str | 
 
 def _entry(seen: Seen) -> Entry:
     assert seen.node is not None
-    return Entry(to_node(seen.node), seen.children, children_created(seen.count))
+    return Entry(to_node(seen.node), len(seen.children), children_created(seen.count))
 
 
 def _comparisons(

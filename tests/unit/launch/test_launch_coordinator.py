@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from edl.errors import ConfigError
 from edl.launch import coordinator
@@ -29,7 +30,7 @@ class Dying:
 async def test_why_it_does_not_start_again_is_said_once_and_again_after_it_did(monkeypatch):
     monkeypatch.setattr(coordinator, "RESTART_PAUSE_S", 0)
     said: list[str] = []
-    server = Dying("damaged", "damaged", "no room", "", "no room")
+    server: Any = Dying("damaged", "damaged", "no room", "", "no room")
     keeping = asyncio.create_task(coordinator._keep_alive(server, said.append))
     async with asyncio.timeout(20):
         await server.done.wait()
