@@ -1,6 +1,6 @@
 """ZooKeeper, etcd and the embedded coordinator, as `edl run` starts them: how soon each serves, and what it takes.
 
-    python -m benchmarks.coordinators [--rounds 5] [--session-timeout 2] [--json]
+    python -m benchmarks.coordinators [--rounds 5] [--session-timeout 2] [--kinds zookeeper,etcd,embedded] [--json]
 
 All in one run, in turns. Figures, each a median of the rounds:
 
@@ -119,9 +119,10 @@ async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--session-timeout", type=float, default=2.0)
+    parser.add_argument("--kinds", default=f"{ZOOKEEPER},{ETCD},{EMBEDDED}")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found: dict[str, list[Figures]] = {ZOOKEEPER: [], ETCD: [], EMBEDDED: []}
+    found: dict[str, list[Figures]] = {kind: [] for kind in options.kinds.split(",")}
     for _ in range(options.rounds):
         for kind, of_kind in found.items():
             of_kind.append(await measured(kind, options.session_timeout))
@@ -130,7 +131,7 @@ async def main() -> int:
         print(json.dumps(found))
     else:
         print(f"{'':<12}" + "".join(f"{kind:>12}" for kind in medians) + f"   medians of {options.rounds}")
-        for name in medians[ZOOKEEPER]:
+        for name in next(iter(medians.values())):
             print(f"{name:<12}" + "".join(f"{of[name]:>12.3f}" for of in medians.values()))
     slow = 2 * options.session_timeout + 2
     return int(any(of["takeover_s"] > slow for of in medians.values()))

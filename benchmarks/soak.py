@@ -167,6 +167,7 @@ def _kind(pid: int) -> str:
     known = {
         "zookeeper": "ZooKeeper",
         "--listen-client-urls": "etcd",
+        "edl.coordination.embedded": "embedded coordinator",
         "edl.daemon.daemon": "daemon",
         "resizes_worker": "trainer",
         "edl\0run": "edl run",

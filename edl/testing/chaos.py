@@ -36,7 +36,11 @@ from edl.protocol.job import OVER, Status, WorkerState, WorkerStatus
 
 LOOK_S = 0.02
 MEANWHILE_S = 0.5
-SERVERS = (b"org.apache.zookeeper", b"--listen-client-urls")  # what the command lines of ZooKeeper and etcd have
+SERVERS = (  # what the command lines of ZooKeeper, etcd and the embedded coordinator have
+    b"org.apache.zookeeper",
+    b"--listen-client-urls",
+    b"edl.coordination.embedded",
+)
 SITTING = (WorkerState.TRAINING, WorkerState.SWITCHING)
 
 
@@ -253,7 +257,7 @@ class Chaos:
         return reached or None
 
     def _coordinator(self) -> tuple[int, ...]:
-        """The ZooKeeper that `edl run` has started for this job; none where the job has another."""
+        """The coordinator that `edl run` has started for this job; none where the job has another."""
         folder = find(self._home, self._job.name)
         record = None if folder is None else folder.read()
         if record is None or not record.own_coordinator:
