@@ -18,20 +18,23 @@ EMBEDDED: dict[str, Any] = {"EDL_LOCAL_COORDINATOR": "embedded", "EDL_TEST_COORD
 SERVER = "edl.coordination.embedded"
 
 
+def elected(job: Job) -> int:
+    return sum(event["kind"] == "leader_elected" for event in job.events())
+
+
 def test_a_job_outlives_its_coordinator_and_its_leader(edl, tmp_path):
     job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="5", EDL_MAX_RESTARTS="3", **EMBEDDED)
-    status = job.wait_size(2)
+    job.wait_size(2)
     server = edl.wait_process(SERVER)
     os.kill(server[0], signal.SIGKILL)
     job.wait_steps(10)
     another = edl.wait_process(SERVER)
     assert another != server
     job.scale(3)
-    job.wait_size(3)
-
+    status, elections = job.wait_size(3), elected(job)
     leader = next(worker for worker in status["workers"] if worker["id"] == status["leader"])
     os.kill(leader["daemon_pid"], signal.SIGKILL)
-    edl.wait(lambda: len([one for one in job.events() if one["kind"] == "leader_elected"]) >= 2, "another leader")
+    edl.wait(lambda: elected(job) > elections, "another leader", timeout_s=60)
     os.kill(another[0], signal.SIGKILL)
     job.scale(2)
     job.wait_size(2)
