@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -187,7 +188,7 @@ async def test_a_silent_server_is_noticed_before_the_session_can_expire_and_ends
 
 
 async def test_a_process_that_stood_still_trusts_its_link_no_more(local):
-    store = await connect(local.coordinator, 10.0)
+    store: Any = await connect(local.coordinator, 10.0)
     links = []
     store.watch_link(links.append)
     store._trusted_until = asyncio.get_running_loop().time()
