@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.coordination.embedded import journal
-from edl.coordination.embedded.journal import Journal, JournalDamaged, framed, read_back, written
+from edl.coordination.embedded.journal import Journal, JournalDamaged, KeptNode, framed, read_back, written
 from edl.coordination.store import ANY, Check, Create, Delete, StoreRefused, Write
 from edl.coordination.store_state import OpsCommitted, SessionEnded, SessionOpened, StoreState
+from edl.coordination.tree import ROOT
 from edl.errors import UsageError
 
 paths = st.sampled_from(["/", "/a", "/a/b", "/a/b/c", "/d"])
@@ -106,6 +107,14 @@ def test_a_file_is_bounded_and_tells_the_same_however_often_it_was_compacted(his
         Journal(path, again)
         assert remembered(again) == remembered(state)
         assert not path.with_name("journal.new").exists()
+
+
+@pytest.mark.parametrize("record", [KeptNode("/", ROOT.node, 0, 0), OpsCommitted(1, (Delete("/nowhere"),))])
+def test_a_whole_record_that_no_server_writes_there_is_damage(record):
+    whole = b"".join(written(StoreState()))
+    with pytest.raises(JournalDamaged) as caught:
+        read_back(whole + framed(record), StoreState())
+    assert caught.value.at == len(whole)
 
 
 def test_the_bound_of_the_nodes_holds_after_reading_back():

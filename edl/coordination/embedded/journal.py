@@ -25,7 +25,7 @@ import msgspec
 from edl.coordination.store import StoredNode
 from edl.coordination.store_state import OpsCommitted, Record, SessionEnded, SessionOpened, StoreState
 from edl.coordination.tree import Entry
-from edl.errors import ConfigError
+from edl.errors import ConfigError, EdlError
 
 logger = logging.getLogger("edl")
 
@@ -94,10 +94,13 @@ def read_back(journal: bytes, state: StoreState) -> tuple[int, int]:
     frames = _frames(journal, len(MAGIC))
     base = _restored(frames, state)
     end = base
-    for _, record, record_end in frames:
+    for at, record, record_end in frames:
         if isinstance(record, StateSnapshot | KeptNode):
-            raise JournalDamaged(end)
-        state.accept(state.prepare(record))
+            raise JournalDamaged(at)
+        try:
+            state.accept(state.prepare(record))
+        except EdlError:  # what was refused is not written down
+            raise JournalDamaged(at) from None
         end = record_end
     return end, base
 
