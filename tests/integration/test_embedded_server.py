@@ -109,12 +109,14 @@ async def test_a_disk_without_room_refuses_changes_and_goes_on_when_there_is_som
     store = await connect(local.coordinator, 10.0)
     await store.create("/a", b"before")
     journal = tmp_path / "embedded" / "journal"
-    room = (journal.stat().st_size + 1000, resource.RLIM_INFINITY)
+    room = (journal.stat().st_size + 20, resource.RLIM_INFINITY)
     before = resource.prlimit(local.pid, resource.RLIMIT_FSIZE, room)
     with pytest.raises(StoreUnavailable, match="cannot write its journal: File too large; free some space"):
         await store.write("/a", b"x" * 2000)
     assert (await store.read("/a")).value == b"before"
     assert store.link is Link.CONNECTED
+    with pytest.raises(ConfigError, match=r"^the coordinator cannot write its journal: [^\n]*tried for 1 s"):
+        await connect(local.coordinator, 10.0, connect_timeout_s=1.0)
     resource.prlimit(local.pid, resource.RLIMIT_FSIZE, before)
     await store.write("/a", b"after")
     local.signal(signal.SIGKILL)

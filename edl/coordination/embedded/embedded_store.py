@@ -76,6 +76,10 @@ async def connect(settings: Coordinator, session_timeout_s: float, *, connect_ti
     return store
 
 
+class ChangeUnkept(StoreUnavailable):
+    """The coordinator has no room to keep a change, and has not made it."""
+
+
 class EmbeddedLine:
     """One connection, and the questions that wait for their answers on it."""
 
@@ -134,7 +138,7 @@ class EmbeddedLine:
         if waiting is None or waiting.done():  # its caller has given up
             return
         if isinstance(answer, OpsRefused) and answer.why == UNKEPT:
-            waiting.set_exception(StoreUnavailable(answer.path))
+            waiting.set_exception(ChangeUnkept(answer.path))
         else:
             waiting.set_result(answer)
 
@@ -246,7 +250,7 @@ class EmbeddedStore(TreeStore):
             self._begin(line, session, asked_at)
             await self._beat_on(line)
         except (StoreUnavailable, TimeoutError) as error:
-            self._complaint = str(error) if line is not self._line else ""
+            self._complaint = str(error) if isinstance(error, ChangeUnkept) else ""
         finally:
             served, self._line = line is self._line, None
             line.hang_up()
