@@ -79,8 +79,11 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Which worker, for what, until when; `seen`: the newest ring it was seen at, and whether it has told that the one
-    that trains has failed, as one that goes on does not hang."""
+    """Which worker, for what, until when.
+
+    `seen`: the newest ring it was seen at, and whether it has told that the one that trains has failed. One that goes
+    on does not hang.
+    """
 
     worker: str
     what: str
