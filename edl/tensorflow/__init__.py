@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import keras
 
 from edl import errors
 from edl.errors import UsageError
@@ -19,6 +21,7 @@ from edl.tensorflow import elastic as elastic
 from edl.tensorflow import horovod_names, keras_callbacks, keras_names, loading
 from edl.tensorflow.callback import ElasticFit, Fits
 from edl.tensorflow.dataset import dataset_of, dataset_of_arrays
+from edl.tensorflow.framework import is_wrapped
 from edl.tensorflow.process import framework as _framework
 from edl.tensorflow.process import trainer as _trainer
 from edl.tensorflow.tape import AveragingTape
@@ -58,10 +61,17 @@ evaluate = _trainer.evaluate
 gather_for_metrics = _trainer.gather_for_metrics
 
 
-def Optimizer(optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # noqa: N802 - stands where a class would
+class _Wrapped(type(keras.optimizers.Optimizer)):  # type: ignore[misc] # mypy knows no types of Keras
+    """Counts what was wrapped among the instances of `Optimizer`, whatever its class."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return is_wrapped(instance)
+
+
+class Optimizer(keras.optimizers.Optimizer, metaclass=_Wrapped):  # type: ignore[misc]
     """Make `optimizer` average gradients over all workers, weighted by their samples, before it applies them.
 
-    Returns the same object, still an instance of its class.
+    Returns the same object, still an instance of its class, and of `edl.Optimizer`, too.
 
     Args:
         optimizer: any optimizer of Keras 3, for `fit` and for loops with `tf.GradientTape`, eagerly or inside a
@@ -73,8 +83,10 @@ def Optimizer(optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # no
     returns and `notify_batch_end()` returns False; a `tf.function` or a session of your own raises what TensorFlow
     raises, unless it is called inside `with edl.voidable():`.
     """
-    _framework.wrap(_trainer, optimizer, model)
-    return optimizer
+
+    def __new__(cls, optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # type: ignore[misc]
+        _framework.wrap(_trainer, optimizer, model)
+        return optimizer
 
 
 def local(optimizer: Any) -> None:
@@ -168,13 +180,17 @@ def load_checkpoint(path: str | os.PathLike[str], model: Any) -> None:
     loading.load(path, model)
 
 
-def __getattr__(name: str) -> Any:
-    """Horovod's own names: `hvd.allreduce`, `hvd.DistributedOptimizer` and so on."""
-    return horovod_names.lookup(__name__, name)
+if TYPE_CHECKING:
+    from edl.tensorflow.horovod_types import *  # noqa: F403 - the names that `__getattr__` finds
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Horovod's own names: `hvd.allreduce`, `hvd.DistributedOptimizer` and so on."""
+        return horovod_names.lookup(__name__, name)
 
 
 for _module in horovod_names.MODULES:
-    alias(f"{__name__}.{_module}", __getattr__)
+    alias(f"{__name__}.{_module}", partial(horovod_names.lookup, __name__))
 alias(f"{__name__}.keras", keras_names.lookup)
 alias(f"{__name__}.keras.callbacks", partial(getattr, keras_callbacks))
 alias(f"{__name__}.keras.elastic", keras_names.lookup_elastic)

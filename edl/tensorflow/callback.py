@@ -61,7 +61,7 @@ class BatchPort(StepPort, Protocol):
         """The ring is: the next one waits for this worker."""
 
     @property
-    def shards(self) -> ShardGenerator | None:
+    def shards(self) -> ShardGenerator[Any] | None:
         """The script's, where edl deals out its data."""
 
     @property
@@ -175,7 +175,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------------- into the job's epoch
 
-    def _share(self, shards: ShardGenerator) -> None:
+    def _share(self, shards: ShardGenerator[Any]) -> None:
         """All workers train on edl's data: they come to the end of each epoch after the same step."""
         self._shared = True
         # Past Keras's own __setattr__, which looks for what makes up the model.
@@ -184,7 +184,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
             shards.by_epochs()
             self._enter(shards)
 
-    def _enter(self, shards: ShardGenerator) -> None:
+    def _enter(self, shards: ShardGenerator[Any]) -> None:
         """Before Keras begins its first epoch: a newcomer rehearses, and a job that goes on takes over what was saved;
         then it is known where the job stands.
         """
@@ -200,7 +200,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
             self._begun_with = self._trainer.committed, stands.counted
         self.model._initial_epoch = stands.epoch or None
 
-    def _rehearse(self, shards: ShardGenerator) -> bool:
+    def _rehearse(self, shards: ShardGenerator[Any]) -> bool:
         """False: the job has nothing left to train."""
         if not self._trainer.rehearsing():
             return True

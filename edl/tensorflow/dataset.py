@@ -26,7 +26,7 @@ from edl.trainer.data.shards import ShardGenerator
 KINDS = {str: tf.string, bytes: tf.string, bool: tf.bool, int: tf.int64, float: tf.float32}
 
 
-def dataset_of(shards: ShardGenerator, batch_size: int) -> Any:
+def dataset_of(shards: ShardGenerator[Any], batch_size: int) -> Any:
     """One element per step: sample ids, or records as a vector, or as a dict of one vector for each column."""
     example = shards.example()
     if isinstance(example, dict):
@@ -47,7 +47,7 @@ def dataset_of(shards: ShardGenerator, batch_size: int) -> Any:
     return dataset
 
 
-def dataset_of_arrays(arrays: Any, shards_of: Callable[[int], ShardGenerator], batch_size: int) -> Any:
+def dataset_of_arrays(arrays: Any, shards_of: Callable[[int], ShardGenerator[Any]], batch_size: int) -> Any:
     """One element per step: what a nesting of arrays has in the rows of its samples."""
     with tf.device("CPU:0"):
         rows = tf.nest.map_structure(tf.convert_to_tensor, arrays)
@@ -74,7 +74,7 @@ def _length(one: Any) -> int:
 class _Iteration:
     """One that the script has not left yet."""
 
-    shards: ShardGenerator
+    shards: ShardGenerator[Any]
     before: Pass | None  # the newest when it was made: not its own
 
     def has(self, newest: Pass) -> bool:
@@ -86,11 +86,11 @@ class _Iterations:
     """All iterations over datasets that are made of one of ours, and how they end."""
 
     def __init__(self) -> None:
-        self._ours: list[tuple[weakref.ref[Any], ShardGenerator]] = []
+        self._ours: list[tuple[weakref.ref[Any], ShardGenerator[Any]]] = []
         self._live: list[_Iteration] = []  # in the order in which they were made
         self._listens = False
 
-    def of(self, dataset: Any, shards: ShardGenerator) -> None:
+    def of(self, dataset: Any, shards: ShardGenerator[Any]) -> None:
         """This dataset hands out what is of `shards`."""
         self._ours = [one for one in self._ours if one[0]() is not None]
         self._ours.append((weakref.ref(dataset), shards))
@@ -106,7 +106,7 @@ class _Iterations:
 
             tf.data.Dataset.__iter__ = begin
 
-    def _sources(self, dataset: Any) -> Iterator[ShardGenerator]:
+    def _sources(self, dataset: Any) -> Iterator[ShardGenerator[Any]]:
         for ours, shards in self._ours:
             if ours() is dataset:
                 yield shards
@@ -114,7 +114,7 @@ class _Iterations:
         for one in dataset._inputs():
             yield from self._sources(one)
 
-    def _begin(self, iterator: Any, shards: ShardGenerator) -> None:
+    def _begin(self, iterator: Any, shards: ShardGenerator[Any]) -> None:
         iteration = _Iteration(shards, shards.newest_pass)
         self._live.append(iteration)
         # Called before anything that belongs to the iterator is taken down.

@@ -48,7 +48,7 @@ def fit_of(frame: FrameType | None) -> Fit:
     return NO_FIT
 
 
-def is_stream(shards: ShardGenerator, epochs: int) -> bool:
+def is_stream(shards: ShardGenerator[Any], epochs: int) -> bool:
     """All passes that the generator was asked for are one epoch of `fit`. Raises UsageError."""
     if shards.epochs is None or shards.epochs == epochs:
         return False

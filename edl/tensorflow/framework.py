@@ -87,7 +87,7 @@ class TensorFlowFramework:
 
     def wrap(self, trainer: StepPort, optimizer: Any, model: Any) -> None:
         """Carries out `edl.tensorflow.Optimizer`."""
-        if isinstance(optimizer, (keras_optimizer.Elastic, v1_optimizer.Elastic)):
+        if is_wrapped(optimizer):
             raise UsageError("edl.Optimizer: this optimizer is wrapped already; wrap it once")
         late = self._comes_late(trainer)
         known = {variable.ref() for _, variable in self._eager_variables()} if late else set()
@@ -504,3 +504,8 @@ def _outside_functions() -> Iterator[None]:
         return
     with tf.Graph().as_default(), context.eager_mode():
         yield
+
+
+def is_wrapped(optimizer: object) -> bool:
+    """Whether `edl.tensorflow.Optimizer` was given it."""
+    return isinstance(optimizer, (keras_optimizer.Elastic, v1_optimizer.Elastic))

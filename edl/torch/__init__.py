@@ -14,13 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from torch.utils.data import Dataset
 
 from edl import errors
 from edl.policy.learning import Knee, Warmup
 from edl.torch import elastic as elastic
 from edl.torch import horovod_names, loading
-from edl.torch.loader import ElasticLoader, Runs, check
+from edl.torch.loader import ElasticDataLoader
+from edl.torch.optimizer import Elastic
 from edl.torch.process import framework as _framework
 from edl.torch.process import trainer as _trainer
 from edl.torch.records import Records
@@ -61,16 +61,18 @@ evaluate = _trainer.evaluate
 gather_for_metrics = _trainer.gather_for_metrics
 
 
-def Optimizer(  # noqa: N802 - stands where a class would
-    optimizer: AnyOptimizer,
-    model: torch.nn.Module | None = None,
-    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    *,
-    unused: Literal["none", "zeros"] = "none",
-) -> AnyOptimizer:
+class _Wrapped(type):
+    """Counts what was wrapped among the instances of `Optimizer`, whatever its class."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Elastic)
+
+
+class Optimizer(Elastic, torch.optim.Optimizer, metaclass=_Wrapped):
     """Make `optimizer` average gradients over all workers, weighted by their samples, while backward computes them.
 
-    Returns the same object, still an instance of its class: schedulers, scalers and `state_dict()` work as before.
+    Returns the same object, still an instance of its class: schedulers, scalers and `state_dict()` work as before. It
+    is an instance of `edl.Optimizer`, too.
 
     Args:
         optimizer: any `torch.optim.Optimizer`.
@@ -86,10 +88,19 @@ def Optimizer(  # noqa: N802 - stands where a class would
     step, `step()` leaves the parameters alone and `notify_batch_end()` returns False. It does the same in a step in
     which no worker has samples.
     """
-    if unused not in {"none", "zeros"}:
-        raise errors.UsageError(f'edl.Optimizer(unused={unused!r}): it is "none" or "zeros"')
-    _framework.wrap(_trainer, optimizer, model, named_parameters, Manner(zeros=unused == "zeros"))
-    return optimizer
+
+    def __new__(  # type: ignore[misc] # what it returns keeps its own class
+        cls,
+        optimizer: AnyOptimizer,
+        model: torch.nn.Module | None = None,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+        *,
+        unused: Literal["none", "zeros"] = "none",
+    ) -> AnyOptimizer:
+        if unused not in {"none", "zeros"}:
+            raise errors.UsageError(f'edl.Optimizer(unused={unused!r}): it is "none" or "zeros"')
+        _framework.wrap(_trainer, optimizer, model, named_parameters, Manner(zeros=unused == "zeros"))
+        return optimizer
 
 
 def local(optimizer: torch.optim.Optimizer | torch.nn.Module | torch.Tensor) -> None:
@@ -99,34 +110,6 @@ def local(optimizer: torch.optim.Optimizer | torch.nn.Module | torch.Tensor) -> 
     the script trains by hand, without any optimizer, give the module or the tensor.
     """
     _framework.leave_alone(optimizer)
-
-
-def ElasticDataLoader(  # noqa: N802 - stands where a class would
-    dataset: Dataset[Any],
-    batch_size: int = 1,
-    shuffle: bool = False,
-    *,
-    epochs: int | None = None,
-    seed: int = 0,
-    **loading: Any,
-) -> ElasticLoader:
-    """A `torch.utils.data.DataLoader` over this worker's samples of `dataset`: one batch per step, each sample once.
-
-    Args:
-        dataset: anything with `__getitem__` and `__len__`.
-        batch_size: samples of one step of one worker; the last step of an epoch may have fewer.
-        shuffle: each epoch in an order of its own.
-        epochs: of one iteration; None: each iteration is one more epoch, and `while loader.shards.epochs_done < 10:`
-            around it is right on all workers.
-        seed: of the shuffling, the same on all workers.
-        loading: the DataLoader's own: num_workers, collate_fn, pin_memory, prefetch_factor, ...
-
-    Batches that its worker processes have loaded ahead survive changes of size, and a void mini-batch comes again.
-    """
-    check(dataset, loading)
-    shards = elastic_shard_generator(len(dataset), epochs, shuffle, seed)  # type: ignore[arg-type]
-    runs = Runs(_framework.loading, _trainer, loading.get("generator"))
-    return ElasticLoader(dataset, shards, batch_size, runs, loading)
 
 
 def ElasticDataset(source: Any, format: str | None = None) -> Records:  # noqa: N802, A002 - as one expects them
@@ -191,13 +174,17 @@ def load_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module) -> Non
     loading.load(path, model)
 
 
-def __getattr__(name: str) -> Any:
-    """Horovod's own names: `hvd.allreduce`, `hvd.DistributedOptimizer` and so on."""
-    return horovod_names.lookup(__name__, name)
+if TYPE_CHECKING:
+    from edl.torch.horovod_types import *  # noqa: F403 - the names that `__getattr__` finds
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Horovod's own names: `hvd.allreduce`, `hvd.DistributedOptimizer` and so on."""
+        return horovod_names.lookup(__name__, name)
 
 
 for _module in horovod_names.MODULES:
-    alias(f"{__name__}.{_module}", __getattr__)
+    alias(f"{__name__}.{_module}", partial(horovod_names.lookup, __name__))
 alias(f"{__name__}.elastic.state", partial(getattr, elastic))
 alias(f"{__name__}.elastic.sampler", partial(getattr, elastic))
 

@@ -17,8 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.distributed import DistributedSampler
 
 from edl.errors import UsageError
-from edl.torch import ElasticDataLoader
-from edl.torch.loader import ElasticLoader, batches_of_epoch
+from edl.torch.loader import ElasticDataLoader, batches_of_epoch
 
 logger = logging.getLogger("edl")
 
@@ -48,7 +47,7 @@ class CollatedParts:
 class StepParts:
     """What a library's loop iterates: batch by batch, knowing which of them is the last one before an update."""
 
-    def __init__(self, loader: ElasticLoader, samples: int | None = None) -> None:
+    def __init__(self, loader: ElasticDataLoader, samples: int | None = None) -> None:
         """`samples` of a part, where the loader gives those of `CollatedParts`; else a batch is all of a step."""
         self.loader = loader
         self._samples = samples
@@ -80,7 +79,7 @@ def converted(loader: object, parts: int, seed: int) -> StepParts:
 
     Raises UsageError for what cannot be: the sampler chooses the samples itself, say.
     """
-    if isinstance(loader, ElasticLoader):
+    if isinstance(loader, ElasticDataLoader):
         if parts > 1:
             raise UsageError(
                 f"gradients are to be added up over {parts} batches, and an edl.ElasticDataLoader gives those of one "

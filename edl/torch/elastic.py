@@ -173,7 +173,7 @@ class ElasticSampler(data.Sampler[int]):
         self.epoch = 0
         self.processed_num = 0  # as the script has recorded it in this epoch, of all workers
         self._place = _PassPlace()
-        self._shards: ShardGenerator | None = None
+        self._shards: ShardGenerator[Any] | None = None
         _samplers_of_no_state.append(self)
 
     def set_epoch(self, epoch: int) -> None:

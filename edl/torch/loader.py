@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from edl.errors import UsageError
 from edl.torch.loading_seeds import LoadingSeeds, SeatOfSteps, SeededIds
-from edl.torch.process import trainer
+from edl.torch.process import framework, trainer
 from edl.trainer.data.shards import ShardGenerator
 
 STEPS = "steps"
@@ -60,13 +60,34 @@ class Runs(Sampler[list[int]]):
         return (SeededIds(ids.tolist(), self._seeds.of(self._seat, self._step())) for ids in self._run)
 
 
-class ElasticLoader(DataLoader[Any]):
-    """One batch a step. An iteration is all `epochs` of `shards`, or the next epoch if it has no number of them."""
+class ElasticDataLoader(DataLoader[Any]):
+    """A `torch.utils.data.DataLoader` over this worker's samples of `dataset`: one batch per step, each sample once.
+
+    Args:
+        dataset: anything with `__getitem__` and `__len__`.
+        batch_size: samples of one step of one worker; the last step of an epoch may have fewer.
+        shuffle: each epoch in an order of its own.
+        epochs: of one iteration; None: each iteration is one more epoch, and `while loader.shards.epochs_done < 10:`
+            around it is right on all workers.
+        seed: of the shuffling, the same on all workers.
+        loading: the DataLoader's own: num_workers, collate_fn, pin_memory, prefetch_factor, ...
+
+    Batches that its worker processes have loaded ahead survive changes of size, and a void mini-batch comes again.
+    """
 
     def __init__(
-        self, dataset: Dataset[Any], shards: ShardGenerator, batch_size: int, runs: Runs, loading: dict[str, Any]
+        self,
+        dataset: Dataset[Any],
+        batch_size: int = 1,
+        shuffle: bool = False,
+        *,
+        epochs: int | None = None,
+        seed: int = 0,
+        **loading: Any,
     ) -> None:
-        self._runs = runs
+        _check(dataset, loading)
+        shards = trainer.elastic_shard_generator(len(dataset), epochs, shuffle, seed)  # type: ignore[arg-type]
+        self._runs = runs = Runs(framework.loading, trainer, loading.get("generator"))
         if loading.get("num_workers"):
             loading = {"persistent_workers": True, **loading}
         super().__init__(dataset, batch_sampler=runs, **{**loading, "generator": runs.generator})
@@ -78,7 +99,7 @@ class ElasticLoader(DataLoader[Any]):
         return batches_of_epoch(self.dataset, self._loads_steps_of)  # type: ignore[arg-type] # check() has seen to it
 
     @property
-    def shards(self) -> ShardGenerator:
+    def shards(self) -> ShardGenerator[Any]:
         """Where the samples come from: it knows how many epochs are done."""
         return self._shards
 
@@ -114,7 +135,7 @@ def batches_of_epoch(dataset: Sized, samples: int) -> int:
     return math.ceil(len(dataset) / (samples * trainer.size()))
 
 
-def check(dataset: Dataset[Any], loading: dict[str, Any]) -> None:
+def _check(dataset: Dataset[Any], loading: dict[str, Any]) -> None:
     """Raises UsageError for what edl decides itself, or cannot serve."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise UsageError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from edl.core.worker.inputs import DataWanted
 from edl.errors import UsageError
@@ -39,7 +40,7 @@ class Samples:
         self._leases = leases
         self._rates = rates
         self._resuming = resuming
-        self.shards: ShardGenerator | None = None  # the script's, where edl deals out its data
+        self.shards: ShardGenerator[Any] | None = None  # the script's, where edl deals out its data
         self._told_unended = False  # a script that never ends a mini-batch was told so
 
     # ---------------------------------------------------------------------------------------- the generator's port

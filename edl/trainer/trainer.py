@@ -14,9 +14,9 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator, Sized
+from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from edl import ownership
 from edl.config import Settings
@@ -35,6 +35,7 @@ from edl.trainer import fork_stand_in
 from edl.trainer.batch_ends import BatchEnds
 from edl.trainer.data.audit import AuditedCount, AuditFile
 from edl.trainer.data.rehearsals import Rehearsals
+from edl.trainer.data.sample_ids import Ids
 from edl.trainer.data.shards import Held, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.data.source import files_of
@@ -341,6 +342,36 @@ class Trainer:
         """
         return self._extras._add(values)
 
+    @overload
+    def elastic_shard_generator(  # type: ignore[overload-overlap] # a text has a length, too
+        self,
+        source: str | os.PathLike[str] | Sequence[os.PathLike[str]],
+        epochs: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        format: str | None = None,
+    ) -> ShardGenerator[list[Any]]: ...
+
+    @overload
+    def elastic_shard_generator(
+        self,
+        source: Sequence[str],
+        epochs: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        format: str | None = None,
+    ) -> ShardGenerator[Any]: ...
+
+    @overload
+    def elastic_shard_generator(
+        self,
+        source: int | Sized,
+        epochs: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        format: None = None,
+    ) -> ShardGenerator[Ids]: ...
+
     def elastic_shard_generator(
         self,
         source: int | Sized | os.PathLike[str],
@@ -348,7 +379,7 @@ class Trainer:
         shuffle: bool = False,
         seed: int = 0,
         format: str | None = None,  # noqa: A002 - the contract's name
-    ) -> ShardGenerator:
+    ) -> ShardGenerator[Any]:
         """This worker's samples of `source`: every sample of an epoch goes to exactly one worker, at any size.
 
         `source` is a number of samples, anything with `len()`, or files: paths, globs, folders, URLs; `format` is
@@ -358,7 +389,7 @@ class Trainer:
         """
         settings = self._seated("elastic_shard_generator")
         self._ends.standing.register()
-        shards = self._samples.shards = ShardGenerator(
+        shards: ShardGenerator[Any] = ShardGenerator(
             source,
             self._samples,
             epochs=epochs,
@@ -371,6 +402,7 @@ class Trainer:
             audit=self._shell.audit,
             goes_on_in=self._goes_on_in,
         )
+        self._samples.shards = shards
         return shards
 
     def evaluate(self, function: Callable[[Any], Any], source: int | Sized, batch_size: int) -> dict[str, Any]:
@@ -585,7 +617,7 @@ class Trainer:
         return self._ends.given_up
 
     @property
-    def shards(self) -> ShardGenerator | None:
+    def shards(self) -> ShardGenerator[Any] | None:
         """The script's, where edl deals out its data."""
         return self._samples.shards
 

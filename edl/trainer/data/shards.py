@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,6 +35,7 @@ from edl.trainer.data.source import positive, records_of, samples_of, whole
 AHEAD_STEPS = 2  # whose records are read before they are asked for
 
 T = TypeVar("T")
+AnyBatch = TypeVar("AnyBatch")  # an array of sample ids, or a list of records
 
 
 class Held:
@@ -52,7 +53,7 @@ class Held:
         return True
 
 
-class ShardGenerator:
+class ShardGenerator(Generic[AnyBatch]):
     """The samples of one worker, while workers come and go.
 
     `for ids in shards.batches(n)` gives one array of sample ids per step; of files, `for records in ...` a list of
@@ -106,7 +107,7 @@ class ShardGenerator:
 
     # ------------------------------------------------------------------------------------------- the script's side
 
-    def batches(self, n: int) -> Iterator[Any]:
+    def batches(self, n: int) -> Iterator[AnyBatch]:
         """One array of sample ids per step, or one list of records for files: `n`, or what the job's batch policy makes
         of it for this worker; fewer in an epoch's last step.
 
@@ -314,7 +315,7 @@ class ShardGenerator:
 
     # ------------------------------------------------------------------------------------------------ the inside
 
-    def _batches(self, spec: DataSpec) -> Iterator[Ids | list[Any]]:
+    def _batches(self, spec: DataSpec) -> Iterator[Any]:
         now = self._begin(spec)
         while (batch := now.next()) is not None:
             items = self._items(now, batch)

@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 from edl.errors import UsageError
 from edl.torch.batches import ElasticBatches
 from edl.torch.conversion import CollatedParts, Order, StepParts, converted, order_of
-from edl.torch.loader import ElasticLoader, Runs
+from edl.torch.loader import ElasticDataLoader
 from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.process import trainer as seat
 
@@ -85,7 +85,7 @@ def test_a_batch_sampler_of_pytorchs_own_is_one_of_the_script() -> None:
 
 
 def test_a_loader_tells_its_place_and_goes_on_from_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader: Any = object.__new__(ElasticLoader)
+    loader: Any = object.__new__(ElasticDataLoader)
     vars(loader)["_shards"] = type("Shards", (), {"epochs_done": 3})()
     monkeypatch.setattr(type(seat), "steps_before", 40)
     monkeypatch.setattr(seat, "step", lambda: 3)
@@ -109,7 +109,7 @@ def test_each_part_knows_its_share_and_which_is_the_last_of_its_step() -> None:
 
 
 def test_a_loader_of_edls_own_gives_whole_steps() -> None:
-    loader: Any = object.__new__(ElasticLoader)
+    loader: Any = object.__new__(ElasticDataLoader)
     parts = converted(loader, 1, 0)
     assert (parts.loader, parts.share, parts.first, parts.last) == (loader, 1.0, True, True)
     with pytest.raises(UsageError, match="added up over 2 batches"):
@@ -121,8 +121,8 @@ def test_a_loaders_length_is_this_workers_batches_in_a_whole_epoch(
     monkeypatch: pytest.MonkeyPatch, size: int, samples: int, batches: int
 ) -> None:
     """torch asks the loader's batch sampler, whose runs are as long as leases happen to be."""
-    shards: Any = None
-    loader = ElasticLoader(DATA, shards, samples, Runs(LoadingSeeds(), seat, None), {})
+    monkeypatch.setattr(seat, "elastic_shard_generator", lambda *_: None)
+    loader = ElasticDataLoader(DATA, samples)
     monkeypatch.setattr(seat, "size", lambda: size)
     assert (
         len(loader) == len(StepParts(loader)) == len(ElasticBatches(StepParts(loader), lambda batch: batch)) == batches
