@@ -87,6 +87,10 @@ class NoSuchJob(JobFailed):
     """No worker has ever joined a job of that name there."""
 
 
+class FunctionFailed(JobFailed):
+    """A job of `edl.run` has failed; where its function has raised, the message ends with the worker's traceback."""
+
+
 class TimedOut(EdlError, TimeoutError):
     """What was waited for did not happen in time. It may still."""
 

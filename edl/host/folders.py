@@ -1,7 +1,8 @@
 """The folder that a trainer shares with its daemon: private to the user, in memory, and gone when both are.
 
 A daemon removes it after its trainer. When both are killed at once neither does; so each process that makes one, and
-every launch at its end, removes those whose trainer is no more. The name tells which one that was.
+every launch at its end, removes those whose trainer is no more. The name tells which one that was. `edl.run` keeps its
+functions in such folders, too.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from edl.host.processes import process_start_time
 NAME = re.compile(r"edl-(\d+)-(\d+)-(\d+)-\w+")  # namespace of its pid, the pid, when that process began
 
 
-def make_folder() -> Path:
-    """For this process."""
-    sweep()
+def make_folder(parent: Path | None = None) -> Path:
+    """Make one for this process, in memory unless it is to be in `parent`."""
+    parent = parent or _parent()
+    sweep(parent)
     name = f"edl-{_namespace()}-{os.getpid()}-{process_start_time(os.getpid())}-"
-    return Path(tempfile.mkdtemp(prefix=name, dir=_parent()))
+    return Path(tempfile.mkdtemp(prefix=name, dir=parent))
 
 
-def sweep() -> None:
-    """Remove the folders of this user's trainers that are no more. Of another pid namespace nothing is known here."""
-    for folder in _parent().glob("edl-*"):
+def sweep(parent: Path | None = None) -> None:
+    """Remove the folders of this user's processes that are no more. Of another pid namespace nothing is known here."""
+    for folder in (parent or _parent()).glob("edl-*"):
         match = NAME.fullmatch(folder.name)
         if match is None or match[1] != _namespace() or process_start_time(int(match[2])) == int(match[3]):
             continue

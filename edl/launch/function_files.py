@@ -1,0 +1,195 @@
+"""The folder in which a function of `edl.run` goes to its workers, and what it returns comes back.
+
+A function has no form but Python's own, so it goes by cloudpickle, as Horovod's `horovod.run` has it go. That is a
+hand-over between processes of one user by files that only this user can open. Nothing of it is ever a message, and
+each side looks whose a file is before it reads a byte (docs/security.md).
+
+Owns: the names, forms and modes of these files. Does not own: starting workers (`edl.launch.function_run`), calling the
+function (`edl.launch.function_worker`).
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import os
+import pickle  # noqa: TID251 - files of this user's own, see above
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from edl.config.home import check_home
+from edl.errors import ConfigError, UsageError
+from edl.host.folders import make_folder
+
+FUNCTION = "function"
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What each worker calls."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """An exception that has come out of the function."""
+
+    at: float  # seconds since 1970
+    rank: int
+    text: str  # the traceback
+    follows: bool  # from what befell another worker, or the job
+
+
+def make_private(home: Path) -> Path:
+    """Make a folder for one call, which only this user can open. Raises ConfigError."""
+    functions = home / "functions"
+    ours = functions / socket.gethostname()  # hosts that share a home have processes of their own
+    check_home(home, functions, ours)
+    try:
+        for folder in (home, functions, ours):
+            folder.mkdir(mode=0o700, parents=folder is home, exist_ok=True)
+        return make_folder(ours)
+    except OSError as error:
+        raise ConfigError(f"EDL_HOME={home}: cannot keep a function there: {error.strerror}") from None
+
+
+def pickled(call: Call) -> bytes:
+    """The call, behind where its modules and the text of a notebook's cells are found. Raises UsageError."""
+    try:
+        import cloudpickle  # noqa: TID251 - see above
+    except ImportError:
+        raise ConfigError("edl.run() needs cloudpickle: pip install cloudpickle") from None
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
+        def reducer_override(self, obj: Any) -> Any:
+            torch = sys.modules.get("torch")
+            if torch is not None and isinstance(obj, torch.Tensor) and obj.is_cuda:
+                raise UsageError(
+                    f"edl.run(fn): fn uses a tensor of this process on {obj.device}, which all workers would get on "
+                    "that one device: make it inside fn, or hand over its .cpu()"
+                )
+            return super().reducer_override(obj)
+
+    content = io.BytesIO()
+    pickle.dump({"path": _search_path(), "cells": _cells()}, content)
+    name = getattr(call.function, "__qualname__", repr(call.function))
+    try:
+        Pickler(content).dump((call.function, tuple(call.args), dict(call.kwargs)))
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"edl.run({name}): it cannot be handed to workers: {type(error).__name__}: {error}; make inside of the "
+            "function what it takes from outside of it (open files, locks, connections, generators)"
+        ) from error
+    return content.getvalue()
+
+
+def open_call(folder: Path) -> BinaryIO:
+    """Raises ConfigError."""
+    return _opened(folder / FUNCTION)
+
+
+def read_call(file: BinaryIO) -> Call:
+    """Also lets this process find the modules, and the cells for tracebacks. Raises what the import of one raises."""
+    with file:
+        found = pickle.load(file)  # noqa: S301 - of this user's own, as `_opened` has looked
+        sys.path[:] = [*found["path"], *(one for one in sys.path if one not in found["path"])]
+        linecache.cache.update(found["cells"])
+        return Call(*pickle.load(file))  # noqa: S301
+
+
+def write_function(folder: Path, content: bytes) -> None:
+    _write(folder / FUNCTION, content)
+
+
+def write_result(folder: Path, life: int, rank: int, result: object) -> None:
+    """Raises UsageError for what cannot come back."""
+    import cloudpickle  # noqa: TID251 - see above
+
+    try:
+        content: bytes = cloudpickle.dumps(result)
+    except Exception as error:
+        raise UsageError(
+            f"edl.run(fn): what fn returned on rank {rank} cannot come back: {type(error).__name__}: {error}; return "
+            "numbers, text, arrays, a state_dict()"
+        ) from error
+    _write(folder / f"result-{life}-{rank}-{_process()}", content)
+
+
+def read_results(folder: Path) -> list[Any]:
+    """By rank, of the job's last life."""
+    named = [(tuple(map(int, path.name.split("-")[1:3])), path) for path in folder.glob("result-*")]
+    last = max((life for (life, _), _ in named), default=0)
+    return [_loaded(path) for (life, _), path in sorted(named) if life == last]
+
+
+def write_raised(folder: Path, raised: Raised) -> None:
+    _write(folder / f"raised-{_process()}", msgspec.json.encode(raised))
+
+
+def read_raised(folder: Path) -> Raised | None:
+    """The exception that came first, of those that do not follow from another one."""
+    found = [msgspec.json.decode(_opened(path).read(), type=Raised) for path in folder.glob("raised-*")]
+    return min(found, key=lambda one: (one.follows, one.at), default=None)
+
+
+def _loaded(path: Path) -> Any:
+    with _opened(path) as file:
+        return pickle.load(file)  # noqa: S301 - of this user's own, as `_opened` has looked
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A reader sees all of it or nothing."""
+    draft = path.with_name(f".{path.name}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+        file.write(content)
+    draft.replace(path)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Raise ConfigError where the file is not there, or where another user could have written it."""
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+    except OSError as error:
+        raise ConfigError(
+            f"the function of edl.run() cannot be read on {socket.gethostname()} ({path}: {error.strerror}): workers "
+            "on other hosts need an EDL_HOME that is shared with the one that called it"
+        ) from None
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        file.close()
+        raise ConfigError(
+            f"{path} is not a file of this user alone (uid {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}): "
+            "what edl.run() hands over is read by its own user only"
+        )
+    return file
+
+
+def _process() -> str:
+    return f"{os.getpid()}-{socket.gethostname()}"
+
+
+def _search_path() -> list[str]:
+    """Where this process finds modules: an empty entry is its working directory."""
+    return [str(Path(entry).absolute()) for entry in sys.path]
+
+
+def _cells() -> dict[str, Any]:
+    """The text of what is in no file, such as a notebook's cells: tracebacks show it, and TensorFlow's autograph and
+    `torch.compile` read it.
+    """
+    return dict(_without_file())
+
+
+def _without_file() -> Iterator[tuple[str, Any]]:
+    for name, entry in list(linecache.cache.items()):
+        if len(entry) == 4 and entry[1] is None and not Path(name).exists():
+            yield name, entry
