@@ -137,7 +137,10 @@ def write_raised(folder: Path, raised: Raised) -> None:
 
 def read_raised(folder: Path) -> Raised | None:
     """The exception that came first, of those that do not follow from another one."""
-    found = [msgspec.json.decode(_opened(path).read(), type=Raised) for path in folder.glob("raised-*")]
+    found = []
+    for path in folder.glob("raised-*"):
+        with _opened(path) as file:
+            found.append(msgspec.json.decode(file.read(), type=Raised))
     return min(found, key=lambda one: (one.follows, one.at), default=None)
 
 

@@ -23,7 +23,6 @@ from edl.errors import UsageError
 from edl.torch.batches import ElasticBatches
 from edl.torch.conversion import CollatedParts, Order, StepParts, converted, order_of
 from edl.torch.loader import ElasticDataLoader
-from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.process import trainer as seat
 
 DATA = TensorDataset(torch.arange(10))
