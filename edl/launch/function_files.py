@@ -30,7 +30,7 @@ from edl.host.folders import make_folder
 FUNCTION = "function"
 
 
-class Call(msgspec.Struct, frozen=True):
+class FunctionCall(msgspec.Struct, frozen=True):
     """What each worker calls."""
 
     function: Callable[..., Any]
@@ -60,7 +60,7 @@ def make_private(home: Path) -> Path:
         raise ConfigError(f"EDL_HOME={home}: cannot keep a function there: {error.strerror}") from None
 
 
-def pickled(call: Call) -> bytes:
+def pickled(call: FunctionCall) -> bytes:
     """The call, behind where its modules and the text of a notebook's cells are found. Raises UsageError."""
     try:
         import cloudpickle  # noqa: TID251 - see above
@@ -97,13 +97,13 @@ def open_call(folder: Path) -> BinaryIO:
     return _opened(folder / FUNCTION)
 
 
-def read_call(file: BinaryIO) -> Call:
+def read_call(file: BinaryIO) -> FunctionCall:
     """Also lets this process find the modules, and the cells for tracebacks. Raises what the import of one raises."""
     with file:
         found = pickle.load(file)  # noqa: S301 - of this user's own, as `_opened` has looked
         sys.path[:] = [*found["path"], *(one for one in sys.path if one not in found["path"])]
         linecache.cache.update(found["cells"])
-        return Call(*pickle.load(file))  # noqa: S301
+        return FunctionCall(*pickle.load(file))  # noqa: S301
 
 
 def write_function(folder: Path, content: bytes) -> None:

@@ -31,7 +31,7 @@ import edl
 from edl.config import TABLE, Given, Setting, Settings
 from edl.errors import ConfigError, FunctionFailed, UsageError
 from edl.launch import function_files
-from edl.launch.function_view import View, fitting_view
+from edl.launch.function_view import RunView, fitting_view
 from edl.launch.processes import MARK
 from edl.launch.records import Folder, records
 from edl.protocol.job import Status
@@ -120,7 +120,7 @@ def run(
     _check_call(fn, args, kwargs)
     given = _given({**settings, **({} if np is None else {"np": np})})
     home = Settings.from_given(given, os.environ).home
-    content = function_files.pickled(function_files.Call(fn, args, kwargs or {}))
+    content = function_files.pickled(function_files.FunctionCall(fn, args, kwargs or {}))
     folder = function_files.make_private(home)
     try:
         function_files.write_function(folder, content)
@@ -183,9 +183,10 @@ class _Job:
         self._page: subprocess.Popen[bytes] | None = None
         self._interrupts = 0
         self._name = ""
+        self._seen = b""  # the job's status
         self._said = ""  # what edl has said last
 
-    def run(self, view: View, page: bool | None) -> None:
+    def run(self, view: RunView, page: bool | None) -> None:
         """Until the job is over. Raises KeyboardInterrupt, ConfigError, FunctionFailed."""
         wants_page = _has_page() and view.lives if page is None else page
         if wants_page and not _has_page():
@@ -221,12 +222,12 @@ class _Job:
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
 
-    def _follow(self, process: subprocess.Popen[bytes], view: View, wants_page: bool) -> None:
+    def _follow(self, process: subprocess.Popen[bytes], view: RunView, wants_page: bool) -> None:
         """Show what comes, until the process has ended and nothing more is there."""
         with selectors.DefaultSelector() as selector:
             for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
                 assert stream is not None
-                selector.register(stream, selectors.EVENT_READ, _Lines(stream, name))
+                selector.register(stream, selectors.EVENT_READ, _LineReader(stream, name))
             over = False
             while selector.get_map():
                 ready = selector.select(0 if over else LOOK_S)
@@ -242,7 +243,7 @@ class _Job:
                 self._look(view, selector if wants_page else None)
         process.wait()
 
-    def _show(self, view: View, stream: str, line: str) -> None:
+    def _show(self, view: RunView, stream: str, line: str) -> None:
         if stream == "page":
             view.link(line.rsplit(None, 1)[-1])
             return
@@ -250,21 +251,24 @@ class _Job:
             self._said = line.removeprefix(SAID).strip()
         view.show(stream, line)
 
-    def _look(self, view: View, page: selectors.BaseSelector | None) -> None:
+    def _look(self, view: RunView, page: selectors.BaseSelector | None) -> None:
         if not self._name:
             self._name = next((one.job for _, one in records(self._home) if one.launcher_pid == self._pid), "")
         if not self._name:
             return
         try:
             content = Folder(self._home / "jobs" / self._name).status.read_bytes()
+            if content == self._seen:
+                return
             status = msgspec.json.decode(content, type=Status)
         except (OSError, msgspec.MsgspecError):
             return
+        self._seen = content
         view.progress(status)
         if page is not None and self._page is None:
             self._page = _started(_command("dashboard", self._name, f"--home={self._home}"), errors=subprocess.DEVNULL)
             assert self._page.stdout is not None
-            page.register(self._page.stdout, selectors.EVENT_READ, _Lines(self._page.stdout, "page"))
+            page.register(self._page.stdout, selectors.EVENT_READ, _LineReader(self._page.stdout, "page"))
 
     @property
     def _pid(self) -> int:
@@ -298,7 +302,7 @@ class _Job:
         raise FunctionFailed(f"{said}{told}")
 
 
-class _Lines:
+class _LineReader:
     """A stream of bytes that is read line by line as it comes."""
 
     def __init__(self, stream: IO[bytes], name: str) -> None:

@@ -16,7 +16,7 @@ from edl.protocol.job import Status
 CLEAR = "\r\x1b[K"
 
 
-class View(Protocol):
+class RunView(Protocol):
     lives: bool  # it shows what changes
 
     def show(self, stream: str, line: str) -> None:
@@ -30,7 +30,7 @@ class View(Protocol):
     def end(self) -> None: ...
 
 
-def fitting_view() -> View:
+def fitting_view() -> RunView:
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and hasattr(shell, "kernel"):
         return NotebookView()

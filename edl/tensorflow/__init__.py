@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 
+import edl
 from edl import errors
 from edl.errors import UsageError
 from edl.policy.learning import Knee, Warmup
@@ -61,14 +62,14 @@ evaluate = _trainer.evaluate
 gather_for_metrics = _trainer.gather_for_metrics
 
 
-class _Wrapped(type(keras.optimizers.Optimizer)):  # type: ignore[misc] # mypy knows no types of Keras
+class _Wrapped(type):
     """Counts what was wrapped among the instances of `Optimizer`, whatever its class."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return is_wrapped(instance)
 
 
-class Optimizer(keras.optimizers.Optimizer, metaclass=_Wrapped):  # type: ignore[misc]
+class Optimizer(keras.optimizers.Optimizer, metaclass=_Wrapped):  # type: ignore[misc] # mypy knows no types of Keras
     """Make `optimizer` average gradients over all workers, weighted by their samples, before it applies them.
 
     Returns the same object, still an instance of its class, and of `edl.Optimizer`, too.
@@ -181,12 +182,13 @@ def load_checkpoint(path: str | os.PathLike[str], model: Any) -> None:
 
 
 if TYPE_CHECKING:
+    from edl.launch.function_run import run as run
     from edl.tensorflow.horovod_types import *  # noqa: F403 - the names that `__getattr__` finds
 else:
 
     def __getattr__(name: str) -> Any:
-        """Horovod's own names: `hvd.allreduce`, `hvd.DistributedOptimizer` and so on."""
-        return horovod_names.lookup(__name__, name)
+        """Horovod's own names, `hvd.allreduce` and so on, and `edl.run`."""
+        return edl.run if name == "run" else horovod_names.lookup(__name__, name)  # what workers need not import
 
 
 for _module in horovod_names.MODULES:
@@ -228,6 +230,7 @@ __all__ = [
     "rehearsing",
     "report",
     "resumed",
+    "run",
     "scale_rate",
     "schedule_rate",
     "shutdown",

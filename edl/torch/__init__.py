@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
+import edl
 from edl import errors
 from edl.policy.learning import Knee, Warmup
 from edl.torch import elastic as elastic
@@ -175,12 +176,13 @@ def load_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module) -> Non
 
 
 if TYPE_CHECKING:
+    from edl.launch.function_run import run as run
     from edl.torch.horovod_types import *  # noqa: F403 - the names that `__getattr__` finds
 else:
 
     def __getattr__(name: str) -> Any:
-        """Horovod's own names: `hvd.allreduce`, `hvd.DistributedOptimizer` and so on."""
-        return horovod_names.lookup(__name__, name)
+        """Horovod's own names, `hvd.allreduce` and so on, and `edl.run`."""
+        return edl.run if name == "run" else horovod_names.lookup(__name__, name)  # what workers need not import
 
 
 for _module in horovod_names.MODULES:
@@ -221,6 +223,7 @@ __all__ = [
     "rehearsing",
     "report",
     "resumed",
+    "run",
     "scale_rate",
     "schedule_rate",
     "shutdown",

@@ -14,7 +14,9 @@ SHARED = {
     "Code": "policy_process says what it needs of code, and policies.Code is that",
     "Described": "of a model, by each framework's face",
     "Elastic": "an optimizer that edl has wrapped, one for each kind that a framework has",
+    "Optimizer": "what scripts call, by each framework's face",
     "Reducer": "of gradients, by each framework's face",
+    "_Wrapped": "the type of Optimizer, by each framework's face",
 }
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import sys
+import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +28,12 @@ END_S = 90.0
 class Caller:
     """A process that has called `edl.run`."""
 
-    def __init__(self, edl, tmp_path: Path, which: str) -> None:
+    def __init__(self, edl, tmp_path: Path, which: str, under: Sequence[str] = ()) -> None:
+        """`under`: a command that takes the line, such as a terminal's."""
         self.edl = edl
         self.until = tmp_path / "until"
-        self.process = edl.start_command([sys.executable, str(CALLER), which, "fn", str(self.until)])
+        line = [sys.executable, str(CALLER), which, "fn", str(self.until)]
+        self.process = edl.start_command([*under, shlex.join(line)] if under else line)
 
     def wait_running(self, size: int) -> dict[str, Any]:
         def status() -> dict[str, Any]:
@@ -95,6 +101,25 @@ def test_a_caller_that_is_killed_takes_its_job_along(edl, tmp_path: Path) -> Non
     caller.wait_running(2)
     caller.process.kill()
     caller.process.communicate(timeout=patient(END_S))
+    edl.wait_nothing_left()
+
+
+def test_a_terminal_shows_where_the_job_stands_and_its_page(edl, tmp_path: Path) -> None:
+    """Served as long as the job lives, to who has the link."""
+    shows = ["script", "--quiet", "--return", "--flush", str(tmp_path / "shown"), "--command"]
+    caller = Caller(edl, tmp_path, "trains", shows)
+    caller.wait_running(2)
+
+    def link() -> str:
+        found = re.findall(r"edl: the job's page: (\S+)", (tmp_path / "shown").read_text(errors="replace"))
+        return found[0] if found else ""
+
+    with urllib.request.urlopen(edl.wait(link, "a link to the page", END_S)) as page:
+        assert page.status == 200 and b"fn" in page.read()
+    caller.finish()
+    assert caller.process.returncode == 0
+    shown = (tmp_path / "shown").read_text(errors="replace")
+    assert re.search(r"\r\x1b\[Kjob fn: running, 2 workers, step \d+, epoch \d+, \d+% of it", shown), shown
     edl.wait_nothing_left()
 
 

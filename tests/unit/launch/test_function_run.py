@@ -18,7 +18,7 @@ import edl
 from edl.config import TABLE
 from edl.errors import ConfigError, UsageError
 from edl.launch import function_files, function_worker
-from edl.launch.function_files import Call, Raised
+from edl.launch.function_files import FunctionCall, Raised
 from edl.launch.function_run import RunSettings, keywords_of
 from edl.launch.function_view import NotebookView, PlainView, TerminalView, fitting_view, words_of
 from edl.protocol.data import DataCounts, DataSpec
@@ -117,10 +117,10 @@ def test_a_file_that_another_could_have_written_is_not_read(home: Path, spoil: A
 def test_a_function_takes_along_what_it_uses_and_where_it_stands(home: Path) -> None:
     linecache.cache["<cell 1>"] = (20, None, ["def cell(): return 1\n"], "<cell 1>")
     try:
-        content = function_files.pickled(Call(Figures, (), {"loss": 0.5}))
+        content = function_files.pickled(FunctionCall(Figures, (), {"loss": 0.5}))
     finally:
         del linecache.cache["<cell 1>"]
-    call = function_files.read_call(io.BufferedReader(io.BytesIO(content)))  # type: ignore[arg-type]
+    call = function_files.read_call(io.BytesIO(content))
     assert call.function(*call.args, **call.kwargs).loss == 0.5
     assert linecache.getline("<cell 1>", 1) == "def cell(): return 1\n"
     linecache.cache.pop("<cell 1>")
@@ -158,7 +158,7 @@ def test_the_first_exception_counts_that_follows_from_no_other(home: Path) -> No
 
 def called(home: Path, function: Any, *args: Any) -> Path:
     folder = function_files.make_private(home)
-    function_files.write_function(folder, function_files.pickled(Call(function, args, {})))
+    function_files.write_function(folder, function_files.pickled(FunctionCall(function, args, {})))
     return folder
 
 
