@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -70,6 +71,20 @@ def test_a_wrong_call_is_one_clear_line(home: Path, call: dict[str, Any], kind: 
     assert not list(home.glob("functions/*/*")), "nothing is left of it"
 
 
+def test_a_tensor_of_a_gpu_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tensor:
+        def __init__(self, device: str) -> None:
+            self.device, self.is_cuda = device, device != "cpu"
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor))
+    here, there = Tensor("cpu"), Tensor("cuda:0")
+    assert function_files.pickled(FunctionCall(lambda: here, (), {}))
+    with pytest.raises(
+        UsageError, match=r"a tensor of this process on cuda:0, .*: make it inside fn, or hand over its"
+    ):
+        function_files.pickled(FunctionCall(lambda: there, (), {}))
+
+
 def test_a_worker_calls_none_inside_of_a_job(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDL_LAUNCH", "mark")
     with pytest.raises(UsageError, match="inside of a worker"):
@@ -128,17 +143,13 @@ def test_a_function_takes_along_what_it_uses_and_where_it_stands(home: Path) -> 
 
 def test_results_are_by_rank_and_of_the_last_life(home: Path) -> None:
     folder = function_files.make_private(home)
-    for life, rank, result in (
-        (1, 0, "old"),
-        (1, 1, "old"),
-        (1, 12, "old"),
-        (2, 10, "c"),
-        (2, 2, "b"),
-        (2, 0, Figures(1)),
-    ):
-        function_files.write_result(folder, life, rank, result)
+    for rank in range(12):
+        function_files.write_result(folder, 1, rank, "old")
+    for rank in (10, 3, 7, 2, 5):
+        function_files.write_result(folder, 2, rank, rank)
+    function_files.write_result(folder, 2, 0, Figures(1))
     first, *others = function_files.read_results(folder)
-    assert isinstance(first, Figures) and others == ["b", "c"]
+    assert isinstance(first, Figures) and others == [2, 3, 5, 7, 10]
     with pytest.raises(UsageError, match=r"what fn returned on rank 3 cannot come back: .*; return numbers"):
         function_files.write_result(folder, 2, 3, LOCK)
 
