@@ -22,8 +22,8 @@ def train(ids) -> None:
 
 if options.replay:
     steps = task.global_batches(options.replay)
-    for ids in steps:
-        train(tf.constant(ids))
+    for together in steps:
+        train(tf.constant(together))
     rank = 0
 else:
     import edl.tensorflow as edl

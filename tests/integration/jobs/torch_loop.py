@@ -24,8 +24,8 @@ def train(ids) -> None:
 
 if options.replay:
     steps = task.global_batches(options.replay)
-    for ids in steps:
-        train(ids)
+    for together in steps:
+        train(together)
     rank = 0
 else:
     import edl.torch as edl
