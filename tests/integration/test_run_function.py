@@ -114,8 +114,9 @@ def test_a_terminal_shows_where_the_job_stands_and_its_page(edl, tmp_path: Path)
         found = re.findall(r"edl: the job's page: (\S+)", (tmp_path / "shown").read_text(errors="replace"))
         return found[0] if found else ""
 
-    with urllib.request.urlopen(edl.wait(link, "a link to the page", END_S)) as page:
-        assert page.status == 200 and b"fn" in page.read()
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())  # its token becomes a cookie
+    with browser.open(edl.wait(link, "a link to the page", END_S), timeout=END_S) as page:
+        assert page.status == 200 and b"<html" in page.read()
     caller.finish()
     assert caller.process.returncode == 0
     shown = (tmp_path / "shown").read_text(errors="replace")
