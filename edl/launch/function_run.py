@@ -111,7 +111,7 @@ def run(
         page: serve the job's page meanwhile, and show its link. None: in a notebook or a terminal, where the extra
             `dashboard` is installed.
         settings: the flags of `edl run`, with underscores: `min_np=1, max_np=4, job="mnist", checkpoint="ck"`. Each
-            that is not given has its EDL_ variable.
+            that is not given is as `EDL_JOB`, `EDL_MAX_NP` and so on have it.
 
     In the main thread Ctrl-C, or a notebook's interrupt, ends the job with all its processes, a second one at once;
     then KeyboardInterrupt is raised. Raises `errors.FunctionFailed`, with the worker's traceback, when the job has
