@@ -7,6 +7,7 @@ there are the lines alone. Owns: these views. Does not own: what is shown (`edl.
 from __future__ import annotations
 
 import html
+import shutil
 import sys
 from importlib import import_module
 from typing import Any, Protocol
@@ -80,7 +81,8 @@ class TerminalView(PlainView):
         self._write(self._last)
 
     def progress(self, status: Status) -> None:
-        if (words := words_of(status)) != self._last:
+        width = shutil.get_terminal_size().columns  # a longer line could not be taken back
+        if (words := words_of(status)[: width - 1]) != self._last:
             self._last = words
             self._write(CLEAR + words)
 
