@@ -21,6 +21,10 @@ _LOOK_AGAIN_S = 0.002
 class ForeignServer(OSError):
     """The server is another user's: it took the port while ours was away."""
 
+    def __init__(self, user: int) -> None:
+        super().__init__(f"another user's server, uid {user}, has taken its port: have that user free it")
+        self.user = user
+
 
 def check_server(connection: socket.socket, user: int, patience_s: float) -> None:
     """Return once a process of `user`, or of root, has taken the connection, or where the kernel cannot tell.
@@ -28,24 +32,24 @@ def check_server(connection: socket.socket, user: int, patience_s: float) -> Non
     Until a server takes a connection it is no process's. Raises ForeignServer, TimeoutError.
     """
     until = time.monotonic() + patience_s
-    while (found := _owner(connection.getpeername(), connection.getsockname())) is not None:
+    while (found := _owner(connection.family, connection.getpeername()[:2], connection.getsockname()[:2])) is not None:
         owner, inode = found
         if inode and owner in {user, 0}:
             return
         if inode:
-            raise ForeignServer(f"another user's server, uid {owner}, has taken its port: have that user free it")
+            raise ForeignServer(owner)
         if time.monotonic() > until:
             raise TimeoutError("the server does not take the connection")
         time.sleep(_LOOK_AGAIN_S)
 
 
-def _owner(here: tuple[str, int], there: tuple[str, int]) -> tuple[int, int] | None:
+def _owner(family: int, here: tuple[str, int], there: tuple[str, int]) -> tuple[int, int] | None:
     """Ask for user and inode of the socket between `here`, its own end, and `there`; None: there is none, or no
     telling.
     """
     ends = struct.pack("!HH", here[1], there[1])
-    ends += b"".join(socket.inet_aton(address).ljust(16, b"\0") for address, _ in (here, there))
-    request = _BODY.pack(socket.AF_INET, socket.IPPROTO_TCP, 0xFFFF_FFFF) + ends + bytes(4) + _NO_COOKIE
+    ends += b"".join(_packed(family, address).ljust(16, b"\0") for address, _ in (here, there))
+    request = _BODY.pack(family, socket.IPPROTO_TCP, 0xFFFF_FFFF) + ends + bytes(4) + _NO_COOKIE
     with contextlib.suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _FAMILY) as kernel:
         kernel.settimeout(1.0)
         kernel.send(_HEAD.pack(_HEAD.size + len(request), _BY_FAMILY, _REQUEST, 1, 0) + request)
@@ -54,3 +58,7 @@ def _owner(here: tuple[str, int], there: tuple[str, int]) -> tuple[int, int] | N
             user, inode = _USER_AND_INODE.unpack_from(answer, _AT)
             return user, inode
     return None
+
+
+def _packed(family: int, address: str) -> bytes:
+    return socket.inet_pton(family, address.partition("%")[0])

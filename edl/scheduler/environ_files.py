@@ -107,6 +107,11 @@ class EnvironFiles:
         self._counted = time.monotonic()
 
 
+def job_of(name: str) -> str:
+    """Tell for which job the file was written."""
+    return name.partition(MARK)[0]
+
+
 def _safe(user: str) -> str:
     return quote(user, safe="@").replace(MARK, "%7E")
 

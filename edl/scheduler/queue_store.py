@@ -57,7 +57,7 @@ from edl.coordination.store import (
 )
 from edl.errors import ConfigError, StoreUnavailable, UsageError
 from edl.launch.processes import is_running
-from edl.scheduler.environ_files import EnvironFiles, VariablesLost
+from edl.scheduler.environ_files import EnvironFiles, VariablesLost, job_of
 from edl.scheduler.places import ClusterHome
 
 logger = logging.getLogger("edl")
@@ -417,6 +417,16 @@ class QueueStore:
         """No worker will be started with them any more. They may hold passwords."""
         if self.environs is not None:
             self.environs.forget(set(names) - {""})
+
+    async def forget_orphans(self, names: Collection[str], fence: str) -> None:
+        """Files that are no job's, for all that this process has heard: who leads no more, and has not noticed, may
+        never hear of their jobs. Raises Fenced, StoreUnavailable.
+        """
+        if not names:
+            return
+        jobs = await self.some(sorted(set(map(job_of, names))))
+        await self.store.commit([], fence=fence)
+        self.forget_environs(set(names) - {job.environ for job in jobs})
 
 
 def _refusal(other: QueueOwner) -> QueueRefused:

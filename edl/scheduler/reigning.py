@@ -111,7 +111,7 @@ class QueueReign:
         await self._queue.prepare()
         jobs = await self._queue.adopt_environs(await self._queue.jobs(), self._reign.fence)
         self._machine = self._build(jobs)
-        self._forget_environs()
+        await self._sweep_environs()
         await self._forget_old()
         for path in (JOBS, WISHES, SIZES, AGENTS, DRAIN):
             self._watch(path)
@@ -135,7 +135,7 @@ class QueueReign:
             await self._queue.forget(job.name, self._reign.fence)
             machine.forget(job.name)
 
-    def _forget_environs(self) -> None:
+    async def _sweep_environs(self) -> None:
         """Of jobs that are over, and of submissions that came to nothing: those of no job, at two looks."""
         machine, files = self._machine, self._queue.environs
         assert machine is not None
@@ -143,9 +143,11 @@ class QueueReign:
         if files is None:
             return
         there = files.names()
-        ended = {job.environ for job in machine.jobs.values() if job.over and not job.workers}
+        self._queue.forget_environs(
+            there & {job.environ for job in machine.jobs.values() if job.over and not job.workers}
+        )
         orphans = there - {job.environ for job in machine.jobs.values()}
-        self._queue.forget_environs(there & (ended | (orphans & self._orphans)))
+        await self._queue.forget_orphans(orphans & self._orphans, self._reign.fence)
         self._orphans = orphans
 
     def _watch(self, path: str) -> None:
@@ -241,7 +243,7 @@ class QueueReign:
             self._queue.forget_environs(ended)
             await self._forget_old()
         if self._clock.now() - self._swept_at >= SWEEP_S:
-            self._forget_environs()
+            await self._sweep_environs()
         for event in resolved.told:
             logger.info("%s %s: %s", event.kind, event.job, event.words)
         if cluster := [event for event in resolved.told if not event.job]:

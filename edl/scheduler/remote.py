@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import secrets
 import ssl
 import time
@@ -21,6 +22,7 @@ import msgspec
 from edl.cluster.queue.accounts import Accounts
 from edl.cluster.queue.shown import JobList, JobShown
 from edl.cluster.queue.wanted import JobWish, SizeWish
+from edl.coordination.peer_user import ForeignServer, check_server
 from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
 from edl.host.network import LOOPBACK
 from edl.scheduler.client import PATIENCE_S, ClusterStatus
@@ -48,7 +50,7 @@ class RemoteCluster:
     def __init__(self, url: str, token: str, ca_file: str | None = None) -> None:
         """Raises ConfigError."""
         self._url, self._token = url.rstrip("/"), token
-        self._tls, self._host, self._port = _address(self._url)
+        self._tls, self._host, self._port, self._user = _address(self._url)
         self._context = _context(ca_file) if self._tls else None
 
     # ----------------------------------------------------------------------------------------------------------- calls
@@ -142,7 +144,7 @@ class RemoteCluster:
                 self._host, self._port, timeout=ANSWER_S, context=self._context
             )
         else:
-            link = http.client.HTTPConnection(self._host, self._port, timeout=ANSWER_S)
+            link = _LocalConnection(self._host, self._port, self._user)
         headers = {"Authorization": f"Bearer {self._token}"} | ({} if body is None else JSON)
         try:
             answer = _read(lambda: self._asked(link, verb, path, body, headers))
@@ -184,15 +186,40 @@ class RemoteCluster:
 JSON: Final = {"Content-Type": "application/json"}
 
 
-def _address(url: str) -> tuple[bool, str, int]:
-    """Whether by TLS, host and port. Raises ConfigError."""
+class _LocalConnection(http.client.HTTPConnection):
+    """Within this machine, where nothing proves who the server is but the kernel: asked before the token is sent."""
+
+    def __init__(self, host: str, port: int, user: int) -> None:
+        """`user`: whose process may be the server, beside root's."""
+        super().__init__(host, port, timeout=ANSWER_S)
+        self._user = user
+
+    def connect(self) -> None:
+        """Raises OSError, ConfigError."""
+        super().connect()
+        try:
+            check_server(self.sock, self._user, ANSWER_S)
+        except ForeignServer as error:
+            place = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+            raise ConfigError(
+                f"http://{place} is another user's server, uid {error.user}: if that user keeps the cluster, write "
+                f"http://{error.user}@{place}"
+            ) from None
+
+
+def _address(url: str) -> tuple[bool, str, int, int]:
+    """Whether by TLS, host and port, and whose the server is. Raises ConfigError."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
         raise ConfigError(f"--cluster {url}: {error}") from None
-    if parts.scheme not in {"http", "https"} or not host or parts.path or parts.query or parts.username:
+    named = parts.username or ""
+    wrong = parts.path or parts.query or parts.password or (named and not named.isdecimal())
+    if parts.scheme not in {"http", "https"} or not host or wrong:
         raise ConfigError(f"--cluster {url}: must be http://HOST:PORT or https://HOST:PORT")
+    if named and parts.scheme == "https":
+        raise ConfigError(f"--cluster {url}: its certificate says whose the server is: leave out {named}@")
     if parts.scheme == "http" and not _is_loopback(host):
         raise ConfigError(
             f"--cluster {url}: the token would cross the network in the clear: use https://, or a tunnel "
@@ -200,7 +227,8 @@ def _address(url: str) -> tuple[bool, str, int]:
         )
     if parts.scheme == "http" and host == "localhost":
         host = LOOPBACK  # where the server listens: at [::1] another user may, and would be sent the token
-    return parts.scheme == "https", host, port or (443 if parts.scheme == "https" else 80)
+    port = port or (443 if parts.scheme == "https" else 80)
+    return parts.scheme == "https", host, port, int(named) if named else os.geteuid()
 
 
 def _is_loopback(host: str) -> bool:

@@ -14,11 +14,13 @@ from edl.cluster.queue.entries import JobEntry, Submission
 from edl.cluster.queue.phases import JobPhase
 from edl.cluster.queue.room import QueueFull, QueueShare
 from edl.coordination.memory import MemoryServer
-from edl.errors import ConfigError, EdlError
+from edl.errors import ConfigError, EdlError, Fenced
 from edl.scheduler import environ_files
 from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.queue_store import QueueStore
 from edl.scheduler.reigning import QueueReign
+
+FENCE = "/fence"
 
 
 def asked(name: str, user: str = "ann") -> Submission:
@@ -67,22 +69,50 @@ def test_the_folder_is_the_account_of_all_processes(tmp_path: Path, monkeypatch:
     assert len(files.names()) == 4
 
 
-async def test_they_go_with_their_jobs_and_those_of_no_job_at_the_second_look(tmp_path: Path) -> None:
-    files = EnvironFiles(tmp_path)
+def sweeping(queue: QueueStore, jobs: dict[str, JobEntry]) -> QueueReign:
+    """A scheduler that leads, and has heard of these jobs."""
+    reign = QueueReign(queue, cast("Any", SimpleNamespace(fence=FENCE)), cast("Any", None), cast("Any", None))
+    reign._machine = cast("Any", SimpleNamespace(jobs=jobs))
+    return reign
+
+
+async def queue_in(folder: Path) -> tuple[QueueStore, EnvironFiles]:
+    files = EnvironFiles(folder)
     queue = QueueStore(MemoryServer().connect(), files)
     await queue.prepare()
+    await queue.store.create(FENCE)
+    return queue, files
+
+
+async def test_they_go_with_their_jobs_and_those_of_no_job_at_the_second_look(tmp_path: Path) -> None:
+    queue, files = await queue_in(tmp_path)
     for name in ("waits", "over"):
         await queue.submit(asked(name), {"X": name})
     jobs = {job.name: job for job in await queue.jobs()}
     jobs["over"] = msgspec.structs.replace(jobs["over"], phase=JobPhase.CANCELLED)
     lost = files.keep(asked("lost"), 100, {})
-    reign = QueueReign(queue, cast("Any", None), cast("Any", None), cast("Any", None))
-    reign._machine = cast("Any", SimpleNamespace(jobs=jobs))
-    reign._forget_environs()
+    reign = sweeping(queue, jobs)
+    await reign._sweep_environs()
     assert files.names() == {jobs["waits"].environ, lost}
     late = files.keep(asked("late"), 100, {})
-    reign._forget_environs()
+    await reign._sweep_environs()
     assert files.names() == {jobs["waits"].environ, late}
     jobs["late"] = JobEntry(asked("late"), environ=late)
-    reign._forget_environs()
+    await reign._sweep_environs()
     assert files.names() == {jobs["waits"].environ, late}
+
+
+async def test_a_scheduler_that_was_paused_sweeps_nothing_of_jobs_that_it_has_not_heard_of(tmp_path: Path) -> None:
+    queue, files = await queue_in(tmp_path)
+    lost = files.keep(asked("lost"), 100, {})
+    await queue.submit(asked("late"), {"X": "1"})
+    there = files.names()
+    reign = sweeping(queue, {})
+    await reign._sweep_environs()
+    await queue.store.delete(FENCE)  # another leads
+    with pytest.raises(Fenced):
+        await reign._sweep_environs()
+    assert files.names() == there
+    await queue.store.create(FENCE)
+    await reign._sweep_environs()
+    assert files.names() == there - {lost}

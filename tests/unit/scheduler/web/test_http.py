@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -427,6 +429,9 @@ async def test_the_document_tells_of_every_route(tmp_path: Path) -> None:
         ("ftp://node1", "must be http://HOST:PORT"),
         ("http://127.0.0.1:8000/jobs", "must be http://HOST:PORT"),
         ("http://127.0.0.1:bad", "--cluster http://127.0.0.1:bad"),
+        ("http://ann@127.0.0.1:8000", "must be http://HOST:PORT"),
+        ("http://1000:x@127.0.0.1:8000", "must be http://HOST:PORT"),
+        ("https://1000@node1:8000", "leave out 1000@"),
     ],
 )
 def test_a_token_goes_nowhere_in_the_clear(url: str, words: str) -> None:
@@ -453,6 +458,36 @@ def test_localhost_is_where_the_server_listens(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(EdlError, match="ConnectionRefusedError"):
         RemoteCluster(url, "token").jobs()
     assert called == [host]
+
+
+STRANGER = """
+import socket
+with socket.create_server(("127.0.0.1", 0)) as ear:
+    print(ear.getsockname()[1], flush=True)
+    while True:
+        link, _ = ear.accept()
+        with link:
+            said = link.recv(1000)
+            print(len(said), flush=True)
+            link.sendall(said and b"HTTP/1.0 200 OK\\r\\n\\r\\n{\\"jobs\\": []}")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="plays another user")
+def test_another_users_server_at_the_port_is_sent_no_token_unless_it_is_named() -> None:
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", sys.executable, "-I", "-c", STRANGER]
+    with subprocess.Popen(nobody, stdout=subprocess.PIPE, text=True) as stranger:
+        assert stranger.stdout is not None
+        port = int(stranger.stdout.readline())
+        try:
+            for user in ("", "1000@"):
+                words = rf"uid 65534: if that user keeps the cluster, write http://65534@127\.0\.0\.1:{port}$"
+                with pytest.raises(ConfigError, match=words):
+                    RemoteCluster(f"http://{user}127.0.0.1:{port}", "token").jobs()
+                assert stranger.stdout.readline() == "0\n"
+            assert RemoteCluster(f"http://65534@127.0.0.1:{port}", "token").jobs() == ()
+        finally:
+            stranger.kill()
 
 
 def test_a_server_that_stays_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
