@@ -1,13 +1,17 @@
-"""Chaos on a real cluster of this machine: jobs come all the time, and whatever makes the cluster is killed and frozen.
+"""Chaos on a real cluster of this machine: jobs come all the time, and whatever makes the cluster is killed, frozen,
+set to another time, or finds its disk full.
 
     python -m benchmarks.cluster_chaos --seconds 600 --seed 1
 
 Struck are schedulers (that lead or not), agents, the keeper, ZooKeeper or etcd, and of workers the script, its daemon,
-its warden, or all of these. A frozen process comes back within three session time-outs. Then the strikes end, and
-everything has to come to its end.
+its warden, or all of these. A frozen process comes back within three session time-outs. Wall clocks are set back and
+forward, by up to an hour, of all processes or of one scheduler, agent or keeper. As root EDL_HOME is a small disk of
+its own, which is filled to the last byte for some seconds; the audits, by which all is judged, lie elsewhere. Then the
+strikes end, and everything has to come to its end; the clocks stay as they are.
 
-Verdict: no job is lost, failed or stuck, every sample of each was trained exactly once, never had a device two workers,
-and at the end no device is held and no process left. Printed: seconds from a leader's end to the next one's term.
+Verdict: no job is lost, failed or stuck, every sample of each was trained exactly once, never had a device two workers
+or a job two lives, no worker was begun twice, and at the end no device is held and no process left. Printed: seconds
+from a leader's end to the next one's term.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import threading
 import time
 from pathlib import Path
 
+from benchmarks.cluster_machine import Clocks, Disk, with_own_mounts
 from benchmarks.cluster_strikes import Onlooker, Striker
 from benchmarks.real_cluster import LOOK_S, SESSION_S, Line, RealCluster
 from edl.cluster.queue.entries import JobEntry
@@ -75,11 +80,11 @@ class Feeder(threading.Thread):
 class Chaos:
     """One cluster under strikes."""
 
-    def __init__(self, cluster: RealCluster, seed: int) -> None:
+    def __init__(self, cluster: RealCluster, seed: int, clocks: Clocks, disk: Disk | None) -> None:
         self.cluster = cluster
         self.onlooker = Onlooker(cluster)
         self.feeder = Feeder(cluster, seed)
-        self.striker = Striker(cluster, self.onlooker, seed)
+        self.striker = Striker(cluster, self.onlooker, seed, clocks, disk)
         self._chance = random.Random(seed)
 
     def rage(self, seconds: float) -> None:
@@ -146,12 +151,18 @@ def main() -> int:
     parser.add_argument("--coordinator", choices=("zookeeper", "etcd"), default="zookeeper")
     parser.add_argument("--keep", action="store_true", help="leave the folder with all logs, also if all is well")
     options = parser.parse_args()
+    may_mount = with_own_mounts("benchmarks.cluster_chaos")
     folder = Path(tempfile.mkdtemp(prefix="edl-chaos-"))
-    print(f"EDL_HOME={folder}", flush=True)
-    cluster = RealCluster(folder)
+    home, clocks = folder / "home", Clocks(folder / "clocks")
+    home.mkdir(mode=0o700)
+    disk = Disk(home) if may_mount else None
+    where = "a disk of its own" if disk else "whose disk is never full: to fill one takes root"
+    print(f"EDL_HOME={home}, {where}", flush=True)
+    cluster = RealCluster(home, folder / "audits")
+    cluster.environ |= {**clocks.environ, "PYTHONPATH": f"{clocks.path}:{cluster.environ['PYTHONPATH']}"}
     own = ("--nodes", NODES, "--session-timeout", str(SESSION_S), "--local-coordinator", options.coordinator)
     cluster.edl("cluster", "start", *own, "--policy", options.policy, *CHANGED.get(options.policy, ()))
-    chaos = Chaos(cluster, options.seed)
+    chaos = Chaos(cluster, options.seed, clocks, disk)
     try:
         chaos.onlooker.start()
         chaos.rage(options.seconds)
@@ -163,8 +174,12 @@ def main() -> int:
     finally:
         chaos.striker.thaw(all_=True)
         cluster.edl("cluster", "stop", "--now")
-    if not (wrong or options.keep):
-        shutil.rmtree(folder)
+    if wrong or options.keep:
+        with contextlib.suppress(shutil.Error):  # of sockets
+            shutil.copytree(home, folder / "kept")
+        print(f"all logs are in {folder / 'kept'}")
+    else:
+        shutil.rmtree(folder, ignore_errors=disk is not None)  # its own disk stays mounted
     for one in wrong:
         print(f"WRONG: {one}")
     print(f"\nverdict: {'BAD' if wrong else 'good'}")

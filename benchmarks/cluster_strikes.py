@@ -1,6 +1,7 @@
 """What strikes a cluster of this machine in `benchmarks/cluster_chaos.py`, and who looks on.
 
-Owns: killing and freezing its processes, thawing them, and looking meanwhile at what must never be. Does not own: jobs.
+Owns: killing and freezing its processes, thawing them, when clocks are set and the disk is full, and looking meanwhile
+at what must never be. Does not own: jobs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.cluster_machine import MACHINE, Clocks, Disk
 from benchmarks.real_cluster import SESSION_S, RealCluster
 from edl.coordination.election import read_leader
 from edl.coordination.store import Store
@@ -24,7 +26,10 @@ from edl.launch.processes import MARK
 from edl.scheduler.client import opened
 from edl.scheduler.queue_store import SCHEDULER
 
-TARGETS = ("leader", "scheduler", "agent", "keeper", "server", "trainer", "daemon", "warden", "worker")
+PROCESSES = ("leader", "scheduler", "agent", "keeper", "server", "trainer", "daemon", "warden", "worker")
+CLOCK, DISK = "clock", "disk"
+AHEAD_S = (-3600.0, -60.0, 0.0, 60.0, 3600.0)  # of a clock that is set
+FULL_S = (1.0, 2 * SESSION_S)
 FREEZES = 0.4  # share of strikes that freeze
 FROZEN_S = (0.5, 3 * SESSION_S)
 LOOK_S = 0.25
@@ -32,18 +37,25 @@ PREFIX = f"{MARK}=".encode()
 
 
 class Striker:
-    """Acts on processes of this one cluster."""
+    """Acts on processes of this one cluster, and on the machine below it."""
 
-    def __init__(self, cluster: RealCluster, onlooker: Onlooker, seed: int) -> None:
+    def __init__(self, cluster: RealCluster, onlooker: Onlooker, seed: int, clocks: Clocks, disk: Disk | None) -> None:
         self._cluster, self._onlooker, self._chance = cluster, onlooker, random.Random(seed)
+        self._clocks, self._disk = clocks, disk
+        self._targets = (*PROCESSES, CLOCK, *([] if disk is None else [DISK]))
         self._frozen: list[tuple[float, int]] = []
+        self._full_until = 0.0
         self.struck: Counter[str] = Counter()
         self.leader_at: list[float] = []  # when a scheduler that led was struck down
 
     def strike(self) -> str:
         """A target that is drawn; what was done in words."""
         chance = self._chance
-        target = chance.choice(TARGETS)
+        target = chance.choice(self._targets)
+        if target == CLOCK:
+            return self._set_clock()
+        if target == DISK:
+            return self._fill_disk()
         pids = list(self._pids(target))
         if not pids:
             return ""
@@ -60,8 +72,28 @@ class Striker:
         self._frozen += [(time.monotonic() + seconds, pid) for pid in pids]
         return f"{target} frozen for {seconds:.1f} s"
 
+    def _set_clock(self) -> str:
+        """The machine's, or that of one process of the cluster, as if it were on a machine of its own."""
+        chance = self._chance
+        living = [name for name, pid in self._cluster.places.living().items() if pid]
+        name, ahead_s = chance.choice([MACHINE, *living]), chance.choice(AHEAD_S)
+        self._clocks.set(name, ahead_s)
+        self.struck["clock set"] += 1
+        return f"clock of {name} set to {ahead_s:+g} s"
+
+    def _fill_disk(self) -> str:
+        assert self._disk is not None
+        seconds = self._chance.uniform(*FULL_S)
+        self._disk.fill()
+        self._full_until = time.monotonic() + seconds
+        self.struck["disk filled"] += 1
+        return f"disk full for {seconds:.1f} s"
+
     def thaw(self, *, all_: bool = False) -> None:
+        """End what has lasted long enough: what is frozen goes on, and a full disk has room again."""
         now = time.monotonic()
+        if self._disk is not None and (all_ or self._full_until <= now):
+            self._disk.free()
         due = [one for one in self._frozen if all_ or one[0] <= now]
         self._frozen = [one for one in self._frozen if one not in due]
         for _, pid in due:
@@ -103,6 +135,15 @@ def _kind(pid: int) -> str:
     return "gone"
 
 
+def _life_of(trainers: list[int]) -> str:
+    """Of its job; empty where they have just ended."""
+    for pid in trainers:
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            return next((word.decode() for word in words if word.startswith(b"EDL_LIFE=")), "")
+    return ""
+
+
 def servers(folder: Path) -> list[int]:
     """The coordinator's process."""
     places = (f"{folder}/zookeeper".encode(), f"{folder}/etcd".encode())
@@ -119,7 +160,7 @@ def _of_proc(name: str) -> Iterator[tuple[int, list[bytes]]]:
 
 
 class Onlooker(threading.Thread):
-    """Sees what must never be, two workers on one device, and who leads since when."""
+    """Sees what must never be: two workers on one device, a worker or a job that runs twice. Notes who leads."""
 
     def __init__(self, cluster: RealCluster) -> None:
         super().__init__(daemon=True)
@@ -127,6 +168,7 @@ class Onlooker(threading.Thread):
         self._over = threading.Event()
         self.wrong: set[str] = set()
         self.looks = 0
+        self._wardens: dict[str, set[int]] = {}  # at the last look, by folder of a worker
         self.leader = ""  # name of the process
         self.reigns: list[tuple[float, int]] = []  # when a term was seen first
 
@@ -154,15 +196,30 @@ class Onlooker(threading.Thread):
 
     def _see(self) -> None:
         self.looks += 1
-        folder = self._cluster.places.folder
+        seen = parts_of(self._cluster.places.folder)
+        self._see_begun_twice(seen)
         devices: dict[str, str] = {}
-        for worker, parts in parts_of(folder).items():
-            if not any(kind == "trainer" for kind in parts.values()):
+        lives: dict[str, tuple[str, str]] = {}
+        for folder, parts in seen.items():
+            trainers = [pid for pid, kind in parts.items() if kind == "trainer"]
+            if not trainers:
                 continue
-            device = (Path(worker) / "device").read_text()
-            other = devices.setdefault(device, worker)
+            worker = Path(folder).name
+            device = (Path(folder) / "device").read_text()
+            other = devices.setdefault(f"{Path(folder).parents[1].name}/{device}", worker)
             if other != worker:
-                self.wrong.add(f"{Path(other).name} and {Path(worker).name} on device {device}")
+                self.wrong.add(f"{other} and {worker} on device {device}")
+            job, life = worker.rpartition("-")[0], _life_of(trainers)
+            before, whose = lives.setdefault(job, (life, worker)) if life else ("", "")
+            if before != life:
+                self.wrong.add(f"{whose} and {worker} of two lives of {job}")
+
+    def _see_begun_twice(self, seen: dict[str, dict[int, str]]) -> None:
+        """A warden's child looks like a second one for a moment, until it is another program."""
+        now = {folder: {pid for pid, kind in parts.items() if kind == "warden"} for folder, parts in seen.items()}
+        twice = [folder for folder, pids in now.items() if len(pids & self._wardens.get(folder, set())) > 1]
+        self.wrong |= {f"{Path(folder).name} was begun twice" for folder in twice}
+        self._wardens = now
 
     def waits(self, struck: list[float]) -> list[float]:
         """Seconds from each end of a leader to the next one's term, unless another was struck before."""

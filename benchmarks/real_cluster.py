@@ -57,8 +57,10 @@ class Line(NamedTuple):
 class RealCluster:
     """Of one EDL_HOME."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, audits: Path | None = None) -> None:
+        """`audits`: where the jobs' are, if not in that folder."""
         self.folder, self.places = folder, ClusterHome(folder)
+        self._audits = audits or folder / "audits"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
         self._loop = asyncio.new_event_loop()  # one for all that is asked: a connection belongs to its loop
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -79,7 +81,7 @@ class RealCluster:
         self.edl("submit", *flags, sys.executable, str(WORKER), *map(str, words), EDL_AUDIT=str(self.audit(line.name)))
 
     def audit(self, name: str) -> Path:
-        return self.folder / "audits" / name
+        return self._audits / name
 
     def exactly_once(self, line: Line) -> bool:
         """All samples of all epochs."""

@@ -98,9 +98,12 @@ class QueueStore:
         self._ordered: set[str] = set()  # nodes whose orders this process has seen to be those of the entries
 
     async def prepare(self) -> None:
+        """Make what is missing: to ask for what is there is one reading, and each refused creation a write."""
+        there = {f"{ROOT}/{name}" for name in await self.store.children(ROOT)}
         for folder in FOLDERS:
-            with contextlib.suppress(NodeExists):
-                await self.store.create(folder)
+            if folder not in there:
+                with contextlib.suppress(NodeExists):
+                    await self.store.create(folder)
 
     def watch(self, path: str, wake: Callable[[], None]) -> Watch:
         return self.store.watch(path, wake)
