@@ -2,7 +2,7 @@
 
 EDL_ variables do not reach the processes of a cluster, so the one that counts here has another name: CLOCK_SET is a
 folder. A file in it says how many seconds ahead the clock is of the process that it is named after, and the file
-`machine` says it for all others.
+`machine` says it for all others. `python -m edl.scheduler scheduler 1` is the process scheduler-1.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 import time
 
 FOLDER = os.environ.get("CLOCK_SET", "")
-OWN = "-".join(sys.orig_argv[-2:])  # such as scheduler-1, of `python -m edl.scheduler scheduler 1`
+OWN = "-".join(" ".join(sys.orig_argv).partition(" -m edl.scheduler ")[2].split()) or "machine"
 true_time = time.time
 
 
 def set_time() -> float:
-    for path in (f"{FOLDER}/{OWN.replace('/', '_')}", f"{FOLDER}/machine"):
+    for path in (f"{FOLDER}/{OWN}", f"{FOLDER}/machine"):
         try:
             with open(path, encoding="ascii") as file:  # noqa: PTH123 - nothing else is imported
                 return true_time() + float(file.read())

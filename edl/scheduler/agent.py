@@ -65,6 +65,7 @@ class AgentProcess:
         self._known: set[str] = set()
         space, began = pid_space() or "", process_start_time(os.getpid()) or 0
         self._here = AgentHere(socket.gethostname(), os.getpid(), began, space)
+        self._owner = owner_of(home)
         self._waits = False  # for another agent of the node to be gone
 
     async def run(self) -> None:
@@ -108,9 +109,7 @@ class AgentProcess:
     async def _appeared(self) -> bool:
         """Raises QueueRefused."""
         try:
-            acts = await self._queue.appear(
-                self._node.name, self._here, owner_of(self._home), instead=self._fence is not None
-            )
+            acts = await self._queue.appear(self._node.name, self._here, self._owner, instead=self._fence is not None)
         except (StoreUnavailable, StoreRefused) as error:
             logger.warning("the coordinator does not answer: %s", error)
             return False

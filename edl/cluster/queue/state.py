@@ -162,10 +162,10 @@ class QueueState:
 
     def ends_until(self, job: JobEntry) -> float | None:
         """Return until when its workers may go on, now that its leader has said how it ends; None: it has not."""
-        since = None if job.over or job.waits else self.seen_of(job).over_since
-        if since is None:
+        seen = self.seen.get(job.name)
+        if seen is None or seen.over_since is None or seen.life != job.life or job.over or job.waits:
             return None
-        return since + (self.rules.fail_s if self.seen_of(job).look.state == "failed" else self.rules.end_s)
+        return seen.over_since + (self.rules.fail_s if seen.look.state == "failed" else self.rules.end_s)
 
     def concerns_others(self, user: str) -> bool:
         """Tell whether any other user has a job, where one is named."""
