@@ -148,9 +148,11 @@ class JobClient:
         """End the job. Raises PeerError when no leader takes the request in time."""
         await self._insist(say.AskStop(reason), timeout_s)
 
-    async def preempt(self, reason: str, deadline_s: float, timeout_s: float = 30.0) -> None:
-        """Have the job saved and end. Raises JobFailed with the remedy where it is not saved, PeerError as `stop`."""
-        reply = await self._insist(say.AskPreempt(reason, deadline_s), timeout_s)
+    async def preempt(self, reason: str, deadline_s: float, timeout_s: float = 30.0, *, life: int = 0) -> None:
+        """Have the job saved and end; `life`: only if that is the one that it is in. Raises JobFailed with the remedy
+        where it is not saved, PeerError as `stop`.
+        """
+        reply = await self._insist(say.AskPreempt(reason, deadline_s, life), timeout_s)
         if isinstance(reply, say.Rejected):
             raise JobFailed(f"job {self._job} cannot be preempted: {reply.reason}")
 

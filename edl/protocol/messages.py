@@ -204,6 +204,7 @@ class AskPreempt(msgspec.Struct, frozen=True, tag="ask_preempt"):
 
     reason: Reason
     deadline_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+    life: Annotated[int, msgspec.Meta(ge=0)] = 0  # of the job, in the folder of its checkpoints; 0: whichever it is in
 
 
 class AskMigrate(msgspec.Struct, frozen=True, tag="ask_migrate"):

@@ -79,11 +79,11 @@ class JobsObserver:
             except NoSuchJob:
                 return JobLook()
 
-    async def send_away(self, job: str, reason: str, deadline_s: float) -> None:
-        """Raises EdlError; nothing where it is over already."""
+    async def send_away(self, job: str, saved_life: int, reason: str, deadline_s: float) -> None:
+        """Raises EdlError; nothing where it is over already, or in another life."""
         async with self._client(job) as client:
             with contextlib.suppress(JobFailed):
-                await client.preempt(reason, deadline_s, timeout_s=ASK_S)
+                await client.preempt(reason, deadline_s, timeout_s=ASK_S, life=saved_life)
 
     async def change_batch(self, job: str, samples: int) -> None:
         async with self._client(job) as client:

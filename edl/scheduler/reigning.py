@@ -325,8 +325,8 @@ class QueueReign:
         match act:
             case BeginLife(name):
                 self._say(await self._observer.begin_life(self._machine.jobs[name]))
-            case SendAway(name, deadline_s, reason):
-                await self._observer.send_away(name, reason, deadline_s)
+            case SendAway(name, saved_life, deadline_s, reason):
+                await self._observer.send_away(name, saved_life, reason, deadline_s)
             case ChangeBatch(name, samples):
                 await self._observer.change_batch(name, samples)
             case LookOnce(name, life):

@@ -348,9 +348,9 @@ class ClusterPlay:
                 base = self.saved.get(name, 0)
                 self.trainings[name] = SimLife(self.entries[name].asked, life, base, self._total(name))
                 self.inbox.append(LifeReady(name, life, life, f"ck/{base}" if base else "", base))
-            case SendAway(name):
+            case SendAway(name, life):
                 training = self.trainings.get(name)
-                if training and training.state == "running" and training.leaves_in < 0:
+                if training and life in {0, training.life} and training.state == "running" and training.leaves_in < 0:
                     training.leaves_in = self.chance.choice((1, 2, 30, NEVER_SAVED))
             case LookOnce(name, life) if in_time:
                 one = self.trainings[name]

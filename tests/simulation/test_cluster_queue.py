@@ -11,7 +11,7 @@ from edl.cluster.queue import agent, lives, migrating, retries, scheduler, seati
 from edl.cluster.queue.agent import AgentMachine
 from edl.cluster.queue.causes import EndEvidence
 from edl.cluster.queue.entries import JobEntry, WorkerWish
-from edl.cluster.queue.inputs import ClusterRules
+from edl.cluster.queue.inputs import ClusterRules, SendAway
 from edl.cluster.queue.phases import TERMINAL, JobPhase, Turn, after
 from edl.cluster.queue.seen_time import SeenTime
 from edl.cluster.queue.state import QueueState
@@ -61,6 +61,14 @@ def test_a_cluster_that_is_to_stop_has_no_process_left_and_loses_no_job() -> Non
     for seed in range(20):
         play = ClusterPlay(seed, drain_at=60).run()
         assert all(entry.over or entry.waits for entry in play.entries.values())
+
+
+def test_who_leads_no_more_sends_no_later_life_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster in which a request to go came late, and a life that nobody waits for to go stood still for it."""
+    ClusterPlay(704878).run()
+    monkeypatch.setattr(lives, "SendAway", lambda job, _, *rest: SendAway(job, 0, *rest))
+    with pytest.raises(AssertionError, match="not at rest"):
+        ClusterPlay(704878).run()
 
 
 def test_the_same_seed_is_the_same_cluster() -> None:

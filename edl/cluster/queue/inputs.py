@@ -181,9 +181,10 @@ class BeginLife:
 
 @dataclass(frozen=True, slots=True)
 class SendAway:
-    """Have the job's leader save it and end it."""
+    """Have the job's leader save it and end it; a later life of the job goes on, however late this is carried out."""
 
     job: str
+    saved_life: int  # as in JobEntry
     deadline_s: float
     reason: str
 

@@ -179,7 +179,7 @@ def look_after(state: QueueState, job: JobEntry, now: float) -> None:
     elif not job.ready:
         state.ask(job, "begin", BeginLife(job.name, job.life))
     elif job.phase is JobPhase.PREEMPTING:
-        state.ask(job, "away", SendAway(job.name, state.save_s(job), job.reason))
+        state.ask(job, "away", SendAway(job.name, job.saved_life, state.save_s(job), job.reason))
     elif job.phase in TRAINING:
         _settle(state, job, now)
 

@@ -46,6 +46,8 @@ class Preempting:
             working.commands.append(
                 Refuse("the job is not saved, so nothing could go on with it: start it with --checkpoint DIR")
             )
+        elif asked.life not in {0, (life := record.job_policy.checkpointing.life)}:
+            working.commands.append(Refuse(f"life {asked.life} of the job was to go, and it is in life {life}"))
         elif record.preemption is None:
             working.change(preemption=Preemption(asked.reason, record.saves, asked.deadline_s))
             working.tell(facts.PreemptAsked(reason=asked.reason, deadline_s=asked.deadline_s))

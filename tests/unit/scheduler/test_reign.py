@@ -22,15 +22,19 @@ from edl.cluster.queue.inputs import (
     LookOnce,
     NodeLeftOut,
     NodeReported,
+    SendAway,
 )
 from edl.cluster.queue.phases import JobPhase
 from edl.coordination.election import Reign
 from edl.coordination.memory import MemoryServer
+from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store
 from edl.core.job.machine import new_record
 from edl.errors import CheckpointError, Fenced, PeerError
+from edl.outside.client import JobClient
 from edl.protocol import keeping, tree
 from edl.protocol.job import JobState
+from edl.protocol.messages import AskPreempt
 from edl.scheduler import observer as observer_module
 from edl.scheduler import queue_store, reigning
 from edl.scheduler.observer import JobsObserver
@@ -199,3 +203,19 @@ async def test_a_job_that_is_forgotten_leaves_nothing_in_the_coordinator(
     await reign._forget_old()
     assert (await queue.names(), forgotten) == ((), ["a"])
     assert (await store.read(tree.record("a")) is not None) is stays
+
+
+async def test_a_job_is_asked_to_go_in_the_life_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leader refuses the request of who was paused meanwhile."""
+    asked: list[Any] = []
+
+    async def insist(_: JobClient, body: Any, *__: float) -> None:
+        asked.append(body)
+
+    monkeypatch.setattr(JobClient, "_insist", insist)
+    store = MemoryServer().connect()
+    observer = JobsObserver(cast("Any", None), Coordinator("h:1"), b"", store)
+    reign = QueueReign(QueueStore(store), cast("Any", None), observer, cast("Any", None))
+    reign._machine = cast("Any", SimpleNamespace())
+    await reign._do(SendAway("a", 3, 30.0, "others come first"))
+    assert asked == [AskPreempt("others come first", 30.0, life=3)]

@@ -254,7 +254,7 @@ def test_who_cannot_shrink_is_saved_sent_away_and_resumed_later() -> None:
     play.submit("b", np=2, priority=1)
     assert play.job("a").phase is JobPhase.PREEMPTING
     assert [act for act in play.acts if isinstance(act, SendAway)] == [
-        SendAway("a", RULES.save_s, "its devices are for job b of priority 1")
+        SendAway("a", 1, RULES.save_s, "its devices are for job b of priority 1")
     ]
     assert all(worker.wish is WorkerWish.RUN for worker in play.job("a").workers)
     assert play.end("a", state="preempted", code=75, step=9).phase is JobPhase.PREEMPTED

@@ -29,7 +29,7 @@ from edl.protocol import keeping
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, JobState
 from edl.protocol.job_policy import JobPolicy
-from edl.protocol.messages import AskCheckpoint, Observation, Phase, Register
+from edl.protocol.messages import AskCheckpoint, AskPreempt, Observation, Phase, Register
 from edl.protocol.saving import Checkpointing, FileInfo, PartInfo, Resumed, SavingFailure
 from edl.testing.saving_checks import trained_by
 
@@ -277,6 +277,14 @@ def test_a_job_without_a_ring_takes_a_request_and_saves_once_it_trains() -> None
     job.see("a", step=3)
     job.pass_time(1.0)
     assert job.record.saves == 1
+
+
+@pytest.mark.parametrize(("asked", "goes"), [(0, True), (2, True), (1, False), (3, False)])
+def test_a_request_to_go_that_was_for_another_life_of_the_job_is_refused(asked: int, goes: bool) -> None:
+    job = Job(life=2)
+    commands = job.feed(AskPreempt("others come first", 30.0, asked))
+    assert (job.record.preemption is not None) == goes
+    assert (Refuse(f"life {asked} of the job was to go, and it is in life 2") in commands) != goes
 
 
 def test_a_saving_under_way_at_the_end_is_given_up_with_it() -> None:
