@@ -187,9 +187,9 @@ WRONG_MOVES: dict[str, tuple[Any, str, Any]] = {
 def test_a_wrong_rule_of_migration_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, wrong = WRONG_MOVES[rule]
     monkeypatch.setattr(where, name, wrong)
-    for seed in range(60):
+    for seed in range(100):
         try:
             ClusterPlay(seed, MOVING, roomy=True).run()
         except AssertionError:  # one of the checks
             return
-    pytest.fail(f"no cluster of 60 has noticed that {rule}")
+    pytest.fail(f"no cluster of 100 has noticed that {rule}")
