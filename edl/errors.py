@@ -5,7 +5,7 @@ Owns: every exception that may cross a layer. Does not own: how one is shown (`e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 FAULT: Final = "an error that is no broken ring: "  # begins what a RingFault says
@@ -134,3 +134,11 @@ def in_brief(text: str) -> str:
 def said_of(error: Exception) -> str:
     """An error in one line of a report: one that was not written for people, with its kind."""
     return str(error) if isinstance(error, EdlError | OSError) else f"{type(error).__name__}: {error}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return what the line about an unknown word ends in: the known one that is nearest to it, or nothing."""
+    from difflib import get_close_matches  # only here: most processes never need it
+
+    near = get_close_matches(word, list(known), n=1)
+    return f": did you mean {near[0]}?" if near else ""

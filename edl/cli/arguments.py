@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol, TypeAlias
 import msgspec
 
 from edl.config import TABLE, Given, Setting
-from edl.errors import ConfigError, UsageError
+from edl.errors import ConfigError, UsageError, did_you_mean
 
 
 class Action(Protocol):
@@ -23,12 +23,35 @@ class Action(Protocol):
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, instead of all that would have been right."""
 
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Raises UsageError for a command that is none, or for a value that is none of the few."""
+        if action.choices is not None and value not in action.choices:
+            kind = "command" if isinstance(action.choices, dict) else f"{action.metavar}:"
+            near = did_you_mean(KNOWN_ELSEWHERE.get(str(value), str(value)), map(str, action.choices))
+            raise UsageError(f"unknown {kind} {value}{near}; {self.hint}")
+
+    @property
+    def hint(self) -> str:
+        return f"see '{self.prog} --help'"
+
+    def unknown(self, word: str) -> UsageError:
+        """A word that no flag or argument of this command takes."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        name = word.partition("=")[0]
+        near = did_you_mean(KNOWN_ELSEWHERE.get(name, name), flags) if word.startswith("-") else ""
+        return UsageError(f"unknown flag or argument {word}{near}; {self.hint}")
+
     def error(self, message: str) -> NoReturn:
         message = message.replace("the following arguments are required:", "missing:").removeprefix("argument ")
-        raise UsageError(f"{message}; see '{self.prog} --help'")
+        raise UsageError(f"{message}; {self.hint}")
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # of edl, or of a group
+Flags: TypeAlias = "Parser | argparse._ArgumentGroup"
+# What other tools call it: torchrun, horovodrun, kubectl, docker, ray.
+KNOWN_ELSEWHERE = {"list": "status", "ls": "status", "ps": "status", "get": "status", "kill": "stop", "delete": "stop",
+                   "start": "run", "launch": "run", "resize": "scale", "--nproc-per-node": "-np",
+                   "--nproc_per_node": "-np", "--name": "--job", "--config-file": "--config"}  # fmt: skip
 
 
 def later(module: str, name: str) -> Action:
@@ -43,7 +66,7 @@ def later(module: str, name: str) -> Action:
 
 def command(found: Commands, name: str, act: Action, summary: str, examples: str) -> Parser:
     parser = _parser(found, name, summary, examples)
-    parser.set_defaults(act=act, typed=parser.prog)
+    parser.set_defaults(act=act, typed=parser)
     return parser
 
 
@@ -69,7 +92,7 @@ def add_job(parser: Parser, nargs: str | None = None) -> None:
     add_settings(parser, "coordinator", "secret_file", "home")
 
 
-def add_switch(parser: Parser, flag: str, text: str, *short: str) -> None:
+def add_switch(parser: Flags, flag: str, text: str, *short: str) -> None:
     variable = _variable(flag)
     value = os.environ.get(variable, "").lower()
     if value not in {"", "0", "1", "false", "true", "no", "yes"}:
@@ -79,7 +102,7 @@ def add_switch(parser: Parser, flag: str, text: str, *short: str) -> None:
 
 
 def add_value(  # noqa: PLR0913 - as argparse's own
-    parser: Parser,
+    parser: Flags,
     flag: str,
     metavar: str,
     text: str,
@@ -95,13 +118,13 @@ def add_value(  # noqa: PLR0913 - as argparse's own
     parser.add_argument(flag, dest=field, metavar=metavar, default=value, required=needed, help=f"{text} [{variable}]")
 
 
-def add_values(parser: Parser, flags: Mapping[str, tuple[str, str]]) -> None:
+def add_values(parser: Flags, flags: Mapping[str, tuple[str, str]]) -> None:
     """`flags`: name -> (metavar, what it stands for)."""
     for name, (metavar, text) in flags.items():
         add_value(parser, f"--{name}", metavar, text)
 
 
-def add_list(parser: Parser, flag: str, metavar: str, text: str) -> None:
+def add_list(parser: Flags, flag: str, metavar: str, text: str) -> None:
     """A flag that may be given again; its variable has all of them, with blanks between."""
     variable = _variable(flag)
     values = os.environ.get(variable, "").split()
@@ -113,14 +136,14 @@ def _variable(flag: str) -> str:
     return f"EDL_{flag.removeprefix('--').upper().replace('-', '_')}"
 
 
-def add_settings(parser: Parser, *fields: str, text: str = "") -> None:
+def add_settings(parser: Flags, *fields: str, text: str = "") -> None:
     """`text`: what they stand for here, where that is not what the table says."""
     for setting in TABLE:
         if setting.field in fields:
             add_setting(parser, msgspec.structs.replace(setting, help=text) if text else setting)
 
 
-def add_setting(parser: Parser, setting: Setting) -> None:
+def add_setting(parser: Flags, setting: Setting) -> None:
     parser.add_argument(
         *setting.flags,
         action=_Keep,

@@ -109,6 +109,17 @@ examples:
 A job that is over also goes by itself, a week after its end (`edl run --keep-nodes SECONDS`), when another job of the
 same coordinator has a leader that may remove it. What `edl run` has on record on this machine stays.
 """
+# title -> settings; those of none are listed first
+RUN_GROUPS: Final[dict[str, tuple[str, ...]]] = {
+    "the job": ("job", "np", "min_workers", "max_workers", "config", "home"),
+    "another size while it runs": ("autoscale", "autoscale_every", "batch_policy", "stragglers"),
+    "the ring": ("ring", "network_interface", "check_weights", "on_divergence"),
+    "checkpoints": ("checkpoint", "checkpoint_every", "checkpoint_overhead", "keep_checkpoints", "resume"),
+    "faults": ("max_restarts", "session_timeout_s", "step_timeout_s"),
+    "the coordinator": ("coordinator", "local_coordinator", "zookeeper_port", "secret_file", "keep_nodes_s"),
+    "what is written and served": ("output_filename", "audit", "tensorboard", "metrics_port", "metrics_address",
+                                   "log_level"),
+}  # fmt: skip
 # flag -> (metavar, what it stands for)
 PROFILE_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "min": ("A", "smallest size (default: the job's --min-np)"),
@@ -123,9 +134,12 @@ PROFILE_FLAGS: Final[dict[str, tuple[str, str]]] = {
 def add_run(found: Commands) -> None:
     parser = command(found, "run", later("run", "run"), "run a command as N workers on this machine", RUN_EXAMPLES)
     parser.usage = "edl run [-np N] [--min-np A] [--max-np B] [--job NAME] [flags] COMMAND..."
+    groups = {field: parser.add_argument_group(title) for title, fields in RUN_GROUPS.items() for field in fields[:1]}
+    groups |= {field: groups[fields[0]] for fields in RUN_GROUPS.values() for field in fields}
     for setting in TABLE:
         if setting.flags:
-            add_setting(parser, setting)
+            add_setting(groups.get(setting.field, parser), setting)
+    add_switch(groups["job"], "--detach", "run the job in the background, and print its name", "-d")
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what each worker runs")
 
 

@@ -11,6 +11,32 @@ from edl.cli.arguments import Commands, Parser, add_switch, command, later
 from edl.cli.saved_flags import job_named
 from edl.errors import UsageError
 
+GROUPS = {
+    "run a job": ("run", "wait", "doctor"),
+    "look at it": ("status", "logs", "events", "top", "dashboard", "report", "hosts"),
+    "change it": ("scale", "batch", "profile", "stop"),
+    "save and move it": ("checkpoint", "preempt", "migrate", "data", "clean"),
+    "many jobs": ("cluster", "submit", "queue", "simulate"),
+    "edl itself": ("help", "completion", "version"),
+}
+ALIASES = ("describe", "cancel")  # of status and stop: the older names, for jobs of a cluster
+MORE = """
+`edl COMMAND --help` tells more about each, with examples; its jobs are those of `edl run` and of a cluster alike, and
+`describe` and `cancel` are other names of `status` and `stop`. First: edl run -np 2 python train.py
+"""
+HELP_EXAMPLES = """
+examples:
+  edl help                        all commands
+  edl help run                    one of them, as `edl run --help`
+"""
+COMPLETION_EXAMPLES = """
+examples:
+  source <(edl completion bash)   in this shell; in ~/.bashrc, in each
+  source <(edl completion zsh)    the same for zsh, in ~/.zshrc after compinit
+  edl completion fish > ~/.config/fish/completions/edl.fish
+
+Completes commands, flags, their values, and names of the jobs of this machine.
+"""
 DOCTOR_EXAMPLES = """
 example:
   edl doctor                      Horovod, Java, ZooKeeper, etcd, ports, packages: what is wrong, and what to do
@@ -20,9 +46,10 @@ example:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments; `act` is the command's function. Raises UsageError."""
     parser = build()
-    arguments, unknown = parser.parse_known_args(job_named(argv))
+    arguments, unknown = parser.parse_known_args(job_named(argv or ["help"]))
     if unknown:
-        raise UsageError(f"unknown flag or argument {unknown[0]}; see '{arguments.typed} --help'")
+        typed: Parser = arguments.typed
+        raise typed.unknown(unknown[0])
     return arguments
 
 
@@ -30,7 +57,7 @@ def build() -> Parser:
     parser = Parser(
         prog="edl",
         description="Elastic deep-learning training: jobs that grow and shrink while they run.",
-        epilog="`edl COMMAND --help` tells more about each, with examples.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"edl {__version__}")
@@ -56,7 +83,33 @@ def build() -> Parser:
     seeing.add_top(found)
     seeing.add_report(found)
     _add_doctor(found)
+    _add_own(found, parser)
+    summaries = {action.dest: action.help for action in found._choices_actions}
+    found._choices_actions.clear()  # else they would be listed a second time, in no groups
+    lines = [f"\n{title}:\n" + "".join(f"  {name:<12}{summaries[name]}\n" for name in GROUPS[title]) for title in GROUPS]
+    parser.usage, found.help = "edl COMMAND [flags] [arguments]", argparse.SUPPRESS
+    parser.epilog = "".join(lines) + MORE
     return parser
+
+
+def _add_own(found: Commands, root: Parser) -> None:
+    """What tells of the command line itself."""
+
+    def tell(arguments: argparse.Namespace, /) -> int:
+        root.parse_args([*arguments.words, "--help"])  # which ends the process
+        return 0
+
+    def version(_: argparse.Namespace, /) -> int:
+        root.parse_args(["--version"])
+        return 0
+
+    parser = command(found, "help", tell, "show the commands, or one of them", HELP_EXAMPLES)
+    parser.add_argument("words", nargs="*", metavar="COMMAND", help="the command (default: all)")
+    command(found, "version", version, "say which edl this is", "")
+    summary = "print what has a shell complete words of edl"
+    parser = command(found, "completion", later("completion", "complete"), summary, COMPLETION_EXAMPLES)
+    parser.add_argument("shell", metavar="bash|zsh|fish", choices=("bash", "zsh", "fish", "words"), help="the shell")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def _add_doctor(found: Commands) -> None:

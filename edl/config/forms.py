@@ -13,6 +13,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from edl.errors import did_you_mean
+
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:,/\[\]]+):(\d{1,5})")
 AUTO = "auto"  # the job chooses the interval between its checkpoints
@@ -158,10 +160,14 @@ def resume(text: str) -> str:
 def one_of(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in words:
-            raise ValueError(f"must be {', '.join(words[:-1])} or {words[-1]}")
+            raise ValueError(f"must be {', '.join(words[:-1])} or {words[-1]}{did_you_mean(text, words)}")
         return text
 
     return parse
+
+
+def log_level(text: str) -> str:
+    return one_of("debug", "info", "warning", "error")(text.lower())
 
 
 def driver_slot(text: str) -> str:

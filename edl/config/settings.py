@@ -16,7 +16,7 @@ import msgspec
 
 from edl.config.forms import AUTO
 from edl.config.table import TABLE, Setting
-from edl.errors import ConfigError
+from edl.errors import ConfigError, did_you_mean
 
 # Fields that say nothing of a job without any.
 OF_CHECKPOINTS = ("checkpoint_every", "checkpoint_overhead", "keep_checkpoints", "resume")
@@ -67,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     output_filename: Path | None = None
     audit: Path | None = None
     tensorboard: Path | None = None
+    log_level: str = "info"
+    config: Path | None = None  # where what is given neither by flag nor by variable comes from
     home: Path = msgspec.field(default_factory=lambda: Path("~/.edl").expanduser())
     slot: int | None = None  # number of the local worker slot under `edl run`
     worker_id: str | None = None  # None: make one; an id is never used twice
@@ -92,8 +94,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Settings from what was given explicitly, else from the environment. Raises ConfigError."""
         quotes: dict[str, str] = {}
         values: dict[str, Any] = {}
+        named = {setting.field: given.get(setting.field) or _from_variables(setting, environ) for setting in TABLE}
+        filed = _from_file(Path(file.text).expanduser()) if (file := named["config"]) else {}
         for setting in TABLE:
-            source = given.get(setting.field) or _from_variables(setting, environ)
+            source = named[setting.field] or filed.get(setting.field)
             if source is not None:
                 values[setting.field] = _parsed(setting, source)
                 quotes[setting.field] = source.quote
@@ -136,7 +140,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         silent = () if self.checkpoint else OF_CHECKPOINTS
         if self.checkpoint_every != AUTO:
             silent = (*silent, "checkpoint_overhead")
-        handed = [setting for setting in TABLE if setting.field not in silent]
+        handed = [setting for setting in TABLE if setting.field not in (*silent, "config")]  # all of it is in the others
         values = {setting.variables[0]: getattr(self, setting.field) for setting in handed}
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -165,6 +169,31 @@ def _from_variables(setting: Setting, environ: Mapping[str, str]) -> Given | Non
         if different != text:
             raise ConfigError(f"{name}={text} and {other}={different} contradict each other: unset one of them")
     return Given(text, f"{name}={text}")
+
+
+def _from_file(path: Path) -> dict[str, Given]:
+    """The settings in a file, by field. Raises ConfigError."""
+    import tomllib  # only here: few processes are given a file
+
+    try:
+        with path.open("rb") as file:
+            found = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: is no TOML: {error}") from None
+    fields = {flag.lstrip("-"): setting.field for setting in TABLE for flag in setting.flags if flag != "--config"}
+    given: dict[str, Given] = {}
+    for key, value in found.items():
+        if (field := fields.get(name := key.replace("_", "-"))) is None:
+            near = did_you_mean(name, fields)
+            raise ConfigError(f"{key} in {path} is no flag of edl{near or '; `edl help run` lists them'}")
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise ConfigError(f"{key} in {path}: must be one number or text, as after --{name}")
+        if field in given:
+            raise ConfigError(f"{key} in {path} says once more what {given[field].quote} says: leave one of them away")
+        given[field] = Given(str(value), f"{key} = {value} in {path}")
+    return given
 
 
 def _parsed(setting: Setting, given: Given) -> object:

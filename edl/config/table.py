@@ -268,6 +268,22 @@ TABLE: tuple[Setting, ...] = (
         "write the job's size, throughput, what the script gives to edl.report(), and its events to DIR/JOB for "
         "TensorBoard (default: nothing is written)",
     ),
+    Setting(
+        "log_level",
+        forms.log_level,
+        ("EDL_LOG_LEVEL",),
+        ("--log-level",),
+        "debug|info|warning|error",
+        "the least that the logs of daemons have (default: info)",
+    ),
+    Setting(
+        "config",
+        forms.path,
+        ("EDL_CONFIG",),
+        ("--config",),
+        "FILE.toml",
+        "file of further settings, by the names of their flags, as in `max-np = 4`; flags and variables win over it",
+    ),
     Setting("home", forms.path, ("EDL_HOME",), ("--home",), "DIR", "folder of the records of jobs (default: ~/.edl)"),
     Setting("policy_file", forms.path, ("EDL_POLICY_FILE",)),
     Setting("resume_from", str, ("EDL_RESUME_FROM",)),

@@ -451,13 +451,14 @@ def main() -> int:
     parser.add_argument("--trainer", type=int, required=True)
     parser.add_argument("--anew", action="store_true", help="the one before has died")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
     collect_seldom()
     yield_to_trainers()
     raise_open_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer; it ends us by ending itself
     try:
         settings = Settings.from_environment(os.environ)
+        logging.getLogger().setLevel(settings.log_level.upper())
         asyncio.run(Daemon(settings, arguments.folder, arguments.trainer, anew=arguments.anew).run())
     except ConfigError as error:
         sys.stderr.write(f"edl: {error}\n")  # the trainer shows the log's last line
