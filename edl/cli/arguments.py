@@ -48,6 +48,7 @@ class Parser(argparse.ArgumentParser):
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # of edl, or of a group
 Flags: TypeAlias = "Parser | argparse._ArgumentGroup"
+TWINS: set[str] = set()  # variables of all flags that are no settings, once the parser is built
 # What other tools call it: torchrun, horovodrun, kubectl, docker, ray.
 KNOWN_ELSEWHERE = {"list": "status", "ls": "status", "ps": "status", "get": "status", "kill": "stop", "delete": "stop",
                    "start": "run", "launch": "run", "resize": "scale", "--nproc-per-node": "-np",
@@ -133,7 +134,10 @@ def add_list(parser: Flags, flag: str, metavar: str, text: str) -> None:
 
 
 def _variable(flag: str) -> str:
-    return f"EDL_{flag.removeprefix('--').upper().replace('-', '_')}"
+    name = f"EDL_{flag.removeprefix('--').upper().replace('-', '_')}"
+    if not any(name in setting.variables for setting in TABLE):  # as EDL_STRAGGLERS, of `edl simulate`
+        TWINS.add(name)
+    return name
 
 
 def add_settings(parser: Flags, *fields: str, text: str = "") -> None:

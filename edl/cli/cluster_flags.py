@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from edl.cli.arguments import Commands, Parser, add_list, add_settings, add_switch, add_values, command, group, later
+from edl.cli.arguments import (
+    Commands,
+    Parser,
+    add_job,
+    add_list,
+    add_settings,
+    add_switch,
+    add_values,
+    command,
+    group,
+    later,
+)
 
 CLUSTER: Final = """
 examples:
@@ -134,6 +145,7 @@ REACH_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "token-file": ("FILE", "with --cluster: the file that holds your token (default: ~/.edl/token)"),
     "ca-file": ("FILE", "with --cluster https://...: who signed its certificate (default: whom this machine trusts)"),
 }
+OF_REACH: Final = frozenset(("EDL_CLUSTER", "EDL_TOKEN_FILE", "EDL_CA_FILE"))  # their variables
 
 
 def add_cluster(found: Commands) -> None:
@@ -184,20 +196,27 @@ def add_jobs(found: Commands) -> None:
     add_switch(parser, "--json", "one JSON object")
     _add_reach(parser)
     summaries = {
-        "describe": ("show one job of the cluster", DESCRIBE),
-        "cancel": ("end a job of the cluster for good", CANCEL),
-        "wait": ("wait until a job of the cluster is over", WAIT),
+        "describe": ("show a job as it is: another name of `edl status`", DESCRIBE),
+        "cancel": ("end a job: another name of `edl stop`, which does not wait for a job of a cluster", CANCEL),
+        "wait": ("wait until a job is over", WAIT),
         "logs": ("show what a job's workers have printed", LOGS),
     }
+    acts = {
+        "describe": later("queue", "describe"),
+        "cancel": later("commands", "stop"),
+        "wait": later("commands", "wait"),
+        "logs": later("logs", "logs"),
+    }
     for name, (summary, examples) in summaries.items():
-        parser = command(found, name, later("logs" if name == "logs" else "queue", name), summary, examples)
-        parser.add_argument("job", metavar="JOB", help="name of the job")
-        _add_reach(parser)
+        parser = command(found, name, acts[name], summary, examples)
+        add_job(parser)
+        add_values(parser, REACH_FLAGS)
         if name == "describe":
             add_switch(parser, "--json", "one JSON object")
         elif name == "logs":
             add_switch(parser, "--follow", "go on until the job is over", "-f")
-            add_values(parser, {"worker": ("ID", "only of this worker (default: all)")})
+            text = "only of this worker: its id, or of a job of `edl run` the number before its lines (default: all)"
+            add_values(parser, {"worker": ("ID", text)})
         elif name == "wait":
             add_values(parser, {"timeout": ("SECONDS", "give up after so long (default: never)")})
 

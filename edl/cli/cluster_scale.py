@@ -17,8 +17,8 @@ from edl.cluster.queue.entries import WorkerWish
 from edl.cluster.queue.phases import JobPhase
 from edl.cluster.queue.shown import JobShown
 from edl.cluster.queue.wanted import checked_name
-from edl.errors import EdlError, NoSuchJob, StoreUnavailable, TimedOut
-from edl.launch.records import find
+from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, TimedOut, did_you_mean
+from edl.launch.records import find, records
 from edl.scheduler.client import PATIENCE_S
 from edl.scheduler.places import ClusterHome
 from edl.scheduler.reaching import ReachedCluster
@@ -29,7 +29,7 @@ LOOK_S = 1.0
 def cluster_of(arguments: argparse.Namespace) -> ReachedCluster | None:
     """None: it is no cluster's job. Raises EdlError."""
     settings, home = home_of(arguments)
-    remote, config, here = is_remote(arguments), home.read(), _runs_here(home, arguments.job)
+    remote, config, here = is_remote(arguments), home.read(), runs_here(home, arguments.job)
     if not remote and (config is None or here or settings.coordinator not in {None, config.coordinator}):
         return None
     cluster = reached(arguments)
@@ -38,7 +38,13 @@ def cluster_of(arguments: argparse.Namespace) -> ReachedCluster | None:
     except NoSuchJob:
         if remote and not here:
             raise
-        return None
+        if here or settings.coordinator is not None or find(home.home, arguments.job) is not None:
+            return None
+        known = [job.name for job in cluster.jobs()] + [record.job for _, record in records(home.home)]
+        raise ConfigError(
+            f"the cluster has no job {arguments.job}, and none of that name was started here"
+            f"{did_you_mean(arguments.job, known) or ':'} `edl queue` and `edl status` list them"
+        ) from None
     except EdlError:
         if not remote and home.remains_of(arguments.job) is None:
             return None
@@ -46,7 +52,7 @@ def cluster_of(arguments: argparse.Namespace) -> ReachedCluster | None:
     return cluster
 
 
-def _runs_here(home: ClusterHome, job: str) -> bool:
+def runs_here(home: ClusterHome, job: str) -> bool:
     """By `edl run`."""
     folder = find(home.home, job)
     record = folder.read() if folder else None
@@ -65,7 +71,7 @@ def scale_in_cluster(cluster: ReachedCluster, name: str, size: int, *, timeout_s
         if wait:
             _wait(cluster, name, size, timeout_s, lambda job: progress.show(far(job, size)))
     except (asyncio.CancelledError, KeyboardInterrupt):
-        stands = f"; {size} workers stay asked for: `edl describe {name}` shows how far it is" if asked else ""
+        stands = f"; {size} workers stay asked for: `edl status {name}` shows how far it is" if asked else ""
         raise EdlError(f"interrupted{stands}") from None
     finally:
         progress.end()
@@ -89,7 +95,7 @@ def _wait(
         if until is not None and time.monotonic() >= until:
             raise TimedOut(
                 f"job {name} has {len(job.workers)} workers, and not {size} within {timeout_s:g} s; "
-                f"{size} workers stay asked for: `edl describe {name}` shows how far it is"
+                f"{size} workers stay asked for: `edl status {name}` shows how far it is"
             )
         time.sleep(LOOK_S if until is None else max(0.01, min(LOOK_S, until - time.monotonic())))
 

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from edl.cli import show
 from edl.config import Settings
-from edl.errors import ConfigError
+from edl.errors import ConfigError, EdlError, TimedOut
 from edl.launch import stopping
 from edl.launch.records import LaunchRecord, records
 from edl.launch.story import story
-from edl.launch.whereabouts import Whereabouts, locate, read_status
+from edl.launch.whereabouts import Whereabouts, kept_status, locate, read_status
+from edl.protocol.job import OVER, JobState
+
+if TYPE_CHECKING:
+    from edl.scheduler.reaching import ReachedCluster
 
 LONGEST_S = 7 * 86_400.0
+LOOK_S = 0.25
+PREEMPTED = 75  # exit code
 STOP_REASON = "stopped by `edl stop`"
 
 
@@ -27,6 +36,8 @@ def status(arguments: argparse.Namespace) -> int:
     known = [record for _, record in records(home)]
     if arguments.job is None and "EDL_JOB" not in os.environ and sum(record.alive for record in known) != 1:
         return _list(known, arguments.json)
+    if (cluster := cluster_with(arguments)) is not None:
+        return _status_in(cluster, arguments)
     found = asyncio.run(read_status(located(arguments)))
     if arguments.json:
         show.say_json(found)
@@ -35,10 +46,41 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _status_in(cluster: ReachedCluster, arguments: argparse.Namespace) -> int:
+    """People see what the queue tells, programs what every job's status has."""
+    from edl.cli.queue import show_job, status_of  # only where there is a cluster
+
+    job = cluster.job(arguments.job)
+    if not arguments.json:
+        show_job(job)
+        return 0
+    found = status_of(job)
+    with contextlib.suppress(EdlError):  # it has no leader that can be asked
+        if job.workers:
+            found = asyncio.run(read_status(located(arguments)))
+    show.say_json(found)
+    return 0
+
+
 def located(arguments: argparse.Namespace) -> Whereabouts:
-    """The job that was named on the command line, else by EDL_JOB, else the only one that runs here."""
+    """The job that was named on the command line, else by EDL_JOB, else the only one that runs here; also a cluster's
+    of this machine.
+    """
     settings = Settings.from_given(arguments.given, os.environ)
-    return locate(msgspec.structs.replace(settings, job=arguments.job or settings.job))
+    settings = msgspec.structs.replace(settings, job=arguments.job or settings.job)
+    if settings.coordinator is None and (cluster := cluster_with(arguments)) is not None:
+        settings = cluster.settings_for(settings)
+    return locate(settings)
+
+
+def cluster_with(arguments: argparse.Namespace) -> ReachedCluster | None:
+    """The cluster that has the job; None: the job is one of `edl run`, or none. Raises EdlError."""
+    home = Settings.from_given(arguments.given, os.environ).home
+    if arguments.job is None or not (getattr(arguments, "cluster", None) or (home / "cluster/cluster.json").exists()):
+        return None
+    from edl.cli.cluster_scale import cluster_of  # only where there is a cluster
+
+    return cluster_of(arguments)
 
 
 def _list(known: list[LaunchRecord], json: bool) -> int:
@@ -71,9 +113,37 @@ async def _print_events(where: Whereabouts, *, json: bool, follow: bool) -> None
 
 
 def stop(arguments: argparse.Namespace) -> int:
+    if (cluster := cluster_with(arguments)) is not None:
+        from edl.cli.queue import cancel_in  # only where there is a cluster
+
+        return cancel_in(cluster, arguments.job, wait=arguments.typed.prog == "edl stop")
     where = located(arguments)
     show.say(f"job {where.job} {asyncio.run(stopping.stop(where, STOP_REASON))}")
     return 0
+
+
+# ---------------------------------------------------------------------------------------------------------- wait
+
+
+def wait(arguments: argparse.Namespace) -> int:
+    """Exit code of the job, of either kind."""
+    timeout_s = seconds(arguments.timeout)
+    if (cluster := cluster_with(arguments)) is not None:
+        from edl.cli.queue import wait_in  # only where there is a cluster
+
+        return wait_in(cluster, arguments.job, timeout_s)
+    where, until = located(arguments), time.monotonic() + (timeout_s or LONGEST_S)
+    while (found := kept_status(where) or asyncio.run(read_status(where))).state not in OVER:
+        if time.monotonic() > until:
+            raise TimedOut(f"job {where.job} is not over within {arguments.timeout} s: it is {found.state.value}")
+        time.sleep(LOOK_S)
+    if found.state is JobState.FINISHED:
+        show.say(f"job {where.job} has finished")
+        return 0
+    if found.state is JobState.PREEMPTED:
+        show.say(f"job {where.job} is preempted: {found.reason}")
+        return PREEMPTED
+    raise EdlError(f"job {where.job} {found.state.value}: {found.reason}")
 
 
 # -------------------------------------------------------------------------------------------------------- doctor

@@ -146,6 +146,7 @@ def add_run(found: Commands) -> None:
 def add_status(found: Commands) -> None:
     parser = command(found, "status", later("commands", "status"), "show a job as it is", STATUS_EXAMPLES)
     add_job(parser, nargs="?")
+    add_values(parser, REACH_FLAGS)
     add_switch(parser, "--json", "one JSON object")
 
 
@@ -179,7 +180,9 @@ def add_batch(found: Commands) -> None:
 
 
 def add_stop(found: Commands) -> None:
-    add_job(command(found, "stop", later("commands", "stop"), "end a job cleanly", STOP_EXAMPLES))
+    parser = command(found, "stop", later("commands", "stop"), "end a job cleanly", STOP_EXAMPLES)
+    add_job(parser)
+    add_values(parser, REACH_FLAGS)
 
 
 def add_profile(found: Commands) -> None:

@@ -1,4 +1,4 @@
-"""`edl logs`: what the workers of a job have printed, as their wardens have kept it.
+"""`edl logs`: what the workers of a job have printed, as `edl run` or, of a cluster's, their wardens have kept it.
 
 A terminal is shown colours, and no other sequence that would control it: a job may be another user's.
 """
@@ -9,22 +9,61 @@ import argparse
 import asyncio
 import re
 import sys
+import time
 
-from edl.cli.reached import reached
+from edl.cli.cluster_scale import runs_here
+from edl.cli.commands import LOOK_S, cluster_with, located
+from edl.cli.reached import home_of, is_remote, reached
 from edl.cluster.queue.wanted import WORKER, checked_name
 from edl.control_characters import visible_beside_colours
 from edl.errors import EdlError, UsageError
+from edl.launch.processes import is_running
+from edl.launch.records import LaunchRecord
+from edl.launch.whereabouts import Whereabouts
+from edl.scheduler.printed import Printed
+from edl.scheduler.reaching import ReachedCluster
 
 
 def logs(arguments: argparse.Namespace) -> int:
-    job = checked_name(arguments.job)
-    if arguments.worker is not None and not re.fullmatch(WORKER, arguments.worker):
-        raise UsageError(f"--worker {arguments.worker!r} is no worker's id: `edl describe {job}` lists them")
+    job, worker = checked_name(arguments.job), arguments.worker
+    if worker is not None and not re.fullmatch(WORKER, worker):
+        raise UsageError(f"--worker {worker!r} is no worker's id: `edl status {job}` lists them")
     try:
-        reached(arguments).logs(job, arguments.worker, _write, follow=arguments.follow)
+        if (cluster := _cluster(arguments)) is not None:
+            cluster.logs(job, worker, _write, follow=arguments.follow)
+        else:
+            _show_kept(located(arguments), worker, follow=arguments.follow)
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise EdlError("interrupted") from None
     return 0
+
+
+def lives(record: LaunchRecord) -> bool:
+    return is_running(record.launcher_pid, record.launcher_start) if record.here else record.alive
+
+
+def _cluster(arguments: argparse.Namespace) -> ReachedCluster | None:
+    """The cluster that has the job. What is kept of its job here can be read though it does not run."""
+    home = home_of(arguments)[1]
+    if is_remote(arguments) or not home.job_logs(arguments.job).exists() or runs_here(home, arguments.job):
+        return cluster_with(arguments)
+    return reached(arguments)
+
+
+def _show_kept(where: Whereabouts, number: str | None, *, follow: bool) -> None:
+    """What `edl run` has shown, here. `number`: only lines that begin with it."""
+    if where.folder is None or where.record is None:
+        raise UsageError(f"job {where.job} was not started here: its output is where `edl run` was typed")
+    printed, final = Printed(where.folder.logs, where.folder.output.stem), False
+    while not final:  # the launcher writes its last line when the job is over
+        final = not follow or not lives(where.record)
+        for piece in printed.news(final=final):
+            lines = piece.text.splitlines(keepends=True)
+            _write("".join(line for line in lines if number is None or line.startswith(f"[{number}]<")))
+        if not final:
+            time.sleep(LOOK_S)
+    if not printed.workers():
+        raise UsageError(f"no output of job {where.job} is kept: {where.record.launcher} keeps none")
 
 
 def _write(text: str) -> None:

@@ -9,7 +9,6 @@ from edl import __version__
 from edl.cli import cluster_flags, job_flags, saved_flags, seeing, simulate_flags
 from edl.cli.arguments import Commands, Parser, add_switch, command, later
 from edl.cli.saved_flags import job_named
-from edl.errors import UsageError
 
 GROUPS = {
     "run a job": ("run", "wait", "doctor"),
@@ -46,6 +45,8 @@ example:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments; `act` is the command's function. Raises UsageError."""
     parser = build()
+    if argv and argv[0].startswith("-") and argv[0] not in parser._option_string_actions:
+        raise parser.unknown(argv[0])
     arguments, unknown = parser.parse_known_args(job_named(argv or ["help"]))
     if unknown:
         typed: Parser = arguments.typed
@@ -86,9 +87,9 @@ def build() -> Parser:
     _add_own(found, parser)
     summaries = {action.dest: action.help for action in found._choices_actions}
     found._choices_actions.clear()  # else they would be listed a second time, in no groups
-    lines = [f"\n{title}:\n" + "".join(f"  {name:<12}{summaries[name]}\n" for name in GROUPS[title]) for title in GROUPS]
+    blocks = {title: "".join(f"  {name:<12}{summaries[name]}\n" for name in names) for title, names in GROUPS.items()}
     parser.usage, found.help = "edl COMMAND [flags] [arguments]", argparse.SUPPRESS
-    parser.epilog = "".join(lines) + MORE
+    parser.epilog = "".join(f"\n{title}:\n{block}" for title, block in blocks.items()) + MORE
     return parser
 
 

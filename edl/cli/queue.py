@@ -14,15 +14,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edl.cli import show
-from edl.cli.commands import seconds
+from edl.cli.arguments import TWINS
+from edl.cli.commands import cluster_with, seconds, status
 from edl.cli.reached import home_of, is_remote, reached
 from edl.cluster.queue.entries import NAME
+from edl.cluster.queue.phases import JobPhase
 from edl.cluster.queue.shown import FINISHED, JobList, JobShown
-from edl.cluster.queue.wanted import USER, JobWish, checked_name
+from edl.cluster.queue.wanted import USER, JobWish
 from edl.config import Settings
 from edl.errors import ConfigError, EdlError, UsageError
 from edl.launch.names import invent
+from edl.launch.stopping import TIMEOUT_S
+from edl.protocol.job import JobState, Status
 from edl.scheduler.environs import handed_on
+from edl.scheduler.reaching import ReachedCluster
 
 SHOWN_OVER = 10  # jobs that are over, in a list for people
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
@@ -76,7 +81,9 @@ def _folder(given: str | None) -> str:
 
 def _environ(environ: Mapping[str, str], given: list[str], *, remote: bool) -> dict[str, str]:
     """To another machine go edl's settings, and what was named: the rest is of this one."""
-    kept = {name: value for name, value in environ.items() if not remote or name.startswith("EDL_")}
+    kept = {
+        name: value for name, value in environ.items() if name not in TWINS and (not remote or name.startswith("EDL_"))
+    }
     for text in given:
         name, named, value = text.partition("=")
         if not name or (not named and name not in environ):
@@ -141,11 +148,40 @@ def _row(job: JobShown) -> tuple[str, ...]:
 
 
 def describe(arguments: argparse.Namespace) -> int:
-    cluster = reached(arguments)
-    job = cluster.job(checked_name(arguments.job))
+    if (cluster := cluster_with(arguments)) is None:
+        return status(arguments)
+    job = cluster.job(arguments.job)
     if arguments.json:
         show.say_json(job)
-        return 0
+    else:
+        show_job(job)
+    return 0
+
+
+def status_of(job: JobShown) -> Status:
+    """As any job's is shown, where its own leader says nothing: it waits, begins or is over."""
+    states = {JobPhase.QUEUED: JobState.STARTING, JobPhase.CANCELLED: JobState.FAILED}
+    phase = JobPhase(job.state)
+    return Status(
+        job=job.name,
+        state=states.get(phase) or JobState(phase.value),
+        reason=f"{phase.value}: {job.reason}" if phase in states else job.reason,
+        term=0,
+        generation=0,
+        leader="",
+        step=job.step,
+        epoch=0,
+        size=len(job.workers),
+        target=job.wanted or job.np,
+        min_workers=job.min_np,
+        max_workers=job.max_np,
+        workers=(),
+        data=None,
+        spec=None,
+    )
+
+
+def show_job(job: JobShown) -> None:
     why = f" ({job.reason})" if job.reason else ""
     asked = f", {job.wanted} asked for since" if job.wanted else ""
     show.say(f"job {job.name}: {job.state}{why}", COLOURS.get(job.state, ""))
@@ -165,27 +201,27 @@ def describe(arguments: argparse.Namespace) -> int:
         show.say(f"  {worker.id} on {worker.node}, device {worker.device}{goes}")
     for event in job.events:
         show.say(f"{time.strftime('%H:%M:%S', time.localtime(event.ts))}  {event.kind:<16}  {event.words}")
-    if not job.over and cluster.hint:
-        show.say("to look at it as at any job of edl, `edl status` and `edl events`:")
-        show.say(f"  {cluster.hint} edl status {job.name}")
-    return 0
 
 
 # ------------------------------------------------------------------------------------------------------ cancel, wait
 
 
-def cancel(arguments: argparse.Namespace) -> int:
-    job = reached(arguments).cancel(checked_name(arguments.job))
-    over = f"job {job.name} is over already: {job.state}"
-    show.say(over if job.over else f"job {job.name} is to be cancelled")
+def cancel_in(cluster: ReachedCluster, name: str, *, wait: bool) -> int:
+    job = cluster.cancel(name)
+    if job.over:
+        show.say(f"job {name} is over already: {job.state}")
+    elif wait:
+        cluster.wait(name, TIMEOUT_S, lambda _: None)
+        show.say(f"job {name} has ended")
+    else:
+        show.say(f"job {name} is to be cancelled")
     return 0
 
 
-def wait(arguments: argparse.Namespace) -> int:
+def wait_in(cluster: ReachedCluster, name: str, timeout_s: float | None) -> int:
     progress = show.Progress(sys.stderr)
-    name, timeout_s = checked_name(arguments.job), seconds(arguments.timeout)
     try:
-        job = reached(arguments).wait(name, timeout_s, lambda job: progress.show(_progress(job)))
+        job = cluster.wait(name, timeout_s, lambda job: progress.show(_progress(job)))
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise EdlError(f"interrupted; job {name} goes on") from None
     finally:

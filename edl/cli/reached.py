@@ -32,7 +32,7 @@ def reached(arguments: argparse.Namespace) -> ReachedCluster:
     """Raises ConfigError."""
     settings, home = home_of(arguments)
     if not is_remote(arguments):
-        if arguments.token_file or arguments.ca_file:
+        if getattr(arguments, "token_file", None) or getattr(arguments, "ca_file", None):
             raise ConfigError("--token-file and --ca-file go with --cluster URL")
         return ClusterHere(home, heed_interrupts)
     from edl.scheduler.remote import RemoteCluster  # only here: TLS and HTTP

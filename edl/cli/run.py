@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,15 +17,19 @@ from pathlib import Path
 import msgspec
 
 from edl.checkpoints.lives import GOES_ON, only_job
+from edl.cli.arguments import TWINS
+from edl.cli.cluster_flags import OF_REACH
+from edl.cli.detaching import in_background, wait_begun
 from edl.config import TABLE, Given, Settings
 from edl.control_characters import visible
 from edl.daemon.policies import tabulated, try_policy
-from edl.errors import ConfigError, UsageError
+from edl.errors import ConfigError, UsageError, did_you_mean
 from edl.host.processes import raise_open_files
 from edl.launch import exporting
 from edl.launch.early import EarlyEnd, ends_early
 from edl.launch.lives import Lives
 from edl.launch.local import Outcome
+from edl.launch.output import Kept
 from edl.launch.records import Folder, launch_record, new_name
 from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, EndKind, LaunchVerdict
 from edl.launch.workers import search_path
@@ -31,6 +37,8 @@ from edl.trainer.data.audit import check_free, prepare
 
 
 def run(arguments: argparse.Namespace) -> int:
+    for name in TWINS - OF_REACH:  # they are this command's, and none of an `edl` that the job calls
+        os.environ.pop(name, None)
     given, environ, waits = _waiting(arguments.given, os.environ)
     settings = Settings.from_given(given, environ)
     if waits and (settings.coordinator is None or settings.job is None):
@@ -38,10 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"{waits} waits for a job that trains elsewhere: name it by --job, and its --coordinator HOST:PORT"
         )
     with ends_early(lambda signum: early_end(settings, signum, waits=bool(waits))):
-        return _run(settings, arguments.line, waits=bool(waits))
+        return _run(settings, arguments.line, waits=bool(waits), detach=arguments.detach)
 
 
-def _run(settings: Settings, line: Sequence[str], *, waits: bool) -> int:
+def _run(settings: Settings, line: Sequence[str], *, waits: bool, detach: bool) -> int:
     command = checked_command(line)
     policy = try_policy(settings)
     exporting.check(settings)
@@ -52,9 +60,14 @@ def _run(settings: Settings, line: Sequence[str], *, waits: bool) -> int:
     if not waits:
         _prepare_audit(settings, job if settings.checkpoint else None)
     settings = msgspec.structs.replace(settings, batch_policy=table, job=job)
-    source = policy.source if policy is not None and policy.file else None
+    source, folder = policy.source if policy is not None and policy.file else None, Folder(settings.job_home)
+    if detach and (launcher := in_background()) is not None:
+        return wait_begun(*launcher, folder)
     outcome = asyncio.run(_live(settings, command, source, waits=waits))
-    sys.stderr.write(f"edl: {visible(last_line(outcome, Folder(settings.job_home), settings.resume))}\n")
+    said = f"edl: {visible(last_line(outcome, folder, settings.resume))}\n"
+    if (record := folder.read()) is not None and record.launcher_pid == os.getpid():
+        Kept(folder.output).write(said.encode())
+    sys.stderr.write(said)
     return outcome.verdict.code
 
 
@@ -93,8 +106,11 @@ def checked_command(line: Sequence[str]) -> tuple[str, ...]:
     if not command:
         raise UsageError("COMMAND is missing, such as `python train.py`; see 'edl run --help'")
     program = command[0]
-    if shutil.which(program, path=search_path(os.environ)) is not None:
+    if (found := shutil.which(program, path=search_path(os.environ))) is not None:
         _find_setpriv()
+        if re.fullmatch(r"python[0-9.]*", Path(found).name):
+            _check_script(command[1:])
+            _check_python(program, found)
         return command
     if program.endswith(".py") and Path(program).is_file():
         raise UsageError(f"{program} is not executable: did you mean `python {shlex.join(command)}`?")
@@ -102,7 +118,35 @@ def checked_command(line: Sequence[str]) -> tuple[str, ...]:
         raise UsageError(f"{program} is a folder, not a command")
     if Path(program).is_file() and "/" in program:
         raise UsageError(f"{program} is not executable: `chmod +x {program}`, or name its interpreter before it")
-    raise UsageError(f"command not found: {program}")
+    near = did_you_mean(program, ("python", "python3", "bash", "torchrun", "horovodrun"))
+    raise UsageError(f"command not found: {program}{near}")
+
+
+def _check_script(words: Sequence[str]) -> None:
+    """Raises UsageError for a script that is not there, which each worker's Python would say in lines of its own."""
+    for place, word in enumerate(words):
+        if word in {"-W", "-X"} or (place and words[place - 1] in {"-W", "-X"}):
+            continue
+        if not word.startswith("-"):
+            script = Path(word)
+            if not script.exists():
+                near = did_you_mean(script.name, [one.name for one in script.parent.glob("*")])
+                raise UsageError(f"there is no script {word}{near or f' in {Path.cwd()}'}")
+            return
+        if word == "-" or word.startswith("--") or {"c", "m"} & set(word):  # no script follows, or nobody knows where
+            return
+
+
+def _check_python(program: str, found: str) -> None:
+    """Raises ConfigError for another Python than this one, if it has no edl."""
+    if Path(found).parent == Path(sys.executable).parent:
+        return
+    look = "import sys, importlib.util; sys.exit(77 if importlib.util.find_spec('edl') is None else 0)"
+    if subprocess.run([found, "-c", look], stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 77:
+        raise ConfigError(
+            f"{program} has no edl: write `python`, which is {sys.executable}, or install edl there, by `{program} -m "
+            "pip install horovod-edl`"
+        )
 
 
 def early_end(settings: Settings, signum: signal.Signals, *, waits: bool) -> EarlyEnd:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
-from pathlib import Path
 
 from edl.cli import show
-from edl.cli.commands import heed_interrupts, located, seconds
-from edl.config import Settings
+from edl.cli.commands import cluster_with, heed_interrupts, located, seconds
 from edl.errors import EdlError, ScaleRejected, TimedOut, UsageError
 from edl.events import Event, Kind
 from edl.launch.whereabouts import Whereabouts
@@ -25,11 +22,10 @@ def scale(arguments: argparse.Namespace) -> int:
     if not arguments.size.isdecimal() or int(arguments.size) < 1:
         raise UsageError(f"{arguments.size}: the number of workers must be a whole number of at least 1")
     size, timeout_s = int(arguments.size), seconds(arguments.timeout)
-    if arguments.cluster or is_kept(Settings.from_given(arguments.given, os.environ).home):
-        from edl.cli.cluster_scale import cluster_of, scale_in_cluster  # only where there is a cluster
+    if (cluster := cluster_with(arguments)) is not None:
+        from edl.cli.cluster_scale import scale_in_cluster  # only where there is a cluster
 
-        if (cluster := cluster_of(arguments)) is not None:
-            return scale_in_cluster(cluster, arguments.job, size, timeout_s=timeout_s, wait=arguments.wait)
+        return scale_in_cluster(cluster, arguments.job, size, timeout_s=timeout_s, wait=arguments.wait)
     where = located(arguments)
     asked = f"{size} workers stay asked for: `edl status {where.job}` shows how far it is"
     progress = show.Progress(sys.stderr)
@@ -45,11 +41,6 @@ def scale(arguments: argparse.Namespace) -> int:
         progress.end()
     show.say(line)
     return 0
-
-
-def is_kept(home: Path) -> bool:
-    """Whether a cluster ever was there."""
-    return (home / "cluster" / "cluster.json").exists()
 
 
 async def _scale(where: Whereabouts, size: int, progress: show.Progress, *, timeout_s: float | None, wait: bool) -> str:

@@ -137,10 +137,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_environment(self) -> dict[str, str]:
         """The variables that hand these settings down to a child."""
-        silent = () if self.checkpoint else OF_CHECKPOINTS
+        silent = ("config", *(() if self.checkpoint else OF_CHECKPOINTS))  # what a file says is in the others
         if self.checkpoint_every != AUTO:
             silent = (*silent, "checkpoint_overhead")
-        handed = [setting for setting in TABLE if setting.field not in (*silent, "config")]  # all of it is in the others
+        handed = [setting for setting in TABLE if setting.field not in silent]
         values = {setting.variables[0]: getattr(self, setting.field) for setting in handed}
         return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 OWN = b">:edl: "  # between a prefix and what edl itself says in a worker
+KEPT_BYTES = 4 << 20  # of one file of two
 LONGEST_LINE = 65_536  # bytes; a longer line is cut, so that a stream without line ends takes no memory without bound
 
 
@@ -129,11 +130,34 @@ class Sink:
         self._open = False
 
 
+class Kept(Sink):
+    """The newest of what was shown, in a file, and in another one what came before it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(_new(path))
+        self._path, self._size = path, 0
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        self._size += len(data)
+        if self._size >= KEPT_BYTES and not self.broken:
+            self.close()
+            with contextlib.suppress(OSError):  # a full disk: training goes on without this output
+                self._path.replace(f"{self._path}.1")
+                self.reopen(_new(self._path))
+                self._size = 0
+
+
+def _new(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
 class Printer:
     """The one thread that writes output: a stalled reader stalls the workers' pipes, never the launcher's signals."""
 
     def __init__(self) -> None:
         self.stdout, self.stderr = Sink(1), Sink(2)
+        self.kept: Kept | None = None  # what is shown from now on
         self._queue: queue.SimpleQueue[tuple[tuple[Sink, ...], bytes, asyncio.Future[None] | None] | None] = (
             queue.SimpleQueue()
         )
@@ -162,6 +186,8 @@ class Printer:
             sinks, data, done = job
             for sink in sinks:
                 sink.write(data)
+            if self.kept is not None and (self.stdout in sinks or self.stderr in sinks):
+                self.kept.write(data)
             if done is None:
                 continue
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile

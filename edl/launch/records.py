@@ -88,6 +88,7 @@ class Folder:
         self.zookeeper = path / "zookeeper"
         self.etcd = path / "etcd"
         self.logs = path / "logs"
+        self.output = self.logs / "output.log"  # what `edl run` has shown, and before it output.log.1
         self.events = path / "events.jsonl"
         self.figures = path / "figures.jsonl"
         self.status = path / "status.json"

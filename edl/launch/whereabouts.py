@@ -12,7 +12,7 @@ import msgspec
 
 from edl.config import Settings
 from edl.coordination.settings import Coordinator
-from edl.errors import ConfigError, EdlError, UsageError
+from edl.errors import ConfigError, EdlError, UsageError, did_you_mean
 from edl.host.credentials import coordinator_of, with_secret
 from edl.host.joining import completed
 from edl.launch.records import OVER, Folder, LaunchRecord, find, records
@@ -52,8 +52,9 @@ def locate(settings: Settings, secret: bytes = b"") -> Whereabouts:
     if record is not None and settings.coordinator in {None, record.coordinator}:
         return Whereabouts(job, folder, record, _coordinator(settings, record, secret), secret)
     if settings.coordinator is None:
+        near = did_you_mean(job, [record.job for _, record in records(settings.home)])
         raise ConfigError(
-            f"no job {job} was started on this machine: `edl status` lists those that were; "
+            f"no job {job} was started on this machine{near or ':'} `edl status` lists those that were; "
             "for one that runs elsewhere name its coordinator, by --coordinator HOST:PORT or EDL_COORDINATOR"
         )
     return Whereabouts(job, None, None, _named(settings, secret), secret)

@@ -10,9 +10,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from edl.cluster.queue import accounts
 from edl.cluster.queue.shown import JobShown, shown
 from edl.cluster.queue.wanted import JobWish, submission
+from edl.config import Settings
 from edl.errors import ConfigError, UsageError
 from edl.scheduler.client import PATIENCE_S, ClusterClient, ClusterStatus, opened
 from edl.scheduler.places import ClusterHome
@@ -26,9 +29,8 @@ Write = Callable[[str], object]
 class ReachedCluster(Protocol):
     """Every call raises EdlError. What waits is ended by Ctrl-C."""
 
-    @property
-    def hint(self) -> str:
-        """How to look at a job of it by the commands for any job; empty: not from here."""
+    def settings_for(self, settings: Settings, /) -> Settings:
+        """Those by which its jobs are asked directly. Raises UsageError where they cannot be, from here."""
 
     def submit(self, wish: JobWish) -> None: ...
 
@@ -57,10 +59,9 @@ class ClusterHere:
         """`heed`: makes Ctrl-C cancel the task that runs it."""
         self._home, self._heed = home, heed
 
-    @property
-    def hint(self) -> str:
+    def settings_for(self, settings: Settings) -> Settings:
         coordinator = self._home.config().coordinator
-        return f"EDL_COORDINATOR={coordinator} EDL_SECRET_FILE={self._home.secret}"
+        return msgspec.structs.replace(settings, coordinator=coordinator, secret_file=self._home.secret)
 
     def submit(self, wish: JobWish) -> None:
         asyncio.run(self._submit(wish))

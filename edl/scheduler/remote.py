@@ -23,6 +23,7 @@ from edl.cluster.queue.accounts import Accounts
 from edl.cluster.queue.shown import JobList, JobShown
 from edl.cluster.queue.wanted import JobWish, SizeWish
 from edl.coordination.peer_user import ForeignServer, check_server
+from edl.config import Settings
 from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
 from edl.host.network import LOOPBACK
 from edl.scheduler.client import PATIENCE_S, ClusterStatus
@@ -45,7 +46,8 @@ class _ServerAway(Exception):
 class RemoteCluster:
     """By its address, with a token."""
 
-    hint = ""
+    def settings_for(self, _: Settings) -> Settings:
+        raise UsageError(f"a job of {self._url} can be asked for that on the cluster's own machine only")
 
     def __init__(self, url: str, token: str, ca_file: str | None = None) -> None:
         """Raises ConfigError."""

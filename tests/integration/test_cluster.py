@@ -447,7 +447,7 @@ def test_wrong_use_without_a_cluster(tmp_path: Path, warm: WarmPython, words: tu
 
 
 def test_a_job_that_is_unknown_is_said_to_be(cluster: LiveCluster) -> None:
-    assert "the cluster has no job nobody" in cluster("describe", "nobody", code=1)
+    assert "the cluster has no job nobody" in cluster("describe", "nobody", code=2)
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ STATUS = Status(
         ("batch x 9999999999", "9999999999: the samples of a step must be a whole number from 1 to 1,000,000,000"),
         ("run -np", "-np/--num-proc: expected one argument; see 'edl run --help'"),
         ("run --colour red true", "unknown flag or argument --colour; see 'edl run --help'"),
-        ("run --num 2 true", "unknown flag or argument --num; see 'edl run --help'"),
+        ("run --num 2 true", "unknown flag or argument --num: did you mean --num-proc?; see 'edl run --help'"),
         ("run -np 2 --min-np 3 true", "-np 2 is less than --min-np 3"),
         ("run -np 4 --max-np 3 true", "-np 4 is more than --max-np 3"),
         ("run --min-np 4 --max-np 3 true", "--min-np 4 is more than --max-np 3"),
@@ -111,8 +111,7 @@ STATUS = Status(
         ("data", "missing: COMMAND; see 'edl data --help'"),
         ("data verify", "missing: DIR; see 'edl data verify --help'"),
         ("data verify x y", "x is no folder: name the one that EDL_AUDIT or --audit named"),
-        ("frobnicate", "COMMAND: invalid choice: 'frobnicate'"),
-        ("", "missing: COMMAND; see 'edl --help'"),
+        ("frobnicate", "unknown command frobnicate; see 'edl --help'"),
     ],
 )
 def test_wrong_input_is_one_clear_line_and_exit_code_2(home, capsys, arguments, line):
@@ -241,7 +240,7 @@ def test_two_dashes_may_stand_before_the_command():
 def typed_flags() -> dict[str, set[str]]:
     """Command -> what its help offers, without --help."""
     commands = next(action.choices for action in build()._actions if action.dest == "command")
-    return {name: _flags_of(parser) - {"-h", "--help", "-f"} for name, parser in commands.items()}
+    return {name: _flags_of(parser) - {"-h", "--help", "-f", "-d"} for name, parser in commands.items()}
 
 
 def _flags_of(parser) -> set[str]:
@@ -252,7 +251,7 @@ def _flags_of(parser) -> set[str]:
 
 
 OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline", "--from", "--to"}
-OTHERS |= {"--allow-scale", "--port", "--html"}
+OTHERS |= {"--allow-scale", "--port", "--html", "--detach"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
 CLUSTER = {
     "--quota",

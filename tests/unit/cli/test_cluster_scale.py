@@ -15,7 +15,7 @@ from edl.cli.cluster_scale import cluster_of, far, has, scale_in_cluster
 from edl.cluster.queue.entries import JobEntry, Submission
 from edl.cluster.queue.phases import JobPhase
 from edl.cluster.queue.shown import JobShown, ShownWorker, shown
-from edl.errors import EdlError, NoSuchJob, StoreUnavailable, TimedOut
+from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, TimedOut
 from edl.scheduler.places import ClusterConfig, ClusterHome
 
 ASKED = Submission("a", ("train",), "/", "ann", 1.0, np=1, min_np=1, max_np=3)
@@ -40,6 +40,9 @@ class Plays:
         if isinstance(look, BaseException):
             raise look
         return look
+
+    def jobs(self) -> tuple[JobShown, ...]:
+        return (msgspec.structs.replace(job(1), name="ab"),)
 
     def scale(self, name: str, np: int) -> None:
         self.asked.append((name, np))
@@ -86,7 +89,7 @@ def test_when_it_has_them() -> None:
         ([job(1), job(1, wanted=2), job(1, wanted=3)], 2, "job a was asked for 3 workers meanwhile"),
         ([job(1), job(1, wanted=2), job(1)], 2, "job a was asked for 1 workers meanwhile"),
         ([job(1), job(0, wanted=2, state="finished")], 2, "job a is over: finished"),
-        ([job(1), KeyboardInterrupt()], 2, "interrupted; 2 workers stay asked for: `edl describe a`"),
+        ([job(1), KeyboardInterrupt()], 2, "interrupted; 2 workers stay asked for: `edl status a`"),
         ([KeyboardInterrupt()], 2, "interrupted$"),
     ],
 )
@@ -148,8 +151,11 @@ def test_a_job_that_edl_run_has_under_way_comes_first(choose: Choose) -> None:
     assert not choose(NoSuchJob("no"), runs=True, url="http://localhost:1")
 
 
-def test_what_is_no_job_of_the_cluster_is_a_lone_one(choose: Choose, tmp_path: Path) -> None:
-    assert not choose(NoSuchJob("no"))
+def test_what_is_no_job_of_the_cluster_is_a_lone_one(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"no job a, and none .* here: did you mean ab\? `edl queue`"):
+        choose(NoSuchJob("no"))
+    assert not choose(NoSuchJob("no"), coordinator="127.0.0.1:7")
+    monkeypatch.delenv("EDL_COORDINATOR")
     assert not choose(EdlError("the cluster does not run"))
     assert not choose(job(1), coordinator="zk9:2181")
     with pytest.raises(NoSuchJob):
