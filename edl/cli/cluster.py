@@ -58,6 +58,7 @@ def start(arguments: argparse.Namespace) -> int:
             None if (old := home.read()) is None else old.http,
         ),
         kubernetes=kubernetes,
+        log_level=settings.log_level,
     )
     progress = show.Progress(sys.stderr)
     try:

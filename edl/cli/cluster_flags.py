@@ -156,7 +156,7 @@ def add_cluster(found: Commands) -> None:
     add_list(parser, "--quota", "USER:DEVICES", "devices that this user may have at once")
     add_list(parser, "--highest-priority", "USER:N", "what this user's token may ask for at most (default: 0)")
     add_switch(parser, "--foreground", "stay until SIGTERM or Ctrl-C, then end its processes; workers go on")
-    add_settings(parser, "coordinator", "local_coordinator", "session_timeout_s", "home")
+    add_settings(parser, "coordinator", "local_coordinator", "session_timeout_s", "log_level", "home")
     parser = command(commands, "stop", later("cluster", "stop"), "stop it", STOP)
     add_switch(parser, "--now", "do not save its jobs first: kill them")
     add_settings(parser, "home")

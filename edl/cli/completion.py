@@ -16,7 +16,6 @@ from edl.cli.arguments import Parser
 from edl.cli.parser import build
 from edl.config import Settings
 from edl.errors import EdlError
-from edl.launch.records import records
 
 SCRIPTS = {
     "bash": """\
@@ -98,6 +97,8 @@ def _values(of: argparse.Action | None, jobs: Callable[[], Iterable[str]]) -> It
 
 
 def _jobs() -> Iterable[str]:
+    from edl.launch.records import records  # only here: a Tab is to be quick
+
     try:
         return [record.job for _, record in records(Settings.from_given({}, os.environ).home)]
     except EdlError:

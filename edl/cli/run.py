@@ -29,7 +29,7 @@ from edl.launch import exporting
 from edl.launch.early import EarlyEnd, ends_early
 from edl.launch.lives import Lives
 from edl.launch.local import Outcome
-from edl.launch.output import Kept
+from edl.launch.output import OutputFile
 from edl.launch.records import Folder, launch_record, new_name
 from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, EndKind, LaunchVerdict
 from edl.launch.workers import search_path
@@ -66,7 +66,7 @@ def _run(settings: Settings, line: Sequence[str], *, waits: bool, detach: bool) 
     outcome = asyncio.run(_live(settings, command, source, waits=waits))
     said = f"edl: {visible(last_line(outcome, folder, settings.resume))}\n"
     if (record := folder.read()) is not None and record.launcher_pid == os.getpid():
-        Kept(folder.output).write(said.encode())
+        OutputFile(folder.output).write(said.encode())
     sys.stderr.write(said)
     return outcome.verdict.code
 
@@ -133,7 +133,7 @@ def _check_script(words: Sequence[str]) -> None:
                 near = did_you_mean(script.name, [one.name for one in script.parent.glob("*")])
                 raise UsageError(f"there is no script {word}{near or f' in {Path.cwd()}'}")
             return
-        if word == "-" or word.startswith("--") or {"c", "m"} & set(word):  # no script follows, or nobody knows where
+        if word == "-" or word.startswith("--") or {"c", "m"} & set(word):  # no script follows, or its place is unknown
             return
 
 

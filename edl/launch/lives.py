@@ -28,7 +28,7 @@ from edl.launch.former import clear
 from edl.launch.guard import LauncherGuard
 from edl.launch.happenings import OwnChoice
 from edl.launch.local import PRINT_TIMEOUT_S, Launch, Outcome
-from edl.launch.output import Kept, Printer
+from edl.launch.output import OutputFile, Printer
 from edl.launch.records import Folder, LaunchRecord, claim, renew
 from edl.launch.restarting import Again, Enough, LifeEnd, Restarting
 from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, LaunchVerdict
@@ -82,7 +82,7 @@ class Lives:
         except AskedMeanwhile:
             return Outcome(NOT_BEGUN if self._to_go else INTERRUPTED)
         claim(self._settings.home, self._record)
-        self._printer.kept = Kept(self._folder.output)
+        self._printer.kept = OutputFile(self._folder.output)
         verdict = INTERRUPTED
         guard = LauncherGuard(self._folder, self._record.mark)
         exports: exporting.Exports | None = None

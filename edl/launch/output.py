@@ -130,7 +130,7 @@ class Sink:
         self._open = False
 
 
-class Kept(Sink):
+class OutputFile(Sink):
     """The newest of what was shown, in a file, and in another one what came before it."""
 
     def __init__(self, path: Path) -> None:
@@ -157,7 +157,7 @@ class Printer:
 
     def __init__(self) -> None:
         self.stdout, self.stderr = Sink(1), Sink(2)
-        self.kept: Kept | None = None  # what is shown from now on
+        self.kept: OutputFile | None = None  # what is shown from now on
         self._queue: queue.SimpleQueue[tuple[tuple[Sink, ...], bytes, asyncio.Future[None] | None] | None] = (
             queue.SimpleQueue()
         )

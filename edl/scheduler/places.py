@@ -75,6 +75,7 @@ class ClusterConfig(msgspec.Struct, frozen=True):
     ray: str = ""  # HOST:PORT of the Ray that its workers are actors of
     http: HttpGiven | None = None
     kubernetes: KubernetesGiven | None = None
+    log_level: str = "info"
     priorities: dict[str, int] = {}  # user -> the highest that its token may ask for; 0 for all others
 
 

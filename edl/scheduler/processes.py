@@ -315,7 +315,7 @@ def main(kind: str, name: str, home: ClusterHome) -> int:
         if not ours or home.ending.exists():  # spawned just before the cluster was told to end
             return 0
         logger.addHandler(ProcessLog(home.logs / f"{full}.log"))
-        logger.setLevel(logging.INFO)
+        logger.setLevel(config.log_level.upper() if (config := home.read()) is not None else logging.INFO)
         works: dict[str, Callable[[ClusterHome], Coroutine[Any, Any, None]]] = {
             KEEPER: keep,
             HTTP: _serve_http,
