@@ -165,7 +165,7 @@ def status_of(job: JobShown) -> Status:
     return Status(
         job=job.name,
         state=states.get(phase) or JobState(phase.value),
-        reason=f"{phase.value}: {job.reason}" if phase in states else job.reason,
+        reason=": ".join(filter(None, (phase.value, job.reason))) if phase in states else job.reason,
         term=0,
         generation=0,
         leader="",

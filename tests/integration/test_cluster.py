@@ -336,6 +336,7 @@ def test_a_job_goes_on_while_scheduler_agent_keeper_and_coordinator_are_killed(c
 def test_who_is_more_urgent_trains_once_others_have_shrunk(cluster: LiveCluster) -> None:
     audit = cluster.submit("broad", "-np", "2", "--min-np", "1", "--max-np", "2", epochs=4, step_s=0.05)
     cluster.until("broad", "running")
+    assert json.loads(cluster("status", "broad", "--json"))["leader"] and "job_started" in cluster("events", "broad")
     urgent = cluster.submit("urgent", "--priority", "5", epochs=1)
     cluster("wait", "urgent", "--timeout", "120")
     cluster("wait", "broad", "--timeout", "120")
@@ -383,8 +384,12 @@ def test_a_job_that_is_cancelled_leaves_no_process(cluster: LiveCluster) -> None
     assert cluster("cancel", "long") == "job long is to be cancelled\n"
     assert "cancelled" in cluster("wait", "long", code=1)
     wait(lambda: not cluster.processes("long-1"), "no process is left")
-    assert cluster("cancel", "long") == "job long is over already: cancelled\n"
+    assert cluster("stop", "long") == "job long is over already: cancelled\n"
     assert cluster("logs", "long") == "begun\n"
+    assert cluster("status", "long") == cluster("describe", "long")
+    ended = json.loads(cluster("status", "long", "--json"))
+    assert (ended["job"], ended["state"], ended["target"], ended["workers"]) == ("long", "failed", 1, [])
+    assert ended["reason"].startswith("cancelled")
 
 
 @pytest.mark.soak  # that a cluster drains is tested in simulated time, and that a job is saved and goes on above

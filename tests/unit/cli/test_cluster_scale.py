@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edl.cli import cluster_scale, main
+from edl.cli import cluster_scale, commands, main
 from edl.cli.cluster_scale import cluster_of, far, has, scale_in_cluster
 from edl.cluster.queue.entries import JobEntry, Submission
 from edl.cluster.queue.phases import JobPhase
@@ -172,3 +173,39 @@ def test_a_cluster_that_does_not_run_is_said_to_where_the_job_is_its(choose: Cho
 def test_sizes_that_are_none(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scale", "--cluster", "http://localhost:1", "--", "a", size]) == 2
     assert "the number of workers must be a whole number of at least 1" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------- one verb for both kinds
+
+
+@pytest.mark.parametrize(("verb", "said"), [("stop", "job a has ended"), ("cancel", "job a is to be cancelled")])
+def test_stop_waits_for_the_end_of_a_job_of_a_cluster_and_cancel_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str, said: str
+) -> None:
+    class Cancels(Plays):
+        def cancel(self, name: str) -> JobShown:
+            self.asked.append(name)
+            return job(1)
+
+        def wait(self, name: str, *_: object) -> JobShown:
+            self.asked.append("its end")
+            return job(0, state="cancelled")
+
+    cluster = Cancels(job(1))
+    monkeypatch.setattr(commands, "cluster_with", lambda _: cluster)
+    assert main([verb, "a"]) == 0
+    assert (cluster.asked, capsys.readouterr().out) == (["a", "its end"][: 1 + (verb == "stop")], f"{said}\n")
+
+
+@pytest.mark.parametrize(
+    ("phase", "state"),
+    [(phase, "starting" if phase == "queued" else "failed" if phase == "cancelled" else phase) for phase in JobPhase],
+)
+def test_programs_see_the_status_of_any_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], phase: JobPhase, state: str
+) -> None:
+    monkeypatch.setattr(commands, "cluster_with", lambda _: Plays(job(0, state=phase.value, reason="so")))
+    assert main(["status", "a", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["job"], found["state"], found["size"], found["target"]) == ("a", state, 0, 1)
+    assert found["reason"] == ("so" if state == phase else f"{phase.value}: so")

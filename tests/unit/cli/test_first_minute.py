@@ -75,8 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run python trian.py", "there is no script trian.py: did you mean train.py?"),
         ("run python -u -W error other/eval.py", "there is no script other/eval.py in HERE"),
         ("run bare/python3 train.py",
-         "bare/python3 has no edl: write `python`, which is PYTHON, or install edl there, by `bare/python3 -m pip "
-         "install horovod-edl`"),
+         "bare/python3 has no edl: write `python`, which is PYTHON, or install edl there, by `bare/python3 -m pip .*`"),
         ("run --config nosuch.toml python train.py", "--config nosuch.toml: cannot be read: No such file .*"),
         ("run --checkpoint-every 30 python train.py",
          "--checkpoint-every 30: must be a number of seconds, at least 1, or of steps: 30s or 500steps; or auto"),
@@ -322,3 +321,31 @@ def test_wait_ends_as_the_job_of_edl_run_did(folder, capsys, state, code, said):
     assert main(["wait", "mnist"]) == code
     out, err = capsys.readouterr()
     assert said in out + err
+
+
+def test_a_daemon_logs_at_the_level_that_is_asked_for(monkeypatch, tmp_path):
+    import logging
+
+    from edl.daemon import daemon
+
+    class Logs:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        async def run(self) -> None:
+            levels.append(logging.getLogger("edl.daemon").getEffectiveLevel())
+
+    levels: list[int] = []
+    root = logging.getLogger()
+    monkeypatch.setattr(daemon, "Daemon", Logs)
+    monkeypatch.setattr(daemon, "collect_seldom", lambda: None)
+    monkeypatch.setattr(daemon, "yield_to_trainers", lambda: None)
+    monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["daemon", "--folder", str(tmp_path), "--trainer", "1"])
+    before = root.level
+    try:
+        for level in ("", "WARNING", "debug"):
+            monkeypatch.setenv("EDL_LOG_LEVEL", level)
+            assert daemon.main() == 0
+    finally:
+        root.setLevel(before)
+    assert levels == [logging.INFO, logging.WARNING, logging.DEBUG]
