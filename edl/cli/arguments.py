@@ -111,12 +111,16 @@ def add_value(  # noqa: PLR0913 - as argparse's own
     default: str | None = None,
     required: bool = False,
     field: str | None = None,
+    also: tuple[str, ...] = (),
 ) -> None:
-    """A flag with a value, which its variable may give too. `field`: its name in the arguments, if not the flag's."""
+    """A flag with a value, which its variable may give too. `field`: its name in the arguments, if not the flag's.
+    `also`: other names of the flag.
+    """
     variable = _variable(flag)
     value = os.environ.get(variable) or default
     needed = required and value is None
-    parser.add_argument(flag, dest=field, metavar=metavar, default=value, required=needed, help=f"{text} [{variable}]")
+    told = f"{text} [{variable}]"
+    parser.add_argument(flag, *also, dest=field, metavar=metavar, default=value, required=needed, help=told)
 
 
 def add_values(parser: Flags, flags: Mapping[str, tuple[str, str]]) -> None:

@@ -12,6 +12,7 @@ from edl.cli.arguments import (
     add_list,
     add_settings,
     add_switch,
+    add_value,
     add_values,
     command,
     group,
@@ -133,7 +134,6 @@ MANIFESTS_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "user-id": ("UID", "as whom all run (default: 1000)"),
 }
 SUBMIT_FLAGS: Final[dict[str, tuple[str, str]]] = {
-    "name": ("NAME", "name of the job (default: a new one like brisk-otter-42)"),
     "batch-range": ("A:B", "samples a step, of all workers together, that a policy may choose from (default: its own)"),
     "priority": ("N", "higher ones first; lower ones shrink for it, or are sent away (default: 0)"),
     "deadline": ("SECONDS", "it should be over by then, from now on: for policies that heed it (default: none)"),
@@ -183,6 +183,8 @@ def add_submit(found: Commands) -> None:
     summary = "give a job to the cluster"
     parser = command(found, "submit", later("queue", "submit"), summary, SUBMIT)
     parser.usage = "edl submit [--name NAME] [-np N] [--min-np A] [--max-np B] [flags] COMMAND..."
+    text = "name of the job (default: a new one like brisk-otter-42)"
+    add_value(parser, "--name", "NAME", text, also=("--job",))
     add_values(parser, SUBMIT_FLAGS)
     add_switch(parser, "--spread", "its workers on as many nodes as can be, instead of as few")
     add_list(parser, "--env", "NAME[=VALUE]", "a variable that it gets")

@@ -251,7 +251,7 @@ def _flags_of(parser) -> set[str]:
 
 
 OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline", "--from", "--to"}
-OTHERS |= {"--allow-scale", "--port", "--html", "--detach"}
+OTHERS |= {"--allow-scale", "--port", "--html", "--detach", "--name"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
 CLUSTER = {
     "--quota",

@@ -213,6 +213,11 @@ def test_a_shell_completes(folder, monkeypatch, shell):
     assert "complete" in first and found[:2] == ["mnist", "--stragglers"], (done.stdout, done.stderr)
 
 
+def test_a_job_that_is_submitted_is_named_as_one_that_is_run():
+    for flag in ("--job", "--name"):
+        assert build().parse_args(["submit", flag, "mnist", "true"]).name == "mnist"
+
+
 # -------------------------------------------------------------------------------------------------- a file of settings
 
 
