@@ -84,25 +84,27 @@ examples:
   edl queue --json | jq '.jobs[] | select(.state == "running").name'
 """
 DESCRIBE: Final = """
-example:
-  edl describe mnist               what it asked for, where it runs, and what has happened to it, with reasons
+examples:
+  edl describe mnist               as `edl status mnist`
+  edl describe mnist --json        of a job of a cluster, all that the queue knows of it
 """
 CANCEL: Final = """
 example:
-  edl cancel mnist                 ends it, wherever it is; it is not gone on with
+  edl cancel mnist                 as `edl stop mnist`; of a job of a cluster it returns at once
 """
 LOGS: Final = """
 examples:
   edl logs mnist                   what its workers have printed
   edl logs mnist -f                and what they print, until the job is over
-  edl logs mnist --worker mnist-2
+  edl logs mnist --worker mnist-2  of a job of a cluster
+  edl logs mnist --worker 1        of a job of `edl run`: lines that begin with [1]
 """
 WAIT: Final = """
 examples:
   edl wait mnist && echo done
   edl wait mnist --timeout 3600
 
-Exit code: 0 when the job has finished, 1 when it has failed or was cancelled.
+Exit code: 0 when the job has finished, 1 when it has failed or was cancelled, 75 when it was preempted.
 """
 # flag -> (metavar, what it stands for)
 START_FLAGS: Final[dict[str, tuple[str, str]]] = {

@@ -23,6 +23,8 @@ RUN_EXAMPLES = """
 examples:
   edl run -np 2 python train.py                      two workers on this machine
   edl run -np 2 --max-np 4 --job mnist python train.py --epochs 3
+  edl run --detach --job mnist python train.py       in the background: look at it by `edl status`, `edl logs`
+  edl run --config mnist.toml python train.py        with settings from a file: np = 2, max-np = 4, ...
   edl run --coordinator zk1:2181,zk2:2181/edl --job mnist python train.py
                                                      two machines that run this line train one job together
   edl run -np 0 --coordinator zk1:2181 --job mnist python train.py
@@ -68,7 +70,7 @@ For a job of a cluster its queue does.
 """
 STOP_EXAMPLES = """
 example:
-  edl stop mnist                  ends the job cleanly, and returns when it is over
+  edl stop mnist                  ends the job cleanly, and returns when it is over; one of a cluster, for good
 """
 PROFILE_EXAMPLES = """
 examples:
