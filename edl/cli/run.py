@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,12 @@ from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, EndKind, LaunchVerdict
 from edl.launch.workers import search_path
 from edl.trainer.data.audit import check_free, prepare
 
+# ring -> its module, and what to do where it is not there
+PACKAGES = {
+    "torch": ("torch", "pip install 'horovod-edl[torch]'"),
+    "horovod": ("horovod", "train with --ring torch, or build Horovod by scripts/setup, as docs/setup.md says"),
+}
+
 
 def run(arguments: argparse.Namespace) -> int:
     for name in TWINS - OF_REACH:  # they are this command's, and none of an `edl` that the job calls
@@ -51,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(settings: Settings, line: Sequence[str], *, waits: bool, detach: bool) -> int:
     command = checked_command(line)
+    if settings.ring != Settings().ring:
+        _check_ring(settings.ring, command[0])
     policy = try_policy(settings)
     exporting.check(settings)
     table = tabulated(settings.batch_policy, settings.max_workers)
@@ -135,6 +144,14 @@ def _check_script(words: Sequence[str]) -> None:
             return
         if word == "-" or word.startswith("--") or {"c", "m"} & set(word):  # no script follows, or its place is unknown
             return
+
+
+def _check_ring(ring: str, program: str) -> None:
+    """Raises ConfigError where this Python runs the script and lacks what the ring is made of."""
+    module, remedy = PACKAGES.get(ring, ("", ""))
+    found = shutil.which(program, path=search_path(os.environ))
+    if module and found and Path(found).parent == Path(sys.executable).parent and find_spec(module) is None:
+        raise ConfigError(f"--ring {ring} (EDL_RING): {module} is not installed: {remedy}")
 
 
 def _check_python(program: str, found: str) -> None:

@@ -63,6 +63,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("submit --priorty 3 true",
          "unknown flag or argument --priorty: did you mean --priority?; see 'edl submit --help'"),
         ("run --ring torhc python train.py", "--ring torhc: must be .*: did you mean torch?"),
+        ("run --ring torch python train.py",
+         "--ring torch (EDL_RING): torch is not installed: pip install 'horovod-edl[torch]'"),
         ("run --stragglers shrae python train.py", "--stragglers shrae: must be .* or share: did you mean share?"),
         ("run --log-level verbose python train.py", "--log-level verbose: must be debug, info, warning or error"),
         ("run -np two python train.py", "-np two: must be a whole number of at least 1"),
@@ -87,7 +89,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("queue", "there is no cluster in EDL_HOME=HERE/home: start one by `edl cluster start`"),
     ],
 )  # fmt: skip
-def test_what_is_typed_wrong_is_answered_by_one_line_with_the_remedy(capsys, folder, line, answer):
+def test_what_is_typed_wrong_is_answered_by_one_line_with_the_remedy(capsys, monkeypatch, folder, line, answer):
+    monkeypatch.setattr("edl.cli.run.find_spec", lambda name: None)
     assert main(line.split()) == 2
     out, err = capsys.readouterr()
     wanted = re.escape(answer.replace("HERE", str(folder)).replace("PYTHON", sys.executable)).replace(r"\.\*", ".*")
