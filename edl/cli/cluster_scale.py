@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -32,13 +33,15 @@ def cluster_of(arguments: argparse.Namespace) -> ReachedCluster | None:
     remote, config, here = is_remote(arguments), home.read(), runs_here(home, arguments.job)
     if not remote and (config is None or here or settings.coordinator not in {None, config.coordinator}):
         return None
+    # A variable that names a cluster elsewhere keeps nobody from what was started here.
+    mine = here or (_by_variable(arguments) and find(home.home, arguments.job) is not None)
     cluster = reached(arguments)
     try:
         cluster.job(checked_name(arguments.job))
     except NoSuchJob:
-        if remote and not here:
+        if remote and not mine:
             raise
-        if here or settings.coordinator is not None or find(home.home, arguments.job) is not None:
+        if mine or settings.coordinator is not None or find(home.home, arguments.job) is not None:
             return None
         known = [job.name for job in cluster.jobs()] + [record.job for _, record in records(home.home)]
         raise ConfigError(
@@ -46,10 +49,14 @@ def cluster_of(arguments: argparse.Namespace) -> ReachedCluster | None:
             f"{did_you_mean(arguments.job, known) or ':'} `edl queue` and `edl status` list them"
         ) from None
     except EdlError:
-        if not remote and home.remains_of(arguments.job) is None:
+        if (mine and _by_variable(arguments)) or (not remote and home.remains_of(arguments.job) is None):
             return None
         raise
     return cluster
+
+
+def _by_variable(arguments: argparse.Namespace) -> bool:
+    return is_remote(arguments) and arguments.cluster == os.environ.get("EDL_CLUSTER")
 
 
 def runs_here(home: ClusterHome, job: str) -> bool:

@@ -133,7 +133,11 @@ def wait(arguments: argparse.Namespace) -> int:
 
         return wait_in(cluster, arguments.job, timeout_s)
     where, until = located(arguments), time.monotonic() + (timeout_s or LONGEST_S)
-    while (found := kept_status(where) or asyncio.run(read_status(where))).state not in OVER:
+    while True:
+        record = where.folder.read() if where.folder is not None else None
+        found = kept_status(where) or asyncio.run(read_status(where))
+        if found.state in OVER and not (record is not None and record.alive):  # its launcher judges how it ended
+            break
         if time.monotonic() > until:
             raise TimedOut(f"job {where.job} is not over within {arguments.timeout} s: it is {found.state.value}")
         time.sleep(LOOK_S)

@@ -210,11 +210,14 @@ def cancel_in(cluster: ReachedCluster, name: str, *, wait: bool) -> int:
     job = cluster.cancel(name)
     if job.over:
         show.say(f"job {name} is over already: {job.state}")
-    elif wait:
-        cluster.wait(name, TIMEOUT_S, lambda _: None)
-        show.say(f"job {name} has ended")
-    else:
+    elif not wait:
         show.say(f"job {name} is to be cancelled")
+    else:
+        try:
+            cluster.wait(name, TIMEOUT_S, lambda _: None)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            raise EdlError(f"interrupted; job {name} is to be cancelled") from None
+        show.say(f"job {name} has ended")
     return 0
 
 

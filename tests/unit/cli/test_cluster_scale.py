@@ -146,10 +146,16 @@ def test_a_job_of_the_cluster_is_asked_for_there(choose: Choose) -> None:
     assert choose(job(1), coordinator="127.0.0.1:7")  # else it would be scaled behind the queue's back
 
 
-def test_a_job_that_edl_run_has_under_way_comes_first(choose: Choose) -> None:
+def test_a_job_that_edl_run_has_under_way_comes_first(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not choose(job(1), runs=True)
     assert choose(job(1), runs=True, url="http://localhost:1")
     assert not choose(NoSuchJob("no"), runs=True, url="http://localhost:1")
+    with pytest.raises(StoreUnavailable):
+        choose(StoreUnavailable("away"), runs=True, url="http://localhost:1")
+    monkeypatch.setenv("EDL_CLUSTER", "http://localhost:1")
+    assert not choose(StoreUnavailable("away"), runs=True, url="http://localhost:1")
+    with pytest.raises(StoreUnavailable):
+        choose(StoreUnavailable("away"), url="http://localhost:1")
 
 
 def test_what_is_no_job_of_the_cluster_is_a_lone_one(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from edl.config import TABLE, Settings
 from edl.errors import ConfigError
 from edl.launch.output import KEPT_BYTES, OutputFile
 from edl.launch.records import claim, launch_record
+from edl.launch.whereabouts import recorded_status
 
 ROOT = Path(__file__).parents[3]
 
@@ -325,6 +326,8 @@ def test_wait_ends_as_the_job_of_edl_run_did(folder, capsys, state, code, said):
     assert main(["wait", "mnist", "--timeout", "0.01"]) == 1
     assert "is not over within 0.01 s: it is starting" in capsys.readouterr().err
     assert record is not None
+    kept.write_status(msgspec.json.encode(msgspec.structs.replace(recorded_status(kept, record), state="finished")))
+    assert main(["wait", "mnist", "--timeout", "0.01"]) == 1, "its launcher lives, and may say that it failed"
     kept.write(msgspec.structs.replace(record, state=state, reason="boom", ended=2.0))
     assert main(["wait", "mnist"]) == code
     out, err = capsys.readouterr()
