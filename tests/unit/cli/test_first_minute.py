@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -350,7 +351,7 @@ def test_a_daemon_logs_at_the_level_that_is_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(daemon, "Daemon", Logs)
     monkeypatch.setattr(daemon, "collect_seldom", lambda: None)
     monkeypatch.setattr(daemon, "yield_to_trainers", lambda: None)
-    monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["daemon", "--folder", str(tmp_path), "--trainer", "1"])
     before = root.level
     try:
