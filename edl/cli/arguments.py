@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn, Protocol, TypeAlias
 
 import msgspec
@@ -90,7 +90,7 @@ def _parser(found: Commands, name: str, summary: str, examples: str) -> Parser:
 def add_job(parser: Parser, nargs: str | None = None) -> None:
     """The job, and what it takes to find one that was started elsewhere."""
     parser.add_argument("job", metavar="JOB", nargs=nargs, help="name of the job")
-    add_settings(parser, "coordinator", "secret_file", "home")
+    add_settings(parser.add_argument_group("where the job is"), "coordinator", "secret_file", "home")
 
 
 def add_switch(parser: Flags, flag: str, text: str, *short: str) -> None:
@@ -123,10 +123,18 @@ def add_value(  # noqa: PLR0913 - as argparse's own
     parser.add_argument(flag, *also, dest=field, metavar=metavar, default=value, required=needed, help=told)
 
 
-def add_values(parser: Flags, flags: Mapping[str, tuple[str, str]]) -> None:
+def add_values(
+    parser: Flags, flags: Mapping[str, tuple[str, str]], groups: Mapping[str, argparse._ArgumentGroup] | None = None
+) -> None:
     """`flags`: name -> (metavar, what it stands for)."""
     for name, (metavar, text) in flags.items():
-        add_value(parser, f"--{name}", metavar, text)
+        add_value((groups or {}).get(name, parser), f"--{name}", metavar, text)
+
+
+def grouped(parser: Parser, groups: Mapping[str, Sequence[str]]) -> dict[str, argparse._ArgumentGroup]:
+    """Make groups of the help; return, by the name of each flag or setting, the one that has it."""
+    made = {title: parser.add_argument_group(title) for title in groups}
+    return {name: made[title] for title, names in groups.items() for name in names}
 
 
 def add_list(parser: Flags, flag: str, metavar: str, text: str) -> None:

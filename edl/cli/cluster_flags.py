@@ -16,6 +16,7 @@ from edl.cli.arguments import (
     add_values,
     command,
     group,
+    grouped,
     later,
 )
 
@@ -147,13 +148,18 @@ REACH_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "token-file": ("FILE", "with --cluster: the file that holds your token (default: ~/.edl/token)"),
     "ca-file": ("FILE", "with --cluster https://...: who signed its certificate (default: whom this machine trusts)"),
 }
+START_GROUPS: Final = {
+    "by HTTP": ("http", "http-certificate", "http-key"),
+    "on Kubernetes": ("pod-template", "kubernetes", "kubernetes-account"),
+}
+SUBMIT_GROUPS: Final = {"its workers": ("np",), "what the policy goes by": ("batch-range", "priority", "deadline")}
 OF_REACH: Final = frozenset(("EDL_CLUSTER", "EDL_TOKEN_FILE", "EDL_CA_FILE"))  # their variables
 
 
 def add_cluster(found: Commands) -> None:
     commands = group(found, "cluster", "run jobs on a cluster of this machine", CLUSTER)
     parser = command(commands, "start", later("cluster", "start"), "start a cluster", START)
-    add_values(parser, START_FLAGS)
+    add_values(parser, START_FLAGS, grouped(parser, START_GROUPS))
     add_list(parser, "--set", "NAME=VALUE", "a parameter of the policy")
     add_list(parser, "--quota", "USER:DEVICES", "devices that this user may have at once")
     add_list(parser, "--highest-priority", "USER:N", "what this user's token may ask for at most (default: 0)")
@@ -186,11 +192,13 @@ def add_submit(found: Commands) -> None:
     parser = command(found, "submit", later("queue", "submit"), summary, SUBMIT)
     parser.usage = "edl submit [--name NAME] [-np N] [--min-np A] [--max-np B] [flags] COMMAND..."
     text = "name of the job (default: a new one like brisk-otter-42)"
+    groups = grouped(parser, SUBMIT_GROUPS)
     add_value(parser, "--name", "NAME", text, also=("--job",))
-    add_values(parser, SUBMIT_FLAGS)
-    add_switch(parser, "--spread", "its workers on as many nodes as can be, instead of as few")
+    add_values(parser, SUBMIT_FLAGS, groups)
     add_list(parser, "--env", "NAME[=VALUE]", "a variable that it gets")
-    add_settings(parser, "np", "min_workers", "max_workers", "checkpoint")
+    add_settings(groups["np"], "np", "min_workers", "max_workers")
+    add_switch(groups["np"], "--spread", "its workers on as many nodes as can be, instead of as few")
+    add_settings(parser, "checkpoint")
     _add_reach(parser)
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what each worker runs")
 
@@ -214,7 +222,7 @@ def add_jobs(found: Commands) -> None:
     for name, (summary, examples) in summaries.items():
         parser = command(found, name, acts[name], summary, examples)
         add_job(parser)
-        add_values(parser, REACH_FLAGS)
+        add_elsewhere(parser)
         if name == "describe":
             add_switch(parser, "--json", "one JSON object")
         elif name == "logs":
@@ -228,4 +236,8 @@ def add_jobs(found: Commands) -> None:
 def _add_reach(parser: Parser) -> None:
     """Which cluster it speaks to."""
     add_settings(parser, "home")
-    add_values(parser, REACH_FLAGS)
+    add_elsewhere(parser)
+
+
+def add_elsewhere(parser: Parser) -> None:
+    add_values(parser.add_argument_group("a cluster on another machine"), REACH_FLAGS)

@@ -14,9 +14,10 @@ from edl.cli.arguments import (
     add_value,
     add_values,
     command,
+    grouped,
     later,
 )
-from edl.cli.cluster_flags import REACH_FLAGS
+from edl.cli.cluster_flags import add_elsewhere
 from edl.config import TABLE
 
 RUN_EXAMPLES = """
@@ -136,8 +137,7 @@ PROFILE_FLAGS: Final[dict[str, tuple[str, str]]] = {
 def add_run(found: Commands) -> None:
     parser = command(found, "run", later("run", "run"), "run a command as N workers on this machine", RUN_EXAMPLES)
     parser.usage = "edl run [-np N] [--min-np A] [--max-np B] [--job NAME] [flags] COMMAND..."
-    groups = {field: parser.add_argument_group(title) for title, fields in RUN_GROUPS.items() for field in fields[:1]}
-    groups |= {field: groups[fields[0]] for fields in RUN_GROUPS.values() for field in fields}
+    groups = grouped(parser, RUN_GROUPS)
     for setting in TABLE:
         if setting.flags:
             add_setting(groups.get(setting.field, parser), setting)
@@ -148,7 +148,7 @@ def add_run(found: Commands) -> None:
 def add_status(found: Commands) -> None:
     parser = command(found, "status", later("commands", "status"), "show a job as it is", STATUS_EXAMPLES)
     add_job(parser, nargs="?")
-    add_values(parser, REACH_FLAGS)
+    add_elsewhere(parser)
     add_switch(parser, "--json", "one JSON object")
 
 
@@ -171,7 +171,7 @@ def add_scale(found: Commands) -> None:
         "give up asking after so long (default: 60), with --wait also waiting (default: never), where the request "
         "stands",
     )
-    add_values(parser, REACH_FLAGS)
+    add_elsewhere(parser)
 
 
 def add_batch(found: Commands) -> None:
@@ -184,7 +184,7 @@ def add_batch(found: Commands) -> None:
 def add_stop(found: Commands) -> None:
     parser = command(found, "stop", later("commands", "stop"), "end a job cleanly", STOP_EXAMPLES)
     add_job(parser)
-    add_values(parser, REACH_FLAGS)
+    add_elsewhere(parser)
 
 
 def add_profile(found: Commands) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edl.cli.arguments import Commands, add_job, add_switch, add_value, add_values, command, later
-from edl.cli.cluster_flags import REACH_FLAGS
+from edl.cli.arguments import Commands, add_job, add_switch, add_value, command, later
+from edl.cli.cluster_flags import add_elsewhere
 
 DASHBOARD_EXAMPLES = """
 examples:
@@ -34,7 +34,7 @@ def add_dashboard(found: Commands) -> None:
     parser = command(found, "dashboard", later("dashboard", "dashboard"), summary, DASHBOARD_EXAMPLES)
     add_job(parser, nargs="?")
     add_value(parser, "--port", "PORT", "of this machine (default: any free one)", default="0")
-    add_values(parser, REACH_FLAGS)
+    add_elsewhere(parser)
     add_switch(parser, "--allow-scale", "give the page buttons: grow, shrink, checkpoint, stop")
 
 
