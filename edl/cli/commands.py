@@ -63,14 +63,17 @@ def _status_in(cluster: ReachedCluster, arguments: argparse.Namespace) -> int:
 
 
 def located(arguments: argparse.Namespace) -> Whereabouts:
-    """The job that was named on the command line, else by EDL_JOB, else the only one that runs here; also a cluster's
-    of this machine.
-    """
+    """The job that was named on the command line, else by EDL_JOB, else the only one that runs here."""
+    return locate(settings_for(arguments))
+
+
+def settings_for(arguments: argparse.Namespace) -> Settings:
+    """By which the job is found, also one of this machine's cluster. Raises EdlError."""
     settings = Settings.from_given(arguments.given, os.environ)
     settings = msgspec.structs.replace(settings, job=arguments.job or settings.job)
     if settings.coordinator is None and (cluster := cluster_with(arguments)) is not None:
-        settings = cluster.settings_for(settings)
-    return locate(settings)
+        return cluster.settings_for(settings)
+    return settings
 
 
 def cluster_with(arguments: argparse.Namespace) -> ReachedCluster | None:

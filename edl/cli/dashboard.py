@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from edl.cli import show
-from edl.cli.commands import heed_interrupts, located
+from edl.cli.commands import heed_interrupts, settings_for
 from edl.cli.reached import home_of, is_remote, reached
 from edl.cluster.queue.shown import JobShown
 from edl.config import Settings
@@ -35,10 +35,11 @@ def dashboard(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"edl dashboard needs {error.name}: pip install 'horovod-edl[dashboard]'") from None
     if of_cluster(arguments):
         return show_cluster(arguments, listen)
-    where = located(arguments)
+    settings = settings_for(arguments)
+    where = locate(settings)
     ear = listen(LOOPBACK, port_of(arguments.port))
     with ear, contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        asyncio.run(_serve(arguments, where, ear))
+        asyncio.run(_serve(where, msgspec.structs.replace(settings, job=where.job), ear, act=arguments.allow_scale))
     return 0
 
 
@@ -101,13 +102,11 @@ def port_of(text: str) -> int:
         raise ConfigError(f"--port {text}: {error}") from None
 
 
-async def _serve(arguments: argparse.Namespace, where: Whereabouts, ear: socket.socket) -> None:
+async def _serve(where: Whereabouts, settings: Settings, ear: socket.socket, *, act: bool) -> None:
     from edl.dashboard.access import Access
     from edl.dashboard.buttons import press
     from edl.dashboard.feed import Feed
     from edl.dashboard.server import PageServer
-
-    settings = msgspec.structs.replace(Settings.from_given(arguments.given, os.environ), job=where.job)
 
     def find() -> Whereabouts:
         return locate(settings)
@@ -119,10 +118,10 @@ async def _serve(arguments: argparse.Namespace, where: Whereabouts, ear: socket.
         if not await feed.heard(LOOK_S):
             raise EdlError(f"job {where.job} is not heard of: `edl status {where.job}` says more")
         access = Access.fresh(ear.getsockname()[1], LOOPBACK)
-        act = (lambda what: press(find, what)) if arguments.allow_scale else None
+        button = (lambda what: press(find, what)) if act else None
         show.say(f"job {where.job}: {access.link}")
         sys.stdout.flush()
-        await PageServer(feed, access, act).serve(ear)
+        await PageServer(feed, access, button).serve(ear)
     finally:
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)

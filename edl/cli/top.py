@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import sys
 
 import msgspec
 from rich.live import Live
 
-from edl.cli.commands import heed_interrupts, located
+from edl.cli.commands import heed_interrupts, settings_for
 from edl.config import Settings
 from edl.dashboard.feed import Feed
 from edl.dashboard.terminal import print_screen, screen
@@ -24,14 +23,14 @@ REDRAW_S = 0.25
 
 
 def top(arguments: argparse.Namespace) -> int:
-    where = located(arguments)
+    settings = settings_for(arguments)
+    where = locate(settings)
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        asyncio.run(_show(arguments, where))
+        asyncio.run(_show(where, msgspec.structs.replace(settings, job=where.job)))
     return 0
 
 
-async def _show(arguments: argparse.Namespace, where: Whereabouts) -> None:
-    settings = msgspec.structs.replace(Settings.from_given(arguments.given, os.environ), job=where.job)
+async def _show(where: Whereabouts, settings: Settings) -> None:
     heed_interrupts()
     feed = Feed(lambda: locate(settings))
     feeding = asyncio.create_task(feed.run())
