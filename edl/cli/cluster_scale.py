@@ -33,7 +33,7 @@ def cluster_of(arguments: argparse.Namespace) -> ReachedCluster | None:
     remote, config, here = is_remote(arguments), home.read(), runs_here(home, arguments.job)
     if not remote and (config is None or here or settings.coordinator not in {None, config.coordinator}):
         return None
-    # A variable that names a cluster elsewhere keeps nobody from what was started here.
+    # Where EDL_CLUSTER names a cluster elsewhere, jobs that were started here can still be asked.
     mine = here or (_by_variable(arguments) and find(home.home, arguments.job) is not None)
     cluster = reached(arguments)
     try:
