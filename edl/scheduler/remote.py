@@ -22,8 +22,8 @@ import msgspec
 from edl.cluster.queue.accounts import Accounts
 from edl.cluster.queue.shown import JobList, JobShown
 from edl.cluster.queue.wanted import JobWish, SizeWish
-from edl.coordination.peer_user import ForeignServer, check_server
 from edl.config import Settings
+from edl.coordination.peer_user import ForeignServer, check_server
 from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
 from edl.host.network import LOOPBACK
 from edl.scheduler.client import PATIENCE_S, ClusterStatus
