@@ -143,14 +143,9 @@ def waits_for_survivors(machine: WorkerMachine) -> bool:
 
 
 def place_of(frame: FrameType) -> str:
-    """Say where a thread is, by its innermost `frame`: the line of the script, and what the script has called there."""
+    """Say where a thread is, by its innermost `frame`: the innermost line of the script, or of a library's thread."""
     own: FrameType | None = frame
     while own is not None and own.f_code.co_filename.startswith((*LIBRARIES, "<frozen", "<string>")):
         own = own.f_back
-    if own is None or own is frame:
-        return _line_of(frame)
-    return f"{_line_of(own)}, inside of {_line_of(frame)}"
-
-
-def _line_of(frame: FrameType) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_qualname})"
+    found = frame if own is None else own
+    return f"{Path(found.f_code.co_filename).name}:{found.f_lineno} ({found.f_code.co_qualname})"

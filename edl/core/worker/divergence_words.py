@@ -34,11 +34,14 @@ APART: Final = (
     "the script leaves its loop by a time or a count of its own: leave it by edl.step() or edl.epoch(), at the same "
     "step on all workers"
 )
+LEFT_ALONE: Final = "call edl.local("  # a name with it ends by what is to be done, as only one cause is likely
 STEPS: Final = "the number of steps"  # what is told first of a worker whose script has ended
 
 
 def causes(found: Divergence) -> str:
-    """Name the likely causes of a difference, for people."""
+    """Name the likely causes of a difference, for people; nothing where what differs first says its own."""
+    if LEFT_ALONE in found.first:
+        return ""
     if found.at_end and found.first == STEPS:
         return APART
     set_by_script = bool(found.held)
@@ -56,7 +59,8 @@ def told(found: Divergence) -> str:
     when = "the workers' states differ at the end of their scripts" if found.at_end else when
     before = f" (after step {found.equal_step} they were equal)" if found.equal_step else ""
     extent = f"{found.differing} of {found.compared} differ" if found.differing > 1 else "only that"
-    return f"{when}{before}: {_who(found)} ({extent}). Likely causes: {causes(found)}"
+    likely = causes(found)
+    return f"{when}{before}: {_who(found)} ({extent}){likely and f'. Likely causes: {likely}'}"
 
 
 def _who(found: Divergence) -> str:

@@ -20,7 +20,7 @@ from edl.core.worker.divergence import (
     next_check,
     outcome,
 )
-from edl.core.worker.divergence_words import told
+from edl.core.worker.divergence_words import causes, told
 from edl.core.worker.moves import NEVER
 from edl.events import Kind
 from edl.protocol.divergence import Checking, Divergence, EndState, Fingerprint, OnDivergence, SameValue
@@ -88,6 +88,16 @@ def test_people_are_told_who_what_since_when_and_why() -> None:
 
 
 RATES = (SameValue("0.01", ("w0", "w2")), SameValue("0.05", ("w1",)))
+
+
+def test_what_differs_first_may_say_what_is_to_be_done_and_then_no_cause_is_guessed() -> None:
+    name = (
+        "weight, which edl.Optimizer was not given: wrap it; or, if it is each worker's own, call edl.local(optimizer)"
+    )
+    for found in (FOUND, msgspec.structs.replace(FOUND, at_end=True), msgspec.structs.replace(FOUND, newcomers=True)):
+        said = told(msgspec.structs.replace(found, first=name))
+        assert f"first in {name} (" in said and said.endswith(")") and "Likely" not in said
+        assert causes(msgspec.structs.replace(found, first=name)) == ""
 
 
 def test_where_a_value_differs_people_are_told_who_has_which() -> None:
