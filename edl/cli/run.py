@@ -34,6 +34,7 @@ from edl.launch.output import OutputFile
 from edl.launch.records import Folder, launch_record, new_name
 from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, EndKind, LaunchVerdict
 from edl.launch.workers import search_path
+from edl.protocol.tally import LossCause
 from edl.trainer.data.audit import check_free, prepare
 
 # ring -> its module, and what to do where it is not there
@@ -41,6 +42,7 @@ PACKAGES = {
     "torch": ("torch", "pip install 'horovod-edl[torch]'"),
     "horovod": ("horovod", "train with --ring torch, or build Horovod by scripts/setup, as docs/setup.md says"),
 }
+OF_SCRIPTS = (LossCause.SCRIPT, LossCause.OVERDUE, LossCause.DIFFERED)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -180,7 +182,7 @@ def last_line(outcome: Outcome, folder: Folder, resume: str = "auto") -> str:
     if verdict.code == 0 and _trained_nothing(outcome):
         return f"job {job} has finished: nothing is left to train"
     if verdict.code == 0:
-        return f"job {job}: {verdict.note}" if verdict.note else f"job {job} finished"
+        return f"job {job}: {verdict.note}" if verdict.note else f"job {job} finished{_lost_on_its_way(outcome, job)}"
     if verdict.state == "preempted":
         return _preempted(f"job {job}", verdict, resume)
     if verdict.reason == "interrupted":
@@ -196,6 +198,15 @@ def _preempted(job: str, verdict: LaunchVerdict, resume: str) -> str:
     if resume not in GOES_ON and verdict != NOT_BEGUN:  # that line would begin once more where this one did
         again = f"the line is typed again without --resume {resume}"
     return f"{job} is preempted, and goes on when {again}: {verdict.reason}"
+
+
+def _lost_on_its_way(outcome: Outcome, job: str) -> str:
+    """Say how many workers were lost by what their scripts did, though others came to the end without them."""
+    lost = {} if outcome.status is None else outcome.status.tally.lost
+    count = sum(lost.get(cause, 0) for cause in OF_SCRIPTS)
+    if not count:
+        return ""
+    return f"; {count} worker{'s' if count > 1 else ''} failed, or hung, on its way: see `edl events {job}`"
 
 
 def _trained_nothing(outcome: Outcome) -> bool:

@@ -30,6 +30,7 @@ from edl.launch.verdicts import EndKind, LaunchVerdict
 from edl.launch.whereabouts import recorded_status
 from edl.protocol.data import DataCounts
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
+from edl.protocol.tally import LossCause, Tally
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
 SAVED = LaunchVerdict(75, "preempted", "step 9 is saved", kind=EndKind.PREEMPTED)
@@ -492,6 +493,22 @@ def test_a_job_that_is_over_shows_no_worker_that_has_none_of_its_processes_left(
 )
 def test_the_last_line(verdict, line):
     assert last_line(Outcome(verdict, STATUS), Folder(Path("h/x"))) == line
+
+
+@pytest.mark.parametrize(
+    ("lost", "more"),
+    [
+        ({LossCause.DIED: 2, LossCause.SESSION: 1}, ""),
+        ({LossCause.OVERDUE: 1, LossCause.DIED: 1}, "; 1 worker failed, or hung, on its way: see `edl events x`"),
+        (
+            {LossCause.SCRIPT: 2, LossCause.DIFFERED: 1},
+            "; 3 workers failed, or hung, on its way: see `edl events x`",
+        ),
+    ],
+)
+def test_the_last_line_of_a_good_end_hides_no_script_that_came_to_none(lost, more):
+    status = msgspec.structs.replace(STATUS, tally=Tally(lost=lost))
+    assert last_line(Outcome(LaunchVerdict(0, "finished"), status), Folder(Path("h/x"))) == f"job x finished{more}"
 
 
 @pytest.mark.parametrize(
