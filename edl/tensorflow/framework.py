@@ -25,6 +25,7 @@ from edl.protocol.divergence import Fingerprint
 from edl.tensorflow import keras_optimizer, random_states, v1_optimizer
 from edl.tensorflow.apart import InParts, TensorFlowApart
 from edl.tensorflow.averaged import Averaged
+from edl.tensorflow.counted_updates import CountedUpdates
 from edl.tensorflow.fingerprints import fingerprints, fingerprints_begun, fingerprints_of_session
 from edl.tensorflow.kernels import kernels_for
 from edl.tensorflow.noise import TensorNoise
@@ -84,6 +85,7 @@ class TensorFlowFramework:
         self._counted: tuple[int, ...] | None = None  # updates, when `applied` was asked last
         self._tape_reducer: Reducer | None = None
         self.unwrapped = KerasUnwrapped()
+        self.updates_due = CountedUpdates()
 
     def wrap(self, trainer: StepPort, optimizer: Any, model: Any) -> None:
         """Carries out `edl.tensorflow.Optimizer`."""
@@ -94,6 +96,7 @@ class TensorFlowFramework:
         reducer = self._reducer(trainer, len(self._optimizers))
         if keras_optimizer.is_keras(optimizer):
             keras_optimizer.attach(optimizer, reducer, self._rate)
+            self.updates_due.add(optimizer)
             self.expect_traces()
         elif v1_optimizer.is_v1(optimizer):
             v1_optimizer.attach(optimizer, reducer, self._rate)
@@ -362,8 +365,6 @@ class TensorFlowFramework:
         hyper_parameters = [named(one) for one in self._hyper_parameters()]
         if hyper_parameters and tf.executing_eagerly():
             self._kept.append(EagerVariables(hyper_parameters).remember())
-
-    skipped = 0  # graphs do not tell
 
     def note_living(self) -> None:
         """None of it is looked for."""

@@ -46,6 +46,7 @@ from edl.torch.tensors import TorchTensors
 from edl.torch.unwrapped import REMEDY, TorchUnwrapped
 from edl.torch.wrapped import Wrapped, make_equal
 from edl.trainer.framework import StepPort
+from edl.trainer.updates_due import UpdatesDue
 
 CPU = torch.device("cpu")
 
@@ -59,6 +60,7 @@ class TorchFramework:
         self.loading = LoadingSeeds()
         self._share = Weight()
         self._backward = Backward()
+        self.updates_due = UpdatesDue()
         self._rate = 1.0
         self._noise_due = False
         self._models: list[torch.nn.Module] = []
@@ -116,6 +118,8 @@ class TorchFramework:
         known = {id(tensor) for _, tensor in self.tensors()}
         reducer = Reducer(trainer, self.ring, self._share, self._backward, names, manner)
         reducer.number, reducer.rate, reducer.measures = len(self._reducers), self._rate, self._noise_due
+        reducer.due = self.updates_due
+        reducer.due.expect(reducer.number)
         attach(optimizer, reducer)
         self._reducers.append(reducer)
         self.track(optimizer)
@@ -263,10 +267,6 @@ class TorchFramework:
 
     def keep_hyper_parameters(self) -> None:
         self._kept.append(Rest((), self._optimizers))
-
-    @property
-    def skipped(self) -> int:
-        return max((reducer.skipped for reducer in self._reducers), default=0)
 
     def drop_kept(self) -> None:
         self._kept = []

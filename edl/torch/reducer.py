@@ -38,6 +38,7 @@ from edl.torch.absence import are_absent, takes_gradients
 from edl.torch.backward import Backward, Reduction, finish, task_id
 from edl.torch.tensor_ring import TensorRing, check_kind
 from edl.trainer.framework import StepPort
+from edl.trainer.updates_due import UpdatesDue
 
 
 class Manner(NamedTuple):
@@ -87,11 +88,10 @@ class Reducer:
         self._several: set[str] = set()  # names of those that get theirs in parts, so they go at the end of backward
         self._passed: Counter[torch.Tensor] = Counter()
         self._applied = 0.0  # the weight in the newest update
-        self.skipped = 0  # the newest mini-batch of this ring that was ended without a reduction, where each had one
-        self._is_steady = False  # the last two reductions were in two mini-batches that follow each other
         self.whole_in = 0  # the mini-batch in which all gradients were averaged last, if nothing was added since
         self.updates = 0  # made since the script began, or left out as no worker had samples
         self.number = 0  # of its optimizer: workers wrap theirs in the same order
+        self.due = UpdatesDue()  # what is expected of all optimizers
         self.measures = False  # the gradient noise, in the coming step
         self._own: list[torch.Tensor] | None = None  # norms of this worker's own gradients, where it is measured
         self._noise: tuple[float, float] | None = None
@@ -187,6 +187,7 @@ class Reducer:
     def use(self) -> None:
         """`step()` is made, or left out."""
         self.updates += not self._trainer.voided
+        self.due.note(self.number, self._trainer.step())
         if not self.moot:
             self._applied = self._factor / self._ring.size if self._ring.size > 1 else 1.0
         self._averaged, self._number = False, 0
@@ -222,7 +223,6 @@ class Reducer:
     def discard(self) -> None:
         """The ring is left: of a void mini-batch, or of a rehearsal."""
         self._averaged, self._number, self._step, self._applied, self.whole_in = False, 0, 0, 0.0, 0
-        self.skipped, self._is_steady = 0, False
         self._clear()
 
     # ------------------------------------------------------------------------------------------- one reduction
@@ -237,21 +237,13 @@ class Reducer:
         self._trainer.before_reduce()
         step = self._trainer.step()
         self._number = self._number + 1 if step == self._step else 1
-        if step != self._step:
-            self._note_step(step)
+        self._step = step
         size = self._ring.size
         self._reducing = size > 1 and not self._trainer.voided
         self._factor = self._share.factor(size)
         if self._reducing:
             self._try(lambda: self._averaging.expect(self._names))
         self._own, self._noise = ([] if self.measures and self._reducing and self._number == 1 else None), None
-
-    def _note_step(self, step: int) -> None:
-        """A reduction of another mini-batch begins than the last one was of."""
-        follows = step == self._step + 1
-        if self._is_steady and not follows:
-            self.skipped = step - 1
-        self._is_steady, self._step = follows, step
 
     def reduce_missing(self) -> None:
         """Parameters that got no gradient here may have got one on another rank: all take part, with what they have

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 
 from edl.core.worker.digest import final
+from edl.core.worker.inputs import StatesEqual
 from edl.core.worker.moves import given_up
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.divergence import Fingerprint
@@ -25,6 +26,7 @@ from edl.trainer.rates.factors import RateFactors
 from edl.trainer.resuming import Resuming
 from edl.trainer.samples import Samples
 from edl.trainer.shell import WorkerShell
+from edl.trainer.skipped_update import UpdateCheck
 from edl.trainer.standing import LastStep, ScriptStanding
 
 logger = logging.getLogger("edl")
@@ -57,6 +59,7 @@ class BatchEnds:
         self._resuming = resuming
         self._figures = figures
         self._comparison = Comparison(framework, shell, extras)
+        self._updates = UpdateCheck(framework, shell.machine)
         self._evaluations = Evaluations(lambda: framework.ring, self)
         self._ring_broke = False  # in the mini-batch that ends
         self._is_known = False  # what the script trains
@@ -73,6 +76,7 @@ class BatchEnds:
         """Of a mini-batch at which there may be new orders, one before an uneven one, the first of all, a void one, a
         rehearsal: all that are more than a count. Whether it is committed.
         """
+        self._ask_of_update()
         self._hear_comparison()  # before the ring may change
         committed = self._end(samples)
         if self._machine.check_is_due:
@@ -87,6 +91,18 @@ class BatchEnds:
             if committed:
                 self._shell.prepare_copies()
         return committed
+
+    def _ask_of_update(self) -> None:
+        """Ask the others if one that was due is missing. A comparison that each worker answers by itself comes before,
+        as it would meet that question; for the others' part in another one this worker must not wait.
+        """
+        if not self._updates.is_missing:
+            return
+        if self._comparison.is_asked:
+            self._hear_comparison()
+        skipped = self._updates.ask(self._shell.step_timeout_s)
+        if skipped is not None:
+            self._shell.void(skipped, keep=False)
 
     def _end(self, samples: int | None) -> bool:
         shell, machine = self._shell, self._machine
@@ -170,6 +186,7 @@ class BatchEnds:
 
     def _prepare_step(self) -> None:
         """What the coming one needs before the script may begin it."""
+        self._updates.begin_step()
         try:
             self._rates.tune()
         except RingBroken as error:
@@ -215,11 +232,11 @@ class BatchEnds:
         except RingBroken as error:
             self._shell.void(error, keep=False)  # the coming one, which the script has not begun
         else:
-            self._shell.note_equal()
+            self._shell.hear(StatesEqual())
 
     def _hear_comparison(self) -> None:
         if self._comparison.finish(self._shell.step_timeout_s):
-            self._shell.note_equal()
+            self._shell.hear(StatesEqual())
 
     def state_at_end(self) -> tuple[Fingerprint, ...]:
         """Return what the leader compares of this worker, whose script has ended; nothing where it never trained."""

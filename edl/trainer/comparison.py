@@ -116,6 +116,12 @@ class Comparison:
             aside.begin(begun.ask)
         return True
 
+    @property
+    def is_asked(self) -> bool:
+        """All members ask for the answer of what is begun, whatever their scripts do now."""
+        begun = self._begun
+        return begun is not None and (begun.is_asked or self._framework.ring.pairs_by_name)
+
     def before_update(self) -> None:
         """What is being read is about to change. If the ring is broken, its next collective meets that, too. Belongs to
         the training thread where something is being read, else to any.

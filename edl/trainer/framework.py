@@ -14,6 +14,7 @@ from edl.collectives.ring import Ring
 from edl.core.worker.inputs import WHOLE, StatePortion
 from edl.protocol.divergence import Fingerprint
 from edl.trainer.tree import Tensors
+from edl.trainer.updates_due import UpdatesDue
 from edl.transport.stream import Contents
 
 LONG_BYTES = 1 << 25  # of the host's memory: to read them takes long enough for a thread of its own
@@ -244,10 +245,8 @@ class Framework(Protocol):
         """All that was remembered is again as it was then."""
 
     @property
-    def skipped(self) -> int:
-        """The newest mini-batch of this ring that the script has ended without gradients to average, where each one
-        before had some; 0: there is none, or that cannot be seen.
-        """
+    def updates_due(self) -> UpdatesDue:
+        """In which mini-batches this script makes updates, where that can be seen."""
 
     def drop_kept(self) -> None:
         """Forget what was remembered: that mini-batch never came."""

@@ -57,7 +57,6 @@ from edl.core.worker.inputs import (
     StateMeasured,
     StateNeeded,
     StatePortion,
-    StatesEqual,
     StepCovered,
     StillWaiting,
     TakeCopy,
@@ -155,7 +154,6 @@ class WorkerShell:
         self._settled: int | None = None  # the step after which the newest came that counts, whatever fails beside it
         self._patient_until = time.monotonic() + PATIENCE_S
         self.awaited = RingWait()
-        self._skipped = 0  # the newest mini-batch that all members are known to have ended without gradients
 
     @property
     def is_training_thread(self) -> bool:
@@ -259,18 +257,7 @@ class WorkerShell:
 
     def _why(self, error: BaseException) -> str:
         """Say why a collective has failed. If this worker has cut the ring, the error does not know the reason."""
-        why = self._awaited_here().told or str(error) or repr(error)
-        skipped = self._framework.skipped
-        if skipped in {0, self._skipped}:
-            return why
-        return (
-            f"{why}; the script here has ended step {skipped} without backward(), and is ahead of others that have not"
-        )
-
-    def note_equal(self) -> None:
-        """All members are equal: what this script has ended without gradients, theirs have, too."""
-        self._skipped = self._framework.skipped
-        self.hear(StatesEqual())
+        return self._awaited_here().told or str(error) or repr(error)
 
     def void_beside(self, error: BaseException) -> None:
         """A collective beside the mini-batches has failed. One that is settled stays what it is: the ring is broken, so

@@ -79,6 +79,7 @@ class Trainer:
         # The shell's own; here, as each look at a cold object costs the hot path.
         self._count: Count | AuditedCount = self._shell.count
         self._machine = self._shell.machine
+        self._updates_due = framework.updates_due
         self._stand_in = 0  # the process that horovodrun takes for this worker
         self._rates = RateFactors(framework, self._shell, self._leases, self._extras)
         self._resuming = Resuming(framework, self._extras, self._shell)
@@ -637,12 +638,17 @@ class Trainer:
         """
         if self._saved:
             self._shell.copier.witness = self._framework.witness()
-        if samples is None and self._count.advance():
+        if samples is None and not self._lacks_update() and self._count.advance():
             return True
         self._seated("notify_batch_end")
         return self._ends.end(samples)
 
     # -------------------------------------------------------------------------------------------------- small parts
+
+    def _lacks_update(self) -> bool:
+        """The script ends a mini-batch without an update that was due in it."""
+        due, step = self._updates_due, self._count.step + 1
+        return due.soonest <= step and bool(due.missing(step))
 
     def _started(self) -> Settings:
         if self._settings is None:

@@ -132,6 +132,10 @@ class AuditedCount:
         self._generation = generation
         self._applied = applied
 
+    @property
+    def step(self) -> int:
+        return self._count.step
+
     def advance(self) -> bool:
         if not self._count.advance():
             return False

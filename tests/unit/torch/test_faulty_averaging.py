@@ -106,24 +106,3 @@ def test_numbers_that_no_ring_averages_are_refused_at_once(dtype: torch.dtype) -
     with pytest.raises(UsageError, match=r"edl\.Optimizer: scale is of torch\.float8"):
         Reducer(Trainer(), ring, Weight(), Backward(), {parameter: "scale"})  # type: ignore[arg-type]
     Reducer(Trainer(), ring, Weight(), Backward(), {parameter.detach(): "scale"})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("steps", "skipped"),
-    [((1, 2, 3, 5), 4), ((1, 2, 5, 6, 7), 4), ((4, 8, 12), 0), ((1, 1, 2, 2, 3), 0), ((7, 9), 0)],
-    ids=["one", "two", "each fourth has gradients", "none", "not known yet"],
-)
-def test_a_mini_batch_without_gradients_is_known_where_all_before_had_some(
-    steps: tuple[int, ...], skipped: int
-) -> None:
-    trainer: Any = Trainer()
-    model: Any = torch.nn.Linear(3, 1)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    reducer = Reducer(trainer, Ring(Averaging("", ValueError()), on_trial=False), Weight(), Backward(), names)  # type: ignore[arg-type]
-    for step in steps:
-        trainer.step = lambda step=step: step
-        model(torch.ones(2, 3)).mean().backward()
-        reducer.use()
-    assert reducer.skipped == skipped
-    reducer.discard()
-    assert reducer.skipped == 0

@@ -16,6 +16,7 @@ from edl.trainer.extras import STANDING, Extras
 from edl.trainer.figures import FigureSender
 from edl.trainer.resuming import Resuming
 from edl.trainer.samples import Samples
+from edl.trainer.updates_due import UpdatesDue
 
 STEP, EPOCH, PEERS_STEP = 7, 2, 8
 
@@ -98,7 +99,7 @@ class Worker:
     """What it does at the ends of its mini-batches, with the parts that this goes through."""
 
     def __init__(self, newest: int = STEP) -> None:
-        self.framework: Any = SimpleNamespace(ring=None, sort=Arrays())
+        self.framework: Any = SimpleNamespace(ring=None, sort=Arrays(), updates_due=UpdatesDue())
         self.shell = untyped(Shell(newest))
         self.machine = self.shell.machine
         self.extras = Extras(Arrays())

@@ -10,13 +10,14 @@ import pytest
 from edl.errors import RingBroken
 from edl.trainer.arrays import Arrays
 from edl.trainer.trainer import Trainer
+from edl.trainer.updates_due import UpdatesDue
 
 DEATH = RingBroken("a peer is gone")
 
 
 @pytest.fixture
 def trainer() -> Trainer:
-    framework: Any = SimpleNamespace(ring=None, sort=Arrays(), skipped=0)
+    framework: Any = SimpleNamespace(ring=None, sort=Arrays(), updates_due=UpdatesDue())
     one = Trainer(framework)
     one._machine.count.step = 7
     return one

@@ -90,7 +90,6 @@ class FakeRing:
 
 class FakeFramework:
     weight = 0.0
-    skipped = 0  # the newest mini-batch without gradients
 
     def __init__(self, members: Members, rank: int, model: str) -> None:
         self.ring, self.model = FakeRing(members, rank), model
@@ -502,16 +501,3 @@ def test_a_ring_with_newcomers_is_on_trial_for_the_others_until_its_first_step(
     assert shell.machine.on_trial is trial
     shell.count.step += 1
     assert not shell.machine.on_trial
-
-
-def test_a_void_step_tells_of_a_mini_batch_without_gradients_that_the_others_may_have_had() -> None:
-    for equal_since in (False, True):
-        (shell,) = enter((1, 2), after_step=2, booted=True)
-        framework: Any = shell._framework
-        framework.skipped = 2
-        if equal_since:
-            shell.note_equal()
-        shell.void(RingBroken("a peer is gone"), keep=False)
-        told = "" if equal_since else "; the script here has ended step 2 without backward()"
-        assert (shell.machine.void or "").startswith(f"a peer is gone{told}")
-        assert ("without backward()" in (shell.machine.void or "")) is not equal_since

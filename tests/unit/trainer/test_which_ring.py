@@ -12,11 +12,12 @@ from edl.errors import ConfigError
 from edl.trainer import fork_stand_in
 from edl.trainer.arrays import Arrays
 from edl.trainer.trainer import Trainer
+from edl.trainer.updates_due import UpdatesDue
 
 
 def test_a_framework_whose_gradients_horovod_alone_averages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDL_RING", "torch")
-    framework: Any = SimpleNamespace(ring=None, sort=Arrays())
+    framework: Any = SimpleNamespace(ring=None, sort=Arrays(), updates_due=UpdatesDue())
     trainer = Trainer(framework)
     with pytest.raises(ConfigError, match="EDL_RING=torch: here gradients are averaged by Horovod alone") as caught:
         trainer.init()

@@ -16,6 +16,7 @@ from edl.protocol.divergence import Fingerprint
 from edl.protocol.ring import Place
 from edl.trainer.arrays import Arrays
 from edl.trainer.trainer import Trainer
+from edl.trainer.updates_due import UpdatesDue
 
 BEYOND = Orders(1, 5, Verdict.STAY, "", 0, 0, 0, False, Assignment(Place(2, 0, 1, "w"), None, 0), ())
 LEASED = Share(2, 0, (Lease(1, 0, 4, 4, (Range(0, 0, 16),)),), (Totals(4, 16),), 4, 1, last=True)
@@ -41,6 +42,7 @@ class FakeRing:
 class FakeFramework:
     def __init__(self) -> None:
         self.ring, self.sort, self.apart = FakeRing(), Arrays(), None
+        self.updates_due = UpdatesDue()
 
     def discard(self) -> None: ...
     def put_back(self) -> None: ...

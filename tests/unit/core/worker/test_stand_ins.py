@@ -19,6 +19,7 @@ from edl.protocol.data import DataSpec, Lease, Range, Totals
 from edl.trainer.arrays import Arrays
 from edl.trainer.rates.tuner import RateTuner
 from edl.trainer.trainer import Trainer
+from edl.trainer.updates_due import UpdatesDue
 
 MINE = Lease(1, 0, 4, 4, (Range(0, 0, 8),))  # two steps of four samples, then two without
 TOTALS = (
@@ -44,11 +45,9 @@ class Scheduler:
 class Framework:
     """A model with statistics, an optimizer with a learning rate."""
 
-    skipped = 0
-
     def __init__(self) -> None:
         self.ring, self.apart = SimpleNamespace(place=None), None
-        self.sort = Arrays()
+        self.sort, self.updates_due = Arrays(), UpdatesDue()
         self.weights: list[tuple[float, bool]] = []
         self.statistics, self.rate = 0, 0.1
         self.kept: dict[str, Any] = {}

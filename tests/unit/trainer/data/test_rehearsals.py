@@ -14,6 +14,7 @@ from edl.protocol.divergence import Fingerprint
 from edl.protocol.ring import Place
 from edl.trainer.arrays import Arrays
 from edl.trainer.trainer import Trainer
+from edl.trainer.updates_due import UpdatesDue
 
 ALONE = Orders(1, 1, Verdict.STAY, "", 0, 1, 1, True, None, ())
 THEN = Assignment(Place(2, 0, 1, "w"), 0, 0)
@@ -42,8 +43,7 @@ class Framework:
     apart = None
 
     def __init__(self) -> None:
-        self.ring, self.sort = Ring(), Arrays()
-
+        self.ring, self.sort, self.updates_due = Ring(), Arrays(), UpdatesDue()
         self.compared_in: list[int] = []  # rings
 
     def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:

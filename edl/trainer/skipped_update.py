@@ -1,0 +1,86 @@
+"""Mini-batches that a script ends without the update that the other workers make, or wait for the gradients of.
+
+A script that catches an exception before `backward()` goes on to its next mini-batch on one worker alone. Rings do not
+number what they average: its next gradients would meet the others' of the mini-batch that it has left.
+
+Owns: the question whether all workers have left an update out, and how long a worker waits for the answer. Does not
+own: when an update is due (`edl.trainer.updates_due`), nor what follows of a void mini-batch
+(`edl.trainer.batch_ends`).
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from typing import Final
+
+from edl.core.worker.machine import WorkerMachine
+from edl.errors import RingBroken, UsageError
+from edl.trainer.framework import Framework
+
+SHORT_WAIT_S: Final = 2.0
+SKIPPED: Final = "the script has ended it without an update, which others make, as where it catches an exception"
+
+
+class UpdateCheck:
+    """Of one trainer, at the end of a mini-batch. Belongs to the training thread."""
+
+    def __init__(self, framework: Framework, machine: WorkerMachine) -> None:
+        self._framework = framework
+        self._machine = machine
+        self._ring = (0, 0)  # its generation, and its first mini-batch
+        self._voided = 0  # the newest mini-batch that was void as it had no update here
+        self._skips = False  # all workers have ended one without an update
+
+    def begin_step(self) -> None:
+        """The ring may be another one than before."""
+        if self._machine.generation != self._ring[0]:
+            self._ring = (self._machine.generation, self._machine.step + 1)
+            self._framework.updates_due.begin_ring()
+
+    @property
+    def is_missing(self) -> bool:
+        """An update was due in the mini-batch that ends, and the mini-batch counts so far."""
+        machine, due = self._machine, self._framework.updates_due
+        return machine.void is None and machine.generation > 0 and bool(due.missing(machine.step + 1))
+
+    def ask(self, step_timeout_s: float) -> RingBroken | None:
+        """Ask the others whether they have left out what is missing, too. Return why the mini-batch is void where they
+        have not. Raises UsageError where that is so for the second time.
+        """
+        machine, due = self._machine, self._framework.updates_due
+        step = machine.step + 1
+        missing = due.missing(step)
+        if machine.size == 1 or self._all_skip(step, missing, step_timeout_s):
+            self._skips = self._skips or machine.size > 1
+            due.skip(step)
+            return None
+        if self._voided == step:
+            raise UsageError(
+                f"step {step} is void again: {SKIPPED}. Skip a mini-batch on all workers or on none: let the exception "
+                "end this worker, whose samples the others train then, or go on to backward() with a loss times zero"
+            )
+        self._voided = step
+        return RingBroken(SKIPPED)
+
+    def _all_skip(self, step: int, missing: tuple[int, ...], step_timeout_s: float) -> bool:
+        """The others answer once they end the mini-batch without an update, too. Where they wait for gradients, they
+        never do: the ring is cut. Before the job's first step that is left to those who know what each waits for.
+        """
+        ring, generation = self._framework.ring, self._machine.generation
+        patience_s = step_timeout_s / 4
+        if not (self._skips or step in {self._ring[1], self._voided}):
+            patience_s = min(SHORT_WAIT_S, patience_s)
+        cut = threading.Timer(patience_s, ring.abort, [range(generation, generation + 1)])
+        cut.daemon = True
+        if step > 1:
+            cut.start()
+        try:
+            if ring.same(zlib.crc32(repr((step, missing)).encode()))():
+                return True
+        except RingBroken:
+            return False
+        finally:
+            cut.cancel()
+        ring.abort(range(generation, generation + 1))
+        return False

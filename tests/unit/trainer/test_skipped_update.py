@@ -1,0 +1,182 @@
+"""Mini-batches that a script ends without an update: which are noticed, and what the others' answers lead to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl.errors import RingBroken, UsageError
+from edl.trainer.skipped_update import SKIPPED, UpdateCheck
+from edl.trainer.updates_due import UpdatesDue
+
+LONG_S = 1000.0
+
+
+def missed(made: dict[int, set[int]], until: int, *, alike: bool = True) -> list[tuple[int, tuple[int, ...]]]:
+    """In which mini-batches of a ring updates are missing, by optimizer, where these are made."""
+    due, found = UpdatesDue(), []
+    for optimizer in made:
+        due.expect(optimizer)
+    for step in range(1, until + 1):
+        for optimizer, steps in made.items():
+            if step in steps:
+                due.note(optimizer, step)
+                due.note(optimizer, step)
+        missing = due.missing(step)
+        assert (due.soonest <= step) is bool(missing)
+        if missing:
+            found.append((step, missing))
+            due.skip(step)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("made", "until", "expected"),
+    [
+        ({0: {1, 2, 3, 5, 6}}, 6, [(4, (0,))]),
+        ({0: {2, 3, 4, 5, 6}}, 6, [(1, (0,))]),
+        ({0: {1, 2, 3, 4}}, 9, [(5, (0,)), (6, (0,)), (8, (0,))]),
+        ({0: {4, 8, 12, 16}}, 19, [(1, (0,)), (2, (0,)), (5, (0,)), (6, (0,))]),
+        ({0: {4, 8, 16}}, 19, [(step, (0,)) for step in (1, 2, 5, 6, 12, 13, 15)]),
+        ({0: set(range(20)), 1: {5, 10, 15}}, 19, [(step, (1,)) for step in (1, 2, 4, 6, 7, 9)]),
+        ({0: set(range(20)), 1: set(range(20)) - {7}}, 19, [(7, (1,))]),
+        ({}, 9, []),
+    ],
+    ids=["one", "the first", "the last ones", "each fourth has one", "of those one", "rare", "of two", "nothing known"],
+)
+def test_an_update_is_due_as_they_came_before(
+    made: dict[int, set[int]], until: int, expected: list[tuple[int, tuple[int, ...]]]
+) -> None:
+    assert missed(made, until) == expected
+
+
+def test_in_another_ring_one_is_due_in_the_first_mini_batch_again() -> None:
+    due = UpdatesDue()
+    due.expect(0)
+    due.note(0, 4)
+    due.note(0, 8)
+    assert due.soonest == 12
+    due.begin_ring()
+    assert due.missing(9) == (0,)
+    due.skip(9)
+    due.skip(10)
+    assert due.soonest == 12
+    due.note(0, 12)
+    assert due.soonest == 13, "a newcomer knows of none before"
+    due.skip(13)
+    due.begin_ring()
+    due.skip(14)
+    assert due.soonest == 15, "nor of those that did not come"
+
+
+class Ring:
+    """Whose members all answer, or none: then it is cut."""
+
+    def __init__(self, answer: bool | None) -> None:
+        self.answer, self.cut, self.cuts = answer, threading.Event(), list[range]()
+
+    def same(self, value: int) -> Callable[[], bool]:
+        return self._wait
+
+    def _wait(self) -> bool:
+        if self.answer is None:
+            self.cut.wait()
+            raise RingBroken("it was aborted")
+        return self.answer
+
+    def abort(self, given_up: range) -> None:
+        self.cuts.append(given_up)
+        self.cut.set()
+
+
+def check(answer: bool | None, step: int = 7, size: int = 2) -> tuple[UpdateCheck, Any, UpdatesDue, Ring]:
+    """Of a worker in a ring since step 2, which ends `step` without an update."""
+    ring, due = Ring(answer), UpdatesDue()
+    machine: Any = SimpleNamespace(generation=3, size=size, step=1, void=None)
+    framework: Any = SimpleNamespace(ring=ring, updates_due=due)
+    due.expect(0)
+    one = UpdateCheck(framework, machine)
+    one.begin_step()
+    machine.step = step - 1
+    return one, machine, due, ring
+
+
+@pytest.mark.parametrize("answer", [None, False], ids=["they wait for gradients", "they leave out another one"])
+def test_what_one_worker_alone_leaves_out_is_void_in_a_ring_that_is_cut_and_refused_the_next_time(
+    answer: bool | None,
+) -> None:
+    one, machine, due, ring = check(answer)
+    said = one.ask(0.04)
+    assert isinstance(said, RingBroken) and str(said) == SKIPPED
+    assert range(3, 4) in ring.cuts
+    machine.generation = 4
+    one.begin_step()
+    assert due.missing(7)
+    with pytest.raises(UsageError, match="step 7 is void again"):
+        one.ask(0.04)
+
+
+def test_another_one_may_be_void_as_well() -> None:
+    one, machine, _, _ = check(None)
+    assert one.ask(0.04) is not None
+    machine.step += 1
+    assert one.ask(0.04) is not None
+
+
+def test_what_all_leave_out_is_none() -> None:
+    one, _, due, ring = check(True)
+    assert one.ask(LONG_S) is None
+    assert due.soonest == 8 and ring.cuts == []
+
+
+@pytest.mark.parametrize("how", ["alone", "void", "a newcomer", "made"])
+def test_nobody_is_asked_where_none_is_missing_or_no_other_worker_is_there(how: str) -> None:
+    one, machine, due, ring = check(None, size=1 if how == "alone" else 2)
+    machine.void = "a peer is gone" if how == "void" else None
+    machine.generation = 0 if how == "a newcomer" else 3
+    if how == "made":
+        due.note(0, 7)
+    assert one.is_missing is (how == "alone")
+    assert how != "alone" or one.ask(LONG_S) is None
+    assert ring.cuts == []
+
+
+def test_how_long_is_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Timer:
+        def __init__(self, patience_s: float, act: Callable[..., None], args: list[Any]) -> None:
+            self._patience_s, self._act, self._args = patience_s, act, args
+
+        def start(self) -> None:
+            waits.append(self._patience_s)
+            self._act(*self._args)
+
+        def cancel(self) -> None: ...
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    one, machine, due, ring = check(None)
+    one.ask(60.0)
+    with pytest.raises(UsageError):
+        one.ask(60.0)
+    machine.step += 1
+    ring.answer = True
+    one.ask(60.0)
+    due.note(0, 9)
+    machine.step = 9
+    ring.answer = None
+    one.ask(60.0)
+    assert waits == [2.0, 15.0, 2.0, 15.0], "once all workers have left one out, they may again"
+    one, *_ = check(None)
+    one.ask(4.0)
+    assert waits.pop() == 1.0
+    waits.clear()
+    for first in (1, 2):
+        one, machine, _, ring = check(None, step=2)
+        machine.step, ring.answer = first - 1, first == 1
+        one.ask(60.0)
+    assert waits == [15.0], "in the job's first mini-batch those decide who know what each waits for"
