@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from edl.errors import CollectiveRefused, UsageError
+from edl.protocol.messages import GRADIENTS
 from edl.torch.absence import Nothings, no_rows
 from edl.torch.group_collectives import form
 from edl.torch.groups import ROW_BYTES, ProcessGroups
@@ -137,7 +138,7 @@ class Buckets(Nothings):
             self._begin_next()
 
     def wait(self) -> None:
-        if self._alike is not None:
+        if self._alike is not None and self._groups is self._ring.groups:  # not what a ring that broke has left
             self._alike.check()
             self._alike = None
             self.flush()
@@ -216,7 +217,7 @@ class Alike:
         assert self._asked is not None  # it was begun
         work, told = self._asked
         self._asked = None
-        self._groups.wait(work)
+        self._groups.wait(work, GRADIENTS)
         return told()
 
 

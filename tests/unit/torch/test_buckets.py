@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from edl.errors import RingBroken
+from edl.protocol.messages import GRADIENTS
 from edl.torch.buckets import FIRST_BYTES, FULL_BYTES, LARGE_BYTES, Buckets, cut
 from edl.torch.tensor_ring import scaled_rows
 
@@ -69,8 +71,8 @@ class TwoAlike:
         self.compared += 1
         return SimpleNamespace(is_completed=lambda: True), lambda: [mine, mine]
 
-    def wait(self, work: Any) -> None:
-        """It is through."""
+    def wait(self, work: Any, what: str) -> None:
+        assert what == GRADIENTS
 
     def look_at_sums(self) -> None:
         """Nothing is open."""
@@ -109,3 +111,28 @@ def test_whichever_gradients_are_there_each_gets_its_own_back(dtype: torch.dtype
         assert {place: one.data_ptr() for place, one in gradients.items()} == lying
     assert groups.sent[-1].data_ptr() == groups.sent[-2].data_ptr() != groups.sent[1].data_ptr()
     assert groups.settled == 5
+
+
+class Breaking(TwoAlike):
+    """A ring that breaks before its members know that they are alike."""
+
+    def of_all_begun(self, mine: bytes, group: object) -> tuple[Any, Callable[[], list[bytes]]]:
+        return SimpleNamespace(is_completed=lambda: False), lambda: [mine, mine]
+
+    def wait(self, work: Any, what: str) -> None:
+        raise RingBroken("a peer is gone")
+
+
+def test_what_a_ring_that_broke_has_left_is_not_asked_of_the_next_ones_groups() -> None:
+    seat = SimpleNamespace(groups=Breaking(), overlaps=True)
+    buckets, parameters = Buckets(seat), [torch.zeros(3, requires_grad=True)]
+    with pytest.raises(RingBroken):
+        reduced(buckets, parameters, {0: torch.ones(3)})
+    buckets.drop()
+    seat.groups.gradients = None  # that ring is closed
+    seat.groups = SimpleNamespace(place=SimpleNamespace(size=1))
+    buckets.wait()  # a ring of one reduces nothing
+    buckets.drop()
+    seat.groups = TwoAlike()
+    reduced(buckets, parameters, {0: torch.ones(3)})
+    assert seat.groups.compared == 1 and len(seat.groups.sent) == 1
