@@ -638,17 +638,14 @@ class Trainer:
         """
         if self._saved:
             self._shell.copier.witness = self._framework.witness()
-        if samples is None and not self._lacks_update() and self._count.advance():
+        due, step = self._updates_due, self._count.step + 1
+        is_updated = due.soonest > step or not due.missing(step)
+        if samples is None and is_updated and self._count.advance():
             return True
         self._seated("notify_batch_end")
         return self._ends.end(samples)
 
     # -------------------------------------------------------------------------------------------------- small parts
-
-    def _lacks_update(self) -> bool:
-        """The script ends a mini-batch without an update that was due in it."""
-        due, step = self._updates_due, self._count.step + 1
-        return due.soonest <= step and bool(due.missing(step))
 
     def _started(self) -> Settings:
         if self._settings is None:

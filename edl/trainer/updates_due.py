@@ -55,5 +55,6 @@ class UpdatesDue:
             self._set(optimizer, 0)
 
     def _set(self, optimizer: int, due: int) -> None:
-        self._due[optimizer] = due
-        self.soonest = min(self._due.values())
+        known = self._due
+        known[optimizer] = due
+        self.soonest = due if len(known) == 1 else min(known.values())

@@ -64,7 +64,8 @@ def test_a_mini_batch_that_one_worker_alone_leaves_out_is_void_on_all_and_comes_
 ) -> None:
     said = run(edl, tmp_path, script, **environ)
     check_as_one_would(edl, tmp_path, script, **environ)
-    assert set(voided(edl)) == {2, 7}
+    # After backward() the others have made the update, and are in the next mini-batch.
+    assert set(voided(edl)) == ({2, 3, 7, 8} if environ.get("EDL_TEST_WAY") == "after" else {2, 7})
     assert SKIPPED in said
 
 

@@ -42,7 +42,8 @@ else:
         tries[step] = tries.get(step, 0) + 1
         try:
             check(step, tries[step], rank)
-            train(tf.constant(ids))
+            with edl.voidable():
+                train(tf.constant(ids))
         except RuntimeError:
             pass
         if edl.notify_batch_end():
