@@ -10,10 +10,7 @@ next mini-batch, then after two, four and so on: one that never comes is soon as
 
 from __future__ import annotations
 
-import sys
-from typing import Final
-
-NEVER: Final = sys.maxsize
+from edl.core.worker.moves import NEVER
 
 
 class UpdatesDue:
