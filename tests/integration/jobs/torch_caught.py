@@ -5,6 +5,7 @@ each worker; or `fourth`, where a script makes its updates in each fourth mini-b
 """
 
 import os
+from typing import Any
 
 import task
 import torch
@@ -31,7 +32,7 @@ def is_bad(where: str, step: int, tries: int, rank: int) -> bool:
     return where == WAY and rank == 1 and tries == 1 and step in {2, 7}
 
 
-def train(ids: object, step: int, tries: int = 1, rank: int = 0) -> None:
+def train(ids: Any, step: int, tries: int = 1, rank: int = 0) -> None:
     optimizer.zero_grad()
     try:
         loss = (model(inputs[ids]) - targets[ids]).square().mean()
