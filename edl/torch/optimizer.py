@@ -24,6 +24,32 @@ class _Moot(Exception):
     """Ends a step whose closure met a broken ring, or samples of no worker."""
 
 
+class _Before:
+    """What an optimizer that evaluates the model itself is about to change: it may have moved the parameters by the
+    time that an evaluation is void, and by another number of moves on each worker.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        self._parameters = [(one, one.detach().clone()) for one in parameters]
+        self._known = optimizer.state
+        self._state = {of: {name: _copied(value) for name, value in kept.items()} for of, kept in self._known.items()}
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for parameter, before in self._parameters:
+                parameter.copy_(before)
+        self._known.clear()
+        self._known.update(self._state)
+
+
+def _copied(value: Any) -> Any:
+    """Of a list its items are the same: what LBFGS has put into its history stays as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return list(value) if isinstance(value, list) else value
+
+
 class Elastic:
     """Mixed into the class of a wrapped optimizer, in front of it."""
 
@@ -53,9 +79,14 @@ class Elastic:
             reducer.average()
         reducer.before_update()
         if closure is not None or not reducer.moot:
-            with contextlib.suppress(_Moot), _rates_times(self, reducer.rate):
-                loss = super().step(closure)  # type: ignore[misc]
-                result = result if loss is None else loss
+            before = None if closure is None else _Before(self)
+            try:
+                with _rates_times(self, reducer.rate):
+                    loss = super().step(closure)  # type: ignore[misc]
+                    result = result if loss is None else loss
+            except _Moot:
+                assert before is not None  # a closure has raised it
+                before.put_back()
         reducer.use()
         return result
 
