@@ -27,19 +27,20 @@ class Trained:
             average=lambda: None, before_update=lambda: None, use=lambda: None, mean=lambda loss: loss, rate=1.0,
             moot=False,
         )  # fmt: skip
+        reducer: Any = self.reducer
         if wrapped:
-            attach(self.optimizer, self.reducer)
+            attach(self.optimizer, reducer)
 
     def step(self, void_at: int = 0) -> None:
         self.evaluated, self.void_at, self.reducer.moot = 0, void_at, False
-        self.optimizer.step(self._closure)  # type: ignore[arg-type]
+        self.optimizer.step(self._closure)
 
     def _closure(self) -> torch.Tensor:
         self.evaluated += 1
         self.reducer.moot = self.evaluated == self.void_at
         self.optimizer.zero_grad()
         loss: torch.Tensor = (self.model(SAMPLES) - SAMPLES.sum(1, keepdim=True).sin()).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     def weights(self) -> list[float]:
