@@ -45,6 +45,7 @@ class JobStarted(Fact, frozen=True, kw_only=True):
     np: int
     min: int
     max: int
+    ring: str | UnsetType = UNSET  # what gradients are averaged by, on all workers: `edl.protocol.ring.RingKind`
 
 
 class LeaderElected(Fact, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ def show_status(status: Status) -> None:
     workers = f"had {status.size} workers" if over else f"workers {size}"
     say(f"  {workers}   step {status.step}{of_all}   epoch {status.epoch}   generation {status.generation}")
     if status.leader and not over:
-        say(f"  leader {status.leader}   term {status.term}")
+        say(f"  leader {status.leader}   term {status.term}{f'   ring {status.ring}' if status.ring else ''}")
     if status.horovodrun:
         say(f"  horovodrun: {status.horovodrun}")
     if status.autoscale:

@@ -1,15 +1,30 @@
-"""What Horovod reads from the environment, once per process and each time when it forms a ring, and what scripts read.
+"""What Horovod reads from the environment, once per process and each time when it forms a ring, and what scripts read;
+and whether there is a Horovod.
 
-Owns: the names and their values. Does not own: how one library is given its own (`edl.collectives.guard`).
+Owns: the names and their values, and what tells an installed Horovod. Does not own: how one library is given its own
+(`edl.collectives.guard`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
+from pathlib import Path
 
 from edl.collectives.rendezvous import HOROVODS_PORT
 from edl.protocol.ring import Place
+
+BUILD = "build Horovod by scripts/setup from a clone of edl"
+
+
+def has_horovod(framework: str) -> bool:
+    """Whether Horovod is installed, and built for `torch` or `tensorflow`. Imports nothing; a folder of that name, such
+    as a clone, is no Horovod.
+    """
+    spec = importlib.util.find_spec("horovod")
+    folders = (spec and spec.submodule_search_locations) or ()
+    return any(any(Path(folder, framework).glob("mpi_lib*.so")) for folder in folders)
 
 
 def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:

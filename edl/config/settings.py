@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     autoscale: str = ""  # empty: only people change the size
     autoscale_every: int = 10
     stragglers: str = "off"
-    ring: str = "horovod"
+    ring: str = "auto"  # what that is, each worker finds out (`edl.trainer.which_ring`)
     check_weights: int = 100
     on_divergence: str = "fail"
     batch_policy: str = "fixed-local"

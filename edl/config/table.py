@@ -109,12 +109,12 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "ring",
-        forms.one_of("horovod", "torch"),
+        forms.one_of("auto", "horovod", "torch"),
         ("EDL_RING",),
         ("--ring",),
-        "horovod|torch",
+        "auto|horovod|torch",
         "what PyTorch's gradients are averaged by: Horovod, or torch's own process groups, which need no build of "
-        "Horovod; TensorFlow's always by Horovod (default: horovod)",
+        "Horovod; TensorFlow's always by Horovod (default: auto, which is Horovod where it is installed)",
     ),
     Setting(
         "check_weights",

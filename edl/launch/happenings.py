@@ -46,6 +46,7 @@ class JobSeen(msgspec.Struct, frozen=True):
     failed_by: FailedBy = FailedBy.FAULT
     resumed: str = ""  # the checkpoint that it goes on from
     base: int = 0  # the step of that
+    ring: str = ""  # what gradients are averaged by
     asked_more: int = 0  # workers that requests have added to the target so far; it only grows
 
 

@@ -199,7 +199,8 @@ class Lives:
         size = self._settings.np
         if self._record.own_coordinator and status is not None and status.target:
             size = status.target  # it may have been asked for another one since
-        self._settings = msgspec.structs.replace(self._settings, np=size, max_restarts=again.restarts)
+        ring = self._settings.ring if status is None else status.ring or self._settings.ring  # as in the life before
+        self._settings = msgspec.structs.replace(self._settings, np=size, max_restarts=again.restarts, ring=ring)
 
     def _tell(self, again: Again, found: Newest) -> None:
         job, life, path = self._record.job, self._settings.life, self._settings.resume_from

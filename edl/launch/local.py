@@ -62,10 +62,12 @@ from edl.launch.workers import Worker, WorkersTold, search_path, start_worker
 from edl.outside.client import JobClient
 from edl.outside.saving import PREEMPT_S
 from edl.protocol.job import Status
+from edl.protocol.ring import AUTO, RingKind
 
 PATIENCE_S = 5.0  # for daemons to end after their trainers
 PRINT_TIMEOUT_S = 2.0  # for output whose reader stalls, or whose writer has left its pipe to others
 LAST_LOOK_S = 2.0
+WITHOUT_HOROVOD = "Horovod is not installed: gradients are averaged by PyTorch's own process groups (--ring torch)"
 
 T = TypeVar("T")
 
@@ -353,6 +355,8 @@ class Launch:
 
     def _compare(self, job: JobSeen) -> None:
         """With what was said of it before its first worker was there."""
+        if self._settings.ring == AUTO and job.ring == RingKind.TORCH:
+            self._printer.say(WITHOUT_HOROVOD)
         if job.resumed and job.resumed != self._settings.resume_from:
             self._printer.say(
                 f"job {self.record.job} goes on from step {job.base}, {job.resumed}, as another line has begun it so"

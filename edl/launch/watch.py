@@ -149,4 +149,5 @@ def job_seen(status: Status) -> JobSeen:
         failed_by=status.failed_by,
         resumed=status.resumed,
         base=status.base,
+        ring=status.ring,
     )

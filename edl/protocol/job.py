@@ -314,6 +314,7 @@ class Status(msgspec.Struct, frozen=True):
     tally: Tally = Tally()
     stable: Stable | None = None  # None: this leader has not seen all of the ring yet
     left: int | None = None  # samples of all epochs that are not trained yet; None: there is no end to them
+    ring: RingKind = RingKind.UNSAID
 
     @property
     def spent(self) -> bool:

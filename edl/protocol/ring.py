@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
+AUTO: Final = "auto"
+
 
 class RingKind(StrEnum):
-    """What the rings of a job are made of, as `--ring` says it on all its workers."""
+    """What the rings of a job are made of: the same on all its workers."""
 
     UNSAID = ""
     HOROVOD = "horovod"
     TORCH = "torch"
+
+
+def ring_kind(said: str, *, horovod_alone: bool, has_horovod: bool) -> RingKind:
+    """The ring of a worker whose `--ring` is `said`. `horovod_alone`: there is no other for its framework, or for what
+    has started it. `has_horovod`: it is installed, for the worker's framework.
+    """
+    if said != AUTO:
+        return RingKind(said)
+    return RingKind.HOROVOD if horovod_alone or has_horovod else RingKind.TORCH
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -12,6 +12,12 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from edl.collectives.environment import BUILD, has_horovod
+from edl.errors import ConfigError
+
+if not has_horovod("tensorflow"):  # before TensorFlow takes its seconds
+    raise ConfigError(f"edl.tensorflow averages gradients by Horovod, which is not installed for TensorFlow: {BUILD}")
+
 import keras
 
 import edl

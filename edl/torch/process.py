@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from edl.torch.framework import TorchFramework
-from edl.torch.tensor_ring import HOROVOD, TORCH
+from edl.torch.tensor_ring import kind
 from edl.torch.unwrapped import hook_of
 from edl.trainer.trainer import Trainer
 
 framework = TorchFramework()
-trainer = Trainer(framework, (HOROVOD, TORCH))
+trainer = Trainer(framework, kind)
 register_optimizer_step_post_hook(hook_of(framework.unwrapped, lambda: trainer.committed))

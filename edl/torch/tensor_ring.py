@@ -12,14 +12,16 @@ from typing import Protocol
 
 import torch
 
+from edl.collectives.environment import BUILD, has_horovod
 from edl.collectives.names import Named
 from edl.collectives.ring import Ring
 from edl.config import Settings
 from edl.errors import ConfigError, UsageError
+from edl.protocol.ring import RingKind, ring_kind
 from edl.torch.absence import blank, no_rows
 from edl.torch.device_sums import Gpu
+from edl.trainer import fork_stand_in
 
-HOROVOD, TORCH = "horovod", "torch"
 AVERAGED = (  # what both rings average: in these numbers, in others that carry them, or as pairs of them
     torch.float16,
     torch.bfloat16,
@@ -76,23 +78,32 @@ class TensorRing(Ring, Protocol):
         """Fill `contents`, bytes, with those of `root`; what is returned waits for that. Both raise RingBroken."""
 
 
+def kind(settings: Settings) -> RingKind:
+    """The ring of PyTorch's gradients with these settings, the same before `init` and after it."""
+    started_by_horovodrun = settings.stand_in is not None or fork_stand_in.is_due(os.environ)
+    return ring_kind(settings.ring, horovod_alone=started_by_horovodrun, has_horovod=has_horovod("torch"))
+
+
 def chosen(gpu: Callable[[], Gpu | None], named: Callable[[], Sequence[Named]]) -> TensorRing:
     """The ring of this process's settings. `gpu`: where its gradients lie, if all of them do; `named`: those in main
     memory. Raises ConfigError.
     """
-    if Settings.from_given({}, os.environ).ring == TORCH:
+    if kind(Settings.from_given({}, os.environ)) is RingKind.TORCH:
         from edl.torch.group_ring import GroupRing
 
         return GroupRing(gpu)
+    if not has_horovod("torch"):
+        raise ConfigError(
+            f"Horovod is not installed for PyTorch: train with `edl run --ring torch` (EDL_RING=torch), or {BUILD}"
+        )
     try:
         from edl.torch.horovod_ring import TorchHorovodRing
-    except ModuleNotFoundError as error:
-        if error.name not in {"horovod", "horovod.torch"}:
-            raise
+    except ImportError as error:
+        why = str(error).partition("\n")[0]
         raise ConfigError(
-            "Horovod is not installed: train with `edl run --ring torch` (EDL_RING=torch), or build Horovod by "
-            "scripts/setup from a clone of edl"
-        ) from None
+            f"Horovod does not load with PyTorch {torch.__version__} ({why}): train with `edl run --ring torch` "
+            f"(EDL_RING=torch), or {BUILD}"
+        ) from error
     return TorchHorovodRing(gpu, named)
 
 

@@ -20,6 +20,7 @@ from edl.config import Settings
 from edl.errors import ConfigError, UsageError
 from edl.host import horovodrun_env
 from edl.host.processes import die_with_parent
+from edl.protocol.ring import RingKind
 
 TOLD = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_HOSTNAME", "HOROVOD_RANK")
 MODULE = "edl.horovodrun"
@@ -35,7 +36,7 @@ def split() -> None:
     """Returns in the copy, with what it must know of its job in the environment. Raises UsageError, ConfigError."""
     horovodrun_env.of(os.environ)
     settings = Settings.from_given({}, os.environ)  # what is wrong is said here, before there are two processes
-    if settings.ring != "horovod":
+    if settings.ring == RingKind.TORCH:
         raise ConfigError(
             f"EDL_RING={settings.ring}: under horovodrun the ring is Horovod's; unset it, or start the workers by "
             f"`edl run --ring {settings.ring}`"

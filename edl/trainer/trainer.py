@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from functools import partial
 from typing import Any, TypeVar, overload
 
+import msgspec
+
 from edl import ownership
 from edl.config import Settings
 from edl.core.data.batching import microbatches
@@ -29,6 +31,7 @@ from edl.policy.learning import RAMP_STEPS
 from edl.policy.noise import MeasuredNoise
 from edl.protocol import link as say
 from edl.protocol.divergence import Fingerprint
+from edl.protocol.ring import RingKind, ring_kind
 from edl.protocol.saving import Origin
 from edl.sources.port import Source
 from edl.trainer import fork_stand_in
@@ -63,15 +66,25 @@ T = TypeVar("T")
 __all__ = ["Leaving", "Trainer"]
 
 
+def horovod_alone(settings: Settings) -> RingKind:
+    """The ring of a framework that has one. Raises ConfigError where another is asked for."""
+    kind = ring_kind(settings.ring, horovod_alone=True, has_horovod=True)
+    if kind is not RingKind.HOROVOD:
+        raise ConfigError(f"EDL_RING={kind}: here gradients are averaged by Horovod alone; leave --ring away")
+    return kind
+
+
 class Trainer:
     """The process's one seat in its job. All methods belong to the thread that called `init`, unless they say else."""
 
-    def __init__(self, framework: Framework, rings: Collection[str] = ("horovod",), *, rehearsals: int = 1) -> None:
-        """`rings`: what `--ring` may say for this framework. `rehearsals`: mini-batches after which all that it traces
-        and compiles for a script is there.
+    def __init__(
+        self, framework: Framework, kind: Callable[[Settings], RingKind] = horovod_alone, *, rehearsals: int = 1
+    ) -> None:
+        """`kind`: the ring that this framework has with these settings; raises ConfigError. `rehearsals`: mini-batches
+        after which all that it traces and compiles for a script is there.
         """
         self._framework = framework
-        self._rings = rings
+        self._kind = kind
         self._settings: Settings | None = None
         self._leases = SharedLeases()
         self._extras = Extras(framework.sort)
@@ -140,10 +153,7 @@ class Trainer:
             os.environ.update({name: value for name, value in told.items() if value is not None})
             fork_stand_in.split()
         settings = joined(os.environ, **given)
-        if settings.ring not in self._rings:
-            raise ConfigError(
-                f"EDL_RING={settings.ring}: here gradients are averaged by Horovod alone; leave --ring away"
-            )
+        settings = msgspec.structs.replace(settings, ring=self._kind(settings))
         ownership.claim()
         ownership.in_children(self._be_inherited)
         self._settings = settings

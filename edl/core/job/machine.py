@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from msgspec import UNSET
+
 from edl import facts
 from edl.core.checkpoint.checkpoints import Checkpoints
 from edl.core.checkpoint.interval import Interval
@@ -255,7 +257,8 @@ class JobMachine:
         working.change(members=(*self.record.members, member), arrivals=number, driver=driver)
         working.durations.enter(happened.identity.id, member.state, working.now)
         if first:
-            working.tell(facts.JobStarted(np=happened.np, min=happened.minimum, max=self.record.limits.maximum))
+            most, ring = self.record.limits.maximum, happened.ring or UNSET
+            working.tell(facts.JobStarted(np=happened.np, min=happened.minimum, max=most, ring=ring))
         working.tell(facts.WorkerJoining(worker=happened.identity.id, host=happened.identity.host))
         if not self._migrating.welcome(happened.identity):
             self._sizing.welcome(happened.identity.id, answering=happened.answering)
@@ -264,7 +267,10 @@ class JobMachine:
         """Why it is not let in; empty when it is."""
         record = self.record
         if newcomer.ring is not record.ring:
-            return f"the job trains with --ring {record.ring}, not {newcomer.ring}: say the same on all workers"
+            return (
+                f"the job trains with --ring {record.ring}, not {newcomer.ring}: say the same on all workers, as "
+                "--ring auto takes Horovod where it is installed and else torch"
+            )
         maximum, present = record.limits.maximum, len(scaling.staying(record))
         if maximum and present >= maximum and not migration.has_room_for(record, newcomer.identity):
             full = f"the job has {present} workers and may have at most {maximum}"

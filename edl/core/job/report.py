@@ -68,6 +68,7 @@ def status_of(
         tally=certain(record.tally, machine.record.tally, wall),
         stable=stable,
         left=_left(machine.ledger, stable),
+        ring=record.ring,
     )
 
 

@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import pkgutil
@@ -36,7 +37,8 @@ from typing import Any
 from stub import ask, read_number
 
 # The last one takes as long as all others, and is what the first optimizer of a script imports.
-TORCH = ("horovod.torch", "torch.utils.data", "edl.torch", "torch._dynamo")
+TORCH = ("torch.utils.data", "edl.torch", "torch._dynamo")
+TORCH = ("horovod.torch", *TORCH) if importlib.util.find_spec("horovod") else TORCH
 MODULES = {
     "nothing": (),
     "torch": TORCH,

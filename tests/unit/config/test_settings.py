@@ -43,7 +43,7 @@ def test_two_spellings_that_differ_are_refused():
     ("environ", "keywords", "words"),
     [
         ({"EDL_NP": "0"}, {}, "EDL_NP=0: must be a whole number of at least 1"),
-        ({"EDL_RING": "nccl"}, {}, "EDL_RING=nccl: must be horovod or torch"),
+        ({"EDL_RING": "nccl"}, {}, "EDL_RING=nccl: must be auto, horovod or torch"),
         ({"EDL_NP": "two"}, {}, "EDL_NP=two: must be a whole number"),
         ({}, {"batch_size": -1}, "batch_size=-1: must be a whole number of at least 1"),
         ({}, {"batch_size": 6.5}, "batch_size=6.5: must be a whole number"),
