@@ -37,12 +37,11 @@ from edl.errors import ConfigError
 from edl.launch.bounds import Bounds
 
 PYTHON = (3, 11)  # what scripts/setup makes, with Horovod
-PYTHONS = (PYTHON, (3, 12))  # what was tried, the others on the torch ring
+PYTHONS = (PYTHON, (3, 12), (3, 13))  # what was tried, the others on the torch ring
 ENOUGH_FILES = 1024  # a worker holds a few sockets to each of its peers
 PROBE_TIMEOUT_S = 60
 REBUILD = "run scripts/setup from a clone of edl: it builds Horovod 0.28.1 for the frameworks that it finds"
 PREPARED = f"{REBUILD}; or train with `edl run --ring torch`, whose rings always form beside training"
-WITHOUT = f"train with `edl run --ring torch`, which needs none; or {REBUILD}"
 
 
 class Health(StrEnum):
@@ -70,6 +69,8 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3], executable: st
     if version[:2] in PYTHONS:
         return Checked("Python", Health.OK, found)
     remedy = f"use Python {PYTHON[0]}.{PYTHON[1]}: EDL_PYTHON=/path/to/python3.11 scripts/setup makes a .venv with it"
+    if version[:2] > PYTHONS[-1]:
+        return Checked("Python", Health.WARN, f"{found}: edl was tried up to {PYTHONS[-1][0]}.{PYTHONS[-1][1]}", remedy)
     return Checked("Python", Health.FAIL, found, remedy)
 
 
@@ -118,15 +119,20 @@ def check_horovod_for(framework: str) -> Checked:
         remedy = f"needed only by scripts that import edl.{framework}: `pip install horovod-edl[{framework}]`"
         return Checked(title, Health.WARN, f"{framework} is not installed", remedy)
     if horovod is None:
-        health, remedy = (Health.WARN, WITHOUT) if framework == "torch" else (Health.FAIL, REBUILD)
-        return Checked(title, health, "horovod is not installed", remedy)
+        return _without(title, framework, "horovod is not installed")
     installed, built = _framework_version(framework, folder), _built_for(horovod).get(framework)
     library = next(iter(sorted((horovod / framework).glob("mpi_lib*.so"))), None)
     if library is None or built is None:
-        return Checked(title, Health.FAIL, f"Horovod was built without {framework}", REBUILD)
+        return _without(title, framework, f"Horovod was built without {framework}")
     if built != installed:
         return Checked(title, Health.FAIL, f"built for {framework} {built}, but {installed} is installed", REBUILD)
     return _try_library(title, framework, installed, [str(folder), str(library)])
+
+
+def _without(title: str, framework: str, found: str) -> Checked:
+    if framework == "torch":
+        return Checked(title, Health.OK, f"{found}: `edl run` takes PyTorch's own process groups (--ring auto)")
+    return Checked(title, Health.FAIL, found, REBUILD)
 
 
 def _try_library(title: str, framework: str, version: str, places: list[str]) -> Checked:

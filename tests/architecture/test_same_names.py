@@ -46,7 +46,6 @@ print(json.dumps(found | {
 """
 WITHOUT_HOROVOD = """
 import os, sys
-os.environ["EDL_RING"] = "torch"
 sys.modules["horovod"] = None
 import torch, edl.torch as hvd
 from edl.errors import ConfigError, UsageError
@@ -77,6 +76,11 @@ try:
     chosen(framework.gpu, framework.named)
 except ConfigError as error:
     assert "edl run --ring torch" in str(error), error
+try:
+    import edl.tensorflow
+except ConfigError as error:
+    assert "scripts/setup" in str(error) and "\\n" not in str(error), error
+assert "tensorflow" not in sys.modules
 print("{}")
 """
 KERAS = """
@@ -154,8 +158,8 @@ def test_a_face_imports_its_own_framework_only(faces: dict[str, Any]) -> None:
     assert faces["edl.tensorflow"]["modules"] == ["tensorflow", "keras", "horovod.tensorflow"]
 
 
-def test_with_a_ring_of_torch_there_need_be_no_horovod() -> None:
-    """Nor does a name of Horovod's bring it in. Without `--ring torch` one line says what to do."""
+def test_pytorch_needs_no_horovod_and_tensorflow_says_at_once_that_it_does() -> None:
+    """Nor does a name of Horovod's bring it in. Where `--ring horovod` asks for it, one line says what to do."""
     looked(WITHOUT_HOROVOD)
 
 
