@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import os
 import re
 import secrets
@@ -198,9 +197,6 @@ def main() -> int:
     parser.add_argument("--html", type=Path, default=page, help="the job's page as a file (default: out/demo.html)")
     options = parser.parse_args()
     console = Console(soft_wrap=True)
-    if importlib.util.find_spec("horovod") is None:
-        console.print("demo: no Horovod here yet, so gradients go by PyTorch's own process groups: --ring torch")
-        os.environ["EDL_RING"] = "torch"
     with tempfile.TemporaryDirectory(prefix="edl-demo-") as folder:
         os.environ["EDL_HOME"] = folder
         demo = Demo(Path(folder), options.epochs, console)

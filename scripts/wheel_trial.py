@@ -59,7 +59,7 @@ print(f"trained {seen} at sizes {sorted(sizes)}", flush=True)
 """
 
 
-TRAIN = ("edl", "run", "-np", "2", "--job", "trial", "--ring", "torch", "python", "train.py")
+TRAIN = ("edl", "run", "-np", "2", "--job", "trial", "python", "train.py")  # --ring auto, which finds no Horovod
 NO_JAVA = "no Java on this machine: the local coordinator is an etcd"
 NEITHER = "no Java and no etcd on this machine: the local coordinator is edl's own, for jobs of this machine"
 

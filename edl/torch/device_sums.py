@@ -32,7 +32,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 import torch
-from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store
 
 from edl.errors import said_of
 from edl.protocol.ring import Place
@@ -229,7 +229,7 @@ class _Nccl:
     """`Summing` by torch's group of NCCL."""
 
     def __init__(self, device: torch.device, store: Store, place: Place) -> None:
-        from torch._C._distributed_c10d import ProcessGroupNCCL
+        from torch.distributed import ProcessGroupNCCL
 
         if place.interface:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={place.interface}")  # NCCL reads it once

@@ -14,7 +14,8 @@ from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions, ReduceOp
+from torch.distributed import ReduceOp
+from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
 
 from edl.core.worker.matching import Match, announcement
 from edl.errors import UsageError

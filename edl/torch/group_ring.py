@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
-from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
+from torch.distributed import ReduceOp
+from torch.distributed.distributed_c10d import AllreduceOptions
 
 from edl import ownership
 from edl.collectives.environment import tell_scripts

@@ -23,7 +23,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import AllreduceOptions, ProcessGroupGloo, ReduceOp, Store
+from torch.distributed import ProcessGroupGloo, ReduceOp
+from torch.distributed.distributed_c10d import AllreduceOptions, Store
 
 from edl.collectives.asking import Asking
 from edl.collectives.board import TORCH

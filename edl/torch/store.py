@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store
 
 from edl.collectives.asking import Asking
 

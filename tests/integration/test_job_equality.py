@@ -23,8 +23,13 @@ def final_weights(folder: Path, rank: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("script", "environ"),
-    [("torch_loop", {}), ("tf_tape", {"EDL_TEST_TRACED": "1"}), ("keras_fit", {})],
-    ids=["torch", "tf.function", "keras fit"],
+    [
+        ("torch_loop", {"EDL_RING": "horovod"}),
+        ("torch_loop", {"EDL_RING": "torch"}),
+        ("tf_tape", {"EDL_TEST_TRACED": "1"}),
+        ("keras_fit", {}),
+    ],
+    ids=["horovod", "torch", "tf.function", "keras fit"],
 )
 def test_two_workers_train_as_one_would(edl, tmp_path, script, environ):
     program = edl.warm.command(JOBS / f"{script}.py")

@@ -12,12 +12,14 @@ from elastic_job import Job
 from pace import patient
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+RINGS = pytest.mark.parametrize("ring", ["horovod", "torch"])
 
 
-def test_a_job_grows_and_shrinks_and_trains_every_sample_once(edl, tmp_path):
-    job = Job(edl, tmp_path / "out", workers=2)
-    job.wait_size(2)
-    newcomer = job.join()
+@RINGS
+def test_a_job_grows_and_shrinks_and_trains_every_sample_once(edl, tmp_path, ring):
+    job = Job(edl, tmp_path / "out", workers=2, EDL_RING=ring)
+    assert job.wait_size(2)["ring"] == ring
+    newcomer = job.join(EDL_RING=ring)
     job.wait_size(3)
     leaver = next(worker for worker in job.status()["workers"] if worker["rank"] == 1)
     os.kill(leaver["pid"], signal.SIGTERM)
@@ -50,9 +52,10 @@ def test_a_signal_to_all_of_a_worker_lets_it_leave(edl, tmp_path):
     job.expect_exactly_once()
 
 
-def test_workers_that_are_killed_whole_cost_no_session_time_out(edl, tmp_path):
+@RINGS
+def test_workers_that_are_killed_whole_cost_no_session_time_out(edl, tmp_path, ring):
     """Trainer and daemon at once: others of their host see it, though each session would live for a minute."""
-    job = Job(edl, tmp_path / "out", workers=3, EDL_SESSION_TIMEOUT="60", EDL_MAX_RESTARTS="0")
+    job = Job(edl, tmp_path / "out", workers=3, EDL_SESSION_TIMEOUT="60", EDL_MAX_RESTARTS="0", EDL_RING=ring)
     status = job.wait_size(3)
     leader = next(worker for worker in status["workers"] if worker["id"] == status["leader"])
     other = next(worker for worker in status["workers"] if worker["id"] != status["leader"])
