@@ -101,7 +101,7 @@ class ProcessGroups:
             news.set()
         if self._asking is not None:
             self._asking.give_up(reason)
-        self._connections.cut()  # gloo's own `abort()` frees no thread (torch 2.13)
+        self._connections.cut()  # gloo's own `abort()` frees no thread (torch 2.15)
         if self._sums is not None:
             self._sums.give_up()
 
