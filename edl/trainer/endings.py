@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ GRACE_S = 0.3  # for a script to hear that its job is gone, at the end of a mini
 TAKEN_S = 0.5  # for one that is interrupted to take the signal, which Python does between two of its instructions
 LAST_S = 4.0  # for one that has taken it to end
 TICK_S = 0.05
+TRITON: Final = "triton._C.libtriton"  # loaded with the first optimizer, where PyTorch is built for GPUs
 
 
 Handler = Callable[[int, FrameType | None], None]
@@ -30,6 +32,16 @@ EXPLAINED: Final = {
     "environment variable RANK expected": "edl forms no process group of torch.distributed, and is data-parallel only: "
     "leave init_process_group(), DDP, fully_shard() and device meshes away (docs/from-torchrun.md)"
 }
+
+
+def spare_the_collector() -> None:
+    """Keep Python's collector from all that lives now, which it looks through twice as the process ends.
+
+    Triton is made by nanobind, which writes 24 lines of what it takes for leaks where its objects outlive that: what
+    lives since Triton is there is looked through.
+    """
+    if TRITON not in sys.modules:
+        gc.freeze()
 
 
 class Leaving(SystemExit):

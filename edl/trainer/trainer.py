@@ -8,7 +8,6 @@ mini-batch is made of (`edl.trainer.batch_ends`), where this process sits and ho
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import secrets
@@ -42,7 +41,7 @@ from edl.trainer.data.sample_ids import Ids
 from edl.trainer.data.shards import Held, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.data.source import files_of
-from edl.trainer.endings import Leaving, leave_on_sigterm, note_failures
+from edl.trainer.endings import Leaving, leave_on_sigterm, note_failures, spare_the_collector
 from edl.trainer.evaluation import Work
 from edl.trainer.extras import Extras
 from edl.trainer.figures import FigureSender
@@ -173,8 +172,8 @@ class Trainer:
         # Python ends by looking through all that lives, twice: 0.8 s with a framework, of a worker that is to go. What
         # lives now is left out, and at the end what the script has made: survivors have use for the core then.
         self._framework.note_living()
-        gc.freeze()
-        ownership.at_exit(gc.freeze)
+        spare_the_collector()
+        ownership.at_exit(spare_the_collector)
         ownership.at_exit(self.shutdown)
         note_failures(self._note_failure)
         leave_on_sigterm(self._ask_to_leave, self._shell.interruption)

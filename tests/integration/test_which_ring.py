@@ -26,7 +26,7 @@ class Cold(Job):
         communicate = self.launcher.communicate
         self.said = ""
 
-        def kept(timeout: float) -> tuple[str, str]:
+        def kept(timeout: float | None = None) -> tuple[str, str]:
             out, self.said = communicate(timeout=timeout)
             return out, self.said
 
