@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elastic_job import Job
@@ -21,20 +22,8 @@ class Cold(Job):
     def run(self, script: Path) -> list[str]:
         return [sys.executable, str(script)]
 
-    def finish(self, status: int = 0) -> list[dict]:
-        """And keep what `edl run` has said."""
-        communicate = self.launcher.communicate
-        self.said = ""
 
-        def kept(timeout: float | None = None) -> tuple[str, str]:
-            out, self.said = communicate(timeout=timeout)
-            return out, self.said
-
-        self.launcher.communicate = kept
-        return super().finish(status)
-
-
-def test_a_job_without_horovod_trains_and_refuses_a_worker_that_has_it(edl, tmp_path: Path) -> None:
+def test_a_job_without_horovod_trains_and_refuses_a_worker_that_has_it(edl, tmp_path, monkeypatch) -> None:
     site = tmp_path / "site"  # a folder of Horovod's name, without its library, hides the real one
     (site / "horovod").mkdir(parents=True)
     (site / "horovod" / "__init__.py").touch()
@@ -51,8 +40,16 @@ def test_a_job_without_horovod_trains_and_refuses_a_worker_that_has_it(edl, tmp_
     )
     assert done.returncode != 0
     assert "the job trains with --ring torch, not horovod: say the same on all workers" in done.stderr
+    said, communicate = [], job.launcher.communicate
+
+    def kept(**given: Any) -> tuple[str, str]:
+        out, err = communicate(**given)
+        said.append(err)
+        return out, err
+
+    monkeypatch.setattr(job.launcher, "communicate", kept)
     (started,) = [event for event in job.finish() if event["kind"] == "job_started"]
     assert started["ring"] == "torch"
-    assert job.said.count(LINE) == 1
+    assert "".join(said).count(LINE) == 1
     job.expect_exactly_once()
     job.expect_equal_models()

@@ -37,8 +37,8 @@ from typing import Any
 from stub import ask, read_number
 
 # The last one takes as long as all others, and is what the first optimizer of a script imports.
-TORCH = ("torch.utils.data", "edl.torch", "torch._dynamo")
-TORCH = ("horovod.torch", *TORCH) if importlib.util.find_spec("horovod") else TORCH
+HOROVOD = ("horovod.torch",) if importlib.util.find_spec("horovod") else ()
+TORCH = (*HOROVOD, "torch.utils.data", "edl.torch", "torch._dynamo")
 MODULES = {
     "nothing": (),
     "torch": TORCH,

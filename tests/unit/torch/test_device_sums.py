@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from ring_members import SIZE, Gatherings, Members
-from torch.distributed import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
