@@ -24,6 +24,8 @@ from edl.launch import exporting, lives
 from edl.launch.local import Outcome
 from edl.launch.records import Folder, LaunchRecord, launch_record
 from edl.launch.verdicts import EndKind, LaunchVerdict
+from edl.protocol.job import JobState, Status
+from edl.protocol.ring import RingKind
 
 KILLED = LaunchVerdict(1, "failed", "worker 0 was killed", kind=EndKind.KILLED, exits="was killed by SIGKILL")
 FINISHED = LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
@@ -96,6 +98,14 @@ def test_a_job_that_dies_is_begun_again_until_it_comes_to_its_end(place: Place) 
     told = [(one["kind"], one["life"], one["from_step"], one["restarts_left"]) for one in place.events()]
     assert told == [("life_begun", 2, 0, 1), ("life_begun", 3, 0, 0)]
     assert (place.record().state, place.record().ended is not None) == ("finished", True)
+
+
+def test_all_lives_have_the_ring_that_the_first_one_has_found(place: Place) -> None:
+    seen = Status("x", JobState.FAILED, "", 1, 1, "", 5, 0, 2, 2, 1, 0, (), None, None, ring=RingKind.TORCH)
+    place.play(
+        place.settings(), lambda settings: msgspec.structs.replace(killed_at(5)(settings), status=seen), finished
+    )
+    assert [one.ring for one in place.begun] == ["auto", "torch"]
 
 
 def test_it_is_resuming_meanwhile_and_lives_for_others(place: Place) -> None:
