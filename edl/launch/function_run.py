@@ -84,6 +84,8 @@ class RunSettings(TypedDict, total=False):
     metrics_port: int
     metrics_address: str
     tensorboard: Text
+    log_level: str
+    config: Text
     home: Text
 
 

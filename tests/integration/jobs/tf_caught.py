@@ -27,8 +27,8 @@ def check(step: int, tries: int, rank: int) -> None:
 
 if options.replay:
     rank, steps = 0, task.global_batches(options.replay)
-    for ids in steps:
-        train(tf.constant(ids))
+    for chosen in steps:
+        train(tf.constant(chosen))
 else:
     import edl.tensorflow as edl
 

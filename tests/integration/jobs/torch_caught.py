@@ -48,8 +48,8 @@ def train(ids: Any, step: int, tries: int = 1, rank: int = 0) -> None:
 
 if options.replay:
     rank, steps = 0, task.global_batches(options.replay)
-    for step, ids in enumerate(steps, 1):
-        train(ids, step)
+    for step, chosen in enumerate(steps, 1):
+        train(chosen, step)
 else:
     import edl.torch as edl
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,16 @@ from edl.scheduler.warden import LAST_WORD_BYTES, LastWord
 from edl.scheduler.worker_folders import evidence
 
 
-@pytest.fixture
-def limited() -> Iterator[Callable[[int], None]]:
-    """No file gets longer than that from now on, as on a disk that has room for a part of what is written."""
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """No file gets longer than that, as on a disk that has room for a part of what is written."""
     before, heard = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, heard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:  # before pytest writes its own output, which may be a file
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, heard)
 
 
 def test_the_last_word_needs_no_more_room_than_was_kept_for_it(tmp_path: Path) -> None:
@@ -35,19 +39,16 @@ def test_the_last_word_needs_no_more_room_than_was_kept_for_it(tmp_path: Path) -
     assert set(found.tail) == {"\0"}
 
 
-def test_where_not_even_that_can_be_written_the_code_is_a_files_name(
-    tmp_path: Path, limited: Callable[[int], None]
-) -> None:
+def test_where_not_even_that_can_be_written_the_code_is_a_files_name(tmp_path: Path) -> None:
     word = LastWord(str(tmp_path))
-    limited(LAST_WORD_BYTES // 2)
-    word.say(0, "x" * LAST_WORD_BYTES)
+    with limited(LAST_WORD_BYTES // 2):
+        word.say(0, "x" * LAST_WORD_BYTES)
     assert evidence(tmp_path) == EndEvidence(code=0)
 
 
-def test_no_part_of_a_file_takes_the_place_of_the_whole(tmp_path: Path, limited: Callable[[int], None]) -> None:
+def test_no_part_of_a_file_takes_the_place_of_the_whole(tmp_path: Path) -> None:
     put(tmp_path / "users.json", b"a" * 1000)
-    limited(1000)
-    with pytest.raises(OSError, match="File too large"):
+    with limited(1000), pytest.raises(OSError, match="File too large"):
         put(tmp_path / "users.json", b"b" * 2000)
     assert (tmp_path / "users.json").read_bytes() == b"a" * 1000
     assert [path.name for path in tmp_path.iterdir()] == ["users.json"]
