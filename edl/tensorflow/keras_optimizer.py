@@ -148,10 +148,12 @@ def is_keras(optimizer: object) -> bool:
 
 def counts(optimizer: Any) -> list[int]:
     """Numbers of which each update changes one at least: a scaled loss that is not finite is an update too."""
-    variables = [optimizer.iterations]
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        variables = [optimizer.step_counter, optimizer.dynamic_scale, optimizer.inner_optimizer.iterations]
-    return [int(variable.numpy()) for variable in variables]
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return [int(optimizer.iterations.numpy())]
+    made = int(optimizer.inner_optimizer.iterations.numpy())
+    if not optimizer.built:
+        return [0, int(optimizer.initial_scale), made]
+    return [int(optimizer.step_counter.numpy()), int(optimizer.dynamic_scale.numpy()), made]
 
 
 def hyper_parameters(optimizer: Any) -> list[Any]:

@@ -75,7 +75,7 @@ class Checks:
 
     def _never_goes_back(self, machine: JobMachine, term: int, worker: str) -> None:
         observation = machine.seen.observation(worker)
-        if observation is not None:
+        if observation is not None and observation.generation:  # else it may boot again, after a first ring that failed
             now = (term, observation.generation, observation.step)
             if now < self._reported.get(worker, now):
                 self.violated("I10", f"an old report of {worker} counts: {now} after {self._reported[worker]}")

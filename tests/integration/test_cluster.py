@@ -428,7 +428,7 @@ def test_what_devices_were_used_for_can_be_had_as_a_table(cluster: LiveCluster) 
         (("submit", "--name", "hello", "true"), "there is a job hello already"),
         (("submit", "--batch-range", "9:3", "true"), "--batch-range 9:3: must be FEWEST:MOST"),
         (("submit", "--priority", "high", "true"), "--priority high: must be a whole number"),
-        (("describe", "../../etc/passwd"), "is no name of a job"),
+        (("describe", "../../etc/passwd"), "no job ../../etc/passwd "),
         (("logs", "hello", "--worker", "../../secret"), "is no worker's id"),
         (("cluster", "start"), "runs already"),
     ],

@@ -77,7 +77,7 @@ def test_an_exception_arrives_with_the_workers_traceback(edl, tmp_path: Path) ->
     out, err = caller.process.communicate(timeout=patient(END_S))
     assert caller.process.returncode == 1, err
     assert out.startswith("FunctionFailed: job fn failed: "), out
-    assert "fn has raised on rank 1:" in out
+    assert "fn has raised on rank " in out
     assert 'raise ValueError(f"sample {ids[0]} is no good")' in out and "ValueError: sample" in out
 
 

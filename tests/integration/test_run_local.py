@@ -120,7 +120,8 @@ class TestBeforeAnyWorkerStarts:
     def test_no_java(self, edl, tmp_path):
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "setpriv").symlink_to("/usr/bin/setpriv")
-        words = self.failing(edl, PATH=str(tmp_path / "bin"), JAVA_HOME="")
+        bare = {"PATH": str(tmp_path / "bin"), "JAVA_HOME": ""}
+        words = self.failing(edl, "--local-coordinator", "zookeeper", **bare)
         assert "needs Java and there is none: run `apt-get install" in words
 
     def test_a_place_for_output_that_is_none(self, edl, tmp_path):

@@ -467,6 +467,11 @@ class JobMachine:
         plan = self.record.plan
         return plan is not None and self.seen.sits(worker, plan.generation)
 
+    def _may_have_sat_first(self, worker: str) -> bool:
+        """In the first ring, of which it has not told: that of others may say that it has stood."""
+        plan = self.record.plan
+        return plan is not None and not self.record.generation and worker in plan.roster
+
     def _miss_dead(self, workers: Iterable[str]) -> None:
         """As one of their host has seen. A worker that is done dies, too."""
         for worker in workers:
@@ -483,7 +488,7 @@ class JobMachine:
         member = self._working.members.get(worker)
         if member is None or member.state is WorkerState.DONE or self.record.state in OVER:
             return
-        if not self.record.unended and self._sat(worker):
+        if not self.record.unended and (self._sat(worker) or self._may_have_sat_first(worker)):
             self._working.change(unended=f"worker {worker} did not come to the end of its script: {reason}")
         self._checkpoints.keep_part_of(worker)
         self._working.change(losses=self.record.losses + 1)

@@ -46,8 +46,8 @@ def overtaken(heard: Observation, last: Observation) -> bool:
     """`heard` was observed before `last` was: reports may overtake each other when a call is tried again, or are of a
     daemon that is gone. All daemons that a worker ever has are on its host, and go by one clock.
     """
-    if heard.at < last.at:
-        return True
+    if heard.at != last.at:  # a newcomer's generation is none again, once it boots after a first ring that failed
+        return heard.at < last.at
     if heard.generation != last.generation:
         return heard.generation < last.generation
     if heard.phase is not last.phase:

@@ -86,6 +86,7 @@ class Switching:
             return
         old, first = working.record.roster, working.record.generation == 0
         step, trials = self._leasing.enter(plan), working.record.trials
+        counts = working.ledgers.spent or not all(map(working.members.__contains__, plan.roster))
         if old and step > working.record.began_step:
             trials = msgspec.structs.replace(trials, proven=old)
         working.change(
@@ -95,7 +96,7 @@ class Switching:
             plan=None,
             superseded=(),
             state=JobState.RUNNING,
-            unended=working.record.unended if working.ledgers.spent else "",  # nothing left makes up for its end
+            unended=working.record.unended if counts else "",  # nothing left makes up for its end
             finals=up_to(working.record.finals, step),  # what else has ended had made a step that this ring makes anew
             begun=True,
             rebatch=None,
@@ -109,13 +110,13 @@ class Switching:
 
     def _stands(self, plan: Plan) -> bool:
         """All were seen in its ring. The first one counts, too, once a script that trained there has ended: the others
-        have trained with it, though they tell later, and a worker lost from now on is lost from that ring. Else the
-        job would begin anew beside an ended script.
+        have trained with it, though they tell later or were lost, and a worker lost from now on is lost from that ring.
+        Else the job would begin anew beside an ended script.
         """
         working, seen = self._working, self._working.seen
         if all(seen.sits(worker, plan.generation) for worker in plan.roster):
             return True
-        if working.record.generation or not all(map(working.members.__contains__, plan.roster)):
+        if working.record.generation:
             return False
         ended = (worker for worker in plan.roster if working.state(worker) is WorkerState.DONE)
         return any(seen.sits(worker, plan.generation) and seen.step(worker) > 0 for worker in ended)
