@@ -188,14 +188,16 @@ class Waits:
         """Find members that are still in a step for which others have waited too long, and have not failed with them.
 
         One that has made that step held up no other: it may be between two collectives, for as long as it likes, and
-        its state is the newest (I5).
+        its state is the newest (I5). Nor has one that has made the step after which to switch: it is awaited in the
+        next ring, and may wait there for those that began another step in this one.
         """
-        generation = record.generation
+        generation, plan = record.generation, record.plan
         waited = self._waited(record, seen)
         if not waited:
             return []
         late = (one for one in record.roster if seen.trains(one, generation) and not seen.failed(one, generation))
-        return [one for one in late if seen.step(one) <= min(waited)]
+        last = END_OF_TIME if plan is None or plan.after_step is None else plan.after_step
+        return [one for one in late if seen.step(one) <= min(waited) and seen.step(one) < last]
 
     def _astray(self, record: Record, seen: Observations) -> dict[str, str]:
         """Find members that have waited for another collective than those who are right, where all have waited too
