@@ -14,7 +14,7 @@ from edl.trainer.updates_due import UpdatesDue
 
 
 class CountedUpdates(UpdatesDue):
-    """Looked at where an update is due. Counts on a GPU are left alone, as to read one waits for the whole step."""
+    """Looked at in each mini-batch. Counts on a GPU are left alone, as to read one waits for the whole step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,11 @@ class CountedUpdates(UpdatesDue):
                 self.note(number, step)
         return super().missing(step)
 
-    def begin_ring(self) -> None:
+    def begin_ring(self, void: tuple[int, ...] = (), step: int = 0) -> None:
         """Do what `UpdatesDue` does; another worker's state may have come."""
         self._seen = [counts(optimizer) for optimizer in self._optimizers]
-        super().begin_ring()
+        super().begin_ring(void, step)
+
+    def _set(self, optimizer: int, due: int) -> None:
+        super()._set(optimizer, due)
+        self.soonest = 0

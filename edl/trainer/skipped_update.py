@@ -28,15 +28,18 @@ class UpdateCheck:
     def __init__(self, framework: Framework, machine: WorkerMachine) -> None:
         self._framework = framework
         self._machine = machine
-        self._ring = (0, 0)  # its generation, and its first mini-batch
-        self._voided = 0  # the newest mini-batch that was void as it had no update here
+        self._generation = 0  # of the ring
+        self._voided = 0  # the newest mini-batch that was void as it had no update here,
+        self._left_out: tuple[int, ...] = ()  # by these optimizers
         self._skips = False  # all workers have ended one without an update
 
     def begin_step(self) -> None:
         """The ring may be another one than before."""
-        if self._machine.generation != self._ring[0]:
-            self._ring = (self._machine.generation, self._machine.step + 1)
-            self._framework.updates_due.begin_ring()
+        machine = self._machine
+        if machine.generation != self._generation:
+            self._generation = machine.generation
+            void = self._left_out if machine.step + 1 == self._voided else ()
+            self._framework.updates_due.begin_ring(void, self._voided)
 
     @property
     def is_missing(self) -> bool:
@@ -60,21 +63,20 @@ class UpdateCheck:
                 f"step {step} is void again: {SKIPPED}. Skip a mini-batch on all workers or on none: let the exception "
                 "end this worker, whose samples the others train then, or go on to backward() with a loss times zero"
             )
-        self._voided = step
+        self._voided, self._left_out = step, missing
         return RingBroken(SKIPPED)
 
     def _all_skip(self, step: int, missing: tuple[int, ...], step_timeout_s: float) -> bool:
         """The others answer once they end the mini-batch without an update, too. Where they wait for gradients, they
-        never do: the ring is cut. Before the job's first step that is left to those who know what each waits for.
+        never do: the ring is cut.
         """
         ring, generation = self._framework.ring, self._machine.generation
         patience_s = step_timeout_s / 4
-        if not (self._skips or step in {self._ring[1], self._voided}):
+        if not self._skips and step != self._voided:
             patience_s = min(SHORT_WAIT_S, patience_s)
         cut = threading.Timer(patience_s, ring.abort, [range(generation, generation + 1)])
         cut.daemon = True
-        if step > 1:
-            cut.start()
+        cut.start()
         try:
             if ring.same(zlib.crc32(repr((step, missing)).encode()))():
                 return True

@@ -3,14 +3,19 @@
 Owns: that rule. Does not own: what an update is (the adapters), nor what follows where one is missing
 (`edl.trainer.skipped_update`).
 
-Workers whose scripts do the same expect the same: an update is due in a ring's first mini-batch, then in the next one,
-and then after as many as the newest one came after the one before it. Where none came on any worker, it is due in the
-next mini-batch, then after two, four and so on: one that never comes is soon asked for seldom.
+An update is due in each mini-batch once there was one in each of eight in a row, the first of this ring: workers whose
+scripts do the same expect the same. Of a script that adds gradients up over mini-batches nothing is expected: what one
+of its workers leaves out alone is found as the weights are compared. So it is in a ring's first mini-batches, where
+that is soon (`edl.core.worker.divergence`), and where a newcomer's script differs, which is to go before the others.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from edl.core.worker.moves import NEVER
+
+IN_A_ROW: Final = 8
 
 
 class UpdatesDue:
@@ -20,18 +25,21 @@ class UpdatesDue:
         self.soonest = NEVER  # the mini-batch by whose end the next update is due: read in the hot path
         self._due: dict[int, int] = {}
         self._newest: dict[int, int] = {}  # the mini-batch with the newest update of that optimizer in this ring
-        self._skips: dict[int, int] = {}  # times that no worker has made one since
+        self._row: dict[int, int] = {}  # as many have had one without a gap; NEVER: there was a gap
 
     def expect(self, optimizer: int) -> None:
-        """Expect an update by `optimizer` in the mini-batch being worked on."""
-        self._set(optimizer, 0)
+        """Expect updates by `optimizer`, once they have shown to be regular."""
+        self._set(optimizer, NEVER)
 
     def note(self, optimizer: int, step: int) -> None:
         """Note an update by `optimizer` in mini-batch `step`, perhaps not the first."""
         newest = self._newest.get(optimizer)
-        if newest != step:
-            self._newest[optimizer], self._skips[optimizer] = step, 0
-            self._set(optimizer, step + (step - newest if newest else 1))
+        if newest == step:
+            return
+        row = self._row.get(optimizer, 0)
+        regular = row != NEVER and newest in {None, step - 1}
+        self._newest[optimizer], self._row[optimizer] = step, row + 1 if regular else NEVER
+        self._set(optimizer, step + 1 if regular and row + 1 >= IN_A_ROW else NEVER)
 
     def missing(self, step: int) -> tuple[int, ...]:
         """Return the optimizers whose updates were due by the end of mini-batch `step`, and have not come."""
@@ -40,16 +48,15 @@ class UpdatesDue:
     def skip(self, step: int) -> None:
         """No worker has made what is missing."""
         for optimizer in self.missing(step):
-            skips = self._skips.get(optimizer, 0)
-            self._skips[optimizer] = skips + 1
-            self._set(optimizer, step + 2**skips)
+            self._row[optimizer] = NEVER
+            self._set(optimizer, NEVER)
 
-    def begin_ring(self) -> None:
-        """Forget the ring before, in which a newcomer was not."""
+    def begin_ring(self, void: tuple[int, ...] = (), step: int = 0) -> None:
+        """Forget the ring before, in which a newcomer was not. `void`: due in `step`, which comes again."""
         self._newest.clear()
-        self._skips.clear()
+        self._row.clear()
         for optimizer in self._due:
-            self._set(optimizer, 0)
+            self._set(optimizer, step if optimizer in void else NEVER)
 
     def _set(self, optimizer: int, due: int) -> None:
         known = self._due

@@ -50,7 +50,7 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.job.members import Cause, may
 from edl.core.job.observations import only_stepped, overtaken
 from edl.core.job.silent import silent
-from edl.core.job.working_state import LONG_AGO, WorkingState
+from edl.core.job.working_state import LONG_AGO, WorkingState, did_not_end
 from edl.core.resize import migration, scaling
 from edl.core.resize.migrating import Migrating
 from edl.core.resize.rulings import PolicyRulings
@@ -467,11 +467,6 @@ class JobMachine:
         plan = self.record.plan
         return plan is not None and self.seen.sits(worker, plan.generation)
 
-    def _may_have_sat_first(self, worker: str) -> bool:
-        """In the first ring, of which it has not told: that of others may say that it has stood."""
-        plan = self.record.plan
-        return plan is not None and not self.record.generation and worker in plan.roster
-
     def _miss_dead(self, workers: Iterable[str]) -> None:
         """As one of their host has seen. A worker that is done dies, too."""
         for worker in workers:
@@ -488,8 +483,8 @@ class JobMachine:
         member = self._working.members.get(worker)
         if member is None or member.state is WorkerState.DONE or self.record.state in OVER:
             return
-        if not self.record.unended and (self._sat(worker) or self._may_have_sat_first(worker)):
-            self._working.change(unended=f"worker {worker} did not come to the end of its script: {reason}")
+        if not self.record.unended and self._sat(worker):
+            self._working.change(unended=did_not_end(worker, reason))
         self._checkpoints.keep_part_of(worker)
         self._working.change(losses=self.record.losses + 1)
         made = seen.step if (seen := self.seen.observation(worker)) is not None else 0

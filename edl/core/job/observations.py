@@ -29,6 +29,7 @@ ORDER: Final = {
 }
 
 
+ALONE = (Phase.REHEARSING, Phase.READY)  # a newcomer whose first ring has failed: it is of no ring again
 DRIFT: Final = 1e-4  # of two clocks against each other, at most
 LATE_S: Final = 0.1  # a report lay about where it took so much longer than the fastest one
 
@@ -46,10 +47,11 @@ def overtaken(heard: Observation, last: Observation) -> bool:
     """`heard` was observed before `last` was: reports may overtake each other when a call is tried again, or are of a
     daemon that is gone. All daemons that a worker ever has are on its host, and go by one clock.
     """
-    if heard.at != last.at:  # a newcomer's generation is none again, once it boots after a first ring that failed
-        return heard.at < last.at
+    if heard.at < last.at:
+        return True
     if heard.generation != last.generation:
-        return heard.generation < last.generation
+        boots_anew = not heard.generation and heard.phase in ALONE and heard.at > last.at
+        return heard.generation < last.generation and not boots_anew
     if heard.phase is not last.phase:
         return ORDER[heard.phase] < ORDER[last.phase]
     return heard.step < last.step

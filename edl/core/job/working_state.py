@@ -38,6 +38,11 @@ PAST_KEPT = 4096  # ids without; a trainer that was a member once is refused how
 LONG_AGO = "that was long ago"
 
 
+def did_not_end(worker: str, why: str) -> str:
+    """For people: a worker was lost, and nothing may make up for what its script had still to do."""
+    return f"worker {worker} did not come to the end of its script: {why}"
+
+
 class WorkingState:
     """What one leader has in hand during one term."""
 

@@ -20,7 +20,7 @@ from edl.core.job.durations import since_ms
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.members import Cause
 from edl.core.job.orders import newcomers
-from edl.core.job.working_state import WorkingState
+from edl.core.job.working_state import WorkingState, did_not_end
 from edl.core.resize import migration
 from edl.core.resize.sizing import Sizing
 from edl.core.switch import sending
@@ -86,7 +86,8 @@ class Switching:
             return
         old, first = working.record.roster, working.record.generation == 0
         step, trials = self._leasing.enter(plan), working.record.trials
-        counts = working.ledgers.spent or not all(map(working.members.__contains__, plan.roster))
+        lost = next((gone for gone in map(working.gone, plan.roster) if gone is not None), None)
+        unended = working.record.unended if working.ledgers.spent else ""  # nothing left makes up for its end
         if old and step > working.record.began_step:
             trials = msgspec.structs.replace(trials, proven=old)
         working.change(
@@ -96,7 +97,7 @@ class Switching:
             plan=None,
             superseded=(),
             state=JobState.RUNNING,
-            unended=working.record.unended if counts else "",  # nothing left makes up for its end
+            unended=unended if lost is None else did_not_end(lost.worker, lost.reason),
             finals=up_to(working.record.finals, step),  # what else has ended had made a step that this ring makes anew
             begun=True,
             rebatch=None,

@@ -21,7 +21,7 @@ def train(ids) -> None:
 
 
 def check(step: int, tries: int, rank: int) -> None:
-    if tries == 1 and rank == 1 and step in {2, 7}:
+    if tries == 1 and rank == 1 and step == 10:
         raise RuntimeError("out of memory")
 
 

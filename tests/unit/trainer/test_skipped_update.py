@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edl.core.worker.moves import NEVER
 from edl.errors import RingBroken, UsageError
 from edl.trainer.skipped_update import SKIPPED, UpdateCheck
 from edl.trainer.updates_due import UpdatesDue
@@ -34,43 +35,49 @@ def missed(made: dict[int, set[int]], until: int, *, alike: bool = True) -> list
     return found
 
 
+USUAL = set(range(1, 20))
+
+
 @pytest.mark.parametrize(
-    ("made", "until", "expected"),
+    ("made", "expected"),
     [
-        ({0: {1, 2, 3, 5, 6}}, 6, [(4, (0,))]),
-        ({0: {2, 3, 4, 5, 6}}, 6, [(1, (0,))]),
-        ({0: {1, 2, 3, 4}}, 9, [(5, (0,)), (6, (0,)), (8, (0,))]),
-        ({0: {4, 8, 12, 16}}, 19, [(1, (0,)), (2, (0,)), (5, (0,)), (6, (0,))]),
-        ({0: {4, 8, 16}}, 19, [(step, (0,)) for step in (1, 2, 5, 6, 12, 13, 15)]),
-        ({0: set(range(20)), 1: {5, 10, 15}}, 19, [(step, (1,)) for step in (1, 2, 4, 6, 7, 9)]),
-        ({0: set(range(20)), 1: set(range(20)) - {7}}, 19, [(7, (1,))]),
-        ({}, 9, []),
+        ({0: USUAL - {12}}, [(12, (0,))]),
+        ({0: USUAL - {9}}, [(9, (0,))]),
+        ({0: USUAL - {8}}, []),
+        ({0: USUAL - {1}}, []),
+        ({0: USUAL - {12, 15}}, [(12, (0,))]),
+        ({0: set(range(1, 20, 2))}, []),
+        ({0: {4, 8, 12, 16}}, []),
+        ({0: USUAL, 1: {5, 10, 15}}, []),
+        ({0: USUAL, 1: USUAL - {12}}, [(12, (1,))]),
+        ({0: USUAL - {12}, 1: USUAL - {12}}, [(12, (0, 1))]),
+        ({}, []),
     ],
-    ids=["one", "the first", "the last ones", "each fourth has one", "of those one", "rare", "of two", "nothing known"],
+    ids=[
+        *("one", "after eight", "before", "the first one is late", "once it is irregular", "each second"),
+        *("each fourth", "of those none", "of two", "both", "nothing known"),
+    ],
 )
-def test_an_update_is_due_as_they_came_before(
-    made: dict[int, set[int]], until: int, expected: list[tuple[int, tuple[int, ...]]]
+def test_an_update_is_due_in_each_mini_batch_once_eight_in_a_row_had_one(
+    made: dict[int, set[int]], expected: list[tuple[int, tuple[int, ...]]]
 ) -> None:
-    assert missed(made, until) == expected
+    assert missed(made, 19) == expected
 
 
-def test_in_another_ring_one_is_due_in_the_first_mini_batch_again() -> None:
+def test_in_another_ring_all_begins_anew_but_what_comes_again() -> None:
     due = UpdatesDue()
     due.expect(0)
-    due.note(0, 4)
-    due.note(0, 8)
-    assert due.soonest == 12
+    for step in range(1, 9):
+        due.note(0, step)
+    assert due.soonest == 9
     due.begin_ring()
-    assert due.missing(9) == (0,)
-    due.skip(9)
-    due.skip(10)
-    assert due.soonest == 12
-    due.note(0, 12)
-    assert due.soonest == 13, "a newcomer knows of none before"
-    due.skip(13)
-    due.begin_ring()
-    due.skip(14)
-    assert due.soonest == 15, "nor of those that did not come"
+    assert due.missing(9) == ()
+    due.note(0, 9)
+    assert due.soonest == NEVER, "a newcomer knows of none before"
+    due.begin_ring((0,), 10)
+    assert due.missing(10) == (0,)
+    due.note(0, 10)
+    assert due.soonest == NEVER
 
 
 class Ring:
@@ -94,7 +101,7 @@ class Ring:
 
 
 def check(answer: bool | None, step: int = 7, size: int = 2) -> tuple[UpdateCheck, Any, UpdatesDue, Ring]:
-    """Of a worker in a ring since step 2, which ends `step` without an update."""
+    """Of a worker whose updates are regular, which ends `step` without one."""
     ring, due = Ring(answer), UpdatesDue()
     machine: Any = SimpleNamespace(generation=3, size=size, step=1, void=None)
     framework: Any = SimpleNamespace(ring=ring, updates_due=due)
@@ -102,6 +109,8 @@ def check(answer: bool | None, step: int = 7, size: int = 2) -> tuple[UpdateChec
     one = UpdateCheck(framework, machine)
     one.begin_step()
     machine.step = step - 1
+    for made in range(step - 8, step):
+        due.note(0, made)
     return one, machine, due, ring
 
 
@@ -130,7 +139,7 @@ def test_another_one_may_be_void_as_well() -> None:
 def test_what_all_leave_out_is_none() -> None:
     one, _, due, ring = check(True)
     assert one.ask(LONG_S) is None
-    assert due.soonest == 8 and ring.cuts == []
+    assert due.soonest == NEVER and ring.cuts == []
 
 
 @pytest.mark.parametrize("how", ["alone", "void", "a newcomer", "made"])
@@ -174,9 +183,3 @@ def test_how_long_is_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     one, *_ = check(None)
     one.ask(4.0)
     assert waits.pop() == 1.0
-    waits.clear()
-    for first in (1, 2):
-        one, machine, _, ring = check(None, step=2)
-        machine.step, ring.answer = first - 1, first == 1
-        one.ask(60.0)
-    assert waits == [15.0], "in the job's first mini-batch those decide who know what each waits for"
