@@ -60,6 +60,8 @@ def complete(arguments: argparse.Namespace) -> int:
 def fitting(parser: Parser, typed: Sequence[str], jobs: Callable[[], Iterable[str]]) -> list[str]:
     """The words that the last one of those typed may become; none where it is a file or the user's own."""
     *before, begun = typed or [""]
+    if before[:1] == ["help"]:  # only names of commands follow
+        before, jobs = before[1:], list
     places = _positionals(parser)
     flag: argparse.Action | None = None  # that awaits its value
     for word in before:

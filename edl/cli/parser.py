@@ -9,6 +9,7 @@ from edl import __version__
 from edl.cli import cluster_flags, job_flags, saved_flags, seeing, simulate_flags
 from edl.cli.arguments import Commands, Parser, add_switch, command, later
 from edl.cli.saved_flags import job_named
+from edl.errors import UsageError
 
 GROUPS = {
     "run a job": ("run", "wait", "doctor"),
@@ -97,8 +98,8 @@ def _add_own(found: Commands, root: Parser) -> None:
     """What tells of the command line itself."""
 
     def tell(arguments: argparse.Namespace, /) -> int:
-        root.parse_args([*arguments.words, "--help"])  # which ends the process
-        return 0
+        root.parse_args([*arguments.words, "--help"])  # which ends the process, unless a user's command would begin
+        raise UsageError(f"unknown command {' '.join(arguments.words)}; {root.hint}")
 
     def version(_: argparse.Namespace, /) -> int:
         root.parse_args(["--version"])
@@ -110,7 +111,7 @@ def _add_own(found: Commands, root: Parser) -> None:
     summary = "print what has a shell complete words of edl"
     parser = command(found, "completion", later("completion", "complete"), summary, COMPLETION_EXAMPLES)
     parser.add_argument("shell", metavar="bash|zsh|fish", choices=("bash", "zsh", "fish", "words"), help="the shell")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS).required = False
 
 
 def _add_doctor(found: Commands) -> None:

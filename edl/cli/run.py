@@ -129,6 +129,8 @@ def checked_command(line: Sequence[str]) -> tuple[str, ...]:
         raise UsageError(f"{program} is a folder, not a command")
     if Path(program).is_file() and "/" in program:
         raise UsageError(f"{program} is not executable: `chmod +x {program}`, or name its interpreter before it")
+    if len(words := program.split()) > 1 and shutil.which(words[0], path=search_path(os.environ)) is not None:
+        raise UsageError(f"{program!r} is one word, so no command: leave away the quotes around it")
     near = did_you_mean(program, ("python", "python3", "bash", "torchrun", "horovodrun"))
     raise UsageError(f"command not found: {program}{near}")
 

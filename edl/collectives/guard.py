@@ -145,10 +145,12 @@ class Guard:
 
 def plain(message: str) -> str:
     """What gloo and Horovod say, without the places in gloo's sources where it says so, without Horovod's guesses at
-    what may have shut it down, and without asking to look above.
+    what may have shut it down, and without asking to look above. Where a hurry has ended its wait, gloo says that its
+    whole time-out is over: the length is left out.
     """
     if re.search(r"HTTP (\w+ )?request failed", message):
         return "its daemon did not answer"
+    message = re.sub(r"Timed out waiting \d+ms for (recv|send) operation to complete", "no answer of a peer", message)
     return re.sub(r"\[/[^\]]*:\d+\] *| This was caused by an exception on one of the ranks[^\n]*", "", message)
 
 

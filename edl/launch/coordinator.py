@@ -61,6 +61,7 @@ async def _keep_alive(server: LocalCoordinator, say: Callable[[str], None]) -> N
         try:
             await server.restart()
             said = ""
+            say("the local coordinator had ended and is started again: sessions, and training, go on")
         except ConfigError as error:
             if str(error) != said:
                 said = str(error)

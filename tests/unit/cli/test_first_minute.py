@@ -55,6 +55,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("list", "unknown command list: did you mean status?; see 'edl --help'"),
         ("help stpo", "unknown command stpo: did you mean stop?; see 'edl --help'"),
         ("cluster strat", "unknown command strat: did you mean start?; see 'edl cluster --help'"),
+        ("help run python", "unknown command run python; see 'edl --help'"),
+        ("help submit train.py", "unknown command submit train.py; see 'edl --help'"),
+        ("completion", "missing: bash|zsh|fish; see 'edl completion --help'"),
         ("completion zhs", "unknown bash|zsh|fish: zhs: did you mean zsh?; see 'edl completion --help'"),
         ("--verison", "unknown flag or argument --verison: did you mean --version?; see 'edl --help'"),
         ("run --npp 3 python train.py", "unknown flag or argument --npp: did you mean -np?; see 'edl run --help'"),
@@ -97,6 +100,11 @@ def test_what_is_typed_wrong_is_answered_by_one_line_with_the_remedy(capsys, mon
     out, err = capsys.readouterr()
     wanted = re.escape(answer.replace("HERE", str(folder)).replace("PYTHON", sys.executable)).replace(r"\.\*", ".*")
     assert out == "" and re.fullmatch(f"edl: {wanted}\n", err), err
+
+
+def test_a_command_in_quotes_is_answered_with_the_remedy(capsys, folder):
+    assert main(["run", "sh train.py"]) == 2
+    assert capsys.readouterr().err == "edl: 'sh train.py' is one word, so no command: leave away the quotes around it\n"
 
 
 @pytest.mark.parametrize(
@@ -178,6 +186,10 @@ def test_python_m_edl_is_edl_and_its_start_imports_no_framework():
         ("scale mnist ", ""),
         ("events --follow o", "other"),
         ("completion z", "zsh"),
+        ("help sta", "status"),
+        ("help cluster st", "start status stop"),
+        ("help status ", ""),
+        ("help run ", ""),
         ("nosuch x", ""),
     ],
 )

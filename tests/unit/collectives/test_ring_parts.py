@@ -82,6 +82,12 @@ def test_messages_without_places_in_sources() -> None:
     assert plain(message) == "Read error [127.0.0.1]:1218: Connection reset by peer"
 
 
+def test_the_time_out_that_gloo_names_after_a_hurry_is_left_out() -> None:
+    place = "[/tmp/wheel/horovod_1/third_party/gloo/unbound_buffer.cc:83] "
+    assert plain(f"{place}Timed out waiting 61000ms for recv operation to complete") == "no answer of a peer"
+    assert plain(f"{place}Timed out waiting 5ms for send operation to complete") == "no answer of a peer"
+
+
 def test_a_failed_request_of_horovods_is_the_daemons_silence() -> None:
     message = "HTTP GET request failed too many times, aborting. See exception message above."
     assert plain(message) == "its daemon did not answer"

@@ -27,7 +27,7 @@ class Dying:
             raise ConfigError(refusal)
 
 
-async def test_why_it_does_not_start_again_is_said_once_and_again_after_it_did(monkeypatch):
+async def test_each_start_is_said_and_why_there_is_none_is_said_once_until_it_did(monkeypatch):
     monkeypatch.setattr(coordinator, "RESTART_PAUSE_S", 0)
     said: list[str] = []
     server: Any = Dying("damaged", "damaged", "no room", "", "no room")
@@ -35,4 +35,5 @@ async def test_why_it_does_not_start_again_is_said_once_and_again_after_it_did(m
     async with asyncio.timeout(20):
         await server.done.wait()
     keeping.cancel()
-    assert said == ["damaged", "no room", "no room"]
+    again = "the local coordinator had ended and is started again: sessions, and training, go on"
+    assert said == ["damaged", "no room", again, "no room"]
