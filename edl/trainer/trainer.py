@@ -274,11 +274,13 @@ class Trainer:
         return self._machine.step + 1
 
     def epoch(self) -> int:
-        """Pass over the data that the mini-batch being worked on belongs to, from 0."""
+        """Pass over the data that the mini-batch being worked on belongs to, from 0; between two passes the next one."""
         self._started()
         epoch = self._leases.epoch(self._machine.step + 1)
-        self._epoch = self._epoch if epoch is None else epoch
-        return self._epoch
+        if epoch is None:  # no sample of the next mini-batch is leased yet
+            epoch = max(self._epoch, 0 if self.shards is None else self.shards.epochs_known_done)
+        self._epoch = epoch
+        return epoch
 
     def own_samples(self) -> int:
         """Samples of this worker's own in the mini-batch being worked on. 0: what the loop handed out are stand-ins,

@@ -184,6 +184,11 @@ class ShardGenerator(Generic[AnyBatch]):
             return self._epochs_done
         return self._done(now, wait=True)
 
+    @property
+    def epochs_known_done(self) -> int:
+        """Epochs whose last step is committed, as far as is known by now: no wait."""
+        return self._epochs_done if self._pass is None else self._done(self._pass, wait=False)
+
     def _done(self, now: Pass, *, wait: bool) -> int:
         """Count the epochs that are over; without `wait`, as far as is known."""
         over = max(self._epochs_done, self._over(wait=wait) or 0)
@@ -244,7 +249,7 @@ class ShardGenerator(Generic[AnyBatch]):
         if held is not None:
             held.again, held.stale = 0, 0
         if self._pass is not None:
-            self._epochs_done = self._done(self._pass, wait=False)
+            self._epochs_done = self.epochs_known_done
             self._pass.made_anew = True
             self._pass.give_up()
 

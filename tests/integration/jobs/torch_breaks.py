@@ -62,6 +62,7 @@ def counted() -> Training:
             made += edl.notify_batch_end()
             if made == STEPS:
                 break
+        assert edl.epoch() == shards.epochs_done
         training.end_pass()
     return training
 

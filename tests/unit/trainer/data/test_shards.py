@@ -105,8 +105,10 @@ def test_without_epochs_each_iteration_is_one_more():
 
 def test_epochs_are_counted_for_scripts_that_loop_over_them():
     shards, feed = shards_of(6)
-    while shards.epochs_done < 3:
+    while (done := shards.epochs_done) < 3:
+        assert shards.epochs_known_done == done
         train(shards.batches(4), feed)
+        assert shards.epochs_known_done == done + 1
         next(shards.batches(4), None) if shards.epochs_done == 1 else None  # given up: not an epoch
     assert feed.ledger.spec.epochs == 3
     assert feed.ledger.exhausted
