@@ -274,7 +274,7 @@ class Trainer:
         return self._machine.step + 1
 
     def epoch(self) -> int:
-        """Pass over the data that the mini-batch being worked on belongs to, from 0; between two passes the next one."""
+        """Pass over the data that the mini-batch being worked on belongs to, from 0; between two passes, the next."""
         self._started()
         epoch = self._leases.epoch(self._machine.step + 1)
         if epoch is None:  # no sample of the next mini-batch is leased yet
