@@ -180,7 +180,7 @@ def _from_file(path: Path) -> dict[str, Given]:
             found = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a number of too many digits, and lists within lists, too
         raise ConfigError(f"--config {path}: is no TOML: {error}") from None
     fields = {flag.lstrip("-"): setting.field for setting in TABLE for flag in setting.flags if flag != "--config"}
     given: dict[str, Given] = {}

@@ -280,6 +280,8 @@ def test_any_flag_of_a_setting_is_known_to_the_file(folder):
         ("np = 4\nmax-np = 2", "np = 4 in FILE is more than max-np = 2 in FILE"),
         ('ring = "torhc"', r"ring = torhc in FILE: must be .*: did you mean torch\?"),
         ("np = ", "--config FILE: is no TOML: .*"),
+        ("np = " + 5000 * "9", "--config FILE: is no TOML: .*"),
+        ("np = " + 100_000 * "[", "--config FILE: is no TOML: .*"),
     ],
 )
 def test_a_wrong_line_of_the_file_is_named(folder, text, said):
