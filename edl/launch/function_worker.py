@@ -24,10 +24,12 @@ def main(folder: Path) -> None:
         file = open_call(folder)
     except ConfigError as error:
         sys.exit(f"edl: {error}")
+    worker = os.getpid()
     try:
         call = read_call(file)
         result = call.function(*call.args, **call.kwargs)
-        write_result(folder, int(os.environ.get("EDL_LIFE", "1")), _rank(), result)
+        if os.getpid() == worker:  # a process that the function has forked may return from it, too
+            write_result(folder, int(os.environ.get("EDL_LIFE", "1")), _rank(), result)
     except (Exception, SystemExit) as error:
         if not (isinstance(error, SystemExit) and error.code in {None, 0}):  # a worker that was told to leave
             _tell(folder, error)
