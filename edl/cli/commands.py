@@ -68,7 +68,7 @@ def located(arguments: argparse.Namespace) -> Whereabouts:
 
 
 def settings_for(arguments: argparse.Namespace) -> Settings:
-    """By which the job is found, also one of this machine's cluster. Raises EdlError."""
+    """Return the settings by which the job is found, also one of this machine's cluster. Raises EdlError."""
     settings = Settings.from_given(arguments.given, os.environ)
     settings = msgspec.structs.replace(settings, job=arguments.job or settings.job)
     if settings.coordinator is None and (cluster := cluster_with(arguments)) is not None:

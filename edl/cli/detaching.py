@@ -40,7 +40,7 @@ def in_background() -> tuple[int, int] | None:
 
 
 def wait_begun(launcher: int, heard: int, folder: Folder) -> int:
-    """Until the job has a coordinator, or its launcher has ended: returns the exit code."""
+    """Wait until the job has a coordinator, or its launcher has ended. Return the exit code."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda number, _: os.kill(launcher, number))
     pid = status = 0

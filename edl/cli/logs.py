@@ -51,7 +51,7 @@ def _cluster(arguments: argparse.Namespace) -> ReachedCluster | None:
 
 
 def _show_kept(where: Whereabouts, number: str | None, *, follow: bool) -> None:
-    """What `edl run` has shown, here. `number`: only lines that begin with it."""
+    """Print what `edl run` has shown, here. `number`: only lines that begin with it."""
     if where.folder is None or where.record is None:
         raise UsageError(f"job {where.job} was not started here: its output is where `edl run` was typed")
     printed, final = Printed(where.folder.logs, where.folder.output.stem), False

@@ -95,7 +95,7 @@ def build() -> Parser:
 
 
 def _add_own(found: Commands, root: Parser) -> None:
-    """What tells of the command line itself."""
+    """Add the commands that tell of the command line itself."""
 
     def tell(arguments: argparse.Namespace, /) -> int:
         root.parse_args([*arguments.words, "--help"])  # which ends the process, unless a user's command would begin

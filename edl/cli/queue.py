@@ -159,7 +159,7 @@ def describe(arguments: argparse.Namespace) -> int:
 
 
 def status_of(job: JobShown) -> Status:
-    """As any job's is shown, where its own leader says nothing: it waits, begins or is over."""
+    """Return a cluster's job as any job is shown, where its own leader says nothing: it waits, begins or is over."""
     states = {JobPhase.QUEUED: JobState.STARTING, JobPhase.CANCELLED: JobState.FAILED}
     phase = JobPhase(job.state)
     return Status(

@@ -19,8 +19,8 @@ BUILD = "build Horovod by scripts/setup from a clone of edl"
 
 
 def has_horovod(framework: str) -> bool:
-    """Whether Horovod is installed, and built for `torch` or `tensorflow`. Imports nothing; a folder of that name, such
-    as a clone, is no Horovod.
+    """Tell whether Horovod is installed, and built for `torch` or `tensorflow`. Nothing is imported; a folder of that
+    name, such as a clone, is no Horovod.
     """
     spec = importlib.util.find_spec("horovod")
     folders = (spec and spec.submodule_search_locations) or ()

@@ -77,7 +77,7 @@ class Coordinator:
 
     @property
     def socket(self) -> str:
-        """Where one listens that only processes of one user on one machine can reach; empty for any other."""
+        """Return the socket of a server that only one user of one machine can reach; empty for any other."""
         kind, rest = split_kind(self.hosts)
         if kind == EMBEDDED and not rest.startswith("/"):
             raise ConfigError(f"not a coordinator: {self.hosts}; an embedded one is named as embedded:///SOCKET")

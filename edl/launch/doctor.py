@@ -184,7 +184,7 @@ def _built_for(horovod: Path) -> dict[str, str]:
 
 
 def check_coordinator(environ: Mapping[str, str]) -> Checked:
-    """Which one `edl run` takes here."""
+    """Tell which coordinator `edl run` takes here."""
     if named := environ.get("EDL_COORDINATOR"):
         return Checked("coordinator", Health.OK, f"EDL_COORDINATOR={named}")
     try:
@@ -246,7 +246,7 @@ def check_etcd(environ: Mapping[str, str]) -> Checked:
 
 
 def _without_zookeeper(environ: Mapping[str, str]) -> Health:
-    """What it means that Java or ZooKeeper is missing: `edl run` may have another coordinator in its place."""
+    """Tell what it means that Java or ZooKeeper is missing: `edl run` may have another coordinator in its place."""
     try:
         _chosen(environ)
     except ConfigError:

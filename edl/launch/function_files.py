@@ -31,7 +31,7 @@ FUNCTION = "function"
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """What each worker calls."""
+    """A function, and what each worker calls it with."""
 
     function: Callable[..., Any]
     args: Sequence[Any]
@@ -125,7 +125,7 @@ def write_result(folder: Path, life: int, rank: int, result: object) -> None:
 
 
 def read_results(folder: Path) -> list[Any]:
-    """By rank, of the job's last life."""
+    """Return the results by rank, of the job's last life."""
     named = [(tuple(map(int, path.name.split("-")[1:3])), path) for path in folder.glob("result-*")]
     last = max((life for (life, _), _ in named), default=0)
     return [_loaded(path) for (life, _), path in sorted(named) if life == last]
@@ -181,7 +181,7 @@ def _process() -> str:
 
 
 def _search_path() -> list[str]:
-    """Where this process finds modules: an empty entry is its working directory."""
+    """Return where this process finds modules: an empty entry is its working directory."""
     return [str(Path(entry).absolute()) for entry in sys.path]
 
 

@@ -148,7 +148,7 @@ def _check_call(fn: object, args: object, kwargs: object) -> None:
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Given]:
-    """What was given, by fields of settings. Raises UsageError."""
+    """Return what was given, by fields of settings. Raises UsageError."""
     known = {name: setting for setting in TABLE for name in keywords_of(setting)}
     found: dict[str, Given] = {}
     for name, value in settings.items():
@@ -189,7 +189,7 @@ class _Job:
         self._said = ""  # what edl has said last
 
     def run(self, view: RunView, page: bool | None) -> None:
-        """Until the job is over. Raises KeyboardInterrupt, ConfigError, FunctionFailed."""
+        """Wait until the job is over. Raises KeyboardInterrupt, ConfigError, FunctionFailed."""
         wants_page = _has_page() and view.lives if page is None else page
         if wants_page and not _has_page():
             raise ConfigError("edl.run(page=True) needs the page's server: pip install 'horovod-edl[dashboard]'")
@@ -328,7 +328,7 @@ def _command(*typed: str) -> list[str]:
 
 
 def _started(command: Sequence[str], errors: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """In a session of its own, which a terminal's Ctrl-C does not reach, and interrupted when this process dies."""
+    """Start it in a session of its own, out of reach of a terminal's Ctrl-C. It is interrupted when this one dies."""
     source = str(Path(edl.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     try:

@@ -39,7 +39,7 @@ def fitting_view() -> RunView:
 
 
 def words_of(status: Status) -> str:
-    """Where a job stands, in one line."""
+    """Say in one line where a job stands."""
     size = str(status.size) if status.size == status.target else f"{status.size} of {status.target}"
     parts = [f"job {status.job}: {status.state.value}", f"{size} workers", f"step {status.base + status.step:,}"]
     data, spec = status.data, status.spec

@@ -210,7 +210,7 @@ class _LocalConnection(http.client.HTTPConnection):
 
 
 def _address(url: str) -> tuple[bool, str, int, int]:
-    """Whether by TLS, host and port, and whose the server is. Raises ConfigError."""
+    """Return whether it is by TLS, host and port, and whose the server is. Raises ConfigError."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port

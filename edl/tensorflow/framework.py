@@ -508,5 +508,5 @@ def _outside_functions() -> Iterator[None]:
 
 
 def is_wrapped(optimizer: object) -> bool:
-    """Whether `edl.tensorflow.Optimizer` was given it."""
+    """Tell whether `edl.tensorflow.Optimizer` was given it."""
     return isinstance(optimizer, (keras_optimizer.Elastic, v1_optimizer.Elastic))

@@ -23,7 +23,7 @@ SKIPPED: Final = "the script has ended it without an update, which others make, 
 
 
 class UpdateCheck:
-    """Of one trainer, at the end of a mini-batch. Belongs to the training thread."""
+    """The check of one trainer, at the end of a mini-batch. It belongs to the training thread."""
 
     def __init__(self, framework: Framework, machine: WorkerMachine) -> None:
         self._framework = framework

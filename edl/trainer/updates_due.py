@@ -19,7 +19,7 @@ IN_A_ROW: Final = 8
 
 
 class UpdatesDue:
-    """Of one worker in its present ring. Optimizers have numbers, the same on all workers."""
+    """The updates that one worker expects in its present ring. Optimizers have the same numbers on all workers."""
 
     def __init__(self) -> None:
         self.soonest = NEVER  # the mini-batch by whose end the next update is due: read in the hot path

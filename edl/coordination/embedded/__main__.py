@@ -31,7 +31,7 @@ _LOOK_S = 0.2
 
 
 class EmbeddedServer:
-    """One server on its loop."""
+    """One server on its event loop."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError with one line: the folder's journal is of no use."""

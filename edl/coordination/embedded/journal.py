@@ -121,7 +121,7 @@ def _restored(frames: Iterator[tuple[int, Any, int]], state: StoreState) -> int:
 
 
 def _frames(journal: bytes, at: int) -> Iterator[tuple[int, Any, int]]:
-    """Where each whole frame begins, what it holds, and where it ends."""
+    """Yield where each whole frame begins, what it holds, and where it ends."""
     while len(journal) - at >= _HEAD_BYTES:
         head = journal[at : at + _HEAD.size]
         length, crc = _HEAD.unpack(head)
@@ -159,7 +159,7 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to compact it."""
+        """Tell whether it is time to compact the journal."""
         return self._end - self._base > max(SLACK_BYTES, self._base)
 
     def append(self, record: Record) -> None:

@@ -79,7 +79,7 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Which worker, for what, until when.
+    """A worker that is awaited: for what, and until when.
 
     `seen`: the newest ring it was seen at, and whether it has told that the one that trains has failed. One that goes
     on does not hang.
