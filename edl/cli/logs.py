@@ -54,16 +54,20 @@ def _show_kept(where: Whereabouts, number: str | None, *, follow: bool) -> None:
     """Print what `edl run` has shown, here. `number`: only lines that begin with it."""
     if where.folder is None or where.record is None:
         raise UsageError(f"job {where.job} was not started here: its output is where `edl run` was typed")
-    printed, final = Printed(where.folder.logs, where.folder.output.stem), False
+    printed, final, found = Printed(where.folder.logs, where.folder.output.stem), False, number is None
     while not final:  # the launcher writes its last line when the job is over
         final = not follow or not lives(where.record)
         for piece in printed.news(final=final):
             lines = piece.text.splitlines(keepends=True)
-            _write("".join(line for line in lines if number is None or line.startswith(f"[{number}]<")))
+            chosen = [line for line in lines if number is None or line.startswith(f"[{number}]<")]
+            found = found or bool(chosen)
+            _write("".join(chosen))
         if not final:
             time.sleep(LOOK_S)
     if not printed.workers():
         raise UsageError(f"no output of job {where.job} is kept: {where.record.launcher} keeps none")
+    if not found:
+        raise UsageError(f"no line of a worker {number} is kept of job {where.job}: they are numbered from 0, by slot")
 
 
 def _write(text: str) -> None:

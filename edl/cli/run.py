@@ -66,6 +66,8 @@ def _run(settings: Settings, line: Sequence[str], *, waits: bool, detach: bool) 
     exporting.check(settings)
     table = tabulated(settings.batch_policy, settings.max_workers)
     raise_open_files()
+    if settings.checkpoint and Path(settings.checkpoint).is_file():
+        raise ConfigError(f"--checkpoint {settings.checkpoint}: is a file; name a folder, which may be a new one")
     known = only_job(settings.checkpoint) if settings.checkpoint and not settings.job else None
     job = settings.job or known or new_name(settings.home)
     if not waits:

@@ -120,19 +120,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """What the workers of the job share and strangers do not know; empty when the job has no secret."""
         if self.secret_file is None:
             return b""
+        named = f"the secret's file {self.secret_file} (--secret-file or EDL_SECRET_FILE)"
         try:
             with self.secret_file.open("rb") as file:
                 status, secret = os.fstat(file.fileno()), file.read().strip()
         except OSError as error:
-            raise ConfigError(f"EDL_SECRET_FILE={self.secret_file}: cannot be read: {error.strerror}") from None
+            raise ConfigError(f"{named} cannot be read: {error.strerror}") from None
         if _is_open_to_others(status):
             mode = stat.S_IMODE(status.st_mode)
             raise ConfigError(
-                f"EDL_SECRET_FILE={self.secret_file}: others can read it (mode {mode:04o}), and could speak in the "
+                f"{named} can be read by others (mode {mode:04o}), who could speak in the "
                 f"job's name; `chmod 600 {self.secret_file}`, and take a fresh secret if it was open for long"
             )
         if not secret:
-            raise ConfigError(f"EDL_SECRET_FILE={self.secret_file}: is empty")
+            raise ConfigError(f"{named} is empty")
         return secret
 
     def to_environment(self) -> dict[str, str]:
@@ -176,6 +177,8 @@ def _from_file(path: Path) -> dict[str, Given]:
     import tomllib  # only here: few processes are given a file
 
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe may have no writer
+            raise ConfigError(f"--config {path}: is no plain file")
         with path.open("rb") as file:
             found = tomllib.load(file)
     except OSError as error:

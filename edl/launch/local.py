@@ -351,7 +351,9 @@ class Launch:
         if job.state == "running" and not self._announced:
             self._announced = True
             name = self.record.job
-            self._printer.say(f"job {name} is running with {job.size} workers; see `edl status {name}`")
+            self._printer.say(
+                f"job {name} is running with {job.size} worker{'s' * (job.size != 1)}; see `edl status {name}`"
+            )
 
     def _compare(self, job: JobSeen) -> None:
         """With what was said of it before its first worker was there."""

@@ -98,7 +98,7 @@ async def test_that_two_lines_begin_at_once_goes_on_from_one_choice(edl, tmp_pat
             assert line.poll() is None, line.communicate()
         (tmp_path / "anew.go").touch()
         said = await asyncio.to_thread(lines["anew"].stderr.readline)
-        assert said.startswith("edl: job ck is running with 1 workers")
+        assert said.startswith("edl: job ck is running with 1 worker;")
         (tmp_path / "resumes.go").touch()
         _, err = await asyncio.to_thread(lines["resumes"].communicate, timeout=patient(60))
         assert lines["resumes"].returncode == 1

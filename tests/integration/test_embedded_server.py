@@ -145,6 +145,21 @@ async def test_damage_in_its_journal_is_one_line_and_is_left_as_it_is(local, tmp
     await store.close()
 
 
+async def test_a_journal_that_somebody_removed_is_written_anew(local, tmp_path):
+    store = await connect(local.coordinator, 10.0)
+    await store.create("/a", b"before")
+    journal = tmp_path / "embedded" / "journal"
+    journal.unlink()
+    await until(journal.exists)
+    await store.create("/b", b"after")
+    local.signal(signal.SIGKILL)
+    await local.wait_exit()
+    await local.restart()
+    await until(lambda: store.link is Link.CONNECTED)
+    assert [(await store.read(path)).value for path in ("/a", "/b")] == [b"before", b"after"]
+    await store.close()
+
+
 async def test_a_wiped_server_takes_no_session_of_before_for_its_own(local, tmp_path):
     store = await connect(local.coordinator, 10.0)
     links = []

@@ -55,6 +55,8 @@ class EmbeddedServer:
         while True:
             for session in self._core.expired(self._loop.time()):
                 self._keep(self._core.end(session))
+            if self._journal.removed:
+                self._compact("it was removed")
             await asyncio.sleep(_LOOK_S)
 
     def _heard(self, connection: Connection, message: Any) -> None:
@@ -85,10 +87,13 @@ class EmbeddedServer:
         self._complaint = ""
         self._carry_out(self._core.settle(plan, self._loop.time()))
         if self._journal.full:
-            try:
-                self._journal.compact(self._state)
-            except OSError as error:
-                self._complain(f"the coordinator cannot compact its journal: {error.strerror or error}")
+            self._compact("it has grown")
+
+    def _compact(self, why: str) -> None:
+        try:
+            self._journal.compact(self._state)
+        except OSError as error:
+            self._complain(f"the coordinator cannot write its journal anew ({why}): {error.strerror or error}")
 
     def _complain(self, words: str) -> None:
         if words != self._complaint:

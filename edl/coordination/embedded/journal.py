@@ -162,6 +162,14 @@ class Journal:
         """Tell whether it is time to compact the journal."""
         return self._end - self._base > max(SLACK_BYTES, self._base)
 
+    @property
+    def removed(self) -> bool:
+        """Tell whether its name is gone, so that what is written would not outlive this process."""
+        try:
+            return self._path.stat().st_ino != os.fstat(self._file).st_ino
+        except OSError:
+            return True
+
     def append(self, record: Record) -> None:
         """Keep it. Raises OSError, and then it is as before."""
         frame = rest = framed(record)

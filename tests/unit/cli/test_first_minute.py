@@ -84,6 +84,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("run bare/python3 train.py",
          "bare/python3 has no edl: write `python`, which is PYTHON, or install edl there, by `bare/python3 -m pip .*`"),
         ("run --config nosuch.toml python train.py", "--config nosuch.toml: cannot be read: No such file .*"),
+        ("run --config . python train.py", "--config .: is no plain file"),
+        ("run --checkpoint train.py python train.py",
+         "--checkpoint HERE/train.py: is a file; name a folder, which may be a new one"),
         ("run --checkpoint-every 30 python train.py",
          "--checkpoint-every 30: must be a number of seconds, at least 1, or of steps: 30s or 500steps; or auto"),
         ("status mnits", "no job mnits was started on this machine: did you mean mnist? `edl status` lists those .*"),
@@ -324,6 +327,8 @@ def test_logs_of_a_job_of_edl_run_are_what_it_has_shown(folder, capsys):
     assert capsys.readouterr().out == kept.output.read_text()
     assert main(["logs", "mnist", "--worker", "1"]) == 0
     assert capsys.readouterr().out == "[1]<stdout>:two\n"
+    assert main(["logs", "mnist", "--worker", "7"]) == 2
+    assert re.fullmatch("edl: no line of a worker 7 is kept of job mnist: .*\n", capsys.readouterr().err)
     kept.output.unlink()
     assert main(["logs", "mnist"]) == 2
     assert capsys.readouterr().err == "edl: no output of job mnist is kept: edl run keeps none\n"

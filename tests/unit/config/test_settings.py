@@ -171,7 +171,7 @@ class TestSecret:
     def test_a_file_that_others_can_read_is_refused(self, tmp_path, mode):
         file = secret_file(tmp_path)
         file.chmod(mode)
-        with pytest.raises(ConfigError, match=rf"others can read it \(mode 0{mode:o}\).*chmod 600 .*secret"):
+        with pytest.raises(ConfigError, match=rf"can be read by others \(mode 0{mode:o}\).*chmod 600 .*secret"):
             Settings(secret_file=file).secret()
 
     @pytest.mark.parametrize(("owner", "is_open"), [(0, False), (1000, True)])
@@ -183,7 +183,9 @@ class TestSecret:
         assert Settings().secret() == b""
 
     def test_a_file_that_is_not_there_or_empty_is_named(self, tmp_path):
-        with pytest.raises(ConfigError, match=r"EDL_SECRET_FILE=.*none: cannot be read: No such file"):
+        with pytest.raises(
+            ConfigError, match=r"secret's file .*none \(--secret-file or EDL_SECRET_FILE\) cannot be read: No such file"
+        ):
             Settings(secret_file=tmp_path / "none").secret()
         (tmp_path / "none").touch(mode=0o600)
         with pytest.raises(ConfigError, match=r"is empty"):
