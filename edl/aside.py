@@ -1,7 +1,7 @@
-"""Work on a thread of its own, begun without a wait.
+"""Run a function on a thread of its own without waiting for the thread to start.
 
-`threading.Thread.start` comes back once the new thread runs. That one has the interpreter by then, and may keep it for
-five milliseconds: too long for a training thread.
+`threading.Thread.start` returns only once the new thread runs. The new thread then holds the interpreter lock and may
+keep it for five milliseconds, which is too long for a training thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ Found = TypeVar("Found")
 
 
 def begin(act: Callable[[], Found]) -> Future[Found]:
-    """What it finds, or raises, is for the thread that waits for it. A process that ends does not."""
+    """Run `act` on a new thread; the future has its result or its exception. The process does not wait for the thread
+    at exit.
+    """
     found = Future[Found]()
 
     def run() -> None:
@@ -29,12 +31,12 @@ def begin(act: Callable[[], Found]) -> Future[Found]:
 
 
 def done(result: Found) -> Future[Found]:
-    """No thread is needed."""
+    """Return a future that has `result` already; no thread is needed."""
     found = Future[Found]()
     found.set_result(result)
     return found
 
 
 def let_go(act: Callable[..., object], *arguments: object) -> None:
-    """What it raises is printed."""
+    """Run `act` on a new thread and drop its result; an exception is printed."""
     _thread.start_new_thread(act, arguments)

@@ -1,16 +1,17 @@
-"""A script's figures in MLflow or Weights & Biases: one run of the job's, whichever workers come and go.
+"""Callbacks that write a script's figures to MLflow or Weights & Biases: one run per job, whichever workers come and
+go.
 
-As `docs/tracking.md` has it: a callback is made by all workers, and called by all for each committed step.
+All workers make the callback and call it for each committed step (`docs/tracking.md`).
 
-Owns: that one worker writes, the one of rank 0, each step once; and that all of them, newcomers and later lives of the
-job, know of one run. Does not own: what a run looks like (the libraries' own names and environment variables say that).
+Owns: that only the worker of rank 0 writes, each step once, and that all workers, newcomers and later resumes included,
+know of one run. Does not own: what a run looks like (the libraries' own names and environment variables say that).
 
-A run's name in the job travels by `edl.register`: the first ring gives all workers that of its rank 0, newcomers get
-it with the state, and a checkpoint has it. A step is written once another one is committed after it: the worker that
-has applied a step may die with it, and the others then make the step once more.
+The run's name travels as a value of `edl.register`: the first ring gives all workers the name that rank 0 has made,
+newcomers get it with the state, and a checkpoint holds it. A step is written once the next one is committed: the worker
+that has applied a step may die with it, and the others then make that step once more.
 
-A thread speaks with the library, from the first word to the last. A server that stalls, or is away and is called again
-and again, holds up no training: while `MOST` steps wait for it, others are left out.
+Only one thread calls the library. A server that stalls, or that is unreachable and is called again and again, holds up
+no training: while `MOST` steps wait to be written, later steps are left out.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from typing import Any, Final, NamedTuple, Protocol
 from edl import ownership
 from edl.errors import ConfigError, UsageError
 
-STEP: Final = "job/step"  # of all lives, in Weights & Biases: its own step counts calls
+STEP: Final = "job/step"  # counted over all lives of the job; the step of Weights & Biases itself counts calls
 JOB: Final = "edl.job"
 RUN: Final = "edl.run"
 MOST: Final = 256  # steps that wait to be written; later ones are left out
-END_S: Final = 30.0  # at the script's end, for what waits
+END_S: Final = 30.0  # at the script's end, for the figures that still wait
 
 logger = logging.getLogger("edl")
 
 
 class ScriptSeat(Protocol):
-    """What is used of `edl.torch` or `edl.tensorflow`."""
+    """The functions of `edl.torch` or `edl.tensorflow` that a callback uses."""
 
     def rank(self) -> int: ...
     def size(self) -> int: ...
@@ -46,7 +47,7 @@ class ScriptSeat(Protocol):
 
 
 class FiguresOfStep(NamedTuple):
-    """What a run is told of one step."""
+    """The figures of one step, as they are written to a run."""
 
     step: int
     ts: float
@@ -54,7 +55,7 @@ class FiguresOfStep(NamedTuple):
 
 
 class RunOfJob:
-    """What both have in common. Call it once for each committed step, on all workers."""
+    """Base class of both callbacks. Call it once for each committed step, on all workers."""
 
     kind = ""
 
@@ -66,12 +67,12 @@ class RunOfJob:
         self._shared = edl.register(**{self._name: secrets.token_hex(8)})
         self._next: FiguresOfStep | None = None
         self._writes = False  # something was given to the thread since this worker has rank 0
-        self._left = threading.Event()  # set once what was written before another worker had rank 0 is there
+        self._left = threading.Event()  # set once all figures are written that this worker took while it had rank 0
         self._left.set()
         self._waiting: queue.SimpleQueue[FiguresOfStep | threading.Event] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._told = -1  # the thread's: the newest step that the run has
-        self._open = False  # the thread's
+        self._told = -1  # the newest step that the run has; only the thread uses it
+        self._open = False  # only the thread uses it
         self._failed = False
         ownership.at_exit(self.close)
 
@@ -81,11 +82,13 @@ class RunOfJob:
 
     @property
     def run(self) -> str:
-        """The name of the run, the same on all workers and in all lives of the job."""
+        """The name of the run, equal on all workers and in all lives of the job."""
         return str(getattr(self._shared, self._name))
 
     def __call__(self, **figures: float) -> None:
-        """Figures of the step that was just committed. Costs nothing on other ranks, and in other steps."""
+        """Take the figures of the step that was just committed. The call costs nothing on other ranks, nor in steps
+        that are not written.
+        """
         if self._edl.rank() != 0:
             self._next = None
             self._leave()
@@ -101,7 +104,7 @@ class RunOfJob:
                 self._thread.start()
 
     def close(self) -> None:
-        """Write what is left, for up to `END_S`. At the script's end it happens by itself."""
+        """Write the figures that still wait, for up to `END_S`. It is called automatically at the script's end."""
         self._write()
         self._leave()
         if not self._left.wait(END_S):
@@ -119,13 +122,13 @@ class RunOfJob:
             self._warn(f"{MOST} steps wait to be written")
 
     def _leave(self) -> None:
-        """Another worker has rank 0 now, and goes on."""
+        """End this worker's part of the run: another worker has rank 0 now, and goes on with the run."""
         if self._writes:
             self._writes, self._left = False, threading.Event()
             self._waiting.put(self._left)
 
     def _warn(self, reason: object) -> None:
-        """Once. The job trains on."""
+        """Warn once per process; the job trains on."""
         if not self._failed:
             self._failed = True
             logger.warning("%s: figures are missing there: %s", type(self).__name__, reason)
@@ -147,7 +150,7 @@ class RunOfJob:
         if not self._open:
             self._told = self._begin()
             self._open = True
-        if given.step > self._told:  # else a life before has told it
+        if given.step > self._told:  # else an earlier life of the job has written this step
             self._told = given.step
             self._log(given)
 
@@ -157,7 +160,7 @@ class RunOfJob:
             self._end()
 
     def _begin(self) -> int:
-        """Open the run. The newest step that it has, -1: none."""
+        """Open the run. Return the newest step that the run has, or -1."""
         raise NotImplementedError
 
     def _log(self, given: FiguresOfStep) -> None:
@@ -168,15 +171,17 @@ class RunOfJob:
 
 
 class MlflowCallback(RunOfJob):
-    """To MLflow: where its own variables, such as MLFLOW_TRACKING_URI, say."""
+    """Write figures to MLflow, at the server that MLflow's own variables, such as MLFLOW_TRACKING_URI, name."""
 
     kind = "mlflow"
 
     def __init__(
         self, edl: ScriptSeat, *, every: int = 10, experiment: str | None = None, tracking_uri: str | None = None
     ) -> None:
-        """`every`: steps from one entry to the next. `experiment`: its name (default: MLFLOW_EXPERIMENT_NAME, else
-        MLflow's default). `tracking_uri`: instead of MLFLOW_TRACKING_URI.
+        """Configure the callback.
+
+        `every` is the number of steps from one entry to the next. `experiment` is the experiment's name (default:
+        MLFLOW_EXPERIMENT_NAME, else MLflow's default). `tracking_uri` replaces MLFLOW_TRACKING_URI.
         """
         try:
             from mlflow.entities import Metric
@@ -203,7 +208,9 @@ class MlflowCallback(RunOfJob):
         return max((one.step for name in names for one in self._client.get_metric_history(self._id, name)), default=-1)
 
     def _log(self, given: FiguresOfStep) -> None:
-        """One entry after the other: MLflow's own threads lose some of them in a store of files."""
+        """Write one entry after the other, because MLflow's own threads lose some entries when the
+        store is a folder.
+        """
         at_ms = int(given.ts * 1000)
         self._client.log_batch(
             self._id, [self._metric(name, value, at_ms, given.step) for name, value in given.figures.items()]
@@ -214,12 +221,14 @@ class MlflowCallback(RunOfJob):
 
 
 class WandbCallback(RunOfJob):
-    """To Weights & Biases: as its own variables, such as WANDB_PROJECT and WANDB_MODE, say."""
+    """Write figures to Weights & Biases, as its own variables, such as WANDB_PROJECT and WANDB_MODE, say."""
 
     kind = "wandb"
 
     def __init__(self, edl: ScriptSeat, *, every: int = 10, **init: Any) -> None:
-        """`every`: steps from one entry to the next. `init`: more arguments of `wandb.init`, such as `project`."""
+        """Configure the callback. `every` is the number of steps from one entry to the next; `init` holds more
+        arguments of `wandb.init`, such as `project`.
+        """
         try:
             import wandb
         except ImportError as error:
@@ -230,8 +239,8 @@ class WandbCallback(RunOfJob):
         self._run: Any = None
 
     def _begin(self) -> int:
-        """A worker that comes later goes on with the run of the same id; offline it has a folder of its own, and
-        `wandb sync` brings them together.
+        """Open or resume the run whose id is `self.run`. Offline, each worker has a folder of its own for that run, and
+        `wandb sync` merges them.
         """
         known = {"id": self.run, "name": self.job, "resume": "allow", "config": {JOB: self.job}}
         self._run = self._wandb.init(**{**known, **self._init})

@@ -44,7 +44,9 @@ STOP_REASON = "stopped by edl.client"
 
 
 class Job:
-    """One job. A context; without `with`, call `close()` in the end. Every call may raise an EdlError."""
+    """A handle on one job: use it as a context manager, or call `close()` at the end. Every call
+    may raise an EdlError.
+    """
 
     def __init__(self, name: str | None = None, *, coordinator: str | None = None, secret: bytes | None = None) -> None:
         """`name` defaults to EDL_JOB, else to the only job that runs on this machine.
@@ -78,22 +80,24 @@ class Job:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection. The next call opens another."""
+        """Close the connection. The next call opens another one."""
         if self._client is not None:
             loop_thread().run(self._closed())
 
     # -------------------------------------------------------------------------------------------------------- looking
 
     def status(self) -> Status:
-        """The job as it is; one that is over, as it was seen last. What `edl status --json` shows."""
+        """Return the job's present status, or the last one seen if the job is over; it is what `edl status --json`
+        shows.
+        """
         return loop_thread().run(self._status())
 
     def events(self) -> list[Event]:
-        """What has happened so far, oldest first."""
+        """Return all events so far, oldest first."""
         return loop_thread().run(self._events())
 
     def follow(self) -> Iterator[Event]:
-        """What has happened so far, and what happens, as it does; ends with the job."""
+        """Yield all events so far, oldest first, then each new event as it happens; end with the job."""
         told = story(self._where, follow=True)
 
         async def following() -> dict[str, Any] | None:
@@ -103,7 +107,8 @@ class Job:
             yield from_flat(flat)
 
     def wait(self, size: int | None = None, timeout: float | None = None) -> Status:
-        """Until `size` workers train; without it, as many as are asked for. `timeout` in seconds; None: no limit.
+        """Wait until `size` workers train, by default as many as are asked for. `timeout` is in seconds; None means no
+        limit.
 
         Raises TimedOut (a TimeoutError), and JobFailed when the job is over first.
         """
@@ -112,26 +117,27 @@ class Job:
     # ------------------------------------------------------------------------------------------------------- steering
 
     def scale(self, size: int) -> Ack:
-        """Ask for `size` workers, whatever is under way: the newest such request counts.
+        """Ask for `size` workers. The newest request counts, even while an earlier one is being carried out.
 
         Raises ScaleRejected with the remedy, JobFailed when the job is over, PeerError when it has no leader for long.
         """
         return loop_thread().run(self._scale(_at_least_one("size", size)))
 
     def scale_out(self, workers: int = 1, *, request: str = "") -> Ack | Retry:
-        """Ask for so many workers more than are asked for now. A launcher sees it (`edl run` does).
+        """Ask for `workers` more workers than are asked for now. A launcher (`edl run`) starts them.
 
-        Ack: on record, and never lost. Retry: another scaling is under way, or there is no leader just now; ask the
-        same again. The same call after a Retry is the same request, which counts once even if its first answer was
-        lost; a scheduler that may be restarted in between gives an id of its own by `request`.
-        Raises ScaleRejected when that can never be met, with the remedy; JobFailed when the job is over.
+        Ack means that the request is on record and is never lost. Retry means that another scaling is under way, or
+        that there is no leader just now; make the same call again. The same call after a Retry is the same request,
+        which counts once even if its first answer was lost; a scheduler that may be restarted in between gives an id of
+        its own by `request`. Raises ScaleRejected with the remedy when the request can never be met; JobFailed when the
+        job is over.
         """
         return loop_thread().run(self._scale_out(_at_least_one("workers", workers), request))
 
     def scale_in(self, workers: int | Collection[str] = 1, *, request: str = "") -> Ack | Retry:
-        """Ask for so many workers fewer, those who came last; or for just the workers with these ids to leave.
+        """Ask for `workers` fewer workers, of which the newest leave, or for the workers with the given ids to leave.
 
-        As `scale_out` for the rest.
+        Answers, `request` and errors are those of `scale_out`.
         """
         if isinstance(workers, str):
             raise UsageError(f"scale_in({workers!r}): give a number, or a list of workers' ids: [{workers!r}]")
@@ -143,18 +149,18 @@ class Job:
         return loop_thread().run(self._scale_in(_at_least_one("workers", workers), request))
 
     def profile(self, min_p: int, max_p: int, *, batches: int = BATCHES, timeout: float = TIMEOUT_S) -> Profile:
-        """Throughput and efficiency at each size from `min_p` to `max_p`, measured by scaling in from the largest.
+        """Measure throughput and efficiency at each size from `max_p` down to `min_p`, by scaling in.
 
-        What was measured stays with the job, for its own policy. Afterwards it has the size again that it was asked for
-        before. `timeout` in seconds, for each size. Raises ScaleRejected, TimedOut, JobFailed.
+        The job's own policy keeps the measurements. Afterwards the job is asked for its former size again. `timeout` is
+        in seconds, for each size. Raises ScaleRejected, TimedOut, JobFailed.
         """
         wish = Wish(_at_least_one("min_p", min_p), _at_least_one("max_p", max_p), 1, batches, timeout)
         return loop_thread().run(self._profile(wish))
 
     def batch(self, samples: int) -> None:
-        """Have all workers together take so many samples a step from now on, however many they are.
+        """Set the number of samples that all workers together take in a step from now on.
 
-        The rate follows where the script has called `edl.scale_rate(...)`. Raises ScaleRejected with the remedy,
+        The learning rate follows if the script has called `edl.scale_rate(...)`. Raises ScaleRejected with the remedy,
         JobFailed when the job is over, PeerError when it has no leader for long.
         """
         if _at_least_one("samples", samples) > MOST:
@@ -162,21 +168,22 @@ class Job:
         loop_thread().run(self._batch(samples))
 
     def checkpoint(self) -> str:
-        """Save the job; returns once that is durable, with the path of the checkpoint. Raises JobFailed, PeerError."""
+        """Save the job; return the checkpoint's path once it is durable. Raises JobFailed, PeerError."""
         return loop_thread().run(self._checkpoint())
 
     def preempt(self, deadline: float = PREEMPT_S) -> Status:
-        """Save the job and end it, so that it can be gone on with; returns when it is over, after `deadline` seconds
-        saved or not: its reason says which. Raises JobFailed where it is not saved at all, PeerError.
+        """Save the job and end it, so that it can be resumed; return when it is over. After `deadline` seconds the job
+        ends, saved or not; the reason in the returned status says which. Raises JobFailed if the job has no
+        checkpoints, PeerError.
         """
         return loop_thread().run(self._preempt(deadline))
 
     def migrate(self, host: str, to: str | None = None, timeout: float | None = None) -> None:
-        """Have all workers of `host` leave it while the job trains; returns once none is left there.
+        """Have all workers of `host` leave it while the job trains; return once none is left there.
 
-        `to`: HOST:SLOTS, more of them after commas; without it, the other hosts of the job. Something must start
-        workers there (`edl run` does). `timeout` in seconds, for the newcomers to be ready; then those on `host` stay.
-        Raises ScaleRejected with the reason where they do, JobFailed, PeerError.
+        `to` is HOST:SLOTS, or several of them separated by commas; by default the job's other hosts. A launcher (`edl
+        run`) must start workers there. `timeout` is in seconds, for the newcomers to be ready; if they are not, the
+        workers on `host` stay. Raises ScaleRejected with the reason in that case, JobFailed, PeerError.
         """
         try:
             rooms = parse_rooms(to) if to else ()
@@ -185,7 +192,7 @@ class Job:
         loop_thread().run(self._migrate(host, rooms, timeout or 0.0))
 
     def stop(self) -> None:
-        """End the job cleanly; returns when it is over."""
+        """End the job cleanly; return when it is over."""
         loop_thread().run(stopping.stop(self._where, STOP_REASON))
 
     # --------------------------------------------------------------------------------------------- in the loop's thread
@@ -194,7 +201,7 @@ class Job:
         return locate(self._settings, self._secret)
 
     async def _opened(self) -> JobClient:
-        where = self._locate()  # it may have come up, ended, or begun anew since the last call
+        where = self._locate()  # the job may have started, ended or been resumed since the last call
         if self._client is None or where.coordinator != self._where.coordinator:
             await self._closed()
             self._where = where
@@ -216,7 +223,9 @@ class Job:
             return recorded_status(where.folder, where.record)
 
     async def _events(self) -> list[Event]:
-        """From the coordinator, where they are first; of a job of several lives that knows only those of the last."""
+        """Read events from the coordinator, which has them first. If the job was resumed, read the launcher's record,
+        because the coordinator has only the events since the last resume.
+        """
         record = None if self._where.folder is None else self._where.folder.read()
         if record is not None and record.events_before:
             return [from_flat(flat) async for flat in story(self._locate(), follow=False)]

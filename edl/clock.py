@@ -7,17 +7,17 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a shell needs of time."""
+    """The clock that a shell reads."""
 
     def now(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean anything."""
+        """Return seconds of a clock that never goes back; only differences have a meaning."""
 
     def wall(self) -> float:
-        """Seconds since 1970, for people and for events."""
+        """Return seconds since 1970, for people and for events."""
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of this computer."""
 
     def now(self) -> float:
         return time.monotonic()

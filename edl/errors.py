@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-FAULT: Final = "an error that is no broken ring: "  # begins what a RingFault says
+FAULT: Final = "an error that is no broken ring: "  # the beginning of a RingFault's message
 
 
 class EdlError(Exception):
-    """Anything that edl raises on purpose."""
+    """Base class of every error that edl raises on purpose."""
 
 
 class ConfigError(EdlError):
@@ -20,8 +20,8 @@ class ConfigError(EdlError):
 
 
 class UsageError(EdlError, ValueError):
-    """The script calls edl wrongly; the message names the call, the argument and the remedy. A ValueError too, which
-    Horovod and PyTorch raise for such a call.
+    """The script calls edl wrongly; the message names the call, the argument and the remedy. It is a ValueError too,
+    because Horovod and PyTorch raise ValueError for such a call.
     """
 
 
@@ -34,11 +34,13 @@ class CheckpointError(EdlError):
 
 
 class NotResumed(CheckpointError):
-    """What was saved does not go with this script, or cannot be read; where the script was says nothing about that."""
+    """A saved state does not fit this script, or cannot be read. The error does not depend on how far the script had
+    got.
+    """
 
 
 class ForeignCheckpoint(NotResumed):
-    """It does not go with this script: another worker of the same line would find the same."""
+    """The checkpoint belongs to another script: every worker of the same command line would find that."""
 
 
 class PeerError(EdlError):
@@ -46,7 +48,7 @@ class PeerError(EdlError):
 
 
 class CollectiveFailed(EdlError, RuntimeError):
-    """A collective has no result. Scripts of Horovod's know it as HorovodInternalError."""
+    """A collective has no result. Scripts written for Horovod know this error as HorovodInternalError."""
 
 
 class RingBroken(PeerError, CollectiveFailed):
@@ -54,29 +56,29 @@ class RingBroken(PeerError, CollectiveFailed):
 
 
 class CollectiveRefused(UsageError, CollectiveFailed):
-    """The workers' scripts call a collective with other types, shapes or arguments, or other collectives, or one that
-    there is not. The message names both sides, all of them raise it, and the ring stands.
+    """The workers' scripts call a collective with different types, shapes or arguments, or call different or unknown
+    collectives. The message names both sides, every worker raises it, and the ring stays usable.
     """
 
 
 class RingFault(RingBroken):
-    """A ring that is on trial has raised what is no broken ring. It counts as broken, and its newcomers are at fault
-    before those who trained without them (`edl.core.switch.unfit`).
+    """A ring on trial has raised an error that is not RingBroken. The ring counts as broken, and its newcomers are
+    blamed before the workers that had trained without them (`edl.core.switch.unfit`).
     """
 
     @classmethod
     def of(cls, error: BaseException) -> RingFault:
-        """Make a fault of an `error`, in one line, by which the job's leader knows it."""
+        """Make a RingFault of any `error`, in one line whose beginning (`FAULT`) the job's leader recognizes."""
         said = (str(error).splitlines() or [""])[0]
         return cls(f"{FAULT}{type(error).__name__}{': ' if said else ''}{said}")
 
 
 class StoreUnavailable(EdlError):
-    """The coordinator did not answer in time. Retry; the operation may have been carried out all the same."""
+    """The coordinator did not answer in time. Retry; the operation may have been carried out nevertheless."""
 
 
 class Fenced(EdlError):
-    """A write was refused because this leader's reign is over (I1). Step down."""
+    """A write was refused because another leader has been elected since (I1). Step down."""
 
 
 class JobFailed(EdlError):
@@ -84,19 +86,19 @@ class JobFailed(EdlError):
 
 
 class NoSuchJob(JobFailed):
-    """No worker has ever joined a job of that name there."""
+    """No worker has ever joined a job of this name at this coordinator."""
 
 
 class FunctionFailed(JobFailed):
-    """A job of `edl.run` has failed; where its function has raised, the message ends with the worker's traceback."""
+    """A job of `edl.run` has failed; if its function raised, the message ends with the worker's traceback."""
 
 
 class TimedOut(EdlError, TimeoutError):
-    """What was waited for did not happen in time. It may still."""
+    """The awaited condition did not come true in time. It may still do so later."""
 
 
 class ScaleRejected(EdlError):
-    """A request for another size, host or batch that cannot be met, now or later; the reason names the remedy."""
+    """A request for another size, host or batch that can be met neither now nor later; the reason names the remedy."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -104,7 +106,9 @@ class ScaleRejected(EdlError):
 
 
 class InvalidTransition(EdlError):
-    """Our bug: a machine got an event that its state does not allow. Carries the story that led there."""
+    """A machine got an event that its state does not allow: a bug of edl. The message has the
+    history that led there.
+    """
 
     def __init__(self, state: object, event: object, history: Sequence[object] = ()) -> None:
         story = "".join(f"\n  {entry!r}" for entry in history)
@@ -119,25 +123,31 @@ WITH_ITS_JOB: Final = "edl: this worker ends with its job: "  # begins its last 
 
 
 def told_of_its_job(error: JobFailed) -> str:
-    """The line with which a worker ends as its job does, or came too late for it: no fault is where its script is."""
+    """Return the last line of a worker that ends because its job has ended, or that came after the job's end. The line
+    tells a reader that the worker's own script has no fault.
+    """
     return f"{WITH_ITS_JOB}{' '.join(str(error).split())}\n"
 
 
 def in_brief(text: str) -> str:
-    """Put into one line, cut where it is too long to be read inside of another line, what a script's exception says,
-    whose traceback is shown in full elsewhere.
+    """Join the text of a script's exception into one line of at most `BRIEF` characters, to be quoted inside another
+    line. The full traceback is shown elsewhere.
     """
     line = " ".join(text.split())
     return line if len(line) <= BRIEF else f"{line[: BRIEF - 1]}…"
 
 
 def said_of(error: Exception) -> str:
-    """An error in one line of a report: one that was not written for people, with its kind."""
+    """Describe an error in one line of a report; add the exception's class unless its message was
+    written for people.
+    """
     return str(error) if isinstance(error, EdlError | OSError) else f"{type(error).__name__}: {error}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return what the line about an unknown word ends in: the known one that is nearest to it, or nothing."""
+    """Return the end of the error line about an unknown word: a suggestion of the nearest known word, or "" if none is
+    near.
+    """
     from difflib import get_close_matches  # only here: most processes never need it
 
     near = get_close_matches(word, list(known), n=1)

@@ -1,10 +1,10 @@
-"""What each kind of event says: one struct a kind, from which programs and people are told, and the docs are checked.
+"""The fields of each kind of event: one struct per kind. Programs, people and a test of the docs read them.
 
-Owns: the facts, their form in `edl events --json` (`details`) and in words (`words`). Does not own: where and when
-something happened (`edl.events`), nor how long events are kept.
+Owns: the facts, their form in `edl events --json` (`details`) and in words (`words`). Does not own: where and when an
+event happened (`edl.events`), nor how long events are kept.
 
-A fact is written with its fields beside those of its event. Fields may be added; none may change its meaning, as
-scripts outside read them. The docstring of each says when it is told.
+A fact's fields are written beside those of its event. Fields may be added; none may change its meaning, because scripts
+outside read them. The docstring of each fact says when the event is emitted.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from edl.events import Kind
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """What one kind of event says."""
+    """The fields of one kind of event."""
 
     kind: ClassVar[Kind]
 
     def details(self) -> dict[str, Any]:
-        """As `edl events --json` has it."""
+        """Return the fields as `edl events --json` shows them."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
     @classmethod
     def of(cls, details: Mapping[str, Any]) -> Self:
-        """The fact of which `details` made this. Raises msgspec.ValidationError."""
+        """Restore the fact from `details`. Raises msgspec.ValidationError."""
         return msgspec.convert(details, cls)
 
     def words(self) -> str:
-        """For people."""
+        """Describe the fact for people."""
         return _plain(self.details())
 
 
@@ -45,7 +45,7 @@ class JobStarted(Fact, frozen=True, kw_only=True):
     np: int
     min: int
     max: int
-    ring: str | UnsetType = UNSET  # what gradients are averaged by, on all workers: `edl.protocol.ring.RingKind`
+    ring: str | UnsetType = UNSET  # library that averages gradients on all workers: `edl.protocol.ring.RingKind`
 
 
 class LeaderElected(Fact, frozen=True, kw_only=True):
@@ -122,7 +122,7 @@ class PolicyDecided(Fact, frozen=True, kw_only=True):
     numbers: Mapping[str, Any] = {}
 
     def details(self) -> dict[str, Any]:
-        """The numbers that a decision rests on are the policy's own: they stand beside the other fields."""
+        """Put the numbers that the decision rests on, whose names each policy chooses, beside the other fields."""
         fixed = super().details()
         return {**fixed.pop("numbers"), **fixed}
 
@@ -181,7 +181,7 @@ class SwitchScheduled(Fact, frozen=True, kw_only=True):
     size: int
     newcomers: int
     why: str = ""
-    portions: int | UnsetType = UNSET  # in which newcomers get their state, beside as many steps
+    portions: int | UnsetType = UNSET  # number of parts in which newcomers get their state, one part beside each step
 
     def words(self) -> str:
         step = "at once" if self.after_step is None else f"after step {self.after_step}"
@@ -197,7 +197,7 @@ class SwitchPutOff(Fact, frozen=True, kw_only=True):
 
     kind = Kind.SWITCH_PUT_OFF
     next_generation: int
-    after_step: int | None  # None: it was not announced yet
+    after_step: int | None  # None: the switch was not announced yet
     reason: str = ""
 
     def words(self) -> str:
@@ -257,7 +257,7 @@ class WorkerLost(Fact, frozen=True, kw_only=True):
     worker: str
     was: str
     reason: str
-    made: int = 0  # steps that it was known to have made
+    made: int = 0  # steps that the worker was known to have made
     cause: str = ""  # one of LossCause
 
     def words(self) -> str:
@@ -347,11 +347,11 @@ class CheckpointDurable(Fact, frozen=True, kw_only=True):
     number: int
     path: str
     bytes: int
-    seconds: float | None  # since it was announced; None: by another leader
-    stall_ms: float  # for so long it held up the trainer that it held up longest
-    lost_ms: float | None = None  # so much later its steps came, with that, as far as its leader has seen it
-    next_s: float | None = None  # until the next one, where the job chooses that
-    why: str = ""  # it has chosen so
+    seconds: float | None  # since the announcement; None: another leader announced the checkpoint
+    stall_ms: float  # how long the checkpoint held up the trainer that waited longest
+    lost_ms: float | None = None  # how much later steps came because of the checkpoint, as far as the leader saw
+    next_s: float | None = None  # until the next checkpoint, if the job chooses the interval
+    why: str = ""  # the job has chosen `next_s`
 
     def words(self) -> str:
         took = "" if self.seconds is None else f" after {self.seconds:.1f} s"
@@ -462,7 +462,9 @@ FACTS: Mapping[Kind, type[Fact]] = {fact.kind: fact for fact in Fact.__subclasse
 
 
 def told(kind: str, details: Mapping[str, Any]) -> str:
-    """What an event says beyond its kind, for people. One of another version of edl's is told as it stands."""
+    """Describe for people the details of an event of `kind`. Show an event of another edl version
+    as names and values.
+    """
     try:
         return FACTS[Kind(kind)].of(details).words()
     except (ValueError, msgspec.ValidationError):
@@ -487,7 +489,7 @@ def _short(value: Any) -> str:
 
 
 def _spent(worker: str, **spans_ms: int | None) -> str:
-    """What a worker has gone through, and how long that took."""
+    """Say which stages the worker has gone through, and how long each took."""
     took: Sequence[str] = [f"{_seconds(span)} of {did}" for did, span in spans_ms.items() if span is not None]
     return f"{worker}{' after ' if took else ''}{' and '.join(took)}"
 

@@ -1,9 +1,11 @@
-"""Which process owns what edl keeps: the one that has called `init()`, and none of the children that it forks.
+"""The process that owns edl's handlers and connections: the process that has called `init()`, and no child forked from
+it.
 
-A forked child has copies of the parent's handlers, of what is to be done at its end, and of its connections. Used in
-the child, they would end the parent's ring, or keep the child from ending.
+A forked child inherits copies of the parent's signal handlers, exit handlers and connections. If the child used them,
+they would end the parent's ring, or keep the child from ending.
 
-Owns: what is done at the end of the owner alone, and what a child does as it begins. Does not own: any of those acts.
+Owns: exit handlers that only the owner runs, and the calls that a child makes as it begins. Does not own: any of those
+acts.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ _in_children: list[Callable[[], object]] = []
 
 
 def claim() -> None:
-    """This process joins a job: what edl keeps from now on, and has kept so far, is its own."""
+    """Make this process the owner of everything that edl registers here, before this call and after."""
     global _owner  # noqa: PLW0603 - a process has one owner, as it has one seat
     _owner = os.getpid()
 
 
 def in_children(act: Callable[[], object]) -> None:
-    """Have each child that the owner forks call `act` before anything else."""
+    """Have each process that the owner forks call `act` before anything else."""
     _in_children.append(act)
 
 
@@ -41,7 +43,7 @@ def at_exit(act: Callable[[], object]) -> None:
 
 
 def skip_destructors() -> None:
-    """Let a child end, by its own status, without a native library taking down what the child has inherited."""
+    """Let a child exit with its own status without running the destructors of native libraries on inherited state."""
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # a C library that tells no status at the end: its destructors are called
         libc.on_exit(libc._exit, None)  # before all that was registered before, and instead of that
@@ -55,7 +57,8 @@ def _call_as_owner(registrant: int, act: Callable[[], object]) -> None:
 
 def _begin_child() -> None:
     acts = [] if _owner is None else list(_in_children)
-    _in_children.clear()  # its own children have the same to leave alone, and it is left alone by now
+    # This child gives up the inherited state below, so its own children have none left to give up.
+    _in_children.clear()
     for act in acts:
         act()
 

@@ -1,1 +1,1 @@
-"""What asks a job from outside: as `edl status` and a scheduler do."""
+"""Requests to a job from outside, as `edl status` and a scheduler make them."""

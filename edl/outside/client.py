@@ -1,10 +1,10 @@
-"""A job seen and steered from outside: what the command line, a launcher and `edl.client` hold of it.
+"""A client of one job, which the command line, a launcher and `edl.client` use to watch and steer it.
 
-Owns: asking the leader until it has answered, and reading what it has left in the coordinator when there is no leader.
-Does not own: its looks.
+Owns: asking the leader until it has answered, and reading the leader's record in the coordinator when there is no
+leader. Does not own: how a job is shown.
 
 The answer to a request for another size may get lost together with the leader that took it. So each request has an id,
-under which the record remembers it: a caller that asks the same again gets the same answer, and the job changes once.
+under which the record remembers it: a caller that repeats a request gets the same answer, and the job changes once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ANSWER_S = 2.0
 CALL_S = 5.0  # then another leader may be in charge
 RETRY_S = 0.1
 LOOK_S = 0.25
-AT_ONCE = 64  # events that are asked for without waiting for those before
+AT_ONCE = 64  # nodes of events that are read concurrently
 NAME = "client"
 
 Connect = Callable[[Coordinator, float], Awaitable[Store]]
@@ -50,17 +50,17 @@ Wish = say.AskScaleOut | say.AskScaleIn
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """The answer to a relative request that was not taken, or not as far as daemons could say: ask the same again."""
+    """A relative request was not taken, or no daemon could say that it was: make the same request again."""
 
     reason: str
 
 
 class NoAnswer(PeerError):
-    """No leader answered in time. Whether one has taken the request is not known."""
+    """No leader answered in time. A leader may or may not have taken the request."""
 
 
 class JobClient:
-    """One job. Use it as an async context."""
+    """The client of one job. Use it as an async context."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class JobClient:
         self._speak = speak
         self._store: Store | None = None
         self._caller: tuple[str, Caller] | None = None
-        self._unanswered: dict[Wish, str] = {}  # the ids under which they were asked
+        self._unanswered: dict[Wish, str] = {}  # ids of requests without an answer
 
     async def __aenter__(self) -> JobClient:
-        """Raises ConfigError when the coordinator cannot be reached."""
+        """Connect. Raises ConfigError when the coordinator cannot be reached."""
         self._store = await self._connect(self._coordinator, SESSION_S)
         return self
 
@@ -93,13 +93,15 @@ class JobClient:
         await self._opened().close()
 
     async def status(self) -> Status:
-        """The job as its leader sees it; as the last one left it without an answer. Raises JobFailed, PeerError."""
+        """Ask the leader for the job's status; without an answer, derive it from the record of the last leader. Raises
+        JobFailed, PeerError.
+        """
         record = await self._record()
         if record.state not in OVER:
             try:
                 reply = await self._ask(say.AskStatus(), ANSWER_S)
             except PeerError:
-                pass  # between two leaders, or after the last: the record is what there is
+                pass  # there is no leader now: the record has the last known status
             else:
                 if isinstance(reply, say.Told):
                     return reply.status
@@ -108,7 +110,7 @@ class JobClient:
         return _status_without_leader(record, term, ident)
 
     async def events(self, after: int = 0) -> tuple[int, list[Event]]:
-        """Events beyond the first `after`, oldest first, and the number to ask with next time."""
+        """Return the events beyond the first `after`, oldest first, and the number to ask with next time."""
         store, folder = self._opened(), tree.events(self._job)
         wanted: list[tuple[str, int]] = []  # nodes with something new, and how many of their events are known
         before = 0
@@ -127,13 +129,14 @@ class JobClient:
         return before, found
 
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
-        """Events as they happen, until the job is over."""
+        """Yield events as they happen, until the job is over."""
         changed = asyncio.Event()
         watch = self._opened().watch(tree.events(self._job), changed.set)
         try:
             while True:
                 changed.clear()
-                after, found = await self.events(after)  # at once: whether the job is over is asked for behind them
+                # Events are read first; whether the job is over is read after them, so that none is missed.
+                after, found = await self.events(after)
                 for event in found:
                     yield event
                 if (await self._record()).state in OVER:
@@ -149,23 +152,25 @@ class JobClient:
         await self._insist(say.AskStop(reason), timeout_s)
 
     async def preempt(self, reason: str, deadline_s: float, timeout_s: float = 30.0, *, life: int = 0) -> None:
-        """Have the job saved and end; `life`: only if that is the one that it is in. Raises JobFailed with the remedy
-        where it is not saved, PeerError as `stop`.
+        """Have the job saved and ended, if `life` is 0 or the job's present life. Raises JobFailed with the remedy if
+        the job has no checkpoints, PeerError as `stop`.
         """
         reply = await self._insist(say.AskPreempt(reason, deadline_s, life), timeout_s)
         if isinstance(reply, say.Rejected):
             raise JobFailed(f"job {self._job} cannot be preempted: {reply.reason}")
 
     async def checkpoint(self, request: str, timeout_s: float = 30.0) -> say.SaveTold:
-        """Have the job saved; under the same id again: what has come of it. Raises JobFailed, PeerError as `stop`."""
+        """Have the job saved; with the same id again, ask whether the checkpoint is durable. Raises JobFailed,
+        PeerError as `stop`.
+        """
         reply = await self._insist(say.AskCheckpoint(request), timeout_s)
         if isinstance(reply, say.SaveTold):
             return reply
         raise JobFailed(f"job {self._job}: {_reason(reply)}")
 
     async def migrate(self, asked: say.AskMigrate, timeout_s: float = 30.0) -> bool:
-        """Have all workers of a host leave it; under the same id again: have they? Raises ScaleRejected, JobFailed, and
-        PeerError as `stop`.
+        """Have all workers of a host leave it; return True once they have. Repeat the call with the same id to ask
+        again. Raises ScaleRejected, JobFailed, and PeerError as `stop`.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
@@ -178,32 +183,39 @@ class JobClient:
             await asyncio.sleep(LOOK_S)
 
     async def batch(self, samples: int, timeout_s: float = 30.0) -> None:
-        """Ask for so many samples a step, of all workers together. Raises ScaleRejected, and PeerError as `stop`."""
+        """Set the number of samples that all workers together take in a step. Raises ScaleRejected, and PeerError as
+        `stop`.
+        """
         reply = await self._insist(say.AskBatch(samples), timeout_s)
         if isinstance(reply, say.Rejected):
             raise ScaleRejected(reply.reason)
 
     async def scale(self, size: int, timeout_s: float = 30.0) -> Ack:
-        """Ask for `size` workers, whatever is under way. Raises ScaleRejected, JobFailed, and PeerError as `stop`."""
+        """Ask for `size` workers. The newest request counts. Raises ScaleRejected, JobFailed, and
+        PeerError as `stop`.
+        """
         reply = await self._insist(say.AskScale(size, _new_id()), timeout_s)
         if isinstance(reply, Ack):
             return reply
         raise ScaleRejected(_reason(reply))
 
     async def scale_out(self, workers: int, request: str = "", timeout_s: float = ANSWER_S) -> Ack | Retry:
-        """Ask for so many workers more. Raises ScaleRejected, JobFailed, Unauthentic. See `_wish`."""
+        """Ask for `workers` more workers. Raises ScaleRejected, JobFailed, Unauthentic. See `_wish`."""
         return await self._wish(say.AskScaleOut(workers, ""), request, timeout_s)
 
     async def scale_in(
         self, workers: int | tuple[str, ...], request: str = "", timeout_s: float = ANSWER_S
     ) -> Ack | Retry:
-        """Ask for so many workers fewer, or for these to leave. Raises ScaleRejected, JobFailed, Unauthentic."""
+        """Ask for a number of workers fewer, or for the named workers to leave. Raises ScaleRejected, JobFailed,
+        Unauthentic.
+        """
         return await self._wish(say.AskScaleIn(workers, ""), request, timeout_s)
 
     async def wait(
         self, size: int | None, timeout_s: float | None, seen: Callable[[Status], object] = lambda _: None
     ) -> Status:
-        """Until `size` workers train; None: as many as are asked for. Each look is shown to `seen`, which may raise.
+        """Wait until `size` workers train; None means as many as are asked for. Each status goes to `seen`, which may
+        raise.
 
         Raises TimedOut; JobFailed when the job is over first; StoreUnavailable when the coordinator stays away.
         """
@@ -224,7 +236,7 @@ class JobClient:
     # ----------------------------------------------------------------------------------------------------- the inside
 
     async def _look(self) -> Status:
-        """The status, as soon as the coordinator is there again, if it is within the time of a session."""
+        """Return the status; while the coordinator is unavailable, retry for the length of a session."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + SESSION_S
         while True:
@@ -244,7 +256,7 @@ class JobClient:
         return keeping.decode(node.value)
 
     async def _wish(self, wish: Wish, request: str, timeout_s: float) -> Ack | Retry:
-        """A relative request. One that got no answer in time is asked under the same id when it is wished again."""
+        """Make a relative request. If the same request got no answer before, repeat it under the same id."""
         request = request or self._unanswered.get(wish) or _new_id()
         self._unanswered[wish] = request
         try:
@@ -259,7 +271,9 @@ class JobClient:
         raise ScaleRejected(_reason(reply))
 
     async def _insist(self, body: say.Request, timeout_s: float) -> say.Reply:
-        """Ask until some leader answers. Raises NoAnswer, Unauthentic; NoSuchJob or JobFailed when none ever will."""
+        """Repeat a request until some leader answers. Raises NoAnswer, Unauthentic; NoSuchJob or JobFailed when none
+        ever will.
+        """
         last: Exception | None = None
         try:
             async with asyncio.timeout(timeout_s):
@@ -275,7 +289,9 @@ class JobClient:
             raise NoAnswer(f"no leader of job {self._job} answered within {timeout_s:g} s ({last})") from last
 
     async def _why_never(self) -> NoSuchJob | None:
-        """Raises JobFailed when the job is over: no leader comes any more. One without workers yet may begin."""
+        """Return NoSuchJob if the job has no workers yet: it may still begin. Raises JobFailed when the job is over,
+        because then no leader will come.
+        """
         try:
             record = await self._record()
         except NoSuchJob as error:
@@ -311,9 +327,10 @@ class JobClient:
 
 @asynccontextmanager
 async def when_back(client: JobClient, patience_s: float, away: Callable[[str], object]) -> AsyncIterator[JobClient]:
-    """`client`, as soon as its coordinator can be reached, which was there before; `away` hears why it cannot be yet.
+    """Enter `client` once its coordinator, which was reachable before, can be reached again; `away` gets the reason
+    meanwhile.
 
-    Raises ConfigError when it stays away for so long.
+    Raises ConfigError when the coordinator stays away for `patience_s`.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + patience_s

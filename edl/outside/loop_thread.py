@@ -1,7 +1,7 @@
 """An event loop in a thread of its own, in which a synchronous caller has its coroutines run.
 
-One for the whole process, so that calls work in notebooks and inside other loops, sessions stay alive between calls,
-and gRPC meets one loop only.
+The process has one such thread, so that calls work in notebooks and inside other loops, sessions stay alive between
+calls, and gRPC meets one loop only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs until the process ends."""
+    """A thread that runs an event loop until the process ends."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -29,7 +29,7 @@ class LoopThread:
         ownership.at_exit(self._stop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Its result. An interrupt of the caller (Ctrl-C) cancels it."""
+        """Run the coroutine and return its result. An interrupt of the caller (Ctrl-C) cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -46,7 +46,7 @@ class LoopThread:
 
 @functools.cache
 def loop_thread() -> LoopThread:
-    """The process's one, started by its first use."""
+    """Return the process's only LoopThread; the first call starts it."""
     thread = LoopThread()
     thread.start()
     return thread

@@ -1,6 +1,6 @@
-"""A job that leaves a host, as it is asked for from outside.
+"""A request that a job leaves a host.
 
-Owns: waiting for what comes of it. Does not own: the request (`edl.outside.client`).
+Owns: waiting for the result. Does not own: the request's message (`edl.outside.client`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from edl.protocol.moving import Room
 async def moved(
     job: JobClient, host: str, to: tuple[Room, ...], within_s: float, seen: Callable[[Status], object] = lambda _: None
 ) -> None:
-    """Until no worker is left on `host`. Each look is shown to `seen`. `within_s`: for the newcomers to be ready; 0: as
-    long as a boot may take. Raises ScaleRejected with the reason when that will not be, JobFailed, PeerError.
+    """Wait until no worker is left on `host`. Each status goes to `seen`. Newcomers have `within_s` seconds to be
+    ready; 0 means the time that a boot may take. Raises ScaleRejected with the reason when the migration fails,
+    JobFailed, PeerError.
     """
     asked = AskMigrate(secrets.token_hex(8), host, to, within_s)
     while not await job.migrate(asked):

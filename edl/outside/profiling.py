@@ -1,7 +1,7 @@
-"""What a job achieves at each size: it is scaled in from the largest to the smallest, and measured at each.
+"""A profile of a job: its throughput at each size, measured while it is scaled in from the largest to the smallest.
 
 Owns: the order of sizes, what counts as measured, the table. Does not own: measuring (the leader's meter does, and
-keeps it for the job's own policy), nor who starts workers for the largest size.
+keeps the measurements for the job's own policy), nor starting workers for the largest size.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ class Row(msgspec.Struct, frozen=True):
     batches: int
     step_s: float
     samples_s: float
-    speedup: float  # of the smallest size's throughput
-    efficiency: float  # that throughput for each worker, against the smallest size's
-    marginal: float | None  # what each further worker adds beyond the next smaller size, as a share of one of those
+    speedup: float  # throughput divided by the smallest size's throughput
+    efficiency: float  # throughput per worker, divided by that of the smallest size
+    # Throughput that each worker beyond the next smaller size adds, divided by the throughput per worker of that size.
+    marginal: float | None
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A job's, smallest size first."""
+    """The profile of a job; its rows begin with the smallest size."""
 
     job: str
     rows: tuple[Row, ...]
 
 
 def table_of(job: str, rates: Sequence[Rate]) -> Profile:
-    """From what was measured, smallest size first."""
+    """Make the profile from measured rates, smallest size first."""
     rows: list[Row] = []
     for place, rate in enumerate(rates):
         least, before = rates[0], rates[place - 1] if place else None
@@ -63,17 +64,17 @@ def table_of(job: str, rates: Sequence[Rate]) -> Profile:
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What is to be measured."""
+    """The sizes to measure, and how long."""
 
     smallest: int
     largest: int
     stride: int = 1
     batches: int = BATCHES
-    timeout_s: float = TIMEOUT_S  # for each size: workers come, and their batches
+    timeout_s: float = TIMEOUT_S  # for each size, including the boot of workers
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Largest first: workers leave at once, and come only after a boot."""
+        """The sizes, largest first: workers leave at once, and come only after a boot. Raises UsageError."""
         if not 1 <= self.smallest <= self.largest or self.stride < 1 or self.batches < 1:
             raise UsageError(
                 f"a profile from {self.largest} down to {self.smallest} workers in strides of {self.stride} with "
@@ -83,7 +84,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 async def profile(client: JobClient, job: str, wish: Wish, seen: Callable[[str], object]) -> Profile:
-    """Measure, and give the job back the size it was asked for before. `seen` hears how far it is.
+    """Measure each size, then ask for the job's former size again. `seen` gets lines about the progress.
 
     Raises ScaleRejected, TimedOut, JobFailed.
     """

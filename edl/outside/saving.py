@@ -1,6 +1,6 @@
-"""What is asked from outside of a job that is saved: a checkpoint now, and to go.
+"""Requests to a job with checkpoints: save it now, or save it and end it.
 
-Owns: waiting for what comes of it. Does not own: the request (`edl.outside.client`).
+Owns: waiting for the result. Does not own: the requests' messages (`edl.outside.client`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from edl.errors import JobFailed, StoreUnavailable, TimedOut
 from edl.outside.client import LOOK_S, JobClient
 from edl.protocol.job import OVER, Status
 
-PREEMPT_S: Final = 25.0  # of the half minute that machines which are taken away usually leave
-SLACK_S: Final = 60.0  # beyond its deadline, for a leader to come and to tell the end
+PREEMPT_S: Final = 25.0  # a machine that is reclaimed usually gets half a minute of notice
+SLACK_S: Final = 60.0  # beyond the deadline, for a new leader to be elected and to record the end
 PREEMPTED: Final = "it was preempted"
 
 
 async def saved(job: JobClient) -> str:
-    """The path of a checkpoint that was begun after this, once it is durable. Raises JobFailed, PeerError."""
+    """Save the job now; return the checkpoint's path once it is durable. Raises JobFailed, PeerError."""
     request = secrets.token_hex(8)
     while True:
         told = await job.checkpoint(request)
@@ -32,8 +32,8 @@ async def saved(job: JobClient) -> str:
 async def preempted(
     job: JobClient, reason: str, deadline_s: float, kept: Callable[[], Status | None] = lambda: None
 ) -> Status:
-    """The job once it is over. `kept`: what its launcher, if it is here, knows of it; that outlives the coordinator,
-    which may be gone as soon as the job. Raises JobFailed, PeerError, TimedOut.
+    """Save the job and end it; return its last status. `kept` returns the status that a launcher on this machine has
+    recorded, because the coordinator may be gone as soon as the job is. Raises JobFailed, PeerError, TimedOut.
     """
     await job.preempt(reason, deadline_s)
     clock = asyncio.get_running_loop().time
