@@ -1,8 +1,8 @@
 """The settings of a job, and where each comes from: a keyword or flag, else the environment, else the default.
 
-Owns: names, forms and defaults of all settings: one table for the command line, the environment and `edl.init`.
-Does not own: the settings of a connection to ZooKeeper (`edl.coordination`), what a launcher has left of a job on this
-machine (`edl.host.joining`), nor what is started with them.
+Owns: names, forms and defaults of all settings, in one table for the command line, the environment and `edl.init`. Does
+not own: the settings of a connection to ZooKeeper (`edl.coordination`), a launcher's record of a job on this machine
+(`edl.host.joining`), nor the processes that are started with the settings.
 """
 
 from __future__ import annotations

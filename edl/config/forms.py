@@ -1,6 +1,6 @@
-"""The forms of settings' values: each takes the text that was given, and returns the value.
+"""Parsers of settings' values: each takes the text that was given, and returns the value.
 
-Each raises ValueError with what the text should have been. Does not own: which setting has which form
+Each raises ValueError, which says what the text must be. Does not own: which setting uses which parser
 (`edl.config.table`).
 """
 
@@ -42,7 +42,7 @@ def port(text: str) -> int:
 
 
 def any_port(text: str) -> int:
-    """0: any that is free. Raises ValueError."""
+    """Parse a port number; 0 means any free port. Raises ValueError."""
     try:
         return 0 if text == "0" else port(text)
     except ValueError:
@@ -80,11 +80,11 @@ def _number(unit: str, least: float, most: float) -> Callable[[str], float]:
 def coordinator(text: str) -> str:
     kind, named, rest = text.partition("://")
     if kind == "embedded" and rest.startswith("/"):
-        return text  # the socket of a job of this machine's
+        return text  # the socket of a job on this machine
     if named and kind not in {"zookeeper", "etcd"}:
         raise ValueError("begins with zookeeper:// or etcd://, or with HOST:PORT of a ZooKeeper")
     if kind == "etcd" and rest.startswith("/"):
-        return text  # the socket of one that `edl run` has started
+        return text  # the socket of an etcd that `edl run` has started
     hosts, slash, chroot = (rest if named else text).partition("/")
     for address in hosts.split(","):
         match = ADDRESS.fullmatch(address)
@@ -102,7 +102,7 @@ def path(text: str) -> Path:
 
 
 def autoscale(text: str) -> str:
-    """The form only; `edl.policy.choice` reads it."""
+    """Check only the form; `edl.policy.choice` reads the text."""
     number = r"[0-9]+(\.[0-9]+)?"
     policy = rf"(efficiency={number}|utility=[^,]+|policy=[^,]+)"
     if not re.fullmatch(rf"{policy}(,(stride|batches|cooldown)={number}|,dry-run)*", text):
@@ -111,7 +111,9 @@ def autoscale(text: str) -> str:
 
 
 def batch_policy(text: str) -> str:
-    """The form only; `edl.daemon.policies` reads it. `table=` is what a function said, as `edl run` hands it on."""
+    """Check only the form; `edl.daemon.policies` reads the text. `table=` has the results of a `function=`, as `edl
+    run` hands them to workers.
+    """
     fixed, function = r"fixed-local(,most=[1-9][0-9]*)?|fixed-global", r"function=[^,]+:[A-Za-z_][A-Za-z_0-9]*"
     pair = r"[1-9][0-9]{0,8}:[1-9][0-9]{0,8}"
     if not re.fullmatch(rf"{fixed}|{function}|table={pair}(,{pair})*", text):
@@ -120,14 +122,14 @@ def batch_policy(text: str) -> str:
 
 
 def place(text: str) -> str:
-    """A folder or a URL."""
+    """Parse a folder or a URL."""
     if not text:
         raise ValueError("must be a folder or a URL")
     return text if "://" in text or "::" in text else str(Path(text).expanduser().absolute())
 
 
 def interval(text: str) -> tuple[float, bool]:
-    """How much, and whether it is steps. Raises ValueError."""
+    """Return the number, and True if it counts steps or False if it counts seconds. Raises ValueError."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)s|([1-9][0-9]{0,8})steps", text)
     if match is None or (match[1] and float(match[1]) < 1):
         raise ValueError("must be a number of seconds, at least 1, or of steps: 30s or 500steps; or auto")
@@ -141,7 +143,7 @@ def interval_text(text: str) -> str:
 
 
 def share(text: str) -> float:
-    """Of 1. Raises ValueError."""
+    """Parse a percentage and return it as a fraction of 1. Raises ValueError."""
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)%", text)
     if match is None or not 0.01 <= float(match[1]) <= 100:
         raise ValueError("must be a percentage from 0.01% to 100%, such as 1%")

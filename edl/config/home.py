@@ -1,5 +1,6 @@
-"""A home belongs to the user who runs edl, or to root. Owns: refusing another user's. Does not own: what is kept
-there.
+"""The check that EDL_HOME belongs to the user who runs edl, or to root.
+
+Owns: refusing another user's folder. Does not own: what is kept in it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from edl.errors import ConfigError
 
 
 def check_home(home: Path, *inside: Path) -> None:
-    """Raise ConfigError where `home` or one of the paths `inside` is there and another user's, who is not root."""
+    """Raise ConfigError if `home` or one of the paths `inside` belongs to another user than this one or root."""
     for path in (home, *inside):
         try:
             owner = path.stat().st_uid
-        except OSError:  # not there, or it cannot be read, as its reader will say
+        except OSError:  # the path is missing or unreadable: the code that reads it raises the error
             continue
         if owner not in {os.geteuid(), 0}:
             raise ConfigError(

@@ -1,7 +1,7 @@
-"""The settings of one process, read from what was given and checked.
+"""The settings of one process, read from its keywords, flags and environment, and checked.
 
-Owns: where each comes from, how they agree with one another, and how they are handed down. Does not own: their names
-and forms (`edl.config.table`, `edl.config.forms`).
+Owns: where each setting comes from, how settings agree with one another, and how they are handed down to a child. Does
+not own: their names and forms (`edl.config.table`, `edl.config.forms`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edl.config.forms import AUTO
 from edl.config.table import TABLE, Setting
 from edl.errors import ConfigError, did_you_mean
 
-# Fields that say nothing of a job without any.
+# Fields that mean nothing to a job without checkpoints.
 OF_CHECKPOINTS = ("checkpoint_every", "checkpoint_overhead", "keep_checkpoints", "resume")
 
 
@@ -30,7 +30,7 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that one process is told about its job. Build it by `from_environment` or `from_given`, which check it."""
+    """All settings of one process of a job. Build it by `from_environment` or `from_given`, which check it."""
 
     job: str | None = None  # None: no job at all, which means a job of one worker without a coordinator
     coordinator: str | None = None  # [zookeeper:// or etcd://]host:port[,host:port][/chroot]
@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     autoscale: str = ""  # empty: only people change the size
     autoscale_every: int = 10
     stragglers: str = "off"
-    ring: str = "auto"  # what that is, each worker finds out (`edl.trainer.which_ring`)
+    ring: str = "auto"  # each worker finds out which library that is (`edl.trainer.which_ring`)
     check_weights: int = 100
     on_divergence: str = "fail"
     batch_policy: str = "fixed-local"
@@ -54,7 +54,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     resume: str = "auto"
     resume_from: str = ""  # the checkpoint that this life of the job begins with, as its launcher has chosen it
     life: int = 1  # of the job, in the folder of its checkpoints
-    policy_file: Path | None = None  # the code of --autoscale policy=FILE.py:CLASS, as it was when that was typed
+    policy_file: Path | None = (
+        None  # copy of the code of --autoscale policy=FILE.py:CLASS, made when the job was started
+    )
     batch_size: int | None = None
     spin_ms: float | None = None
     session_timeout_s: float = 10.0
@@ -68,16 +70,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     audit: Path | None = None
     tensorboard: Path | None = None
     log_level: str = "info"
-    config: Path | None = None  # where what is given neither by flag nor by variable comes from
+    config: Path | None = None  # file of the settings that neither a flag nor a variable gives
     home: Path = msgspec.field(default_factory=lambda: Path("~/.edl").expanduser())
     slot: int | None = None  # number of the local worker slot under `edl run`
     worker_id: str | None = None  # None: make one; an id is never used twice
-    stand_in: Path | None = None  # socket of the process that horovodrun takes for this worker
-    driver_slot: str | None = None  # host:number, where an elastic horovodrun has started it
+    stand_in: Path | None = None  # socket of the proxy process that horovodrun takes for this worker
+    driver_slot: str | None = None  # host:number at which an elastic horovodrun has started this process
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], **keywords: object) -> Settings:
-        """Settings from keywords (None: not given), else from EDL_ variables. Raises ConfigError."""
+        """Read settings from keywords (None: not given), else from EDL_ variables. Raises ConfigError."""
         unknown = sorted(keywords.keys() - {setting.field for setting in TABLE})
         if unknown:
             raise ConfigError(f"{unknown[0]} is no setting of edl")
@@ -91,7 +93,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_given(cls, given: Mapping[str, Given], environ: Mapping[str, str]) -> Settings:
-        """Settings from what was given explicitly, else from the environment. Raises ConfigError."""
+        """Read settings from explicitly given values, else from the environment, else from the file of --config. Raises
+        ConfigError.
+        """
         quotes: dict[str, str] = {}
         values: dict[str, Any] = {}
         named = {setting.field: given.get(setting.field) or _from_variables(setting, environ) for setting in TABLE}
@@ -111,13 +115,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def job_home(self) -> Path:
-        """Folder of this job's record on this machine. It need not exist."""
+        """The folder of this job's record on this machine. It need not exist."""
         if self.job is None:
             raise ConfigError("there is no job: give it a name by EDL_JOB")
         return self.home / "jobs" / self.job
 
     def secret(self) -> bytes:
-        """What the workers of the job share and strangers do not know; empty when the job has no secret."""
+        """Return the secret that only the job's workers share; empty if the job has none. Raises ConfigError."""
         if self.secret_file is None:
             return b""
         named = f"the secret's file {self.secret_file} (--secret-file or EDL_SECRET_FILE)"
@@ -137,8 +141,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return secret
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that hand these settings down to a child."""
-        silent = ("config", *(() if self.checkpoint else OF_CHECKPOINTS))  # what a file says is in the others
+        """Return the variables that hand these settings down to a child."""
+        silent = (
+            "config",
+            *(() if self.checkpoint else OF_CHECKPOINTS),
+        )  # the other variables have the file's settings
         if self.checkpoint_every != AUTO:
             silent = (*silent, "checkpoint_overhead")
         handed = [setting for setting in TABLE if setting.field not in silent]
@@ -147,14 +154,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_open_to_others(file: os.stat_result) -> bool:
-    """A file of root's that a group may read is how Kubernetes hands a secret to a pod."""
+    """Tell whether other users can read the secret. A group may read a file that root owns, because Kubernetes hands a
+    secret to a pod in this way.
+    """
     return bool(file.st_mode & (0o027 if file.st_uid == 0 else 0o077))
 
 
 def scrubbed(environ: Mapping[str, str], *, credentials: bool) -> dict[str, str]:
-    """The environment without any setting of edl, so that a child gets each from `to_environment` or not at all.
+    """Return the environment without any setting of edl, so that a child gets each from `to_environment` or not at all.
 
-    With `credentials` also without EDL_COORDINATOR_...: they belong to another coordinator than the child's.
+    With `credentials`, EDL_COORDINATOR_... variables are removed too: they belong to another coordinator than the
+    child's.
     """
     ours = {name for setting in TABLE for name in setting.variables}
     others = "EDL_COORDINATOR_" if credentials else "\0"
@@ -173,7 +183,7 @@ def _from_variables(setting: Setting, environ: Mapping[str, str]) -> Given | Non
 
 
 def _from_file(path: Path) -> dict[str, Given]:
-    """The settings in a file, by field. Raises ConfigError."""
+    """Read the settings in a file, by field. Raises ConfigError."""
     import tomllib  # only here: few processes are given a file
 
     try:
@@ -183,7 +193,7 @@ def _from_file(path: Path) -> dict[str, Given]:
             found = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # a number of too many digits, and lists within lists, too
+    except (ValueError, RecursionError) as error:  # also for numbers of too many digits and deeply nested lists
         raise ConfigError(f"--config {path}: is no TOML: {error}") from None
     fields = {flag.lstrip("-"): setting.field for setting in TABLE for flag in setting.flags if flag != "--config"}
     given: dict[str, Given] = {}
@@ -226,7 +236,10 @@ def _check_checkpoints(settings: Settings, quotes: Mapping[str, str]) -> None:
 
 
 def _check_timeouts(settings: Settings, quotes: Mapping[str, str]) -> None:
-    """A ring is given up after a step time-out, and made anew without the workers whose sessions have ended by then."""
+    """Refuse a step time-out that is much shorter than the session time-out.
+
+    A ring is given up after a step time-out, and formed anew without the workers whose sessions have ended by then.
+    """
     session_s, step_s = settings.session_timeout_s, settings.step_timeout_s
     if step_s < session_s / 2:
         step = quotes.get("step_timeout_s", f"the default --step-timeout of {step_s:g}")

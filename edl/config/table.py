@@ -10,7 +10,7 @@ from edl.config import forms
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One setting: its field, how its text is read, and what it is called outside."""
+    """One setting: its field, the parser of its text, and its names outside edl."""
 
     field: str
     parse: Callable[[str], object]

@@ -1,1 +1,1 @@
-"""What is so of this host and its processes, whichever of edl's they are."""
+"""Facts about this host and its processes that several parts of edl need."""

@@ -1,8 +1,8 @@
-"""How a process of a job is let in: to the coordinator, and to the other daemons.
+"""How a process of a job authenticates to the coordinator and to the other daemons.
 
-One secret per job opens both. A launcher that gives one by file closes the job's nodes to all others with a digest
-that follows from it; without one, the first worker leaves a fresh secret in the coordinator, and all that may read the
-job's nodes there may join it (docs/security.md).
+One secret per job opens both. If a launcher gives the secret in a file, a digest derived from it closes the job's nodes
+to all others. Without such a file, the first worker leaves a fresh secret in the coordinator, and every process that
+may read the job's nodes may join the job (docs/security.md).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from edl.protocol.job import OVER
 
 
 def digest_of(secret: bytes) -> Digest:
-    """The credentials that open the job's nodes. The secret itself never crosses the wire."""
+    """Return the credentials that open the job's nodes. The secret itself never crosses the wire."""
     return Digest("edl", hmac.new(secret, b"coordinator", hashlib.sha256).hexdigest())
 
 
 def coordinator_of(settings: Settings, env: Mapping[str, str] = os.environ) -> Coordinator | None:
-    """The coordinator with its credentials; None: a job of one worker, without one."""
+    """Return the coordinator with its credentials, or None for a job of one worker without a coordinator."""
     coordinator = from_environment(env, hosts=settings.coordinator)
     if coordinator is None or coordinator.digest is not None:
         return coordinator
@@ -37,14 +37,14 @@ def coordinator_of(settings: Settings, env: Mapping[str, str] = os.environ) -> C
 
 
 def with_secret(coordinator: Coordinator, secret: bytes) -> Coordinator:
-    """`coordinator`, opened by the job's secret unless it has credentials of its own."""
+    """Return `coordinator` with the credentials of the job's secret, unless it has credentials of its own."""
     if not secret or coordinator.digest is not None:
         return coordinator
     return Coordinator(coordinator.hosts, digest_of(secret), coordinator.tls)
 
 
 async def shared_secret(store: Store, job: str, given: bytes) -> bytes:
-    """The job's secret: the one given, else the one that the job's first worker left in the coordinator.
+    """Return the secret given, or else the job's secret in the coordinator; the job's first worker creates it.
 
     Raises JobFailed when the job is over: then its secret is gone, and must not come back.
     """
@@ -61,7 +61,9 @@ async def shared_secret(store: Store, job: str, given: bytes) -> bytes:
 
 
 async def known_secret(store: Store, job: str, given: bytes) -> bytes:
-    """The same for a client that is no worker of the job, and leaves nothing there. Raises PeerError and JobFailed."""
+    """Return the secret given, or else the job's secret in the coordinator, for a client that is no worker and creates
+    nothing. Raises PeerError and JobFailed.
+    """
     if given:
         return given
     node = await store.read(tree.secret(job))

@@ -1,6 +1,7 @@
-"""A lock on a file that a process holds for life, for others that share its folder, on this machine or another one.
+"""A lock on a file, held until the process ends, for processes that share the file's folder, on this machine or
+another.
 
-Owns: the lock. Does not own: what it stands for.
+Owns: the lock. Does not own: the meaning of the lock.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 
 def hold(path: Path) -> None:
-    """Hold the lock until this process ends, however it ends. Do nothing where another one holds it, or the file
+    """Hold the lock until this process ends, however it ends. Do nothing if another process holds it, or if the file
     system has no locks.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,8 +1,8 @@
 """The folder that a trainer shares with its daemon: private to the user, in memory, and gone when both are.
 
-A daemon removes it after its trainer. When both are killed at once neither does; so each process that makes one, and
-every launch at its end, removes those whose trainer is no more. The name tells which one that was. `edl.run` keeps its
-functions in such folders, too.
+The daemon removes the folder after its trainer has ended. If both are killed at once neither does; so each process that
+makes a folder, and every launch at its end, removes the folders of trainers that are gone. A folder's name identifies
+the process that made it. `edl.run` keeps its functions in such folders, too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 from edl.host.processes import process_start_time
 
-NAME = re.compile(r"edl-(\d+)-(\d+)-(\d+)-\w+")  # namespace of its pid, the pid, when that process began
+NAME = re.compile(r"edl-(\d+)-(\d+)-(\d+)-\w+")  # pid namespace, pid and start time of the process that made it
 
 
 def make_folder(parent: Path | None = None) -> Path:
-    """Make one for this process, in memory unless it is to be in `parent`."""
+    """Make a folder for this process, in memory unless `parent` is given."""
     parent = parent or _parent()
     sweep(parent)
     name = f"edl-{_namespace()}-{os.getpid()}-{process_start_time(os.getpid())}-"
@@ -27,7 +27,9 @@ def make_folder(parent: Path | None = None) -> Path:
 
 
 def sweep(parent: Path | None = None) -> None:
-    """Remove the folders of this user's processes that are no more. Of another pid namespace nothing is known here."""
+    """Remove the folders of this user's ended processes. Folders of another pid namespace stay, because their processes
+    cannot be seen from here.
+    """
     for folder in (parent or _parent()).glob("edl-*"):
         match = NAME.fullmatch(folder.name)
         if match is None or match[1] != _namespace() or process_start_time(int(match[2])) == int(match[3]):
@@ -41,7 +43,7 @@ def sweep(parent: Path | None = None) -> None:
 
 
 def _parent() -> Path:
-    """In memory where that can be had, so that writing the page never waits for a disk."""
+    """Return a folder in memory if there is one, so that writing the page never waits for a disk."""
     for candidate in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm"):  # noqa: S108 - mkdtemp makes a private one in it
         if candidate and os.access(candidate, os.W_OK | os.X_OK):
             return Path(candidate)
@@ -49,5 +51,5 @@ def _parent() -> Path:
 
 
 def _namespace() -> str:
-    """Containers may share the folder's parent, and have pids of their own."""
+    """Return the pid namespace's number: containers may share the parent folder, and have pids of their own."""
     return re.sub(r"\D", "", str(Path("/proc/self/ns/pid").readlink()))

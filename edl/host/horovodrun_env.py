@@ -1,4 +1,4 @@
-"""What horovodrun tells each process that it starts, by its environment."""
+"""The environment in which horovodrun starts each process."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from edl.errors import ConfigError
 
 
 class HorovodrunEnv(msgspec.Struct, frozen=True, kw_only=True):
-    """Where horovodrun has put this process."""
+    """The place that horovodrun has given this process."""
 
-    host: str  # its name among the driver's hosts
-    slot: int  # its number on that host
+    host: str  # name of this host in the driver's list
+    slot: int  # number of this process on its host
     rank: int  # at the start
     size: int
-    slots: int  # of them on the same host
-    driver: str  # address of its rendezvous server
+    slots: int  # number of processes on the same host
+    driver: str  # address of the driver's rendezvous server
     port: int
     interface: str
     elastic: bool
 
     @property
     def name(self) -> str:
-        """The slot, as the driver names it."""
+        """The slot's name, as the driver writes it."""
         return f"{self.host}:{self.slot}"
 
     @property
     def one_host(self) -> bool:
-        """No other host can take part."""
+        """True if no other host can take part."""
         return self.driver.startswith("127.")
 
 
 def of(environ: Mapping[str, str]) -> HorovodrunEnv:
-    """Raises ConfigError where horovodrun has not told all that it always tells."""
+    """Read horovodrun's variables. Raises ConfigError if one of them is missing or wrong."""
     try:
         return HorovodrunEnv(
             host=environ["HOROVOD_HOSTNAME"],

@@ -1,4 +1,6 @@
-"""Which processes can see whether others of a job live: those of one kernel, one namespace of pids and one address."""
+"""An id shared by processes that can see whether others of the job live: same kernel boot, pid
+namespace and address.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def pid_space() -> str | None:
-    """Equal for processes of one boot of one kernel that mean the same process by a pid; None where the system does not
-    say so.
+    """Return an id that is equal for processes of one boot and one pid namespace, in which a pid means the same process
+    for both. Return None where the system does not say so.
     """
     try:
         pids = Path("/proc/self/ns/pid").stat()
@@ -20,10 +22,11 @@ def pid_space() -> str | None:
 
 
 def host_id(address: str) -> str | None:
-    """Equal for processes that mean the same process by a pid; None where the system does not say so.
+    """Return an id that is equal for processes to which a pid means the same process; None where the system does not
+    say so.
 
-    `address` is the one by which this host is reached: machines that were restored from one image may have all else
-    in common.
+    `address` is the one by which this host is reached: machines that were restored from one image may have all else in
+    common.
     """
     space = pid_space()
     return None if space is None else hashlib.sha256(f"{space} {address}".encode()).hexdigest()[:16]

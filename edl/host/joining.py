@@ -1,7 +1,7 @@
-"""How a process joins a job by its name alone: by what the job's launcher has left of it on this machine.
+"""How a process joins a job by its name alone, with the record that the job's launcher keeps on this machine.
 
-Owns: completing a trainer's settings by that. Does not own: writing it (`edl.launch.records`), nor what the settings
-are (`edl.config`).
+Owns: completing a trainer's settings from that record. Does not own: writing it (`edl.launch.records`), nor what the
+settings are (`edl.config`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from edl.config import Settings
 from edl.errors import ConfigError, UsageError
 
 OVER: Final = frozenset({"finished", "failed", "preempted"})  # as `edl status` says
-LIFE: Final = "EDL_LIFE"  # each launcher of a job that is saved gives its number to the workers
+LIFE: Final = "EDL_LIFE"  # a launcher of a job with checkpoints gives the life's number to the workers
 
 
 class Left(msgspec.Struct, frozen=True):
-    """As much of a launcher's record as a newcomer needs."""
+    """The part of a launcher's record that a newcomer needs."""
 
     coordinator: str = ""  # empty until it is known
     state: str = ""
 
 
 def joined(environ: Mapping[str, str], **keywords: object) -> Settings:
-    """The settings of a trainer: keywords (None: not given), else EDL_ variables, else this machine's record.
+    """Return the settings of a trainer: keywords (None: not given), else EDL_ variables, else this machine's record.
 
-    Raises ConfigError, also when there is a job and its coordinator is not known.
+    Raises ConfigError, also when there is a job whose coordinator is unknown.
     """
     settings = completed(Settings.from_environment(environ, **keywords))
     if settings.checkpoint and not environ.get(LIFE):
@@ -43,7 +43,7 @@ def joined(environ: Mapping[str, str], **keywords: object) -> Settings:
 
 
 def check_one_ring(comm: object, process_sets: object) -> None:
-    """Raises UsageError where a call of Horovod's form asks for another ring than that of all workers."""
+    """Raise UsageError if a call in Horovod's form asks for another ring than that of all workers."""
     for name, value in {"comm": comm, "process_sets": process_sets}.items():
         if value is not None and not (isinstance(value, Collection) and len(value) == 0):
             raise UsageError(
@@ -53,8 +53,8 @@ def check_one_ring(comm: object, process_sets: object) -> None:
 
 
 def check_again(settings: Settings, keywords: Mapping[str, object], *, left: bool) -> None:
-    """Raise UsageError where a second `init`, with these `keywords`, asks for something else than the first one, whose
-    `settings` these are, or comes after the process has `left` its job.
+    """Raise UsageError if a second `init` with these `keywords` differs from the first one, whose `settings` are given,
+    or comes after the process has `left` its job.
     """
     if left:
         raise UsageError("edl.init() after edl.shutdown(): a process joins its job once: start another one")
@@ -64,7 +64,7 @@ def check_again(settings: Settings, keywords: Mapping[str, object], *, left: boo
 
 
 def completed(settings: Settings) -> Settings:
-    """With the coordinator and the secret of a living job that was started on this machine."""
+    """Add the coordinator and the secret of a running job that was started on this machine."""
     if settings.job is None or settings.secret_file is not None:
         return settings
     left, secret_file = _left(settings) or Left(), settings.job_home / "secret"
@@ -87,7 +87,7 @@ def _why_no_coordinator(job: str, left: Left | None) -> str:
 
 
 def _left(settings: Settings) -> Left | None:
-    """None: nothing, or nothing that can be read."""
+    """Read the launcher's record; None if there is none or it cannot be read."""
     try:
         return msgspec.json.decode((settings.job_home / "record.json").read_bytes(), type=Left)
     except (OSError, msgspec.MsgspecError):

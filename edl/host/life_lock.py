@@ -1,11 +1,11 @@
-"""A lock that a process holds for life, in memory that it shares with another one, which so learns of its death early.
+"""A lock in shared memory that a process holds until it dies, so that another process learns of the death early.
 
-A process that is killed is gone, for its pidfd and for all that are connected to it, only once its memory is given
-back: 15 to 50 ms later for a trainer with PyTorch, seconds for one with many gigabytes. A robust mutex
-(pthread_mutexattr_setrobust) is given up before that, as the very first thing. Where there is none, the pidfd speaks,
-later.
+The pidfd and the connections of a killed process report its death only once its memory is given back: 15 to 50 ms later
+for a trainer with PyTorch, seconds for one with many gigabytes. The kernel releases a robust mutex
+(pthread_mutexattr_setrobust) before that, as its very first act. Where there is no robust mutex, the pidfd reports the
+death, later.
 
-Owns: the lock, of both sides. Does not own: what follows from a death, nor that it is true of the whole process
+Owns: both sides of the lock. Does not own: what follows from a death, nor whether the whole process is dead
 (`edl.host.processes`).
 """
 
@@ -28,14 +28,14 @@ from edl.host.processes import is_ending
 
 logger = logging.getLogger("edl")
 
-LIFE = "life"  # the trainer's, in the folder that it shares with its daemon
+LIFE = "life"  # file of the trainer's lock, in the folder that it shares with its daemon
 LOCK_BYTES = 64  # of a pthread_mutex_t, at most
 SHARED, ROBUST = 1, 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
 LOOKS, LOOK_S = 20, 0.001  # the kernel ends a process thread by thread
 
 
 def hold_for_life(path: Path) -> None:
-    """Once per process. The lock is held, by a thread that does nothing else, when this comes back."""
+    """Hold the lock from now on, in a thread that does nothing else. Call it once per process."""
     lock = _mapped(path, create=True)
     held = threading.Event()
     threading.Thread(target=_hold, args=(lock, held), name="edl-alive", daemon=True).start()
@@ -43,7 +43,9 @@ def hold_for_life(path: Path) -> None:
 
 
 def watch_life(path: Path, pid: int, on_death: Callable[[int], None]) -> None:
-    """Calls `on_death(pid)` on the running loop once the process that holds the lock dies, if that can be told."""
+    """Call `on_death(pid)` on the running loop once the process that holds the lock dies, if the
+    system reports that.
+    """
     loop = asyncio.get_running_loop()
     arguments = (path, pid, lambda: loop.call_soon_threadsafe(on_death, pid))
     threading.Thread(target=_watch, args=arguments, name="edl-watching", daemon=True).start()
@@ -52,7 +54,7 @@ def watch_life(path: Path, pid: int, on_death: Callable[[int], None]) -> None:
 def _hold(lock: Any, held: threading.Event) -> None:
     try:
         libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(LOCK_BYTES)
-        with contextlib.suppress(AttributeError):  # a C library without robust ones: it is not held, and not heard of
+        with contextlib.suppress(AttributeError):  # a C library without robust mutexes: nothing holds the lock
             libc.pthread_mutexattr_init(attributes)
             libc.pthread_mutexattr_setpshared(attributes, SHARED)
             libc.pthread_mutexattr_setrobust(attributes, ROBUST)
@@ -66,7 +68,7 @@ def _hold(lock: Any, held: threading.Event) -> None:
 def _watch(path: Path, pid: int, tell: Callable[[], object]) -> None:
     try:
         lock = _mapped(path, create=False)
-    except (OSError, ValueError) as error:  # it was removed, with all that its process had
+    except (OSError, ValueError) as error:  # the file was removed together with its process's folder
         logger.debug("no early word of the trainer's death: %s", error)
         return
     if ctypes.CDLL(None).pthread_mutex_lock(lock) == errno.EOWNERDEAD and _ends(pid):
@@ -75,7 +77,9 @@ def _watch(path: Path, pid: int, tell: Callable[[], object]) -> None:
 
 
 def _ends(pid: int) -> bool:
-    """The thread that held the lock is gone; the process goes on where another one has called exec()."""
+    """Tell whether the process ends, now that the thread that held the lock is gone: the process goes on if another of
+    its threads has called exec().
+    """
     for _ in range(LOOKS):
         if is_ending(pid):
             return True
@@ -84,7 +88,7 @@ def _ends(pid: int) -> bool:
 
 
 def _mapped(path: Path, *, create: bool) -> Any:
-    """The lock in the file at `path`. Raises OSError, ValueError."""
+    """Map the lock in the file at `path`. Raises OSError, ValueError."""
     descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
     try:
         if create:

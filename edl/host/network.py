@@ -1,4 +1,4 @@
-"""Which of this host's addresses the others reach it by: as narrow as it can be, loopback where all are on one host."""
+"""The address by which others reach this host: loopback if all workers are on one host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def address_towards(host: str, port: int) -> str:
-    """This host's own address on the way to `host`. Raises ConfigError."""
+    """Return this host's own address on the route to `host`. Raises ConfigError."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port))  # sends nothing: it only asks the kernel for the route
@@ -23,12 +23,12 @@ def address_towards(host: str, port: int) -> str:
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """Of an address in numbers, or a name that has one of IPv4."""
+    """Return the family of a numeric address, or of a name that resolves to IPv4."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def address_of(interface: str) -> str:
-    """The IPv4 address of a network interface. Raises ConfigError."""
+    """Return the IPv4 address of a network interface. Raises ConfigError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
@@ -38,7 +38,7 @@ def address_of(interface: str) -> str:
 
 
 def is_this_host(name: str) -> bool:
-    """`name` is this host's, or one of its addresses."""
+    """Tell whether `name` is this host's name or one of its addresses."""
     if name == socket.gethostname():
         return True
     for _, interface in socket.if_nameindex():
@@ -51,7 +51,7 @@ def is_this_host(name: str) -> bool:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has `address`. Raises ConfigError."""
+    """Return the network interface that has `address`. Raises ConfigError."""
     for _, name in socket.if_nameindex():
         try:
             if address_of(name) == address:

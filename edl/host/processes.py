@@ -1,7 +1,8 @@
-"""Facts about processes: when one ends, and how one is started to stay.
+"""Facts about processes, such as when one ends, and how to start a process that outlives this one.
 
 Owns: the Linux calls (pidfd, prctl, /proc). Does not own: which process ought to live (`edl.trainer`, `edl.launch`).
-A pid alone may by now be another process's; where that matters, `process_start_time` tells the two apart.
+
+A pid alone may be another process's by now; where that matters, `process_start_time` tells the two apart.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _USER_TIME_FIELD = 14 - 3
 _FLAGS_FIELD = 9 - 3
 _EXITING = 0x4  # PF_EXITING of the kernel
 _KERNEL_THREAD = 0x200000  # PF_KTHREAD
-_CODE_FIELD = 26 - 3  # where its code begins; set last while a program is loaded
-_ENVIRON_FIELDS = 50 - 3, 51 - 3  # where its environment begins and ends
+_CODE_FIELD = 26 - 3  # where the process's code begins; the kernel sets it last while it loads a program
+_ENVIRON_FIELDS = 50 - 3, 51 - 3  # where the process's environment begins and ends
 _HALTED = {
     "T": "its process is stopped (SIGSTOP)",
     "t": "a debugger has stopped its process",
@@ -38,7 +39,9 @@ _DETACH = '"$@" </dev/null 1>&2 & echo $!'
 
 
 def process_start_time(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot; None when there is no such process (a zombie still is one)."""
+    """Return when the process began, in clock ticks since boot; None if there is no such process (a zombie still
+    counts).
+    """
     try:
         return int(_stat(pid)[_START_TIME_FIELD])
     except (FileNotFoundError, ProcessLookupError):
@@ -46,7 +49,7 @@ def process_start_time(pid: int) -> int | None:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process is gone, or about to go: its memory and its connections may be there for a while yet."""
+    """Tell whether a process is gone or about to go; its memory and connections may still exist for a while."""
     try:
         fields, status = _stat(pid), Path(f"/proc/{pid}/status").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -57,7 +60,7 @@ def is_ending(pid: int) -> bool:
 
 
 def may_change_program(pid: int) -> bool:
-    """Of a process whose environment reads as empty: whether it is that only while exec(2) is under way."""
+    """Tell whether a process, whose environment reads as empty, may be in the middle of exec(2)."""
     fields = _stat(pid)
     begin, end = (int(fields[number]) for number in _ENVIRON_FIELDS)
     kernels = bool(int(fields[_FLAGS_FIELD]) & _KERNEL_THREAD)
@@ -65,7 +68,7 @@ def may_change_program(pid: int) -> bool:
 
 
 def used_by(pid: int) -> tuple[float, int]:
-    """Seconds of CPU and bytes of memory of a process, without its children; nothing once it is gone."""
+    """Return a process's seconds of CPU and bytes of memory, without its children; zeros once the process is gone."""
     try:
         fields = _stat(pid)
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -76,7 +79,7 @@ def used_by(pid: int) -> tuple[float, int]:
 
 
 def halted(pid: int) -> str:
-    """Say for people what holds a process up; nothing where it may go on, or is gone."""
+    """Say for people what holds a process up; "" if it runs freely or is gone."""
     try:
         state = _stat(pid)[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -85,8 +88,8 @@ def halted(pid: int) -> str:
 
 
 def yield_to_trainers() -> None:
-    """This process, and its threads to come, do not interrupt the trainer on their core: it comes to its pause, or to
-    the end of its turn, some milliseconds later. The share of the core that they get is as before.
+    """Keep this process, and threads that it starts later, from preempting the trainer on their core: a wakeup waits
+    some milliseconds, until the trainer pauses or its time slice ends. The process's share of the core stays as before.
     """
     with contextlib.suppress(OSError):  # a container may not allow it: then as all processes do
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -94,11 +97,11 @@ def yield_to_trainers() -> None:
 
 def _stat(pid: int) -> list[str]:
     line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    return line[line.rindex(")") + 2 :].split()  # what comes before is the name, which may hold spaces and parentheses
+    return line[line.rindex(")") + 2 :].split()  # the name before ")" may hold spaces and parentheses
 
 
 def raise_open_files() -> int:
-    """As many open files as this process may have at most, from now on, and its children with it; how many that are.
+    """Raise the limit of open files of this process and its children to the allowed maximum; return the limit.
 
     Some systems begin with 1024 or fewer for the sake of programs that use select(2), which sees no higher numbers.
     """
@@ -110,7 +113,7 @@ def raise_open_files() -> int:
 
 
 class ExitWatch:
-    """Waits for one process on the running event loop; see `watch_exit`."""
+    """A watch on the end of one process on the running event loop; see `watch_exit`."""
 
     def __init__(self, pid: int, on_exit: Callable[[int], None]) -> None:
         self._pid = pid
@@ -131,7 +134,7 @@ class ExitWatch:
         self._loop.add_reader(self._pidfd, self._ended)
 
     def cancel(self) -> None:
-        """No call from now on. Harmless twice, and after the exit."""
+        """Stop the watch without a call. It may be called twice, and after the exit."""
         self._cancelled = True
         if self._pidfd is not None:
             pidfd, self._pidfd = self._pidfd, None
@@ -145,9 +148,9 @@ class ExitWatch:
 
 
 def watch_exit(pid: int, on_exit: Callable[[int], None], *, started: int | None = None) -> ExitWatch:
-    """Calls `on_exit(pid)` once on the running loop when the process has ended, soon if it already has.
+    """Call `on_exit(pid)` once on the running loop when the process has ended, soon if it already has.
 
-    The process need not be a child. With `started` a successor under the same pid counts as the end of the one meant.
+    The process need not be a child. With `started`, another process under the same pid counts as the end of the first.
     """
     watch = ExitWatch(pid, on_exit)
     watch.begin(started)
@@ -155,7 +158,7 @@ def watch_exit(pid: int, on_exit: Callable[[int], None], *, started: int | None 
 
 
 async def wait_exit(pid: int) -> None:
-    """Until that process has ended. It need not be a child."""
+    """Wait until the process `pid` has ended. It need not be a child."""
     ended = asyncio.Event()
     watch = watch_exit(pid, lambda _: ended.set())
     try:
@@ -165,25 +168,25 @@ async def wait_exit(pid: int) -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """From now on this process gets the signal when its parent ends; at once if `parent` is gone by now.
+    """Have the kernel send this process the signal when its parent ends, or send it at once if `parent` is gone by now.
 
-    The trap: the kernel means the *thread* that started this process, not the parent as a whole. A parent must
-    start a process that calls this from its main thread, or from one that lives as long as the process itself.
-    The setting survives exec, but is not inherited by children.
+    The trap: the kernel means the *thread* that started this process, not the parent as a whole. A parent must start a
+    process that calls this from its main thread, or from a thread that lives as long as the process itself. The setting
+    survives exec, but is not inherited by children.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it ended before the kernel knew that we care
+    if os.getppid() != parent:  # the parent ended before the prctl call
         os.kill(os.getpid(), number)
 
 
 def spawn_daemon(argv: Sequence[str], env: Mapping[str, str], log_path: str | os.PathLike[str]) -> int:
-    """Starts a program that outlives this process and its terminal; returns its pid.
+    """Start a program that outlives this process and its terminal; return its pid.
 
-    It has a session of its own, no open files of ours, no input, and both outputs appended to the log. It starts
-    through a shell that ends at once: a direct child would stay a zombie of a trainer that never waits for it, and a
-    fork of a process full of framework threads is not safe. Raises ConfigError.
+    The program has a session of its own, no open files of ours, no input, and both outputs appended to the log. It
+    starts through a shell that ends at once: a direct child would stay a zombie of a trainer that never waits for it,
+    and a fork of a process full of framework threads is not safe. Raises ConfigError.
     """
     if shutil.which(argv[0], path=env.get("PATH")) is None:
         raise ConfigError(f"{argv[0]} is not a program that can be started")

@@ -1,9 +1,9 @@
-"""HTTP of this host, within bounds: starlette on uvicorn. Imported only by what was asked to serve something.
+"""A bounded HTTP server on this host: starlette on uvicorn. Only processes that serve something import it.
 
-A connection that asks for nothing makes room for one that does, and a caller who was refused loses the connection:
-who has no token keeps none open, and cannot keep out who has one.
+An idle connection makes room for one that asks for something, and a refused caller loses its connection: so a caller
+without a token keeps no connection open, and cannot keep out callers that have one.
 
-Owns: listening, and how many are answered at a time. Does not own: what is answered, nor to whom.
+Owns: listening, and how many requests are answered at a time. Does not own: the answers, nor who may get them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from edl.errors import ConfigError
 from edl.host.network import family_of
 
-CONNECTIONS: Final = 128  # beyond which callers hear that it is too busy
-MOST_CONNECTIONS: Final = 2 * CONNECTIONS  # beyond which they hear nothing
-MOST_IDLE: Final = CONNECTIONS // 2  # connections that ask for nothing; beyond, the oldest are closed
-REFUSED: Final = 400  # status of an answer from which on the connection is closed
+CONNECTIONS: Final = 128  # beyond this number, callers get the answer that the server is too busy
+MOST_CONNECTIONS: Final = 2 * CONNECTIONS  # beyond this number, connections are closed without an answer
+MOST_IDLE: Final = CONNECTIONS // 2  # idle connections; beyond this number, the oldest are closed
+REFUSED: Final = 400  # after an answer of this status or above the connection is closed
 ASK_S: Final = 10.0  # for a connection to ask for something
 HEAD_BYTES: Final = 16_384
 
 
 async def serve(app: Any, ear: socket.socket, certificate: str = "", key: str = "") -> None:
-    """Until cancelled. `certificate`, `key`: files, as PEM; without them it is plain HTTP."""
+    """Serve `app` until cancelled. `certificate` and `key` are PEM files; without them it is plain HTTP."""
     config = uvicorn.Config(
         _closing_refused(app),
         log_config=None,
@@ -69,9 +69,9 @@ def _closing_refused(app: Any) -> Any:
 
 
 class _Bounded(H11Protocol):
-    """One connection. uvicorn's own limits begin with the first answer."""
+    """One connection with limits from its beginning: uvicorn's own limits begin with the first answer."""
 
-    proven = False  # it was given an answer that was no refusal
+    proven = False  # the caller has got an answer that was no refusal
 
     @property
     def idle(self) -> bool:
@@ -88,7 +88,7 @@ class _Bounded(H11Protocol):
             self._expect(None)
 
     def _make_room(self) -> None:
-        """Make room at the cost of those who have shown nothing yet, first."""
+        """Close an idle connection if there are too many, first one that has not shown a token yet."""
         idle = [one for one in self.connections if isinstance(one, _Bounded) and one is not self and one.idle]
         if len(idle) >= MOST_IDLE:
             oldest = min(idle, key=lambda one: (one.proven, one._since))
@@ -102,7 +102,9 @@ class _Bounded(H11Protocol):
         self._expect(answered)
 
     def _expect(self, before: RequestResponseCycle | None) -> None:
-        """Another request than that, soon: until its head is there in full it does not count."""
+        """Close the connection unless a request after `before` arrives within `ASK_S`; it counts once its head is
+        complete.
+        """
 
         def look() -> None:
             if self.cycle is before and not self.transport.is_closing():
@@ -112,15 +114,15 @@ class _Bounded(H11Protocol):
 
 
 class _Handshake(asyncio.Protocol):
-    """A connection before it is one by TLS. It has as long as a question: asyncio's own bound is a minute, and sets
-    none to how many there are.
+    """A connection during its TLS handshake, which may last `ASK_S` like a request: asyncio's own limit is a minute,
+    and it does not limit the number of handshakes.
     """
 
     def __init__(self, answering: asyncio.Protocol, tls: ssl.SSLContext, waiting: dict[_Handshake, None]) -> None:
-        """`waiting`: all of them, the oldest first."""
+        """Keep `waiting`, the handshakes of all connections, oldest first."""
         self._answering, self._tls, self._waiting = answering, tls, waiting
         self.transport: asyncio.Transport
-        self._early = b""  # what came behind the handshake before it was known to be over
+        self._early = b""  # data that came after the handshake, before this end knew that it was over
         self._lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -158,7 +160,7 @@ class _Handshake(asyncio.Protocol):
 
 
 class _Quiet(uvicorn.Server):
-    """Signals are the command's."""
+    """A uvicorn server that leaves signals to the command that runs it."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         config = self.config
@@ -182,7 +184,7 @@ class _Quiet(uvicorn.Server):
 
 
 def listen(address: str, port: int, flag: str = "--port") -> socket.socket:
-    """Raises ConfigError."""
+    """Open a listening socket; `flag` names the option in errors. Raises ConfigError."""
     try:
         return socket.create_server((address, port), family=family_of(address), backlog=CONNECTIONS)
     except OSError as error:
