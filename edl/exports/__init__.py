@@ -1,1 +1,1 @@
-"""What a job's record is made into for other tools, by a process beside `edl run`: TensorBoard, OpenTelemetry."""
+"""Export of a job's record to other tools, TensorBoard and OpenTelemetry, by a process beside `edl run`."""

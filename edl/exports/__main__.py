@@ -1,7 +1,7 @@
-"""The process beside `edl run` that tells other tools of its job, from the record that the launcher keeps.
+"""The process beside `edl run` that exports the launcher's record of a job to other tools.
 
-Owns: reading what is new in the record, and its end with the job's. It talks to no worker and no coordinator: deaths
-of workers and leaders do not touch it, and it slows none of them down.
+Owns: reading new entries of the record, and ending when the job ends. The process talks to no worker and no
+coordinator: deaths of workers and leaders do not touch it, and it slows none of them down.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LOOK_S: Final = 0.5
 
 
 class Tail:
-    """Whole lines of a file, as they come."""
+    """A reader of whole lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset, self._rest = 0, b""
 
     def lines(self) -> list[bytes]:
-        """Those since the last time."""
+        """Return the whole lines that were appended since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -48,7 +48,7 @@ class Tail:
 
 
 class RecordTeller:
-    """Of one job."""
+    """The export of one job's record."""
 
     def __init__(self, job: str, record: Folder, host: str, tensorboard: Path | None, *, spans: bool) -> None:
         self._points, self._events = Tail(record.figures), Tail(record.events)
@@ -66,8 +66,9 @@ class RecordTeller:
             self._sender = SpanSender(job)
 
     def look(self, *, last: bool) -> None:
-        """Tell what is new. Raises OSError."""
-        points = list(_points(self._points.lines()))  # before the events: a life is told of before its first point
+        """Export all new entries of the record. Raises OSError."""
+        # Points are read before events: the event of a life is written before the first point of that life.
+        points = list(_points(self._points.lines()))
         events: list[dict[str, Any]] = [msgspec.json.decode(line) for line in self._events.lines()]
         told = [*self._teller.take(events), *(self._teller.rest() if last else [])]
         if self._files is not None:
@@ -76,7 +77,10 @@ class RecordTeller:
             self._sender.take(self._ours(events, told))
 
     def _ours(self, events: list[dict[str, Any]], told: list[Numbered]) -> list[Switch]:
-        """A switch may have begun under a leader elsewhere: who tells of its end, tells of it."""
+        """Return the switches whose last event this line of `edl run` exports.
+
+        A switch may have begun under a leader on another machine; the line that exports its end exports all of it.
+        """
         self._untold |= {switch.number: switch for switch in self._switches.take(events)}
         found = [self._untold[one.number] for one in told if one.number in self._untold]
         through = told[-1].number if told else 0
@@ -90,7 +94,7 @@ class RecordTeller:
 
 
 def _points(lines: list[bytes]) -> Iterator[Point]:
-    """A line that a full disk has broken off is left out."""
+    """Decode the points; leave out a line that a full disk has cut off."""
     for line in lines:
         with contextlib.suppress(msgspec.MsgspecError):
             yield msgspec.json.decode(line, type=Point)
@@ -103,7 +107,8 @@ def main() -> int:
     parser.add_argument("--tensorboard", type=Path)
     parser.add_argument("--spans", action="store_true")
     options = parser.parse_args()
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # its end is the job's; a launcher may kill it
+    # This process ends when the job ends; until then only SIGKILL, by a launcher, ends it.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     record, waits = Folder(options.folder), threading.Event()
     try:

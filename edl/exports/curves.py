@@ -1,8 +1,8 @@
-"""A job's curves for a tool that draws values over steps: which rows, and where earlier ones count no more. Pure.
+"""A job's curves for a tool that draws values over steps: the rows, and from which step earlier rows are void. Pure.
 
-Owns: that no step comes twice, also where a job goes on from a checkpoint and trains steps again; and that of several
-`edl run` lines of one job the one writes on whose machine rank 0 trains. Does not own: points (`edl.launch.figures`),
-nor a tool's files (`edl.exports.tensorboard`).
+Owns: that no step comes twice, even if a job resumes from a checkpoint and trains steps again; and that, of several
+`edl run` lines of one job, only the line on rank 0's machine writes. Does not own: points (`edl.launch.figures`), nor a
+tool's files (`edl.exports.tensorboard`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS: Final = "job/steps_per_second"
 
 
 class StepRow(msgspec.Struct, frozen=True):
-    """What is known of one step, of all lives."""
+    """The known values of one step, which is counted over all lives of the job."""
 
     step: int
     ts: float
@@ -29,14 +29,14 @@ class StepRow(msgspec.Struct, frozen=True):
 
 
 class Anew(msgspec.Struct, frozen=True):
-    """Rows of this step and beyond that were written before count no more: they come again, or never were."""
+    """A mark that voids all rows of `step` and later steps that were written before: they come again, or never were."""
 
     step: int
     ts: float
 
 
 class AnotherLife(msgspec.Struct, frozen=True):
-    """The job goes on after `step`."""
+    """The job has been resumed after `step`."""
 
     step: int
     ts: float
@@ -46,7 +46,7 @@ Item = StepRow | Anew
 
 
 class Curves:
-    """Of one job, as the line of one machine writes them."""
+    """The curves of one job, as the `edl run` line of one machine writes them."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -56,7 +56,7 @@ class Curves:
         self._writing = False  # the newest point was ours
 
     def take(self, points: Iterable[Point], lives: Iterable[AnotherLife] = ()) -> list[Item]:
-        """What is to be written of these, in this order."""
+        """Return the items to write for these points and lives, in order."""
         found: list[Item] = []
         both: list[Point | AnotherLife] = [*points, *lives]
         for one in sorted(both, key=lambda item: item.ts):
@@ -64,10 +64,10 @@ class Curves:
         return found
 
     def _live(self, base: int, ts: float) -> list[Item]:
-        """Another life goes on after step `base`.
+        """Begin another life of the job, which was resumed after step `base`.
 
-        TensorBoard's fast loader takes rows back only when the same curve has an earlier step: so the last row that
-        counts is written again, in place of itself.
+        TensorBoard's fast loader takes rows back only when the same curve has an earlier step. So the last valid row is
+        written again in its own place.
         """
         self._base, self._before = base, None
         written, self._rows = self._rows, [row for row in self._rows if row.step <= base]
@@ -105,5 +105,5 @@ def _rates(before: Point | None, point: Point) -> dict[str, float]:
 
 
 def lives_of(story: Iterable[Mapping[str, Any]]) -> list[AnotherLife]:
-    """Those that began by these events."""
+    """Return the lives that began by the events in `story`."""
     return [AnotherLife(int(flat["from_step"]), flat["ts"]) for flat in story if flat["kind"] == Kind.LIFE_BEGUN.value]

@@ -1,4 +1,6 @@
-"""Switches of a job as spans, by OpenTelemetry's SDK over OTLP/HTTP. Its own variables (OTEL_...) say where and how."""
+"""Export of a job's switches as spans, by OpenTelemetry's SDK over OTLP/HTTP. The SDK's own variables (OTEL_...)
+configure it.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from edl import __version__
 from edl.exports.switches import Switch
 
-LAST_MS = 5000  # for what is left at the end
+LAST_MS = 5000  # to send the remaining spans at the end
 
 
 class SpanSender:
-    """Of one job. Sends in a thread of the SDK's; a receiver that is away costs nothing but its spans."""
+    """The sender of one job's spans. The SDK sends in a thread; an unreachable receiver costs nothing but its spans."""
 
     def __init__(self, job: str) -> None:
         named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "edl"}

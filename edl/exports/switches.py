@@ -1,10 +1,11 @@
-"""What a change of the ring was made of, as spans of time: from a job's events alone. Pure.
+"""The parts of a change of the ring as spans of time, from a job's events alone. Pure.
 
-Owns: which events belong to one switch, and when each part of it was. Does not own: who is told
+Owns: which events belong to one switch, and when each part of the switch was. Does not own: sending the spans
 (`edl.exports.opentelemetry`).
 
-An event has the time at which the leader wrote it down, and how long its parts took. So spans end where events say, and
-the three parts of a pause, of which only the lengths are known, lie one behind the other up to its end.
+An event has the time at which the leader wrote it, and the lengths of its parts. So a span ends at the time of its
+event, and the three parts of a pause, of which only the lengths are known, follow one another up to the end of the
+pause.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Attributes = dict[str, str | int | float | bool]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Of a switch. Times in seconds since 1970."""
+    """A part of a switch. Times are in seconds since 1970."""
 
     name: str  # plan, boot, rehearsal, leave, enter or state
     began: float
@@ -29,9 +30,9 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Switch(msgspec.Struct, frozen=True):
-    """From when it was asked for, or its first newcomer came, until the next ring trains."""
+    """A change of the ring, from the request or the boot of its first newcomer until the next ring trains."""
 
-    number: int  # of the event that completed it, in the job's story
+    number: int  # place in the job's history of the event that completed the switch
     began: float
     ended: float
     attributes: Attributes
@@ -39,7 +40,7 @@ class Switch(msgspec.Struct, frozen=True):
 
 
 class Newcomer(msgspec.Struct, frozen=True):
-    """One that is ready, and in no ring yet."""
+    """A worker that is ready, and in no ring yet."""
 
     worker: str
     ready: float
@@ -47,15 +48,15 @@ class Newcomer(msgspec.Struct, frozen=True):
 
 
 class Switches:
-    """Of one job, as its story goes on."""
+    """The switches of one job, found while its events come in."""
 
     def __init__(self) -> None:
         self._newcomers: dict[str, Newcomer] = {}
-        self._count = 0  # of events so far
-        self._planned: dict[int, Mapping[str, Any]] = {}  # by generation, when it was scheduled first
+        self._count = 0  # number of events so far
+        self._planned: dict[int, Mapping[str, Any]] = {}  # by generation; `ts` is when the switch was scheduled first
 
     def take(self, events: Iterable[Mapping[str, Any]]) -> list[Switch]:
-        """Those that these events complete."""
+        """Return the switches that these events complete."""
         return [done for flat in events if (done := self._take(flat)) is not None]
 
     def _take(self, flat: Mapping[str, Any]) -> Switch | None:
@@ -72,7 +73,7 @@ class Switches:
                 self._planned[flat["next_generation"]] = {**flat, "ts": known["ts"]}
             case Kind.SCALED.value:
                 return self._done(flat)
-            case _:  # the others are no part of a switch
+            case _:  # events of the other kinds are no part of a switch
                 pass
         return None
 
@@ -99,7 +100,7 @@ class Switches:
         return Switch(self._count, began, ended, attributes, tuple(parts))
 
     def _entered(self, plan: Mapping[str, Any] | None) -> list[Newcomer]:
-        """As many as the plan has, those who were ready first."""
+        """Take the newcomers of a planned switch: those that were ready first, as many as the plan has."""
         waiting = sorted(self._newcomers.values(), key=lambda one: one.ready)
         entered = waiting[: plan["newcomers"] if plan is not None else 0]
         for one in entered:
@@ -120,7 +121,7 @@ def _newcomer(flat: Mapping[str, Any]) -> Newcomer:
 
 
 def _pause(flat: Mapping[str, Any]) -> list[Part]:
-    """Of the survivor that lost most."""
+    """Split the pause of the survivor that lost most time into its parts."""
     parts: list[Part] = []
     ended = float(flat["ts"])
     for name in ("state", "enter", "leave"):

@@ -1,7 +1,7 @@
-"""Which of a job's events the line of one machine tells other tools. Pure.
+"""The choice of the events that the `edl run` line of one machine exports. Pure.
 
-A job may have a line of `edl run` on each of many machines, and each has the whole story on record. An event is told
-by the line of the machine on which its leader is: by the story alone, so that all lines agree.
+A job may have a line of `edl run` on each of many machines, and each has all events on record. An event is exported by
+the line of the machine that the leader was on. That is known from the events alone, so all lines agree.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from edl.events import Kind
 
 
 class Numbered(msgspec.Struct, frozen=True):
-    """An event, and its place in the story, from 1."""
+    """An event, and its place in the job's history, counted from 1."""
 
     number: int
     flat: dict[str, Any]
 
 
 class Teller:
-    """Of one machine."""
+    """The choice of events for one machine."""
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._hosts: dict[str, str] = {}  # of workers
+        self._hosts: dict[str, str] = {}  # by worker
         self._leader = ""
-        self._held: list[Numbered] = []  # where the leader is, has not been said yet
+        self._held: list[Numbered] = []  # held back while the leader's host is unknown
         self.count = 0
 
     def take(self, events: Iterable[dict[str, Any]]) -> list[Numbered]:
-        """Those that are told here, as far as that is known by now."""
+        """Return the events that this machine exports, as far as the leader's host is known by now."""
         found: list[Numbered] = []
         for flat in events:
             self.count += 1
@@ -48,6 +48,6 @@ class Teller:
         return found
 
     def rest(self) -> list[Numbered]:
-        """At the end: no other line can tell them."""
+        """Return the events held back until the end: no other line can export them."""
         held, self._held = self._held, []
         return held

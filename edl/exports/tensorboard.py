@@ -2,9 +2,9 @@
 
 Owns: the form of the files. Does not own: what is written (`edl.exports.curves`, `edl.exports.telling`).
 
-Records are framed by tensorboard's own writer of records, its messages are its own: TensorFlow is not imported, which
-its writer of whole files does where it can. Each part that may take earlier steps back is a file of its own, as
-TensorBoard reads the files of a folder one after the other.
+The record writer and the messages are tensorboard's own. TensorFlow is not imported, as tensorboard's writer of whole
+files would do if it could. Each part that may void earlier steps is a file of its own, because TensorBoard reads the
+files of a folder one after the other.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from edl.exports.telling import Numbered
 from edl.facts import told
 
 TEXT = "job/events"
-_numbers = itertools.count()  # of files: TensorBoard reads them in the order of their names
-COUNT = "events.count"  # how many events earlier lines have told: numbers go on
+_numbers = itertools.count()  # in the files' names: TensorBoard reads files in the order of their names
+COUNT = "events.count"  # file with the number of events that earlier lines have exported: numbers go on
 
 
 class EventFiles:
@@ -39,7 +39,7 @@ class EventFiles:
         self._records: Any = None
 
     def begin(self, step: int, ts: float) -> None:
-        """Another file. What was written of that step and beyond, in those before, counts no more."""
+        """Begin another file. Values of `step` and later steps in the files before are void."""
         self.close()
         self._folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.{next(_numbers):04d}.{socket.gethostname()}.{os.getpid()}"
@@ -63,7 +63,7 @@ class EventFiles:
 
 
 class TensorBoardFiles:
-    """Of one job."""
+    """The files of one job."""
 
     def __init__(self, folder: Path) -> None:
         self._curves = EventFiles(folder)
@@ -73,7 +73,7 @@ class TensorBoardFiles:
         self._telling = False
 
     def take(self, items: Iterable[Item], events: Iterable[Numbered], count: int) -> None:
-        """`count`: events of the story so far, told here or not. Raises OSError."""
+        """Write items and events. `count` is the number of all events so far, exported here or not. Raises OSError."""
         for item in items:
             match item:
                 case Anew(step, ts):
@@ -114,7 +114,7 @@ def _words(flat: dict[str, Any]) -> str:
 
 
 def _text(tag: str, text: str) -> Any:
-    """As TensorBoard's page of texts has it."""
+    """Make a value in the form of TensorBoard's text page."""
     plugin = summary_pb2.SummaryMetadata.PluginData(plugin_name="text")
     metadata = summary_pb2.SummaryMetadata(plugin_data=plugin, data_class=summary_pb2.DATA_CLASS_TENSOR)
     tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode()])
