@@ -1,4 +1,4 @@
-"""CRC-32C of files: what object stores keep too, at a fifth of the cost of SHA-256 (docs/decisions/checkpoints.md)."""
+"""CRC-32C of files, which object stores keep too, at a fifth of the cost of SHA-256 (docs/decisions/checkpoints.md)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ CHUNK_BYTES = 1 << 20
 
 
 class Checksum:
-    """Of bytes that come one after the other."""
+    """The checksum of bytes that come chunk after chunk."""
 
     def __init__(self) -> None:
         self._crc = 0
-        self.bytes = 0  # how many have come
+        self.bytes = 0  # number of bytes so far
 
     def add(self, chunk: bytes) -> None:
         self._crc = google_crc32c.extend(self._crc, chunk)
@@ -31,14 +31,16 @@ def checksum_of(content: bytes) -> str:
 
 
 def chunks_of(content: memoryview) -> Iterator[bytes]:
-    """Copied piece by piece: the checksum takes nothing else, and what it has seen is then what is written."""
+    """Yield copies of the content's chunks: the checksum takes only bytes, and a copy cannot change between checksum
+    and write.
+    """
     plain = content.cast("B")
     for begin in range(0, len(plain), CHUNK_BYTES):
         yield bytes(plain[begin : begin + CHUNK_BYTES])
 
 
 def summed(chunks: Iterable[bytes], into: Checksum) -> Iterator[bytes]:
-    """The same chunks, of which `into` becomes the checksum."""
+    """Yield the same chunks, and add each to the checksum `into`."""
     for chunk in chunks:
         into.add(chunk)
         yield chunk

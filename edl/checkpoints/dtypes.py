@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 
 class StoredType(NamedTuple):
-    """As a safetensors file has it."""
+    """An element type as a safetensors file names it, and its size."""
 
     name: str
     bytes: int
@@ -41,5 +41,7 @@ _OF_NUMPY: Final = {
 
 
 def stored_type(dtype: str) -> StoredType | None:
-    """None: it is stored as bytes. `dtype` is a name of PyTorch's or TensorFlow's, or as numpy's files have it."""
+    """Return how a dtype is stored; None means as plain bytes. `dtype` is a name of PyTorch's or TensorFlow's, or the
+    code of numpy's files.
+    """
     return _BY_NAME.get(_OF_NUMPY.get(dtype, dtype))

@@ -1,10 +1,10 @@
-"""What a trainer hands to its daemon of a checkpoint, and what the daemon makes durable of it.
+"""The part of a checkpoint that a trainer hands to its daemon, and the files that the daemon makes durable from it.
 
-Owns: the form of both, and which worker writes what. Does not own: copying (`edl.trainer.copier`), when a daemon writes
-(`edl.daemon.storing`), nor the manifest (`edl.checkpoints.publishing`).
+Owns: the form of both, and which worker writes which bytes. Does not own: copying (`edl.trainer.copier`), when a daemon
+writes (`edl.daemon.storing`), nor the manifest (`edl.checkpoints.publishing`).
 
-Replicas are equal, so each worker writes its share of what an update makes. What forward passes and scripts change by
-themselves (statistics, hyper-parameters, registered values) is all of rank 0, as after a ring that broke.
+Replicas are equal, so each worker writes its share of the state that updates change. State that forward passes and
+scripts change (statistics, hyper-parameters, registered values) is taken from rank 0 alone, as after a broken ring.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from edl.protocol.saving import FileInfo, PartInfo, Save
 
 
 class StateHead(msgspec.Struct, frozen=True):
-    """The whole state, without its bytes."""
+    """The description of the whole state, without its bytes."""
 
     framework: str
-    state: bytes  # the face's description of model and optimizers
+    state: bytes  # the framework adapter's description of model and optimizers
     registered: bytes  # the tree of registered values
     tensors: tuple[StoredTensor, ...]
     parts: tuple[tuple[Slice, ...], ...]  # which bytes each worker writes
-    versions: dict[str, str] = {}  # of Python and the libraries that it computes with
+    versions: dict[str, str] = {}  # versions of Python and the libraries that rank 0 computes with
 
 
 class Own(msgspec.Struct, frozen=True):
-    """What a worker has for itself: the content of its own file."""
+    """The content of one worker's own file: state that no other worker has."""
 
-    random: dict[str, bytes]  # states of random numbers, by what draws them
-    head: StateHead | None = None  # of rank 0
+    random: dict[str, bytes]  # states of random generators, by the generator's name
+    head: StateHead | None = None  # only in the file of rank 0
 
 
 class PartCopy(msgspec.Struct, frozen=True):
-    """Beside the bytes of a part, which are those of `slices`, one behind the other."""
+    """The description of a part whose bytes, those of `slices` one behind the other, lie beside it."""
 
     save: Save
-    tensors: tuple[StoredTensor, ...]  # that are of this part
+    tensors: tuple[StoredTensor, ...]  # tensors of which this part has bytes
     slices: tuple[Slice, ...]
     own: bytes  # an `Own`
 
 
 def cut(early: Sequence[StoredTensor], late: Sequence[StoredTensor], parts: int) -> tuple[tuple[Slice, ...], ...]:
-    """For each part what lies in it. The same everywhere for the same tensors."""
+    """Return the slices of each part. The result depends on the tensors alone, so all workers cut alike."""
     first, *others = shares(late, parts)
     of_rank_0 = tuple(Slice(tensor.name, 0, tensor.bytes) for tensor in early if tensor.bytes)
     return ((*of_rank_0, *first), *others)
 
 
 def store(copied: PartCopy, contents: memoryview, stall_ms: float) -> PartInfo:
-    """Durable when this returns. Raises CheckpointError."""
+    """Write the part and the worker's own file; both are durable on return. Raises CheckpointError."""
     save = copied.save
     folder, name = placed(save.path)
     tensors = {tensor.name: tensor for tensor in copied.tensors}

@@ -2,8 +2,8 @@
 
 Owns: its header, and where each slice lies. Does not own: which slices (`edl.checkpoints.shares`), nor their bytes.
 
-A header is never read. It follows from the manifest, byte by byte; a reader makes it anew and compares. So there is
-nothing in a part that could lie: what is not as it follows from the manifest is not that part.
+A header is never parsed. It follows from the manifest, byte by byte; a reader makes it anew and compares. So a header
+cannot mislead a reader: a file whose header differs is broken.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from edl.checkpoints.dtypes import PLAIN, stored_type
 from edl.checkpoints.manifest import FORMAT, Broken, Slice, StoredTensor
 from edl.checkpoints.names import CheckpointName
 
-HEADER_ALIGNED = 64  # contents begin at a multiple of this; elements of any type then do too
+HEADER_ALIGNED = 64  # contents begin at a multiple of this, so that elements of any type are aligned
 
 
 class PartTitle(NamedTuple):
-    """Which part it is, as its header says."""
+    """The identity of a part, as its header has it."""
 
     job: str
     name: CheckpointName
@@ -34,15 +34,15 @@ class PartTitle(NamedTuple):
 
 
 class PartLayout(NamedTuple):
-    """Where all bytes of a part lie."""
+    """The offsets of all bytes of a part."""
 
     header: bytes
-    begins: tuple[int, ...]  # of each slice, in the file
-    bytes: int  # of the whole file
+    begins: tuple[int, ...]  # offset of each slice in the file
+    bytes: int  # size of the whole file
 
 
 def lay_out(title: PartTitle, slices: Sequence[Slice], tensors: Mapping[str, StoredTensor]) -> PartLayout:
-    """`slices` lie behind each other in this order. Raises Broken where two would have one name."""
+    """Lay out `slices` one behind the other in this order. Raises Broken if two of them would have one name."""
     ends = list(itertools.accumulate((piece.bytes for piece in slices), initial=0))
     notes = {"format": f"edl {FORMAT}", "edl": str(title)}
     entries: dict[str, Any] = {"__metadata__": notes}
@@ -60,7 +60,7 @@ def lay_out(title: PartTitle, slices: Sequence[Slice], tensors: Mapping[str, Sto
 
 
 def entry_of(piece: Slice, tensor: StoredTensor) -> str:
-    """What a slice is called in its file: as the tensor, if it is the whole one."""
+    """Return a slice's name in its file, which is the tensor's name if the slice is the whole tensor."""
     return tensor.name if piece.bytes == tensor.bytes else f"{tensor.name}[{piece.offset}:{piece.end}]"
 
 
@@ -72,7 +72,7 @@ def _stored_as(piece: Slice, tensor: StoredTensor, begin: int) -> dict[str, Any]
 
 
 def _note(piece: Slice, tensor: StoredTensor) -> str | None:
-    """What the file's own entry does not say."""
+    """Describe the tensor if the slice's entry in the file does not do so."""
     if piece.bytes == tensor.bytes and stored_type(tensor.dtype) is not None:
         return None
     told = {"tensor": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape, "offset": piece.offset}

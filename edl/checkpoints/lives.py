@@ -1,4 +1,4 @@
-"""What a new life of a job begins with: the checkpoint that it goes on from, and its number.
+"""The beginning of a new life of a job: the checkpoint that it resumes from, and the life's number.
 
 Owns: what `--resume` means. Does not own: reading a checkpoint (`edl.checkpoints.reading`), nor the data in it
 (`edl.core.data.inheriting`).
@@ -14,25 +14,25 @@ from edl.checkpoints.reading import Checkpoint, Newest, PassedOver, chosen, newe
 from edl.checkpoints.writing import begin_life
 from edl.errors import CheckpointError, UsageError
 
-GOES_ON = ("auto", "must")  # from the newest checkpoint of the job
+GOES_ON = ("auto", "must")  # these resume from the newest checkpoint of the job
 WORDS = (*GOES_ON, "never")
 
 
 class NewLife(NamedTuple):
-    """Of one life."""
+    """A life of a job, as it begins."""
 
-    number: int  # of the life
-    checkpoint: Checkpoint | None  # verified; None: it begins anew
+    number: int  # number of the life
+    checkpoint: Checkpoint | None  # verified; None: the job begins anew
     passed_over: tuple[PassedOver, ...] = ()  # newer ones that are broken
 
     @property
     def step(self) -> int:
-        """That it begins after, of all lives together."""
+        """The step that this life resumes after, counted over all lives."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
 
 def only_job(where: str) -> str | None:
-    """The name of the job whose checkpoints lie there, if there is one and no other. Raises CheckpointError."""
+    """Return the name of the only job with checkpoints at `where`, or None. Raises CheckpointError."""
     try:
         found = look(where)
     except UsageError:
@@ -41,14 +41,15 @@ def only_job(where: str) -> str | None:
 
 
 def begin(where: str, job: str, found: Newest) -> NewLife:
-    """The life that goes on from what was found. Raises CheckpointError."""
+    """Begin the life that resumes from `found`. Raises CheckpointError."""
     return NewLife(begin_life(JobFolder(files_at(where), job)), *found)
 
 
 def to_go_on_from(where: str, job: str, resume: str, since: int = 0) -> Newest:
-    """What the next life begins with. `resume` is one of `WORDS`, or a path. Raises UsageError, CheckpointError.
+    """Choose the checkpoint that the next life resumes from. `resume` is one of `WORDS`, or a path.
 
-    `since`: of the lives after the one in which `resume` was heeded, this was the first. They go on from each other.
+    `since` is the number of the first life after the one that heeded `resume`; later lives resume from one another.
+    Raises UsageError, CheckpointError.
     """
     folder = JobFolder(files_at(where), job)
     if since and resume not in GOES_ON:
@@ -70,7 +71,7 @@ def to_go_on_from(where: str, job: str, resume: str, since: int = 0) -> Newest:
 
 
 def words_of(job: str, found: Newest) -> Iterator[str]:
-    """What users are told of the choice, a line each."""
+    """Yield the lines that tell users of the choice."""
     for one in found.passed_over:
         yield f"{one.reason}; the one before it is taken"
     if found.checkpoint is not None:

@@ -1,10 +1,10 @@
 """Checkpoints in folders of this machine, or of a file system that all machines share.
 
 Owns: the order of system calls by which a file is whole and durable or absent, and private to its user. Does not own:
-what is in it.
+the content of a file.
 
-A file is written under another name and flushed; then it gets its own name, if that is free; then the folder is
-flushed. Below the root no symbolic link is followed, and nothing is opened that is not a plain file.
+A file is written under a temporary name and flushed; then it gets its own name, if that is free; then the folder is
+flushed. Below the root no symbolic link is followed, and only plain files are opened.
 
 `put` does the same for a file that is no checkpoint of edl's: the script chooses its name, and may write it again.
 """
@@ -37,7 +37,7 @@ REMEDIES = {
 
 
 class LocalFiles:
-    """`edl.checkpoints.port.Files`."""
+    """An implementation of `edl.checkpoints.port.Files`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -55,7 +55,7 @@ class LocalFiles:
 
     def open(self, folder: str, name: str) -> StoredBytes:
         with self._told("read", folder, name), self._opened(folder) as place:
-            # Not to wait for the other end of what is a pipe.
+            # O_NONBLOCK: opening a pipe would wait for its other end.
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
@@ -98,7 +98,7 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def _opened(self, folder: str) -> Iterator[int]:
-        """The folder, by which its files are reached whatever becomes of its name."""
+        """Open the folder; its files are then reached by the descriptor, even if the folder is renamed."""
         place = os.open(self._root, FOLDER)
         try:
             for step in filter(None, folder.split("/")):
@@ -110,14 +110,14 @@ class LocalFiles:
             os.close(place)
 
     def _make(self, folder: str) -> None:
-        """Each folder on the way that is not there yet."""
+        """Make each missing folder on the path."""
         _make_root(self._root)
         place = os.open(self._root, FOLDER)
         try:
             for step in filter(None, folder.split("/")):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(step, 0o700, dir_fd=place)
-                os.fsync(place)  # also what another worker has just made, and may not have flushed yet
+                os.fsync(place)  # another worker may just have made the folder, and not flushed it yet
                 inner = os.open(step, FOLDER | os.O_NOFOLLOW, dir_fd=place)
                 os.close(place)
                 place = inner
@@ -126,7 +126,7 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def _told(self, doing: str, folder: str, name: str = "") -> Iterator[None]:
-        """What the system says, in one line with what to do."""
+        """Turn an error of the system into one line with a remedy."""
         path = self._path(folder, name)
         try:
             yield
@@ -137,14 +137,14 @@ class LocalFiles:
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:
                 raise _NotEmpty(f"{path} is not empty") from None
-            if error.errno in {errno.ELOOP, errno.ENOTDIR}:  # the system says either of a link
+            if error.errno in {errno.ELOOP, errno.ENOTDIR}:  # for a link the system reports either
                 raise NotAFile(f"{path}, or what is on the way to it, is a symbolic link or no folder") from None
             raise _told(doing, path, error) from error
 
 
 def put(path: Path, content: bytes) -> None:
-    """A script's own file, whole and durable, in the place of one that may be there; as others may read it as the
-    process's umask lets them. Raises CheckpointError.
+    """Write a script's own file, whole and durable, and replace an existing one. The process's umask says who may read
+    it. Raises CheckpointError.
     """
     try:
         _make_root(path.parent, 0o777)
@@ -163,11 +163,11 @@ def _told(doing: str, path: str, error: OSError) -> CheckpointError:
 
 
 class _NotEmpty(CheckpointError):
-    """A folder holds something."""
+    """The folder is not empty."""
 
 
 class _LocalBytes:
-    """`edl.checkpoints.port.StoredBytes`."""
+    """An implementation of `edl.checkpoints.port.StoredBytes`."""
 
     def __init__(self, file: int, size: int, path: str) -> None:
         self._file = file
@@ -190,7 +190,7 @@ class _LocalBytes:
 
 
 def _make_root(root: Path, mode: int = 0o700) -> None:
-    """And what it lies in, as far as that is missing."""
+    """Make the folder, and the missing folders above it."""
     if root.is_dir():
         return
     _make_root(root.parent, mode)
@@ -216,7 +216,7 @@ def _name(place: int, draft: str, name: str) -> None:
 
 
 def _replace(place: int, draft: str, name: str) -> None:
-    """Give the file its name, whatever had it."""
+    """Give the file its name; replace a file that has the name."""
     os.rename(draft, name, src_dir_fd=place, dst_dir_fd=place)
 
 

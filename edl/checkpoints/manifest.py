@@ -1,9 +1,9 @@
-"""The manifest: what a checkpoint consists of. With it the checkpoint exists.
+"""The manifest: the list of a checkpoint's contents. A checkpoint exists once its manifest does.
 
-Owns: its form, reading it from bytes that may be anything, and what must be true of one that was read. Does not own:
-the files that it names (`edl.checkpoints.reading`).
+Owns: its form, reading it from untrusted bytes, and the checks of a manifest that was read. Does not own: the files
+that it names (`edl.checkpoints.reading`).
 
-`manifest.json` is one JSON object of three: `format`, `checksum` (of the third, byte by byte) and `manifest`.
+`manifest.json` is one JSON object with three members: `format`, `checksum` (of the bytes of `manifest`) and `manifest`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from edl.checkpoints.names import CheckpointName, owner_of, part_of
 from edl.errors import CheckpointError
 from edl.protocol.ledger import LedgerSnapshot
 
-FORMAT: Final = 2  # of the folder and of all files in it
-OLDEST: Final = 1  # that is read: it had no `versions`
-MOST_BYTES: Final = 64 << 20  # of a manifest
+FORMAT: Final = 2  # version of the form of the folder and of all files in it
+OLDEST: Final = 1  # oldest format that can be read; it had no `versions`
+MOST_BYTES: Final = 64 << 20  # largest size of a manifest
 
-_MOST: Final = 1 << 53  # of any number in it: what JSON's readers agree on
+_MOST: Final = 1 << 53  # largest integer on which all readers of JSON agree
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Number = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -36,7 +36,7 @@ Belongs = Literal["model", "optimizer", "registered"]
 
 
 class Broken(CheckpointError):
-    """What lies there is not what was written, or is no checkpoint at all: it is passed over."""
+    """The files differ from what was written, or are no checkpoint at all: a reader passes such a checkpoint over."""
 
 
 class StoredTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,19 +46,19 @@ class StoredTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Label  # as its framework calls it
     shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
     bytes: Count
-    belongs: Belongs = "model"  # the model's parameters and buffers, an optimizer's, or what was registered
+    belongs: Belongs = "model"  # a parameter or buffer of the model, a tensor of an optimizer, or a registered value
 
     @property
     def element_bytes(self) -> int:
-        """Of one element as it is stored."""
+        """The bytes of one element as it is stored."""
         return (stored_type(self.dtype) or PLAIN).bytes
 
 
 class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The bytes of a tensor that lie in one part."""
 
-    tensor: Label  # its name
-    offset: Count  # of the first byte
+    tensor: Label  # name of the tensor
+    offset: Count  # of the slice's first byte in the tensor
     bytes: Number
 
     @property
@@ -85,26 +85,26 @@ class StoredPart(StoredFile, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The job after a step, and where its state lies."""
+    """The state of the job after a step: its position, and the files that hold the state."""
 
     job: JobName
-    life: Number  # of the job: from one start to its end
-    base: Count  # steps of the lives before
+    life: Number  # number of the life; a life lasts from one start of the job to its end
+    base: Count  # steps of all earlier lives
     step: Count  # of this life
-    number: Count  # of the checkpoints begun in this life
+    number: Count  # place among the checkpoints begun in this life
     generation: Count
-    size: Number  # workers of that generation
+    size: Number  # number of workers of the generation
     batch: Count  # samples of a step, of all workers together; 0: not known
-    at: float  # when it was asked for, by the leader's clock
-    edl: Text  # the version that wrote it
+    at: float  # when the checkpoint was asked for, by the leader's clock
+    edl: Text  # version of edl that wrote the checkpoint
     framework: Text
-    versions: dict[Label, Text] = {}  # of Python and the libraries that rank 0 computed with
-    ledger: LedgerSnapshot | None  # the data as of this step; None: the script reads its own
-    state: bytes  # the face's description of model and optimizers, without their tensors
+    versions: dict[Label, Text] = {}  # versions of Python and the libraries that rank 0 computed with
+    ledger: LedgerSnapshot | None  # position in the data as of this step; None: the script reads its data itself
+    state: bytes  # the framework adapter's description of model and optimizers, without their tensors
     registered: bytes  # the tree of registered values, without their tensors
     tensors: tuple[StoredTensor, ...]
     parts: tuple[StoredPart, ...]  # by number
-    own: tuple[StoredFile, ...]  # what each worker has for itself, such as states of random numbers
+    own: tuple[StoredFile, ...]  # files of state that only one worker has, such as its random generators
 
     @property
     def name(self) -> CheckpointName:
@@ -116,12 +116,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def total_bytes(self) -> int:
-        """Of all files that it names."""
+        """The size of all files that the manifest names."""
         return sum(file.bytes for file in self.files)
 
 
 class _Head(msgspec.Struct):
-    """What any format has."""
+    """The member that every format has."""
 
     format: int
 
@@ -133,7 +133,7 @@ class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Raises CheckpointError for what no reader would take."""
+    """Encode a manifest. Raises CheckpointError if no reader would accept it."""
     check(manifest)
     inner = msgspec.json.encode(manifest)
     sealed = msgspec.json.encode(_Sealed(FORMAT, checksum_of(inner), msgspec.Raw(inner)))
@@ -142,12 +142,12 @@ def encode(manifest: Manifest) -> bytes:
             f"a manifest of {len(sealed)} bytes is too large ({MOST_BYTES} are allowed): register large values as "
             "arrays or tensors, not as bytes"
         )
-    decode(sealed)  # msgspec writes what it would not read: a number out of its range, a name that is too long
+    decode(sealed)  # msgspec encodes values that it refuses to decode: numbers out of range, names that are too long
     return sealed
 
 
 def decode(content: bytes) -> Manifest:
-    """Raises Broken, and CheckpointError for a format that is newer than this edl."""
+    """Decode and check a manifest. Raises Broken, and CheckpointError for a format that is newer than this edl."""
     head = _read(content, _Head, "its manifest")
     if head.format > FORMAT:
         raise CheckpointError(
@@ -177,7 +177,9 @@ def _read(content: bytes, kind: type[AnyStruct], what: str) -> AnyStruct:
 
 
 def check(manifest: Manifest) -> None:
-    """Its parts hold each byte of each tensor once, and no file of it lies elsewhere. Raises Broken."""
+    """Check that the parts hold each byte of each tensor once, and that all files have the names of this checkpoint's
+    files. Raises Broken.
+    """
     for tensor in manifest.tensors:
         _check_tensor(tensor)
     tensors = {tensor.name: tensor for tensor in manifest.tensors}

@@ -1,9 +1,10 @@
-"""How checkpoints, their files and the tensors in them are called.
+"""Names of checkpoints, of their files and of the tensors in them.
 
-A checkpoint's folder is named by life, number and step, in this order: what is newer comes later. The leader gives
-out a number by a write that only a reigning one can make: so one whose reign is over has none to publish under.
+A checkpoint's folder is named by life, number and step, in this order, so that newer checkpoints sort later. Only the
+present leader can write to the coordinator the record that gives out a number: a deposed leader has no number to
+publish under.
 
-A model's parameters and buffers are called as in the model; everything else has a prefix.
+A model's parameters and buffers keep their names in the model; everything else has a prefix.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 MANIFEST = "manifest.json"
 
 _CHECKPOINT = re.compile(r"([0-9]{4,9})-([0-9]{6,12})-([0-9]{12,18})")
-_ATTEMPT = r"(?:\.[1-9][0-9]{0,3})?"  # one that came after others of its name
+_ATTEMPT = r"(?:\.[1-9][0-9]{0,3})?"  # number of the attempt, if an earlier attempt has taken the name
 _PART = re.compile(rf"part-([0-9]{{4,6}})-of-([0-9]{{4,6}}){_ATTEMPT}\.safetensors")
 _OWN = re.compile(rf"own-([0-9]{{4,6}}){_ATTEMPT}\.msgpack")
 _LIFE = re.compile(r"life-([0-9]{4,9})")
@@ -22,10 +23,10 @@ _DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 
 class CheckpointName(NamedTuple):
-    """Which checkpoint of a job. A life is the time from one start of the job to its end."""
+    """The identity of a checkpoint of a job. A life is the time from one start of the job to its end."""
 
     life: int  # from 1
-    number: int  # of the checkpoints begun in this life, from 1
+    number: int  # place among the checkpoints begun in this life, from 1
     step: int  # of this life
 
     def __str__(self) -> str:
@@ -33,7 +34,7 @@ class CheckpointName(NamedTuple):
 
 
 def parse_name(text: str) -> CheckpointName | None:
-    """None: no checkpoint is called so."""
+    """Parse a checkpoint's name; None if `text` is no such name."""
     match = _CHECKPOINT.fullmatch(text)
     name = CheckpointName(*map(int, match.groups())) if match else None
     return name if str(name) == text else None
@@ -48,45 +49,45 @@ def own_file(number: int, attempt: int = 0) -> str:
 
 
 def part_of(file: str) -> tuple[int, int] | None:
-    """Its number, and of how many; None: no part is called so."""
+    """Return a part's number and the number of parts; None if `file` is no name of a part."""
     match = _PART.fullmatch(file)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def owner_of(file: str) -> int | None:
-    """The number of the worker whose own state it is; None: no such file is called so."""
+    """Return the rank of the worker whose own state the file holds; None if `file` is no name of such a file."""
     match = _OWN.fullmatch(file)
     return int(match[1]) if match else None
 
 
 def life_file(life: int) -> str:
-    """The file by which a life has its number."""
+    """Return the name of the file that reserves the number of a life."""
     return f"life-{life:04d}"
 
 
 def life_of(file: str) -> int:
-    """0: that is no file of a life, nor a checkpoint."""
+    """Return the life that a life's file or a checkpoint belongs to; 0 for any other name."""
     name, match = parse_name(file), _LIFE.fullmatch(file)
     return name.life if name else int(match[1]) if match else 0
 
 
 def optimizer_tensor(number: int, path: str) -> str:
-    """Of an optimizer, by the order of wrapping, what lies at that path of its described state."""
+    """Name the tensor at `path` in the described state of an optimizer, which is numbered by the order of wrapping."""
     return f"optimizer/{number}/{path}"
 
 
 def registered_tensor(path: str) -> str:
-    """Of the registered values what lies at that path of their tree."""
+    """Name the tensor at `path` in the tree of registered values."""
     return f"registered/{path}"
 
 
 def draft_of(file: str, token: str) -> str:
-    """The name of a file that is being written."""
+    """Return the temporary name of a file that is being written."""
     return f".{file}.{token}.tmp"
 
 
 def is_ours(file: str) -> bool:
-    """A file of a checkpoint, finished or not: what may be removed with it."""
+    """Tell whether a file, finished or not, is part of a checkpoint and may be removed with it."""
     return file == MANIFEST or bool(_PART.fullmatch(file) or _OWN.fullmatch(file) or _DRAFT.fullmatch(file))
 
 

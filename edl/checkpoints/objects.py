@@ -1,12 +1,12 @@
-"""Checkpoints in an object store, by fsspec: `s3://`, `gs://`, `abfs://` and what else it knows.
+"""Checkpoints in an object store that fsspec supports: `s3://`, `gs://`, `abfs://` and others.
 
-Owns: trying again what failed in between, and what takes the place of exclusive creation. Does not own: credentials,
-which each store's own library finds.
+Owns: retries, and the replacement for exclusive creation. Does not own: credentials, which each store's own library
+finds.
 
-An object appears when all of it has been sent, so it needs no other name meanwhile. `create` asks the store for
-exclusive creation, and then reads what is there: some stores, and older libraries, replace what is there without a
-word. In these the later of two writers at the same instant wins; each of them would publish the same checkpoint, as the
-number in the folder's name is given out once, by a write that only a reigning leader can make.
+An object appears when all of it has been sent, so it needs no temporary name. `create` asks the store for exclusive
+creation, and then reads the object back: some stores, and older libraries, silently replace an existing object. In
+these the later of two writers at the same instant wins. Both would publish the same checkpoint, because the number in
+the folder's name is given out once, by a write that only the present leader can make.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from edl.errors import CheckpointError, ConfigError
 
 PAUSES_S = (0.1, 0.4, 1.6, 4.0)  # between tries; libraries of stores try again by themselves, too
 AHEAD_BYTES = 32 << 20
-BUCKETS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}  # no folders: they would make a bucket of a mistyped name
+# Stores without folders: to make a folder there would create a bucket of a mistyped name.
+BUCKETS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 FINAL = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 Result = TypeVar("Result")
 
 
 class ObjectFiles:
-    """`edl.checkpoints.port.Files`."""
+    """An implementation of `edl.checkpoints.port.Files`."""
 
     def __init__(self, url: str, wait: Callable[[float], None] = time.sleep) -> None:
-        """Raises ConfigError where fsspec knows no such store, or its library is not there."""
+        """Open the store at `url`. Raises ConfigError if fsspec knows no such store, or the store's
+        library is missing.
+        """
         import fsspec  # heavy: only for jobs whose checkpoints lie in such a store
 
         self._url = url.rstrip("/")
@@ -45,7 +48,7 @@ class ObjectFiles:
         known = self._fs.protocol
         self._protocols = {known} if isinstance(known, str) else set(known)
         if "s3" in self._protocols:
-            self._fs.retries = 1  # else s3fs tries five times, around what botocore tries and within what edl does
+            self._fs.retries = 1  # else s3fs tries five times, between the retries of botocore and those of edl
 
     @property
     def where(self) -> str:
@@ -77,7 +80,7 @@ class ObjectFiles:
         self._patiently("write", path, lambda: self._create(folder, path, content))
 
     def flush(self, folder: str) -> None:
-        """An object that is there is there."""
+        """Do nothing: an object is durable once it exists."""
 
     def remove(self, folder: str, name: str) -> None:
         path = self._path(folder, name)
@@ -126,26 +129,28 @@ class ObjectFiles:
             self._fs.makedirs(self._path(folder), exist_ok=True)
 
     def _create(self, folder: str, path: str, content: bytes) -> None:
-        """Tried again, it finds what its own last try may have left."""
+        """Create the object unless it exists with other content. A retry may find the object that its own last try has
+        left.
+        """
         self._make(folder)
         try:
             there = self._fs.cat_file(path)
         except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):  # by another writer, or by a try of its library's own
+            with contextlib.suppress(FileExistsError):  # by another writer, or by a retry of the store's library
                 self._fs.pipe_file(path, content, mode="create")
             there = self._fs.cat_file(path)
         if there != content:
             raise FileExistsError(path)
 
     def _patiently(self, doing: str, path: str, call: Callable[[], Result]) -> Result:
-        """Tried again where the store, or the way there, has failed."""
+        """Make the call; retry if the store, or the network, has failed."""
         for pause_s in (*PAUSES_S, None):
             try:
                 return call()
             except FileExistsError:
                 raise AlreadyThere(f"{self._shown(path)} is there already") from None
             except FileNotFoundError:
-                if doing == "write":  # how stores refuse what goes into no bucket
+                if doing == "write":  # so stores refuse an object whose bucket does not exist
                     told = "there is no place for it; make its bucket, or look at that store"
                     raise CheckpointError(f"cannot write {self._shown(path)}: {told}") from None
                 raise NotThere(f"there is no {self._shown(path)}") from None
@@ -163,14 +168,16 @@ class ObjectFiles:
 
 
 class _ObjectBytes:
-    """`edl.checkpoints.port.StoredBytes`. It reads ahead: a request takes longer than small contents need to come."""
+    """An implementation of `edl.checkpoints.port.StoredBytes` that reads ahead, because a request takes longer than the
+    transfer of a small content.
+    """
 
     def __init__(self, files: ObjectFiles, path: str, size: int) -> None:
         self._files = files
         self._path = path
         self.size = size
         self._begin = 0
-        self._ahead = b""  # what lies from there on
+        self._ahead = b""  # the content that begins at `_begin`
 
     def read(self, begin: int, size: int) -> bytes:
         end = min(begin + size, self.size)
@@ -186,7 +193,7 @@ class _ObjectBytes:
 
 
 def _abandon(stream: Any) -> None:
-    """What was sent of it is thrown away: nothing may complete it, not even its end as an object of Python."""
+    """Discard an unfinished upload, so that nothing completes it, not even the destruction of `stream`."""
     with contextlib.suppress(Exception):
         stream.discard()
     with contextlib.suppress(Exception):

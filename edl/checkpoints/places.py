@@ -1,6 +1,6 @@
-"""From what people type to where checkpoints lie: a folder or URL, a job in it, a checkpoint of that job.
+"""Resolution of a path that a user types: a folder or URL, a job in it, or a checkpoint of that job.
 
-Owns: which implementation of the port serves a path, and what a path stands for. Does not own: reading what lies there.
+Owns: which implementation of the port serves a path, and what a path stands for. Does not own: reading the files there.
 """
 
 from __future__ import annotations
@@ -30,33 +30,35 @@ class JobFolder(NamedTuple):
         return f"{self.job}/{name}"
 
     def path(self, name: CheckpointName) -> str:
-        """As people name it."""
+        """Return a checkpoint's path as people write it."""
         return f"{self.files.where}/{self.folder(name)}"
 
     def title(self, name: CheckpointName, number: int, of: int) -> PartTitle:
         return PartTitle(self.job, name, number, of)
 
     def names(self) -> list[CheckpointName]:
-        """Of all that there are, finished or not; the newest first. Raises CheckpointError."""
+        """Return the names of all checkpoints, finished or not, newest first. Raises CheckpointError."""
         return sorted(filter(None, map(parse_name, self.files.names(self.job))), reverse=True)
 
 
 class Located(NamedTuple):
-    """What a path of the user's stands for."""
+    """The jobs, or the checkpoint, that a user's path stands for."""
 
     jobs: tuple[JobFolder, ...]
-    name: CheckpointName | None  # the path named this one
+    name: CheckpointName | None  # the checkpoint, if the path names one
 
 
 def files_at(where: str) -> Files:
-    """Of a folder's path or a URL. Raises ConfigError where no library serves that URL."""
+    """Open a folder's path or a URL. Raises ConfigError if no library serves that URL."""
     if _FILE.match(where):
         return LocalFiles(Path(_FILE.sub("", where)))
     return ObjectFiles(where) if "://" in where or "::" in where else LocalFiles(Path(where).expanduser())
 
 
 def look(path: str, job: str | None = None) -> Located:
-    """`path` is a folder with jobs, that of one job, or a checkpoint itself. Raises UsageError where there is none."""
+    """Resolve `path`: a folder with jobs, the folder of one job, or a checkpoint. Raises UsageError if no checkpoint is
+    there.
+    """
     above, _, last = path.rstrip("/").rpartition("/")
     name = parse_name(last)
     if name is not None:
@@ -90,7 +92,9 @@ def _has_checkpoints(files: Files, job: str) -> bool:
 
 
 def placed(path: str) -> tuple[JobFolder, CheckpointName]:
-    """Where the checkpoint of that path lies, or will. Raises UsageError for what is no such path."""
+    """Return the job's folder and the name of the checkpoint with this path, which need not exist. Raises UsageError
+    for any other path.
+    """
     above, _, last = path.rstrip("/").rpartition("/")
     name, (root, _, job) = parse_name(last), above.rpartition("/")
     if name is None or not NAME.fullmatch(job):

@@ -1,4 +1,4 @@
-"""What checkpoints need of the place where they lie: a tree of folders with files, on a disk or in an object store."""
+"""The storage that checkpoints need: a tree of folders with files, on a disk or in an object store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from edl.errors import CheckpointError
 
-Chunks = Callable[[], Iterable[bytes]]  # the whole content, as often as it is asked for
+Chunks = Callable[[], Iterable[bytes]]  # each call begins the whole content again
 
 
 class AlreadyThere(CheckpointError):
@@ -19,51 +19,50 @@ class NotThere(CheckpointError):
 
 
 class NotAFile(CheckpointError):
-    """What is called so is a link, a folder or a device: nothing that edl wrote."""
+    """The name belongs to a link, a folder or a device, which edl has not written."""
 
 
 class StoredBytes(Protocol):
-    """A file that is there, open for reading."""
+    """An existing file, open for reading."""
 
     @property
     def size(self) -> int: ...
 
     def read(self, begin: int, size: int) -> bytes:
-        """As many bytes, or fewer where the file ends. Raises CheckpointError."""
+        """Return `size` bytes from `begin` on, or fewer where the file ends. Raises CheckpointError."""
 
     def close(self) -> None: ...
 
 
 class Files(Protocol):
-    """All under one folder or prefix. A folder is a path below it, with `/` in between; '' is that folder itself.
+    """All files under one folder or prefix. A folder is a path below it, with `/` in between; '' is the root itself.
 
-    Any thread may call. Each method raises CheckpointError where the place cannot be reached or refuses, with one line.
+    Any thread may call. Each method raises CheckpointError, with one line, if the storage cannot be reached or refuses.
     """
 
     @property
     def where(self) -> str:
-        """As people name it: a path or a URL."""
+        """The root as people write it: a path or a URL."""
 
     def names(self, folder: str) -> list[str]:
-        """What is in it, sorted; nothing where there is no such folder."""
+        """Return the sorted names in a folder; nothing if there is no such folder."""
 
     def open(self, folder: str, name: str) -> StoredBytes:
-        """Raises NotThere, NotAFile."""
+        """Open a file for reading. Raises NotThere, NotAFile."""
 
     def write(self, folder: str, name: str, chunks: Chunks) -> None:
-        """When it returns the file is whole and durable; when it raises, no whole file is there, or a whole one.
-
-        Makes the folder where there is none. Never replaces a file: raises AlreadyThere.
+        """Write a file, and make its folder if needed. On return the file is whole and durable; after an error it is
+        whole or absent. Never replaces a file: raises AlreadyThere.
         """
 
     def create(self, folder: str, name: str, content: bytes) -> None:
-        """The same, for what several writers may try at once: one of them succeeds, all others get AlreadyThere."""
+        """Write a file that several writers may create at once: one of them succeeds, all others get AlreadyThere."""
 
     def flush(self, folder: str) -> None:
-        """What is called something in it now is called so for good."""
+        """Make the names in a folder durable."""
 
     def remove(self, folder: str, name: str) -> None:
-        """Durably; it may be gone already."""
+        """Remove a file durably; it need not exist."""
 
     def remove_folder(self, folder: str) -> bool:
-        """Whether it is gone: one that holds anything stays."""
+        """Remove a folder unless it holds anything. Return True if it is gone."""

@@ -1,9 +1,9 @@
-"""Old checkpoints go, and what unfinished ones have left.
+"""Removal of old checkpoints, and of the remains of unfinished ones.
 
-Owns: what may be deleted. That is only what is older than a checkpoint which has just been read in full and found
-whole: what is newer may be in the making, by this life of the job or by another one.
+Owns: which checkpoints may be deleted: only those older than a checkpoint that was just read in full and found whole. A
+newer one may be in the making, by this life of the job or by another one.
 
-A checkpoint loses its manifest first. What a death leaves of it then is unfinished, and goes the next time.
+A checkpoint loses its manifest first. If a crash interrupts the removal, the rest is unfinished and goes the next time.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from edl.errors import CheckpointError
 
 
 class Pruned(NamedTuple):
-    """What is left, and what is not; newest first."""
+    """The checkpoints that are kept and those that were removed; newest first."""
 
-    kept: tuple[CheckpointName, ...]  # durable ones
+    kept: tuple[CheckpointName, ...]  # durable checkpoints
     removed: tuple[CheckpointName, ...]
 
 
 def prune(folder: JobFolder, keep: int) -> Pruned:
-    """Keep the newest checkpoint that verifies, and those before it until there are `keep`, at least 1.
+    """Keep the newest checkpoint that verifies, and earlier ones until there are `keep`, at least 1.
 
-    Raises CheckpointError where the newest cannot be read, or something cannot be removed. The next call goes on there.
+    Raises CheckpointError if the newest cannot be read, or something cannot be removed. The next call continues there.
     """
     best = newest(folder).checkpoint
     if best is None:
         return Pruned((), ())
     kept, removed = [best.manifest.name], []
     for name in (one for one in folder.names() if one < best.manifest.name):
-        with contextlib.suppress(NotAFile):  # a link of that name is none of ours
+        with contextlib.suppress(NotAFile):  # edl makes no links: a link of that name stays
             if len(kept) >= max(1, keep) or _is_unfinished(folder, name):
                 _remove(folder, name)
                 removed.append(name)
@@ -49,7 +49,9 @@ def _is_unfinished(folder: JobFolder, name: CheckpointName) -> bool:
 
 
 def _looks_whole(folder: JobFolder, name: CheckpointName) -> bool:
-    """By its manifest and the sizes of its files. What does not counts for nothing, and stays for people to look at."""
+    """Check the manifest and the sizes of its files. A checkpoint that fails is not counted, and stays for people to
+    look at.
+    """
     try:
         open_checkpoint(folder, name)
     except CheckpointError:
@@ -58,7 +60,7 @@ def _looks_whole(folder: JobFolder, name: CheckpointName) -> bool:
 
 
 def _remove(folder: JobFolder, name: CheckpointName) -> None:
-    """What edl has written there; anything else stays, and its folder with it."""
+    """Remove all files that edl has written there; any other file stays, and its folder with it."""
     place = folder.folder(name)
     files = [file for file in folder.files.names(place) if is_ours(file)]
     for file in sorted(files, key=lambda file: file != MANIFEST):

@@ -1,6 +1,7 @@
-"""The leader's daemon writes the manifest of a saving whose parts are all durable, and removes old checkpoints.
+"""The leader's daemon writes the manifest of a checkpoint whose parts are all durable, and removes old checkpoints.
 
-Owns: what a manifest is made of. Does not own: when (`edl.core.checkpoint`), nor its form (`edl.checkpoints.manifest`).
+Owns: the content of a manifest. Does not own: when it is written (`edl.core.checkpoint`), nor its form
+(`edl.checkpoints.manifest`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from edl.protocol.saving import FileInfo, Saving
 
 
 def publish_saving(record: Record, now: float) -> None:
-    """Of `record`: durable when this returns. Again, it is the same one. Raises CheckpointError."""
+    """Publish the checkpoint that `record` saves; it is durable on return. A second call changes nothing. Raises
+    CheckpointError.
+    """
     saving = record.saving
     assert saving is not None
     folder, name = placed(saving.path)
@@ -57,7 +60,7 @@ def publish_saving(record: Record, now: float) -> None:
 
 
 def remove_old(saving: Saving, keep: int) -> None:
-    """Raises CheckpointError."""
+    """Keep the newest `keep` checkpoints of the job that `saving` belongs to. Raises CheckpointError."""
     prune(placed(saving.path)[0], keep)
 
 

@@ -1,11 +1,11 @@
-"""A checkpoint is read: its manifest, its files' sizes, their checksums, and then its tensors.
+"""Reading of a checkpoint: its manifest, its files' sizes, their checksums, and then its tensors.
 
-Owns: what is believed of what lies there. Does not own: the form of a manifest (`edl.checkpoints.manifest`), nor what
-becomes of the tensors.
+Owns: the checks before anything read is used. Does not own: the form of a manifest (`edl.checkpoints.manifest`), nor
+what becomes of the tensors.
 
-Three things are told apart. *Unfinished*: there is no manifest, so it is no checkpoint. *Broken*: it is not what was
-written, and never will be; it is passed over. *Not to be read now* (CheckpointError), for a disk, a store or a newer
-edl: no older checkpoint takes its place, as what was told durable would be lost.
+There are three kinds of failure. *Unfinished*: there is no manifest, so it is no checkpoint. *Broken*: the files differ
+from what was written, for good; the checkpoint is passed over. *Unreadable now* (CheckpointError), because of a disk, a
+store or a newer edl: no older checkpoint takes its place, because progress that was reported durable would be lost.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from edl.errors import CheckpointError, UsageError
 
 
 class Unfinished(CheckpointError):
-    """It has no manifest: it was not told durable, and is no checkpoint."""
+    """The checkpoint has no manifest, so it was never reported durable."""
 
 
 class _Lying(NamedTuple):
-    """Where a slice's bytes are."""
+    """The place of a slice's bytes."""
 
     file: str
     begin: int
@@ -38,10 +38,10 @@ class _Lying(NamedTuple):
 
 
 class Checkpoint:
-    """One that is there, by its manifest. `verify` says whether its contents are what was written."""
+    """A checkpoint whose manifest was read. `verify` tells whether its contents are as they were written."""
 
     def __init__(self, folder: JobFolder, manifest: Manifest) -> None:
-        """`open_checkpoint` makes one."""
+        """Prepare a checkpoint; only `open_checkpoint` and `publish` do."""
         self.manifest = manifest
         self.tensors = {tensor.name: tensor for tensor in manifest.tensors}
         self._folder = folder
@@ -56,11 +56,11 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Of all lives together."""
+        """The step of the state, counted over all lives."""
         return self.manifest.base + self.manifest.step
 
     def check_sizes(self) -> None:
-        """All files are there, and as long as they should be. Raises Broken, CheckpointError."""
+        """Check that all files exist and have the sizes that the manifest says. Raises Broken, CheckpointError."""
         for part, layout in zip(self.manifest.parts, self._layouts, strict=True):
             if part.bytes != layout.bytes:
                 raise self._broken(f"{part.file} would have {layout.bytes} bytes, and its manifest says {part.bytes}")
@@ -69,14 +69,16 @@ class Checkpoint:
                 pass
 
     def verify(self) -> None:
-        """Reads all of it. Raises Broken, CheckpointError."""
+        """Read all files and check them. Raises Broken, CheckpointError."""
         for part, layout in zip(self.manifest.parts, self._layouts, strict=True):
             self._verify(part, layout.header)
         for own in self.manifest.own:
             self._verify(own, b"")
 
     def read(self, tensor: str, into: memoryview) -> None:
-        """All bytes of one tensor, for which `into` has room. Raises Broken, CheckpointError. `verify` first."""
+        """Read all bytes of one tensor into `into`, which has exactly their size. Call `verify` first. Raises Broken,
+        CheckpointError.
+        """
         view = into.cast("B")
         wanted = self.tensors[tensor].bytes
         if len(view) != wanted:
@@ -87,13 +89,15 @@ class Checkpoint:
             self._copy(self._part(lying.file), lying, view[lying.slice.offset : lying.slice.end])
 
     def close(self) -> None:
-        """Of what was open to be read. It can be read again."""
+        """Close the file that was read last. The checkpoint can be read again."""
         if self._at_hand is not None:
             self._at_hand[1].close()
             self._at_hand = None
 
     def own(self, number: int) -> bytes | None:
-        """What the worker of that rank had for itself; None: there is none. Raises Broken, CheckpointError."""
+        """Return the content of the own file of the worker of rank `number`; None if there is none. Raises Broken,
+        CheckpointError.
+        """
         file = next((own for own in self.manifest.own if owner_of(own.file) == number), None)
         return None if file is None else b"".join(self._verified(file))
 
@@ -112,14 +116,14 @@ class Checkpoint:
         return found
 
     def _part(self, name: str) -> StoredBytes:
-        """Tensors that follow each other lie in one part, mostly."""
+        """Open a part and keep it open: successive tensors mostly lie in one part."""
         if self._at_hand is None or self._at_hand[0] != name:
             self.close()
             self._at_hand = (name, self._open(self._files[name]))
         return self._at_hand[1]
 
     def _open(self, file: StoredFile) -> StoredBytes:
-        """Of the size that the manifest says, before any room is made for it."""
+        """Open a file and compare its size with the manifest, before a buffer is allocated for it."""
         try:
             opened = self._folder.files.open(self._folder.folder(self.manifest.name), file.file)
         except (NotThere, NotAFile) as error:
@@ -138,7 +142,7 @@ class Checkpoint:
                     raise self._broken(f"the header of {file.file} is not that of the part that its manifest describes")
 
     def _verified(self, file: StoredFile) -> Iterator[bytes]:
-        """Its content; raises Broken at the end of what was not written so."""
+        """Yield the file's content; raise Broken at its end if the checksum differs."""
         found = Checksum()
         with closing(self._open(file)) as opened:
             while found.bytes < file.bytes and (chunk := opened.read(found.bytes, CHUNK_BYTES)):
@@ -161,7 +165,7 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: JobFolder, name: CheckpointName) -> Checkpoint:
-    """Its manifest is right in itself, and all files are as long as that says.
+    """Open a checkpoint, and check its manifest and the sizes of its files.
 
     Raises Unfinished, Broken, CheckpointError.
     """
@@ -198,23 +202,23 @@ def broken(folder: JobFolder, name: CheckpointName, reason: str) -> Broken:
 
 
 class PassedOver(NamedTuple):
-    """A checkpoint that is of no use, and why."""
+    """A checkpoint that cannot be used, and why."""
 
     name: CheckpointName
     reason: str  # one line that names it
 
 
 class Newest(NamedTuple):
-    """What a job can go on from."""
+    """The checkpoint that a job can resume from."""
 
     checkpoint: Checkpoint | None  # verified; None: there is none
     passed_over: tuple[PassedOver, ...]  # newer ones that are broken
 
 
 def newest(folder: JobFolder, since: int = 0) -> Newest:
-    """The newest one that verifies, of the lives from `since` on.
+    """Return the newest checkpoint that verifies, of the lives from `since` on.
 
-    Raises CheckpointError where one that is not broken cannot be read now: an older one is no substitute for it.
+    Raises CheckpointError if a checkpoint that is not broken cannot be read now: an older one is no substitute for it.
     """
     passed: list[PassedOver] = []
     for name in (one for one in folder.names() if one.life >= since):
@@ -231,14 +235,16 @@ def newest(folder: JobFolder, since: int = 0) -> Newest:
 
 
 class Chosen(NamedTuple):
-    """What a user's path stands for."""
+    """The checkpoint that a user's path stands for."""
 
     checkpoint: Checkpoint  # verified
     passed_over: tuple[PassedOver, ...]  # newer ones that are broken
 
 
 def chosen(looked: Located) -> Chosen:
-    """Verified: the one that a path names, else the newest of the job there. Raises UsageError, CheckpointError."""
+    """Return the checkpoint that a path names, else the newest of the job there, verified. Raises UsageError,
+    CheckpointError.
+    """
     if len(looked.jobs) > 1:
         names = ", ".join(folder.job for folder in looked.jobs)
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Which bytes of which tensors each worker writes.
+"""The assignment of the state's bytes to the workers that write them.
 
 Owns: cutting the state, equal on all workers, into as many parts as there are workers, of nearly the same size. Does
 not own: the form of a part (`edl.checkpoints.layout`).
@@ -19,12 +19,12 @@ ALIGNED = 4096
 
 
 def shares(tensors: Sequence[StoredTensor], parts: int) -> tuple[tuple[Slice, ...], ...]:
-    """For each part what lies in it, in this order. The same everywhere for the same tensors."""
+    """Return the slices of each part, in order. The result depends on the tensors alone, so all workers cut alike."""
     row = sorted((tensor for tensor in tensors if tensor.bytes), key=lambda tensor: -tensor.element_bytes)
     begins = list(itertools.accumulate((tensor.bytes for tensor in row), initial=0))
     wanted = [begins[-1] * number // parts for number in range(parts)]
     found: list[list[Slice]] = [[] for _ in range(parts)]
-    number = 0  # of the part in which what comes next lies
+    number = 0  # number of the part that takes the next bytes
     for tensor, begin in zip(row, begins, strict=False):
         at = 0
         while at < tensor.bytes:
@@ -37,7 +37,9 @@ def shares(tensors: Sequence[StoredTensor], parts: int) -> tuple[tuple[Slice, ..
 
 
 def _cut(wanted: int, begin: int, size: int) -> int:
-    """Where in a tensor of `size` bytes, which begins at `begin` of the row, it is cut for that place of the row."""
+    """Return the offset at which a tensor of `size` bytes, which begins at `begin` in the row, is cut for a cut of the
+    row at `wanted`.
+    """
     if wanted >= begin + size:
         return size
     return max(0, wanted - begin) // ALIGNED * ALIGNED

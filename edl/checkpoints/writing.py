@@ -1,7 +1,7 @@
-"""A checkpoint is written: each worker its part and what it has for itself, and then the leader its manifest.
+"""Writing of a checkpoint: each worker writes its part and its own file, and then the leader the manifest.
 
 Owns: that a file which a manifest may name is never replaced, and that publishing twice is publishing once. Does not
-own: how a file becomes durable (`edl.checkpoints.port`), nor who writes when.
+own: how a file becomes durable (`edl.checkpoints.port`), nor which worker writes when.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from edl.checkpoints.port import AlreadyThere, Chunks
 from edl.checkpoints.reading import Checkpoint
 from edl.errors import CheckpointError
 
-MOST_ATTEMPTS = 1000  # of one worker, to write under one checkpoint's name
+MOST_ATTEMPTS = 1000  # most attempts of one worker to write under one checkpoint's name
 
 
 def begin_life(folder: JobFolder) -> int:
-    """The number of a life that begins: newer than all others, and given to no other start of the job.
+    """Reserve and return the number of a new life: higher than all others, and given to no other start of the job.
 
     Raises CheckpointError.
     """
@@ -46,10 +46,10 @@ def write_part(
     tensors: Mapping[str, StoredTensor],
     contents: Iterable[memoryview],
 ) -> StoredFile:
-    """Durable when this returns. Raises CheckpointError; then no manifest can name what was written.
+    """Write a part; it is durable on return. Raises CheckpointError; then no manifest can name the file.
 
-    `slices` are those of `edl.checkpoints.shares`; `contents` is all of their bytes in that order, in as many pieces as
-    is convenient.
+    `slices` are those of `edl.checkpoints.shares`; `contents` is all of their bytes in that order, in any number of
+    pieces.
     """
     layout = lay_out(title, slices, tensors)
     views = [view.cast("B") for view in contents]
@@ -64,15 +64,16 @@ def write_part(
 
 
 def write_own(folder: JobFolder, name: CheckpointName, number: int, content: bytes) -> StoredFile:
-    """What the worker of that rank has for itself. Durable when this returns. Raises CheckpointError."""
+    """Write the own file of the worker of rank `number`; it is durable on return. Raises CheckpointError."""
     return _add(folder, name, lambda attempt: own_file(number, attempt), lambda: chunks_of(memoryview(content)))
 
 
 def publish(folder: JobFolder, manifest: Manifest) -> str:
-    """The checkpoint is durable when this returns its path. All files that it names were told to be durable before.
+    """Write the manifest, so that the checkpoint is durable on return, and return its path. All files that the manifest
+    names must be durable before.
 
-    Again, by this leader or the next one, it is the same checkpoint. Raises CheckpointError, and AlreadyThere where
-    another one lies there under its name.
+    Publishing the checkpoint again, by this leader or the next one, changes nothing. Raises CheckpointError, and
+    AlreadyThere if another checkpoint has its name.
     """
     if manifest.job != folder.job:
         raise CheckpointError(f"a checkpoint of job {manifest.job} cannot lie with those of job {folder.job}")
@@ -90,7 +91,7 @@ def publish(folder: JobFolder, manifest: Manifest) -> str:
 def _add(
     folder: JobFolder, name: CheckpointName, called: Callable[[int], str], chunks: Callable[[], Iterable[bytes]]
 ) -> StoredFile:
-    """Under the first name that is free: what lies there may be named by a manifest already."""
+    """Write a file under the first free name: a manifest may already name an existing file."""
     there = set(folder.files.names(folder.folder(name)))
     for attempt in range(MOST_ATTEMPTS):
         file = called(attempt)
@@ -106,7 +107,7 @@ def _add(
 
 
 class _Counting:
-    """The content, and its checksum as of when it was last asked for."""
+    """The chunks of a content, with the checksum of the chunks that were yielded last."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
@@ -134,5 +135,5 @@ def _published(folder: JobFolder, name: CheckpointName) -> Manifest | None:
 
 
 def _is_same(there: Manifest | None, mine: Manifest) -> bool:
-    """Whether they say the same of the job; the clocks of two leaders may differ."""
+    """Tell whether both manifests describe the same state; the clocks of two leaders may differ."""
     return there is not None and msgspec.structs.replace(there, at=mine.at) == mine
