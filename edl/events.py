@@ -1,7 +1,7 @@
-"""What has happened to a job, as `edl events` shows it: one flat record per event.
+"""The events of a job, as `edl events` shows them: one flat record per event.
 
-Owns: the kinds and the form of an event. Does not own: where events are kept (the leader writes them to the
-coordinator in the same transaction as the change they tell of, so that story and state never disagree).
+Owns: the kinds and the form of an event. Does not own: where events are kept (the leader writes them to the coordinator
+in the same transaction as the change that they report, so that events and state never disagree).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Event(msgspec.Struct, frozen=True):
     details: dict[str, Any] = {}
 
     def flat(self) -> dict[str, Any]:
-        """The form of `edl events --json`: the details beside the fixed names."""
+        """Return the form of `edl events --json`: the details beside the fixed names."""
         return {**{name: getattr(self, name) for name in PLACE}, "kind": self.kind.value, **self.details}
 
     def to_json(self) -> str:
@@ -75,21 +75,21 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def from_flat(flat: dict[str, Any]) -> Event:
-    """The event of which `Event.flat` made this."""
+    """Restore the event from which `Event.flat` made `flat`."""
     place = {name: flat[name] for name in PLACE}
     return msgspec.convert({**place, "details": details_of(flat)}, Event)
 
 
 def details_of(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """What belongs to the kind of a flat event."""
+    """Return the fields that belong to the kind of a flat event."""
     return {name: value for name, value in flat.items() if name not in PLACE}
 
 
 def encode(*told: Event) -> bytes:
-    """Bytes for the coordinator: a line each."""
+    """Return bytes for the coordinator, a line for each event."""
     return b"\n".join(map(msgspec.json.encode, told))
 
 
 def decode(raw: bytes) -> list[Event]:
-    """The events that `encode` wrote."""
+    """Return the events that `encode` wrote."""
     return [msgspec.json.decode(line, type=Event) for line in raw.splitlines()]

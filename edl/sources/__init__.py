@@ -1,1 +1,1 @@
-"""Files as sources of samples: which there are, where each record lies, and the records at given numbers."""
+"""Files as sources of samples: the list of files, the place of each record, and the records by number."""

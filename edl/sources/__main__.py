@@ -1,6 +1,6 @@
 """`python -m edl.sources FILES...`: count the records of files before a job does, and check them.
 
-What it finds out about large files is kept for the jobs of this host, so that no worker need wait for it.
+Results for large files are kept for the jobs of this host, so that no worker need wait for them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from edl.sources.formats import FORMATS
 from edl.sources.opening import open_files
 from edl.sources.port import Source
 
-BLOCK = 4096  # records that are read at a time
-PATIENCE_S = 24 * 3600.0  # another process that counts the same is waited for
+BLOCK = 4096  # records read at a time
+PATIENCE_S = 24 * 3600.0  # how long to wait for another process that counts the same files
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: all is well. 1: a file is bad. 2: wrong use."""
+    """Return 0 if all is well, 1 if a file is bad, 2 after wrong use."""
     parser = argparse.ArgumentParser(prog="python -m edl.sources", description="Count the records of files.")
     parser.add_argument("files", nargs="+", metavar="FILES", help="paths, globs (quoted), folders, URLs")
     parser.add_argument("--format", help=f"where names do not say it: {', '.join(FORMATS)}")

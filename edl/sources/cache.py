@@ -1,11 +1,10 @@
-"""What was found out about files once, kept for all workers of this host: tables of places, unpacked files.
+"""A cache of facts about files for all workers of this host: tables of places, unpacked files.
 
 Owns: a folder that may be deleted at any time. One process makes an entry while the others wait for it, with a bound;
-where nothing can be kept (a home on a full or read-only disk) each makes its own. Does not own: what is in
-the entries.
+where nothing can be kept (a home on a full or read-only disk) each makes its own. Does not own: the content of entries.
 
-An entry's key names its content (file, size, time of change), so none is ever out of date. What no process has used for
-`UNUSED_S` gives way to what is new.
+An entry's key names its content (file, size, time of change), so no entry is ever out of date. An entry that no process
+has used for `UNUSED_S` is deleted when a new one is added.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from edl.sources.places import Table
 
 logger = logging.getLogger("edl")
 
-VERSION = "1"  # of what is kept: another one, other entries
+VERSION = "1"  # version of the entries' form; entries of other versions are ignored
 UNUSED_S = 30 * 24 * 3600.0
 POLL_S = 0.1
 
 
 class Cache:
-    """Entries are files of this user alone."""
+    """A cache whose entries are files that only this user can read."""
 
     def __init__(self, folder: Path, patience_s: float) -> None:
         self.folder = folder
         self._patience_s = patience_s
 
     def table(self, key: str, usable: Callable[[Table], bool], make: Callable[[], Table]) -> Table:
-        """The table called `key`, mapped from the cache, or made and kept there."""
+        """Return the table called `key`, mapped from the cache, or made and kept there."""
         path = self._path(key, ".npy")
         kept = _loaded(path, usable)
         if kept is not None:
@@ -54,7 +53,7 @@ class Cache:
         return kept
 
     def file(self, key: str, make: Callable[[Path], None]) -> Path:
-        """The file called `key`, written by `make` if there is none. Raises OSError when it cannot be kept."""
+        """Return the file called `key`, written by `make` if it is missing. Raises OSError when it cannot be kept."""
         path = self._path(key, ".data")
         with self._turn(path):
             if not _touched(path):
@@ -62,16 +61,16 @@ class Cache:
         return path
 
     def found(self, key: str) -> Path | None:
-        """The file called `key`, if there is one."""
+        """Return the file called `key` if it exists."""
         path = self._path(key, ".data")
         return path if _touched(path) else None
 
     def offer(self, key: str, make: Callable[[Path], None]) -> None:
-        """Keep what `make` writes as the file called `key`, if it can be kept."""
+        """Keep a file that `make` writes under the name `key`, if it can be kept."""
         self._keep(self._path(key, ".data"), make)
 
     def free_bytes(self) -> int:
-        """What the disk has left; 0 where nothing can be kept."""
+        """Return the disk's free space; 0 if nothing can be kept."""
         try:
             self._make_folder()
             return shutil.disk_usage(self.folder).free
@@ -86,13 +85,13 @@ class Cache:
 
     @contextlib.contextmanager
     def _turn(self, path: Path) -> Iterator[bool]:
-        """The process inside is the only one on this host. False: that cannot be said, or nothing can be kept."""
+        """Hold the entry's lock. Yield False if the lock was not obtained in time, or nothing can be kept."""
         lock = self._open_lock(path.with_suffix(".lock"))
         try:
             yield lock is not None and self._locked(lock)
         finally:
             if lock is not None:
-                os.close(lock)  # which gives the turn to the next one, as a death would
+                os.close(lock)  # this releases the lock, as the death of the process would
 
     def _open_lock(self, path: Path) -> int | None:
         try:
@@ -132,7 +131,7 @@ class Cache:
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Whole or not at all."""
+    """Write the file whole, or not at all."""
     draft = path.with_suffix(f".{secrets.token_hex(4)}")
     try:
         os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -143,7 +142,7 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _touched(path: Path) -> bool:
-    """It is there; and it was used now."""
+    """Tell whether the file exists, and mark it as used now."""
     try:
         os.utime(path)
     except OSError:

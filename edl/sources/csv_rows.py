@@ -1,7 +1,7 @@
 """Records that are rows of CSV (RFC 4180, with a header): dicts of str, by column.
 
-Python's csv module decides what is right. Where all quotes stand where the RFC has them, a newline ends a row just if
-an even number of quotes is before it, which is quick to find; elsewhere the module is asked row by row.
+Python's csv module defines the result. If all quotes stand where the RFC has them, a newline ends a row just if an even
+number of quotes is before it, which is quick to find; else the module is asked row by row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPENS_BEHIND, CLOSES_BEFORE = mask_of(b',\n"'), mask_of(b',\r\n"')
 
 
 class CsvRows:
-    """Blank lines are no rows, as everywhere. A row has as many fields as the header, or it is an error."""
+    """The layout of CSV. Blank lines are no rows. A row has as many fields as the header, or it is an error."""
 
     text = True
     headed = True
@@ -52,7 +52,7 @@ class CsvRows:
 
 @lru_cache(maxsize=8)
 def _columns(head: bytes) -> tuple[str, ...]:
-    """The names of the columns. Raises ValueError."""
+    """Return the names of the columns. Raises ValueError."""
     names = _fields(head)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -70,7 +70,9 @@ def _fields(raw: bytes) -> list[str]:
 
 
 def _regular(codes: Codes, quotes: Numbers, last: bool) -> bool:
-    """Each odd quote opens a field, or is the second of two; each even one closes it, or is the first of two."""
+    """Check that each odd quote opens a field or is the second of two, and each even quote closes a field or is the
+    first of two.
+    """
     opening, closing = quotes[0::2], quotes[1::2]
     opens = (opening == 0) | OPENS_BEHIND[codes[opening - 1]]
     closes = (closing == len(codes) - 1) | CLOSES_BEFORE[codes[(closing + 1) % len(codes)]] if closing.size else closing
@@ -87,7 +89,9 @@ def _without_blanks(codes: Codes, ends: Numbers) -> Numbers:
 
 
 def _ends_by_csv(data: bytes, last: bool) -> Iterator[int]:
-    """Each byte stands for a character: quotes, commas and newlines are the same in UTF-8, and never part of others."""
+    """Yield where rows end. Each byte is read as one character: quotes, commas and newlines are single bytes in UTF-8,
+    and never part of other characters.
+    """
     lines = _Lines(data)
     rows = csv.reader(lines, strict=True)
     while True:
@@ -96,7 +100,7 @@ def _ends_by_csv(data: bytes, last: bool) -> Iterator[int]:
             row = next(rows, None)
         except csv.Error as error:
             if lines.exhausted and not last:
-                return  # the rest of it has not been read yet
+                return  # the rest of the row has not been read yet
             reason = "a quote is opened and never closed" if lines.exhausted else str(error)
             raise BadRecord(start, f"no CSV: {reason}") from None
         if row is None or (not last and not lines.complete):
@@ -106,7 +110,9 @@ def _ends_by_csv(data: bytes, last: bool) -> Iterator[int]:
 
 
 class _Lines:
-    """Lines for the csv module, which takes one after the other; `end` is behind those that it has taken."""
+    """The lines for the csv module, which takes one after the other; `end` is the offset behind the
+    lines taken so far.
+    """
 
     def __init__(self, data: bytes) -> None:
         self._text = io.StringIO(data.decode("latin-1"), newline="\n")

@@ -1,4 +1,4 @@
-"""What is wrong with a file, in words: which file, where in it, on which host, and what helps."""
+"""Errors about files, in words: which file, where in it, on which host, and the remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNCHANGED = "files must stay as they are while a job trains on them"
 
 
 class BadRecord(ValueError):
-    """What lies at `offset` of the bytes that were looked at is no record."""
+    """The bytes from `offset` on are no record."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -19,7 +19,7 @@ class BadRecord(ValueError):
 
 
 def unreadable(name: str, place: str, error: BaseException) -> DataError:
-    """`error` came instead of the file's content."""
+    """Describe `error`, which came instead of the file's content."""
     if isinstance(error, FileNotFoundError):
         return fault(name, f"is gone (it was wanted at {place}): bring it back; {UNCHANGED}")
     if isinstance(error, PermissionError):
@@ -36,7 +36,7 @@ def changed(name: str, place: str) -> DataError:
 
 
 def corrupt(name: str, place: str, reason: str) -> DataError:
-    """The file can be read, and is not what its format asks for."""
+    """Describe a file that can be read but does not follow its format."""
     return fault(name, f"is corrupt at {place}: {reason}; mend the file, or leave it out and start the job again")
 
 

@@ -1,4 +1,4 @@
-"""Spans of bytes out of files."""
+"""Reading of byte spans from files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from edl.sources.listing import DataFile
 
 @dataclass(frozen=True, slots=True)
 class RecordSpan:
-    """Whole records that follow each other in one file."""
+    """Successive whole records of one file."""
 
     file: DataFile
-    number: int  # of its first record
+    number: int  # number of the first record
     count: int
     start: int
     stop: int
 
 
 def fetch(spans: Iterable[RecordSpan]) -> Iterator[tuple[RecordSpan, bytes]]:
-    """The bytes of each span. Raises DataError."""
+    """Yield each span and its bytes. Raises DataError."""
     for fs, some in groupby(spans, lambda span: span.file.fs):
         theirs = list(some)
         found = _read(theirs) if theirs[0].file.is_local else _fetched(fs, theirs)
@@ -35,7 +35,7 @@ def fetch(spans: Iterable[RecordSpan]) -> Iterator[tuple[RecordSpan, bytes]]:
 
 
 def _read(spans: Sequence[RecordSpan]) -> Iterator[bytes]:
-    """Many spans of few files: a tenth of what opening the file for each would cost."""
+    """Read many spans of few local files, at a tenth of the cost of opening the file for each span."""
     for file, theirs in groupby(spans, lambda span: span.file):
         place = 0
         try:
@@ -48,7 +48,7 @@ def _read(spans: Sequence[RecordSpan]) -> Iterator[bytes]:
 
 
 def _fetched(fs: Any, spans: Sequence[RecordSpan]) -> Iterator[bytes]:
-    """In one call, which some file systems carry out side by side."""
+    """Read all spans in one call, which some file systems carry out concurrently."""
     paths, starts, stops = zip(*((span.file.path, span.start, span.stop) for span in spans), strict=True)
     for span, data in zip(spans, fs.cat_ranges(list(paths), list(starts), list(stops)), strict=True):
         if isinstance(data, Exception):

@@ -1,4 +1,4 @@
-"""The formats that files may have, and which one a name stands for."""
+"""The formats that files may have, and the format that a file's name stands for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARD = re.compile(r"-\d+-of-\d+$")  # train.tfrecord-00003-of-00128
 
 
 def format_of_name(name: str) -> str | None:
-    """None: the name does not say."""
+    """Return the format that a file's name stands for; None if the name does not say."""
     packed = name.endswith(PACKED)
     bare = SHARD.sub("", name.removesuffix(PACKED))
     found = SUFFIXES.get(bare.rpartition(".")[2].lower()) if "." in bare.rpartition("/")[2] else None
@@ -31,7 +31,7 @@ def format_of_name(name: str) -> str | None:
 
 
 def format_of(names: Iterable[str], given: str | None) -> str:
-    """The one format of all these files. Raises UsageError."""
+    """Return the one format of all these files. Raises UsageError."""
     if given is not None:
         if (found := SUFFIXES.get(str(given).lower())) is not None:
             return found

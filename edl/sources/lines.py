@@ -1,4 +1,4 @@
-"""Records that are lines: text, and JSON Lines. How bytes are cut into them, and what each stands for."""
+"""Records that are lines: text, and JSON Lines; how bytes are cut into lines, and the value of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edl.sources.port import Numbers
 
 
 def mask_of(characters: bytes) -> NDArray[np.bool_]:
-    """For each byte, whether it is one of these."""
+    """Return an array that says for each byte value whether it is one of `characters`."""
     mask = np.zeros(256, np.bool_)
     mask[list(characters)] = True
     return mask
@@ -22,7 +22,9 @@ BLANK = mask_of(b" \t\r\n")
 
 
 def line_ends(data: bytes, last: bool) -> Numbers:
-    """Where lines of `data` end, each behind its newline. `last`: nothing follows, so a rest is a line too."""
+    """Return where lines of `data` end, each behind its newline. `last` means that nothing follows `data`, so a rest
+    without a newline is a line too.
+    """
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
     if last and len(data) > (ends[-1] if ends.size else 0):
         ends = np.append(ends, len(data))
@@ -30,7 +32,7 @@ def line_ends(data: bytes, last: bool) -> Numbers:
 
 
 def decoded(raw: bytes) -> str:
-    """As UTF-8. Raises ValueError for people."""
+    """Decode UTF-8. Raises ValueError with a message for people."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -38,13 +40,13 @@ def decoded(raw: bytes) -> str:
 
 
 class TextLines:
-    """Every line is a record, an empty one too: a str without its newline (LF or CRLF)."""
+    """The layout of text: every line, even an empty one, is a record: a str without its newline (LF or CRLF)."""
 
     text = True
     headed = False
 
     def columns(self, _head: bytes) -> None:
-        """There is no head."""
+        """Return None: there is no head."""
 
     def ends(self, data: bytes, last: bool) -> Numbers:
         return line_ends(data, last)
@@ -54,13 +56,15 @@ class TextLines:
 
 
 class JsonLines:
-    """Every line that is not blank is a record: what Python's json makes of it."""
+    """The layout of JSON Lines: every line that is not blank is a record, the value that Python's
+    json reads from it.
+    """
 
     text = True
     headed = False
 
     def columns(self, _head: bytes) -> None:
-        """There is no head."""
+        """Return None: there is no head."""
 
     def ends(self, data: bytes, last: bool) -> Numbers:
         ends = line_ends(data, last)

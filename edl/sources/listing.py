@@ -1,7 +1,6 @@
-"""Which files a source has: from paths, globs, folders and URLs to a list that is the same on all workers.
+"""The files of a source: paths, globs, folders and URLs are resolved to a list that is equal on all workers.
 
-Owns: finding them and their order. fsspec does the looking, so any file system that it knows will do. Does not own:
-what is in them.
+Owns: finding the files and their order, on any file system that fsspec supports. Does not own: the content of files.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from typing import Any
 from edl.errors import UsageError
 from edl.sources.faults import fault, unreadable
 
-VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")  # as file systems call it
-HIDDEN = (".", "_")  # what such names begin with is no data: _SUCCESS, .crc, .part
+# The names that file systems have for the version of a file.
+VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
+HIDDEN = (".", "_")  # files whose names begin so are no data: _SUCCESS, .crc, .part
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,16 @@ class DataFile:
 
     fs: Any  # an fsspec file system
     path: str  # as `fs` knows it
-    name: str  # as people do: a path or a URL
+    name: str  # as people write it: a path or a URL
     size: int
-    version: str  # another one means other content; empty where a file system tells nothing
-    is_local: bool = False  # `path` is one of this machine
+    version: str  # changes with the content; empty if the file system has no versions
+    is_local: bool = False  # `path` is a path on this machine
 
 
 def list_files(entries: Iterable[str]) -> tuple[DataFile, ...]:
-    """All files of `entries`, in their order; of a glob or a folder sorted by path. Raises UsageError, DataError."""
+    """Return all files of `entries`, in their order; the files of a glob or a folder are sorted by path. Raises
+    UsageError, DataError.
+    """
     files = tuple(file for entry in entries for file in _files_of(entry))
     names = [file.name for file in files]
     twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None

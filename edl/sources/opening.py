@@ -1,6 +1,7 @@
-"""From what a script says of its files to a source: which they are, what they have, and where it lies.
+"""Opening of a source: from a script's description of its files to a list of files, their format and their records'
+places.
 
-Each worker opens the same source for itself. What takes long is done once per host and found in the cache.
+Each worker opens the source for itself. Slow work is done once per host and kept in the cache.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
     "jsonl": JsonLines,
     "tfrecord": TFRecords,
 }
-LITTLE_BYTES, LITTLE_FILES = 1 << 20, 16  # what is counted again sooner than found in the cache
-LARGE_BYTES = 2 << 30  # what takes so long that people should hear of it
+LITTLE_BYTES, LITTLE_FILES = 1 << 20, 16  # below these, counting is faster than a look into the cache
+LARGE_BYTES = 2 << 30  # above this size, counting takes so long that a log line announces it
 
 Path = str | os.PathLike[str]
 
 
 def open_files(source: Path | Sequence[Path], given: str | None, cache: Cache) -> Source:
-    """The records of all files that `source` names; `given` is their format. Raises UsageError, DataError."""
+    """Return the records of all files that `source` names; `given` is their format. Raises UsageError, DataError."""
     entries = [source] if isinstance(source, str | os.PathLike) else source
     files = list_files(os.fspath(entry) for entry in entries)
     name = format_of((file.name for file in files), given)
@@ -68,6 +69,6 @@ def _counted(files: Sequence[DataFile], count: Callable[[Sequence[DataFile]], Ta
 
 
 def _fingerprint(name: str, files: Sequence[DataFile]) -> str:
-    """Of names without their folders, which hosts may have in different places, and sizes."""
+    """Hash the sizes and the names, without their folders, which may differ between hosts."""
     told = "\n".join(f"{file.name.rpartition('/')[2]}\t{file.size}" for file in files)
     return f"{name}:{len(files)}:{hashlib.sha256(told.encode()).hexdigest()[:12]}"

@@ -1,7 +1,7 @@
 """A source whose records are rows of Parquet files: dicts of Python values, by column. pyarrow does the reading.
 
-A row can only be had by decoding its row group. Groups that were decoded are kept: in memory up to `KEPT_BYTES`, and,
-once one had to be decoded again (as a shuffle makes it), in the cache of this host, from where rows are mapped.
+A row can only be read by decoding its row group. Decoded groups are kept: in memory up to `KEPT_BYTES`, and, once a
+group had to be decoded again (as a shuffle causes), in the cache of this host, from where rows are mapped.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ except ModuleNotFoundError as _missing:  # an extra
     raise ConfigError("Parquet needs pyarrow, which is not installed: pip install 'horovod-edl[parquet]'") from _missing
 
 KEPT_BYTES = 256 << 20
-KEPT_GROUPS = 256  # a mapped one costs a file descriptor
-SPARE = 4  # a group is put into the cache only where so many times its size are free
+KEPT_GROUPS = 256  # a mapped group costs a file descriptor
+SPARE = 4  # a group goes into the cache only if this many times its size are free
 
 
 def scan(files: Sequence[DataFile]) -> Table:
-    """The table of all rows, from the files' metadata alone. Raises DataError."""
+    """Return the table of all rows, from the files' metadata alone. Raises DataError."""
     parts, total, first = [], 0, None
     for number, file in enumerate(files):
         metadata = _metadata(file)
@@ -57,7 +57,9 @@ class ParquetSource(Placed):
     def __init__(self, files: Sequence[DataFile], table: Table, fingerprint: str, cache: Cache) -> None:
         super().__init__(files, table, fingerprint)
         self._cache = cache
-        self._kept: OrderedDict[int, tuple[pa.Table, int]] = OrderedDict()  # with the memory that it takes
+        self._kept: OrderedDict[int, tuple[pa.Table, int]] = (
+            OrderedDict()
+        )  # decoded groups, each with its size in memory
         self._met: set[int] = set()
 
     def read(self, ids: Numbers | Sequence[int]) -> list[Any]:
@@ -82,7 +84,7 @@ class ParquetSource(Placed):
         return sum(size for _, size in self._kept.values())
 
     def _found(self, column: int) -> tuple[pa.Table, int]:
-        """A group that is not at hand, and the memory that it takes."""
+        """Return a group that is not in memory, from the cache or decoded, and the memory that it takes."""
         mapped = _mapped(self._cache.found(self._key(column)))
         if mapped is not None:
             return mapped, 0
@@ -131,7 +133,9 @@ def _check_size(file: DataFile, stream: Any) -> None:
 
 
 def _failed(file: DataFile, place: str, error: Exception) -> DataError:
-    if isinstance(error, pa.ArrowException) or type(error) is OSError:  # pyarrow's for what it cannot make sense of
+    if (
+        isinstance(error, pa.ArrowException) or type(error) is OSError
+    ):  # pyarrow raises OSError for content it cannot parse
         return corrupt(file.name, place, str(error).splitlines()[0])
     return unreadable(file.name, place, error)
 

@@ -1,8 +1,9 @@
-"""Where records lie: a sparse table from the number of a record to the file and the place in it.
+"""The places of records: a sparse table from the number of a record to its file and its place in the file.
 
-Its three rows are the number of a record, the number of its file, and where the record begins there: a byte, or a row
-group. A column is kept for the first record in each `STRIDE` bytes, so the table is 0.3 % of the data at most, and it
-may be mapped from the cache instead of loaded. The last column holds the number of all records, and of all files.
+The table's three rows are the number of a record, the number of its file, and where the record begins there: a byte, or
+a row group. A column is kept for the first record in each `STRIDE` bytes, so the table is 0.3 % of the data at most,
+and it may be mapped from the cache instead of loaded. The last column holds the number of all records, and of all
+files.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Table = NDArray[np.int64]
 
 
 class Placed:
-    """What all sources have whose records lie at the places of a table. They read; this does not."""
+    """Base class of sources whose records lie at the places of a table. Subclasses read the records."""
 
     def __init__(self, files: Sequence[DataFile], table: Table, fingerprint: str) -> None:
         self._files = files
@@ -38,23 +39,23 @@ class Placed:
 
 
 def table_of(parts: list[Table], total: int, files: int) -> Table:
-    """The table of these columns."""
+    """Join the columns of `parts` and add the last column."""
     return np.concatenate([*parts, np.array([[total], [files], [0]], np.int64)], axis=1)
 
 
 def is_table(table: Table, files: int) -> bool:
-    """Could `table_of` have made it for so many files?"""
+    """Tell whether `table_of` could have made this table for `files` files."""
     shaped = table.dtype == np.int64 and table.ndim == 2 and len(table) == 3 and table.shape[1] > 0
     return bool(shaped and table[FILE, -1] == files and (np.diff(table[NUMBER]) > 0).all())
 
 
 def total_of(table: Table) -> int:
-    """How many records there are."""
+    """Return the number of records."""
     return int(table[NUMBER, -1])
 
 
 def columns_of(table: Table, numbers: Numbers) -> Numbers:
-    """For each record, the column at or before it. Raises IndexError."""
+    """Return, for each record, the column at or before it. Raises IndexError."""
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < total_of(table):
         raise IndexError(f"there are records 0 to {total_of(table) - 1} only")
     return np.searchsorted(table[NUMBER], numbers, side="right").astype(np.int64) - 1

@@ -1,4 +1,4 @@
-"""What the rest of edl needs of a source whose samples are records."""
+"""The interface of a source whose samples are records."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Numbers = NDArray[np.int64]
 
 
 class Source(Protocol):
-    """Records that have numbers, 0 to len - 1. Called by one thread at a time."""
+    """Records with the numbers 0 to len - 1. Only one thread at a time may call."""
 
     @property
     def fingerprint(self) -> str:
-        """Short, and equal on all workers that see the same data, wherever it lies for each of them."""
+        """A short text that is equal on all workers that see the same data, wherever it lies for each of them."""
 
     def __len__(self) -> int: ...
 
     def read(self, ids: Numbers | Sequence[int]) -> list[Any]:
-        """The records with these numbers, in this order; each is the caller's own. Raises DataError."""
+        """Return the records with these numbers, in this order; the caller may change them. Raises DataError."""

@@ -1,4 +1,4 @@
-"""A source whose records are runs of bytes: any of them is read by reading a span of a few kilobytes around it."""
+"""A source whose records are runs of bytes: a record is read with a span of a few kilobytes around it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edl.sources.places import BEGIN, FILE, Placed, Table, columns_of
 from edl.sources.port import Numbers
 from edl.sources.scanning import Layout
 
-SPAN_BYTES = 8 << 20  # neighbours are read at once up to here
+SPAN_BYTES = 8 << 20  # adjacent records are read at once up to this size
 
 
 class RowSource(Placed):
@@ -39,7 +39,7 @@ class RowSource(Placed):
         return found
 
     def _spans(self, columns: Numbers) -> Iterator[RecordSpan]:
-        """Neighbours of one file become one span."""
+        """Yield spans; adjacent columns of one file are merged into one span."""
         kind = self._table[FILE, columns], self._table[BEGIN, columns] // SPAN_BYTES
         apart = (np.diff(columns) != 1) | np.logical_or(*(np.diff(one) != 0 for one in kind))
         for run in np.split(columns, np.flatnonzero(apart) + 1) if columns.size else ():
@@ -69,7 +69,9 @@ class RowSource(Placed):
             raise corrupt(span.file.name, place, str(error)) from None
 
     def _head_of_all(self) -> bytes:
-        """The head of the first file that has records: all have the same. It ends where the records begin."""
+        """Return the head of the first file that has records; all heads are equal. A head ends
+        where the records begin.
+        """
         if self._head is None:
             _, file, begin = self._table[:, 0].tolist()
             heads = [RecordSpan(self._files[file], 0, 0, 0, begin)] if self._layout.headed else []

@@ -1,4 +1,4 @@
-"""The one reading of files from end to end: where their records lie.
+"""The one scan of files from end to end that finds where their records lie.
 
 The same `ends` cuts files here and spans of them later, so the two cannot disagree.
 """
@@ -24,24 +24,26 @@ class Layout(Protocol):
 
     @property
     def text(self) -> bool:
-        """It is text, which may begin with a byte order mark."""
+        """True if the files are text, which may begin with a byte order mark."""
 
     @property
     def headed(self) -> bool:
-        """The first record of each file is none: it is the file's head."""
+        """True if each file begins with a head, which is no record."""
 
     def columns(self, head: bytes, /) -> Hashable:
-        """What must be equal in the heads of all files. Raises ValueError."""
+        """Return the part of a head that must be equal in all files. Raises ValueError."""
 
     def ends(self, data: bytes, last: bool) -> Numbers:
-        """Where records end in `data`, which begins with one; `last`: nothing follows. Raises BadRecord."""
+        """Return where records end in `data`, which begins with a record; `last` means that nothing follows. Raises
+        BadRecord.
+        """
 
     def record(self, raw: bytes, head: bytes, /) -> Any:
-        """What a record's bytes stand for. Raises ValueError."""
+        """Return the value of a record's bytes. Raises ValueError."""
 
 
 def scan(files: Sequence[DataFile], layout: Layout) -> Table:
-    """The table of all records of `files`. Raises DataError."""
+    """Return the table of all records of `files`. Raises DataError."""
     parts, total, heads = [], 0, _Heads(layout)
     for number, file in enumerate(files):
         awaited = layout.headed
@@ -57,7 +59,7 @@ def scan(files: Sequence[DataFile], layout: Layout) -> Table:
 
 
 class _Heads:
-    """Those of all files, which must agree."""
+    """The heads of all files, which must agree."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -74,7 +76,9 @@ class _Heads:
 
 
 def _cut(file: DataFile, layout: Layout) -> Iterator[tuple[int, Numbers, bytes]]:
-    """Parts that begin with a record: where, and where records end in it. A record may be larger than a chunk."""
+    """Yield parts that begin with a record: where the part begins, where records end in it, and its bytes. A record may
+    be larger than a chunk.
+    """
     begin, parts, enough = 0, [b""], 0
     for chunk in _chunks(file):
         parts.append(chunk)
@@ -99,7 +103,7 @@ def _ends(file: DataFile, layout: Layout, begin: int, data: bytes, *, last: bool
 
 
 def _chunks(file: DataFile) -> Iterator[bytes]:
-    """All bytes of a file; in the end b"", so that what is left over is looked at."""
+    """Yield all bytes of a file, and b"" at the end, at which the caller handles the rest."""
     done = 0
     try:
         with file.fs.open(file.path, "rb") as stream:

@@ -24,7 +24,7 @@ class TFRecords:
     headed = False
 
     def columns(self, _head: bytes) -> None:
-        """There is no head."""
+        """Return None: there is no head."""
 
     def ends(self, data: bytes, last: bool) -> Numbers:
         ends, at = [], 0
@@ -53,6 +53,6 @@ def _length(data: bytes, at: int) -> int:
 
 
 def _checksum(data: bytes) -> int:
-    """CRC-32C, rotated and shifted as TensorFlow does."""
+    """Return the CRC-32C, rotated and shifted as TensorFlow does."""
     crc = google_crc32c.value(data)
     return int((((crc >> 15) | (crc << 17)) + MASK_DELTA) & 0xFFFFFFFF)

@@ -1,6 +1,6 @@
-"""Files packed by gzip: unpacked once per host, since nothing inside them can be reached by its offset.
+"""Files packed by gzip are unpacked once per host, because nothing inside them can be reached by its offset.
 
-docs/decisions/files.md says why not by an index into the packed file.
+docs/decisions/files.md says why there is no index into the packed file instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHUNK = 1 << 20
 
 
 def unpacked(file: DataFile, cache: Cache) -> DataFile:
-    """`file`, or what is packed in it. Raises DataError."""
+    """Return `file`, or its unpacked copy if it is packed. Raises DataError."""
     if not file.name.endswith(PACKED):
         return file
     try:
