@@ -1,1 +1,3 @@
-"""Coordination: what a job keeps in ZooKeeper, and how it elects a leader there. The only place that knows kazoo."""
+"""Coordination: the nodes that a job keeps in ZooKeeper, and the election of its leader there. Only this package knows
+kazoo.
+"""

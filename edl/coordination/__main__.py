@@ -1,6 +1,6 @@
 """A ZooKeeper, or an etcd, for jobs of this machine: `python -m edl.coordination [--etcd] FOLDER [PORT]`.
 
-It listens on 127.0.0.1 only and runs until it is interrupted. What it keeps in FOLDER is there again the next time.
+It listens on 127.0.0.1 only and runs until it is interrupted. Its data stay in FOLDER for the next start.
 """
 
 from __future__ import annotations

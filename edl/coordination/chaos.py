@@ -1,7 +1,7 @@
-"""Faults to plan: an ensemble whose servers can be killed and frozen, and a session to expire.
+"""Planned faults: an ensemble whose servers can be killed and frozen, and a session that expires.
 
-Owns: what tests and benchmarks need to break the coordinator on purpose. Does not own: when; and nothing of the product
-imports it.
+Owns: the means by which tests and benchmarks break the coordinator on purpose. Does not own: when they do so. No module
+of the product imports it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _START_S = 60.0
 
 
 class Ensemble:
-    """Several servers on this machine that elect a leader of their own and agree by majority."""
+    """Several servers on this machine that elect a leader among themselves and agree by majority."""
 
     def __init__(self, folder: Path, size: int = 3) -> None:
         ports = [free_port() for _ in range(3 * size)]
@@ -42,37 +42,39 @@ class Ensemble:
 
     @property
     def coordinator(self) -> Coordinator:
-        """How to connect."""
+        """The settings of a connection."""
         return Coordinator(",".join(f"{LOOPBACK}:{server.port}" for server in self.servers))
 
     async def start(self) -> None:
-        """Start all of them and wait until all serve. Raises `ConfigError` if one does not."""
+        """Start all servers and wait until all serve. Raises `ConfigError` if one does not."""
         for server in self.servers:
             server.spawn()
         await self.wait_ready()
 
     async def wait_ready(self) -> None:
-        """Wait until all that run serve."""
+        """Wait until all running servers serve."""
         running = [server for server in self.servers if server.running]
         await asyncio.gather(*(server.wait_ready(_START_S) for server in running))
 
     async def kill(self, index: int) -> None:
-        """Kill one, as the kernel would for want of memory."""
+        """Kill one server, as the kernel would when memory runs out."""
         self.servers[index].signal(signal.SIGKILL)
         await self.servers[index].wait_exit()
 
     async def restart(self, index: int) -> None:
-        """Bring a killed one back, with its data."""
+        """Start a killed server again, with its data."""
         self.servers[index].spawn()
         await self.servers[index].wait_ready(_START_S)
 
     async def stop(self) -> None:
-        """End all of them."""
+        """End all servers."""
         await asyncio.gather(*(server.stop() for server in self.servers))
 
 
 async def expire_session(store: ZookeeperStore, through: Coordinator) -> None:
-    """End the store's session behind its back: a second client, on a connection of its own, takes and closes it."""
+    """End the store's session without its knowledge: a second client, on a connection of its own, takes over the
+    session and closes it.
+    """
     mine = store._client
     thief = KazooClient(
         hosts=through.servers,
@@ -81,7 +83,7 @@ async def expire_session(store: ZookeeperStore, through: Coordinator) -> None:
         auth_data=mine.auth_data,
         logger=mine.logger,
     )
-    with contextlib.suppress(TimeoutError):  # taken back by its owner meanwhile: another time
+    with contextlib.suppress(TimeoutError):  # the store took the session back meanwhile
         try:
             await kazoo_client.start(thief, timeout_s=store._session_timeout_s)
         finally:

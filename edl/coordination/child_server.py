@@ -1,10 +1,11 @@
-"""A server of ours as a child process: ZooKeeper or etcd.
+"""A ZooKeeper or etcd server as a child process.
 
-Owns: starting it so that it dies with the launcher, waiting until it serves or ends, and its log. Does not own: its
-command line, nor when it serves (`server_process`, `etcd.server_process`), nor which port, which folder and for whom.
+Owns: starting the server so that it dies with the launcher, waiting until it serves or ends, and its log. Does not own:
+its command line and the check that it serves (`server_process`, `etcd.server_process`), nor the choice of port and
+folder.
 
-The server runs as the user who started it, root included: another user could not reach a folder below this one's home,
-and would own what must be private.
+The server runs as the user who started it, root included: another user could not reach a folder below this user's home,
+and would own files that must be private.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ _PROBE_EVERY_S = 0.01
 
 LOG_BYTES = 4 << 20
 _LOG_LOOK_S = 2.0
-"""Of a log that grew beyond LOG_BYTES one copy is kept, and it begins anew: strangers could fill the disk by it."""
+"""How often the log's size is checked. A log beyond LOG_BYTES is copied and emptied: strangers could fill the disk."""
 
 
 class ChildServer(ABC):
-    """A server in a folder of its own. It may be started again after it ended."""
+    """A server with a folder of its own. It may be started again after it has ended."""
 
     name = ""
-    """What people know it by."""
+    """The server's name in messages."""
 
     def __init__(self, folder: Path, address: str, port: int, *, keep_open: Sequence[int] = ()) -> None:
-        """`keep_open`: file descriptors that the server inherits, a lock for example."""
+        """Prepare the server; `keep_open` holds file descriptors that it inherits, a lock for example."""
         self.address = address
         self.port = port
         self.log = folder / f"{self.name.lower()}.log"
@@ -48,7 +49,7 @@ class ChildServer(ABC):
 
     @property
     def pid(self) -> int:
-        """Process id of the server, while it was started and not stopped."""
+        """Process id of the server, from its start until it is stopped. Raises UsageError before."""
         if self._process is None:
             raise UsageError(f"the {self.name} server is not started")
         return self._process.pid
@@ -58,12 +59,12 @@ class ChildServer(ABC):
         return self._process is not None and self._process.poll() is None
 
     def spawn(self) -> None:
-        """Start it; `wait_ready` is next. Raises `ConfigError` without what it takes to run one."""
+        """Start the server; call `wait_ready` next. Raises `ConfigError` if this machine cannot run it."""
         if threading.current_thread() is not threading.main_thread():
             # The kernel's "kill me when my parent dies" means the thread that forked.
             raise UsageError(f"start the local {self.name} on the main thread: it dies with the thread that started it")
         self.log.unlink(missing_ok=True)
-        with self.log.open("ab") as log:  # appended to, so that it can be cut while it is written
+        with self.log.open("ab") as log:  # in append mode, so that it can be truncated while it is written
             self._process = subprocess.Popen(
                 dying_with(os.getpid(), self._command()),
                 cwd=self._workplace,
@@ -72,11 +73,11 @@ class ChildServer(ABC):
                 stdout=log,
                 stderr=log,
                 pass_fds=self._keep_open,
-                start_new_session=True,  # a terminal's Ctrl-C goes to the launcher alone, which stops us in its order
+                start_new_session=True,  # a terminal's Ctrl-C goes to the launcher alone, which then stops the server
             )
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """True once it serves; False if it exited before. Raises `ConfigError` if neither happens in time."""
+        """Wait until the server serves (True) or exits (False). Raises `ConfigError` if neither happens in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.running:
@@ -90,7 +91,7 @@ class ChildServer(ABC):
         return False
 
     async def wait_exit(self) -> int:
-        """Return the exit status, once there is one; as `subprocess` gives it. Keeps the log within its bound
+        """Wait for the server's end and return its exit status, as `subprocess` gives it. Keep the log within its bound
         meanwhile.
         """
         process = self._process
@@ -111,18 +112,20 @@ class ChildServer(ABC):
         return process.wait()
 
     async def stop(self) -> None:
-        """End it. Fine at any time: what it has answered is in its files, and its own way to end takes 0.35 s."""
+        """Kill the server. That is safe at any time: all acknowledged writes are in its files, and a graceful end takes
+        0.35 s.
+        """
         self.signal(signal.SIGKILL)
         if self.running:
             await self.wait_exit()
 
     def signal(self, number: int) -> None:
-        """Send a signal, if it runs."""
+        """Send a signal if the server runs."""
         if self._process is not None and self.running:
             self._process.send_signal(number)
 
     def forget(self) -> None:  # noqa: B027 - most have nothing there
-        """Remove what it has outside of its folder; after its end."""
+        """Remove files of the server that lie outside of its folder. Call it after the server's end."""
 
     def _bound_log(self) -> None:
         with contextlib.suppress(OSError):  # removed, or a full disk
@@ -132,16 +135,16 @@ class ChildServer(ABC):
 
     @property
     def _workplace(self) -> Path:
-        """The folder that it runs in."""
+        """The server's working directory."""
         return self._folder
 
     @abstractmethod
     def last_words(self) -> str:
-        """What its log says about the end, in one line, and where to read the rest."""
+        """Return the last relevant line of the log, and the log's path."""
 
     @abstractmethod
     def found_port_taken(self) -> bool:
-        """Whether it ended because another process has the port."""
+        """Tell whether the server ended because another process has the port."""
 
     @abstractmethod
     async def _serves(self) -> bool: ...
@@ -157,9 +160,10 @@ class ChildServer(ABC):
 
 
 def dying_with(parent: int, command: list[str]) -> list[str]:
-    """The command, so that it is killed when the thread that starts it in `parent` ends, as far as the system allows.
+    """Wrap a command so that it is killed when the thread of `parent` that starts it ends, as far as the system allows.
 
-    A parent that ends before the kernel knows of that wish kills nothing. So the command looks who its parent is first.
+    A parent that ends before the kernel has registered this wish kills nothing. So the command first checks that its
+    parent is still `parent`.
     """
     setpriv = shutil.which("setpriv")
     if setpriv is None:

@@ -1,7 +1,7 @@
-"""Which local coordinator this machine can have, and starting it.
+"""Choice of the local coordinator that this machine can run, and its start.
 
-Owns: that ZooKeeper comes first, etcd where there is no Java, and the embedded one where there is neither. Does not
-own: the servers (`server`, `etcd.server`, `embedded.embedded_server`).
+Owns: the order of preference: ZooKeeper, then etcd if there is no Java, then the embedded coordinator. Does not own:
+the servers (`server`, `etcd.server`, `embedded.embedded_server`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LocalCoordinator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalChoice:
-    """ZOOKEEPER, ETCD or EMBEDDED, and why it is not the usual one."""
+    """The kind of coordinator (ZOOKEEPER, ETCD or EMBEDDED), and why it is not the usual kind."""
 
     kind: str
     because: str = ""
@@ -52,7 +52,8 @@ OWN = (
 
 
 def choose(wanted: str | None, env: Mapping[str, str] = os.environ, *, alone: bool = False) -> LocalChoice:
-    """`wanted`: the one that was asked for. `alone`: it serves jobs of this machine only, and at no port.
+    """Choose a kind. `wanted` is the kind that was asked for. `alone` means that the coordinator serves jobs of this
+    machine only, and at no port.
 
     Raises `ConfigError` with one line and the remedy.
     """
@@ -69,7 +70,7 @@ def choose(wanted: str | None, env: Mapping[str, str] = os.environ, *, alone: bo
         return LocalChoice(ZOOKEEPER)
     except ConfigError as error:
         if wanted == ZOOKEEPER or env.get("EDL_JAVA") or env.get("EDL_ZOOKEEPER_JARS"):
-            raise  # what was named must be right
+            raise  # explicit settings must be right
         return _instead(error, env, alone=alone)
 
 
@@ -90,10 +91,11 @@ def _instead(no_zookeeper: ConfigError, env: Mapping[str, str], *, alone: bool) 
 async def start_local(
     kind: str, folder: Path, *, port: int | None, digest: Digest | None, address: str = LOOPBACK
 ) -> LocalCoordinator:
-    """Start one in a folder of that name. Raises `ConfigError` with one line and the remedy.
+    """Start a coordinator of this kind in a subfolder named after the kind. Raises `ConfigError` with one line and the
+    remedy.
 
     At the loopback address, an etcd listens on a socket that only this user can open, unless a port is given. The
-    embedded one listens on such a socket, and nowhere else.
+    embedded coordinator listens on such a socket, and nowhere else.
     """
     if kind == EMBEDDED:
         return await LocalEmbedded.start(folder / EMBEDDED, port=port, digest=digest, address=address)

@@ -1,6 +1,6 @@
-"""A store on whichever coordinator is named.
+"""Connection to a coordinator of any kind.
 
-Owns: which implementation goes with which address. Does not own: any of them; only the one that is used is imported.
+Owns: which implementation goes with which address. Does not own: the implementations; only the one in use is imported.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from edl.coordination.store import Store
 
 
 async def connect(settings: Coordinator, session_timeout_s: float, *, connect_timeout_s: float = 10.0) -> Store:
-    """A store with a new session. Raises `ConfigError`, `AccessDenied` and others as the implementations do."""
+    """Open a store with a new session. Raises `ConfigError`, `AccessDenied` and others as the implementations do."""
     if settings.kind == ETCD:
         from edl.coordination.etcd import store as etcd
 

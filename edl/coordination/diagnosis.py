@@ -1,6 +1,6 @@
-"""Why a coordinator cannot be reached, in one line with the remedy; kazoo and gRPC only say that time is up.
+"""Diagnosis of an unreachable coordinator, in one line with the remedy; kazoo and gRPC only report a time-out.
 
-Owns: looking at each server address as a person would, with a plain connection. Does not own: connecting for real.
+Owns: probing each server address with a plain connection, as a person would. Does not own: the connection for use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPEAKS_TLS = "speaks TLS: set EDL_COORDINATOR_TLS_CA to the certificate of its 
 
 
 async def explain(settings: Coordinator) -> str:
-    """One line about every server of the list. Takes a few seconds at most and raises nothing."""
+    """Return one line about every server of the list. It takes a few seconds at most and raises nothing."""
     looks = [
         aside(functools.partial(_look_at, host, port, settings), timeout_s=4 * _PROBE_S)
         for host, port in settings.endpoints

@@ -1,14 +1,14 @@
-"""Election of the leader: who stands, who leads, and by which term.
+"""Election of the leader: the candidates, the leader, and its term.
 
 Owns: the nodes below `root`, drawn in docs/coordination.md, and the candidate's behaviour. Does not own: what a leader
-does with its reign. Beyond the port it assumes nothing, so it is tested on the memory twin.
+does in its term. It uses only the store port, so it is tested on the in-memory store.
 
     root/candidates/<uid>-<seq>           a candidate: ephemeral, in the order of <seq>
-    root/candidates/<uid>-<seq>-<term>    the same node, renamed by the transaction that began its owner's term
+    root/candidates/<uid>-<seq>-<term>    the same node, renamed by the transaction that began the candidate's term
     root/term                             the newest term, a decimal number
-    root/leader                           who has it: {"ident": ..., "term": ...}
+    root/leader                           the leader of that term: {"ident": ..., "term": ...}
 
-Why it is safe (I1). Names are ordered by <seq>, which only grows, so that once no lower node is left none ever comes:
+Why it is safe (I1). Names are ordered by <seq>, which only grows, so that once no lower node is left, none ever comes:
 only the lowest can begin a term, and a term begins in one transaction that renames that node and counts `term` up.
 The new name is the fence. It exists exactly as long as the reign: it goes with the session, and it goes when the same
 candidate begins another term after a short suspension. A write that checks it can therefore not follow a newer term's
@@ -32,17 +32,17 @@ from edl.errors import EdlError, Fenced, StoreUnavailable
 logger = logging.getLogger("edl")
 
 LastWords = Callable[[], Awaitable[Sequence[Op]]]
-"""What is written in the transaction that ends a reign; asked for again when that has to be tried again."""
+"""The operations of the transaction that ends a term; called again for each retry of that transaction."""
 
 _RESIGN_S = 2.0
-"""A server that does not answer must not hold up the end of a process; the end of its session does the same later."""
+"""A silent server must not hold up the end of a process; the session's expiry removes the candidate's node later."""
 
 _NAME = re.compile(r"(?P<uid>[0-9a-f]{32})-(?P<seq>[0-9]{10})(-(?P<term>[0-9]+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Reign:
-    """The right to write as leader. Every leader write is `store.commit(ops, fence=reign.fence)`."""
+    """The right to write as leader in one term. Every leader write is `store.commit(ops, fence=reign.fence)`."""
 
     term: int
     fence: str
@@ -50,7 +50,7 @@ class Reign:
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """The candidate that began the newest term. It may be gone by now: only its own fence knows."""
+    """The candidate that began the newest term. It may be gone by now: only a write with its fence can tell."""
 
     ident: str
     term: int
@@ -61,19 +61,19 @@ class Elected:
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """I have no node: create one."""
+    """The candidate has no node: create one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Nodes of mine that must go: left by an earlier session, or by a create whose answer was lost."""
+    """Surplus nodes of the candidate that must go: left by an earlier session, or by a create whose answer was lost."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitBehind:
-    """Other candidates stand before me: wait for the nearest of them."""
+    """Other candidates are ahead: wait for the nearest of them."""
 
     name: str
     predecessor: str
@@ -81,7 +81,7 @@ class WaitBehind:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """No candidate stands before me."""
+    """No other candidate is ahead."""
 
     name: str
 
@@ -90,10 +90,11 @@ Action = Stand | Withdraw | WaitBehind | Lead
 
 
 def decide(candidates: Iterable[str], mine: Mapping[str, int], session: int) -> Action:
-    """What a candidate has to do.
+    """Return the candidate's next action.
 
-    `candidates`: all names in the folder. `mine`: those with my uid that are still there, with the session that owns
-    each; a name of mine that is listed but not in here has vanished since and will be seen so at the next look.
+    `candidates` has all names in the folder. `mine` has the candidate's own nodes that still exist, with the session
+    that owns each; an own name that is listed in `candidates` only has vanished since, and the next look will show
+    that.
     """
     ours = sorted((name for name, owner in mine.items() if owner == session), key=_seq)
     surplus = tuple(sorted(set(mine) - set(ours[:1])))
@@ -114,11 +115,11 @@ def _seq(name: str) -> int:
 
 
 class Candidate:
-    """One contender. `stand()` makes it stand, `await resign()` hands over cleanly; afterwards it may stand again.
+    """A candidate in the election. `stand()` enters it, `await resign()` hands over cleanly; then it may enter again.
 
-    `on_change(reign)` is called on the loop when a reign begins, and `on_change(None)` when it ends: at the latest in
-    the moment the link is anything but CONNECTED, long before the session can expire. After a short suspension the
-    same candidate may be called again, with a new term.
+    `on_change(reign)` is called on the loop when the candidate's term begins, and `on_change(None)` when it ends: at
+    the latest when the link is no longer CONNECTED, long before the session can expire. After a short suspension the
+    same candidate may become leader again, in a new term.
     """
 
     def __init__(
@@ -131,7 +132,9 @@ class Candidate:
         retry_s: float = 0.1,
         on_crash: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
-        """`on_crash`: it stands no longer, by a fault that it cannot mend; its nodes are gone, or go soon."""
+        """Prepare a candidate. `on_crash` is called when an unexpected error ends the candidacy; its nodes are gone, or
+        go soon.
+        """
         self._on_crash = on_crash
         self._store = store
         self._folder = f"{root}/candidates"
@@ -147,12 +150,12 @@ class Candidate:
         self._wake = asyncio.Event()
         self._link_changes = 0
         self._link_watch: Watch | None = None
-        self._watch: Watch | None = None  # of the one node that decides: the predecessor's, or a leader's own
+        self._watch: Watch | None = None  # on the predecessor's node, or on the leader's own
         self._watched = ""
 
     @property
     def reign(self) -> Reign | None:
-        """The reign, while there is one."""
+        """The candidate's term while it leads, else None."""
         return self._reign
 
     def stand(self) -> None:
@@ -166,10 +169,12 @@ class Candidate:
         self._task.add_done_callback(self._report_crash)
 
     async def resign(self, last_words: LastWords | None = None, *, insist: bool = False) -> bool:
-        """Step down and let the next one lead at once; disconnected, or unanswered for two seconds, let it wait for the
-        session's end. True: the reign ended with `last_words`, or was over before.
+        """Step down, and remove the candidate's nodes so that the next candidate leads at once. If the store is
+        disconnected or silent for two seconds, give up: the session's expiry removes the nodes. Return True if the term
+        ended with `last_words`, or was over before.
 
-        With `insist` it goes on until no node of ours is left: for a process that stays, and with it its session.
+        With `insist`, retry until no node is left: for a process that lives on, and whose session therefore does not
+        expire.
         """
         task, self._task = self._task, None
         if task is None:
@@ -192,7 +197,9 @@ class Candidate:
         return said
 
     async def _say(self, last_words: LastWords, fence: str) -> bool:
-        """All at once, so that they are said once: if the reign is over, they have been said, or come too late."""
+        """Write the last words and delete the fence in one transaction, so that they are written once. If the term is
+        over, they have been written by an earlier try, or come too late.
+        """
         while True:
             try:
                 await self._store.commit([*await last_words(), Delete(fence)], fence=fence)
@@ -208,7 +215,7 @@ class Candidate:
     async def _give_way(self, fence: str | None, *, insist: bool) -> None:
         while True:
             try:
-                if fence is not None:  # at once: others wait for it
+                if fence is not None:  # first of all, because other candidates wait for its deletion
                     await self._withdraw([fence.rpartition("/")[2]])
                 await self._withdraw(await self._own_names())
                 return
@@ -238,7 +245,7 @@ class Candidate:
             try:
                 await self._step()
             except (StoreUnavailable, StoreRefused):
-                # Carried out or not, the next look at the nodes tells; without a connection that look costs nothing.
+                # The next look at the nodes shows whether the write was carried out.
                 asyncio.get_running_loop().call_later(self._retry_s, self._wake.set)
 
     def _report_crash(self, task: asyncio.Task[None]) -> None:
@@ -253,7 +260,7 @@ class Candidate:
 
     async def _step(self) -> None:
         if self._store.link is not Link.CONNECTED:
-            return  # the link wakes us
+            return  # `_link_changed` wakes this task
         seen = self._link_changes
         names = await self._store.children(self._folder)
         mine = await self._owners(names)
@@ -296,7 +303,7 @@ class Candidate:
                 Write(self._leader_path, record),
             ]
         )
-        if self._link_changes != seen:  # suspended while the answer was under way: that reign is over before it began
+        if self._link_changes != seen:  # the link broke before the answer came: this term is over already
             self._wake.set()
             return
         self._reign = reign
@@ -304,7 +311,7 @@ class Candidate:
         await self._look_after(reign.fence.rpartition("/")[2])
 
     async def _look_after(self, name: str) -> None:
-        """Wake when this node goes."""
+        """Wake when this node is deleted."""
         if name != self._watched:
             if self._watch is not None:
                 self._watch.close()
@@ -329,15 +336,15 @@ class Candidate:
 
 
 def leader_path(root: str) -> str:
-    """The node to watch for a change of leader."""
+    """Return the path of the node to watch for a change of leader."""
     return f"{root}/leader"
 
 
 async def strike_off(store: Store, root: str, ident: str) -> bool:
-    """Remove what a candidate has there whose process is known to be dead; whether there was anything.
+    """Remove the nodes of a candidate whose process is known to be dead; return True if there were any.
 
-    Of one that lives it would end the reign as the end of its session does, and it would stand again. Raises as
-    `Store.read` does.
+    If the candidate were alive, this would end its term like the expiry of its session, and it would enter again.
+    Raises as `Store.read` does.
     """
     folder, found = f"{root}/candidates", False
     for name in sorted(filter(_NAME.fullmatch, await store.children(folder)), key=_seq):
@@ -351,9 +358,10 @@ async def strike_off(store: Store, root: str, ident: str) -> bool:
 
 
 async def strike_off_first(store: Store, root: str, is_dead: Callable[[str], Awaitable[bool]]) -> None:
-    """Remove the candidate that is first in the line, and the next one, as long as they are dead by their `ident`.
+    """Remove the first candidates in line as long as `is_dead` says of each that its process, known by its `ident`, is
+    dead.
 
-    As `strike_off`.
+    Raises as `Store.read` does.
     """
     folder = f"{root}/candidates"
     for name in sorted(filter(_NAME.fullmatch, await store.children(folder)), key=_seq):
@@ -366,7 +374,9 @@ async def strike_off_first(store: Store, root: str, is_dead: Callable[[str], Awa
 
 
 async def read_leader(store: Store, root: str) -> Elected | None:
-    """The candidate that began the newest term below `root`; None before the first. Raises as `Store.read` does."""
+    """Return the candidate that began the newest term below `root`; None before the first. Raises
+    as `Store.read` does.
+    """
     node = await store.read(leader_path(root))
     if node is None or not node.value:
         return None

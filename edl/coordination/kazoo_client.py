@@ -1,7 +1,7 @@
-"""One kazoo client, tamed: what its defaults would do to us, and how its threads talk to an event loop.
+"""One kazoo client with safe settings, and the way from its threads to an event loop.
 
-Owns: the client's settings, its connections (time-outs, TLS), what it may log, and the way from its asynchronous
-results to awaitable ones. Does not own: the port (`zookeeper`). docs/coordination.md tells of every trap handled here.
+Owns: the client's settings, its connections (time-outs, TLS), what it may log, and the conversion of its asynchronous
+results to awaitable ones. Does not own: the port (`zookeeper`). docs/coordination.md describes every trap handled here.
 
 kazoo's threads run no code of ours beyond `loop.call_soon_threadsafe`.
 """
@@ -37,7 +37,7 @@ _LINKS = {
 
 
 def make_client(settings: Coordinator, session_timeout_s: float) -> KazooClient:
-    """A client that is not started yet. The chroot is left to the port: kazoo would not create it."""
+    """Return a client that is not started yet. The chroot is left to the port: kazoo would not create it."""
     acl, auth = None, []
     if settings.digest:
         user, password = settings.digest.user, settings.digest.password
@@ -76,12 +76,12 @@ async def start(client: KazooClient, *, timeout_s: float) -> None:
 
 
 async def settle(result: Any) -> Any:
-    """Await a result of one of kazoo's `*_async` methods; its exception if it has one."""
+    """Await a result of one of kazoo's `*_async` methods; raise its exception if it has one."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
     def copy() -> None:
-        if future.done():  # the caller has given up, or kazoo completes the same result twice, as it does at close
+        if future.done():  # the caller has given up, or kazoo completes a result twice, as it does at close
             return
         if result.exception is not None:
             future.set_exception(result.exception)
@@ -93,23 +93,23 @@ async def settle(result: Any) -> Any:
 
 
 def watcher(loop: asyncio.AbstractEventLoop, event_came: Callable[[str], None]) -> Callable[[Any], None]:
-    """A one-time watch function for kazoo: `event_came` gets the type of the event, on the loop."""
+    """Make a one-time watch function for kazoo: `event_came` gets the type of the event, on the loop."""
     return lambda event: tell(loop, event_came, event.type)
 
 
 def session_of(client: KazooClient) -> int:
-    """Id of the current session, or of the last one; 0 before the first."""
+    """Return the id of the current session, or of the last one; 0 before the first."""
     return client._session_id or 0
 
 
 def abandon(client: KazooClient) -> None:
-    """End the session and free the client, whenever that may be done: see `stop`."""
+    """End the session and free the client in a thread, without waiting for it; see `stop`."""
     threading.Thread(target=_stop, args=(client,), name="stop kazoo", daemon=True).start()
 
 
 async def stop(client: KazooClient, *, timeout_s: float) -> None:
-    """End the session and free the client, or leave that to its threads when it takes too long: kazoo joins them
-    without a bound, and one may sit in a connect to a silent host.
+    """End the session and free the client. After `timeout_s` leave that to its threads: kazoo joins them without a
+    bound, and a thread may be blocked in a connect to a silent host.
     """
     await aside(lambda: _stop(client), timeout_s=timeout_s)
 
@@ -121,11 +121,11 @@ def _stop(client: KazooClient) -> None:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """Connects with a TLS context and time-outs of ours.
+    """A handler that connects with edl's own TLS context and time-outs.
 
     kazoo would also trust every authority of the system, leave the host name unchecked by default, and wait for a
     silent host as long as the session lasts, so that the session is over before the next host is tried. A server that
-    is only just starting is silent in that way: it takes connections before it can answer them.
+    is just starting is silent in that way: it accepts connections before it can answer them.
     """
 
     def __init__(self, settings: Coordinator, *, patience_s: float) -> None:
@@ -137,9 +137,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     def select(self, reads: Sequence[Any], writes: Sequence[Any], others: Sequence[Any], timeout: float) -> Any:
         """Wait as kazoo does, with two differences.
 
-        It waits less long for an answer that is due: that to a greeting, or the rest of one. And it does not wait for
-        what TLS has read from the network already: several answers may come in one record, and kazoo would see those
-        after the first only with the next that comes, or at its ping.
+        The wait for a due answer (to the greeting, or the rest of an answer) is shorter. And data that TLS has already
+        read from the network end the wait at once: several answers may come in one record, and kazoo would otherwise
+        see the second only when more data arrive, or at its ping.
         """
         held = [connection for connection in reads if isinstance(connection, ssl.SSLSocket) and connection.pending()]
         if held:
@@ -163,8 +163,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 
 
 class _Discreet(logging.Filter):
-    """At DEBUG kazoo logs the credentials that it sends, and below that the session's password. At WARNING it logs each
-    failed attempt to connect, many a second, of which the port tells in its own words once.
+    """A filter of kazoo's log lines.
+
+    At DEBUG kazoo logs the credentials that it sends, and below that the session's password. At WARNING it logs each
+    failed attempt to connect, many in a second, which the port reports once in its own words.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""kazoo's errors in the port's words.
+"""Translation of kazoo's errors into the port's errors.
 
 Owns: which of them mean no answer, a refusal, or no access. Does not own: what a caller does about it.
 """
@@ -39,7 +39,7 @@ from edl.coordination.store import (
 from edl.errors import EdlError, PeerError, StoreUnavailable, UsageError
 
 KAZOO_ERRORS = (KazooException, KazooTimeoutError)
-"""All that a request of kazoo's can end with."""
+"""All errors with which a request of kazoo's can end."""
 
 _REFUSALS: dict[type[KazooException], type[StoreRefused]] = {
     NodeExistsError: NodeExists,
@@ -63,7 +63,7 @@ _NO_ANSWER = (
 
 
 def translate(error: Exception, path: str, op: Op | None = None) -> EdlError:
-    """The port's error for one of kazoo's."""
+    """Return the port's error for an error of kazoo's."""
     for theirs, ours in _REFUSALS.items():
         if isinstance(error, theirs):
             return ours(path, op)
@@ -77,5 +77,5 @@ def translate(error: Exception, path: str, op: Op | None = None) -> EdlError:
 
 
 def is_culprit(result: object) -> bool:
-    """Whether this result of a transaction is why the others did not happen; kazoo returns rather than raises it."""
+    """Tell whether this result made its transaction fail; kazoo returns such errors rather than raise them."""
     return isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency)

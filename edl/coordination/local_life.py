@@ -1,7 +1,7 @@
-"""The life of a local server, of whichever kind: starting on a port, ending, starting again, letting go of its folder.
+"""The life of a local server of any kind: starting on a port, ending, starting again, unlocking its folder.
 
-Owns: that. Does not own: who may use it (`server`, `etcd.server`), its process (`child_server`), nor the folder, the
-lock and the ports (`local_place`).
+Owns: these steps. Does not own: the user whom it serves (`server`, `etcd.server`), its process (`child_server`), nor
+the folder, the lock and the ports (`local_place`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ P = TypeVar("P", bound=ChildServer)
 
 
 class LocalLife(Generic[P]):
-    """Of a server that serves, in a folder whose lock it has."""
+    """A running server in a folder that it has locked."""
 
     def __init__(self, lock: int, process: P) -> None:
         self._lock = lock
@@ -41,11 +41,11 @@ class LocalLife(Generic[P]):
         return self._process.log
 
     async def wait_exit(self) -> int:
-        """Its exit status, once it ended for whatever reason; `restart` brings it back with all its data."""
+        """Wait for the server's end and return its exit status; `restart` brings it back with all its data."""
         return await self._process.wait_exit()
 
     async def restart(self) -> None:
-        """Start again on the same port and folder, after `wait_exit`. Sessions and data go on."""
+        """Start again on the same port and folder, after `wait_exit`. Sessions and data are kept."""
         self._process.spawn()
         if not await self._process.wait_ready(START_S):
             raise ConfigError(f"the local {self._process.name} does not start again: {self._process.last_words()}")
@@ -55,7 +55,7 @@ class LocalLife(Generic[P]):
         self._process.signal(number)
 
     async def stop(self) -> None:
-        """End it and let go of the folder. Fine when it ended already, and twice."""
+        """End the server and unlock its folder. It may have ended already, and `stop` may be called twice."""
         await self._process.stop()
         self._process.forget()
         if self._lock >= 0:
@@ -64,7 +64,9 @@ class LocalLife(Generic[P]):
 
 
 async def serve(make: Callable[[int], P], address: str, port: int | None) -> P:
-    """A server that serves. A port found free may be gone a moment later, so a few are tried; a given one is not."""
+    """Start a server and return it once it serves. A free port may be taken a moment later, so several are tried; a
+    given port is tried once.
+    """
     if port is not None:
         check_free(address, port)
         return await started(make(port))
@@ -79,7 +81,7 @@ async def serve(make: Callable[[int], P], address: str, port: int | None) -> P:
 
 
 async def started(process: P) -> P:
-    """Raises ConfigError where it ends before it serves."""
+    """Start a server and return it once it serves. Raises ConfigError if it ends before."""
     if not await _becomes_ready(process):
         raise _does_not_start(process)
     return process

@@ -1,6 +1,7 @@
-"""What a local server of either kind takes of this machine: a folder, a lock on it, and a port.
+"""The resources of a local server on this machine: a folder, a lock on it, and a port.
 
-Owns: that the folder is this user's alone and one server's at a time, and which ports are good. Does not own: servers.
+Owns: that the folder belongs to this user alone and to one server at a time, and which ports may be used. Does not own:
+servers.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _LOWEST_PORT = 20_000
 
 
 def free_port(address: str = LOOPBACK) -> int:
-    """A port of that address on which no process listens.
+    """Return a port of that address on which no process listens.
 
-    Not one of those that the kernel gives to outgoing connections: a client that keeps trying a dead server there
-    will in time be given that very port, connect to itself, and keep the server from coming back.
+    Ports that the kernel gives to outgoing connections are excluded: a client that keeps trying a dead server on such a
+    port will in time be given that very port, connect to itself, and keep the server from coming back.
     """
     highest = _first_ephemeral_port() - 1
     for _ in range(100):
@@ -46,7 +47,7 @@ def _first_ephemeral_port() -> int:
 
 
 def private_folder(folder: Path) -> Path:
-    """Create it, for this user only; its full name."""
+    """Create the folder for this user only; return its absolute path."""
     folder = folder.resolve()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -54,10 +55,10 @@ def private_folder(folder: Path) -> Path:
 
 
 async def lock_folder(folder: Path, name: str) -> int:
-    """A lock of our own: ZooKeeper takes none, and etcd waits for its own. The server inherits it, and so it outlives
-    a killed launcher.
+    """Lock the folder, and return the lock's file descriptor. The server inherits the lock, which so outlives a killed
+    launcher. ZooKeeper itself takes no lock, and etcd would wait for its own.
 
-    A server killed a moment ago has it until its last thread is gone, so it is worth waiting a little.
+    A server that was just killed holds its lock until its last thread is gone, so this waits up to `_LOCK_S`.
     """
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,11 +1,12 @@
-"""The store port in memory: a verified twin of ZooKeeper, for tests and for a job of one worker without a coordinator.
+"""The store port in memory: a verified equivalent of ZooKeeper, for tests and for a job of one worker without a
+coordinator.
 
-Owns: `MemoryServer`, a state and its sessions with the faults a test may plan, and `MemoryStore`, one session's view.
-Does not own: what operations do (`store_state`, `tree`), nor the promises, which are the port's: `tests/contract` runs
-one suite on this and on the real servers. The embedded coordinator (`embedded`) is the same state, in a process of its
-own.
+Owns: `MemoryServer`, a state and its sessions with the faults that a test may plan, and `MemoryStore`, one session's
+view. Does not own: the effect of operations (`store_state`, `tree`), nor the guarantees, which are the port's:
+`tests/contract` runs one suite on this and on the real servers. The embedded coordinator (`embedded`) has the same
+state, in a process of its own.
 
-Everything lives on one event loop. A session that expires is followed by a new one, as with the real client.
+Everything runs on one event loop. A session that expires is followed by a new one, as with the real client.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class MemoryServer:
 
     def __init__(self) -> None:
         self._state = StoreState()
-        self._stores: dict[int, MemoryStore] = {}  # by session, of all there ever were
+        self._stores: dict[int, MemoryStore] = {}  # by session, ended ones included
 
     def connect(self) -> MemoryStore:
-        """A new session."""
+        """Open a store with a new session."""
         return MemoryStore(self)
 
     def suspend(self, session: int) -> None:
@@ -35,11 +36,11 @@ class MemoryServer:
         self._stores[session]._move(Link.SUSPENDED)
 
     def resume(self, session: int) -> None:
-        """Mend the connection; a session that expired behind the cut is lost now, and replaced."""
+        """Restore the connection; a session that expired meanwhile is lost now, and replaced."""
         self._stores[session]._reconnect()
 
     def expire(self, session: int) -> None:
-        """End a session. Its client hears of it and gets a new one: at once, or at `resume` if it is cut off."""
+        """End a session. Its client gets a new session: at once, or at `resume` if its connection is cut."""
         store = self._stores[session]
         self._end(session)
         if store.link is Link.CONNECTED:
@@ -68,7 +69,7 @@ class MemoryServer:
 
 
 class MemoryStore(TreeStore):
-    """One session with a `MemoryServer`; see `edl.coordination.store.Store` for every promise."""
+    """A store with one session at a `MemoryServer`; `edl.coordination.store.Store` has every guarantee."""
 
     def __init__(self, server: MemoryServer) -> None:
         super().__init__(Link.CONNECTED)

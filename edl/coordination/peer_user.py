@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a TCP connection within this machine, as the kernel knows it.
+"""The user of the process at the other end of a TCP connection within this machine, as the kernel knows it.
 
 Owns: asking the kernel. Does not own: what follows from the answer. `_gate.c` asks the same in a server's process.
 """
@@ -14,12 +14,12 @@ _FAMILY, _BY_FAMILY, _REQUEST, _NO_COOKIE = 4, 20, 1, b"\xff" * 8  # <linux/netl
 _HEAD = struct.Struct("=IHHII")
 _BODY = struct.Struct("=BBxxI")
 _USER_AND_INODE = struct.Struct("=II")
-_AT = _HEAD.size + 4 + 48 + 12  # of the user in an answer: after states, both ends, and three numbers
+_AT = _HEAD.size + 4 + 48 + 12  # offset of the user in an answer: after states, both ends, and three numbers
 _LOOK_AGAIN_S = 0.002
 
 
 class ForeignServer(OSError):
-    """The server is another user's: it took the port while ours was away."""
+    """Another user's server has taken the port while ours was down."""
 
     def __init__(self, user: int) -> None:
         super().__init__(f"another user's server, uid {user}, has taken its port: have that user free it")
@@ -27,9 +27,9 @@ class ForeignServer(OSError):
 
 
 def check_server(connection: socket.socket, user: int, patience_s: float) -> None:
-    """Return once a process of `user`, or of root, has taken the connection, or where the kernel cannot tell.
+    """Return once a process of `user`, or of root, has accepted the connection, or if the kernel cannot tell.
 
-    Until a server takes a connection it is no process's. Raises ForeignServer, TimeoutError.
+    A connection that no server has accepted yet belongs to no process. Raises ForeignServer, TimeoutError.
     """
     until = time.monotonic() + patience_s
     while (found := _owner(connection.family, connection.getpeername()[:2], connection.getsockname()[:2])) is not None:
@@ -44,8 +44,8 @@ def check_server(connection: socket.socket, user: int, patience_s: float) -> Non
 
 
 def _owner(family: int, here: tuple[str, int], there: tuple[str, int]) -> tuple[int, int] | None:
-    """Ask for user and inode of the socket between `here`, its own end, and `there`; None: there is none, or no
-    telling.
+    """Ask the kernel for user and inode of the socket whose own end is `here` and whose peer is `there`; None if there
+    is no such socket, or the kernel does not answer.
     """
     ends = struct.pack("!HH", here[1], there[1])
     ends += b"".join(_packed(family, address).ljust(16, b"\0") for address, _ in (here, there))

@@ -1,6 +1,6 @@
-"""What it takes to reach a server of either kind: patience, threads that are not waited for, TLS.
+"""Means to connect to servers of every kind: time-outs, blocking calls in threads, TLS.
 
-Owns: nothing that knows ZooKeeper or etcd. Does not own: connecting to one (`kazoo_client`, `etcd.connection`).
+Owns: code that knows neither ZooKeeper nor etcd. Does not own: connecting (`kazoo_client`, `etcd.connection`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ RECONNECT_MAX_S = 0.5
 late."""
 
 STOP_S = 2.0
-"""For the end of a session to be taken: a server that does not answer must not hold up the end of a process."""
+"""How long to wait for a session's end to be answered: a silent server must not hold up the end of a process."""
 
 T = TypeVar("T")
 
 
 def patience_s(session_timeout_s: float) -> float:
-    """How long one attempt to connect may take to be answered, before the next."""
+    """Return how long one attempt to connect may wait for an answer before the next attempt."""
     return max(1.0, session_timeout_s / 4)
 
 
 async def aside(call: Callable[[], T], *, timeout_s: float) -> T | None:
-    """Run a blocking call in a thread that is not waited for beyond the time-out; None if it takes longer.
+    """Run a blocking call in a daemon thread; return None if it takes longer than the time-out.
 
-    The loop's own executor would be waited for at the loop's end, however long the call takes.
+    The loop's own executor would be joined at the loop's end, however long the call takes.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -47,13 +47,13 @@ async def aside(call: Callable[[], T], *, timeout_s: float) -> T | None:
 
 
 def tell(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
-    """Call it on the loop, from any thread."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed: there is no listener any more
+    """Call `call` on the loop, from any thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits for the call
         loop.call_soon_threadsafe(call, *args)
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Trusts the given authority only. Raises OSError for a file that is missing or no certificate or key."""
+    """Make a TLS context that trusts only the given authority. Raises OSError for a missing or malformed file."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = tls.check_hostname
     context.load_verify_locations(tls.cafile)

@@ -1,7 +1,8 @@
 """The local coordinator: a real ZooKeeper that lives as long as the launcher that started it.
 
 Owns: its folder (private, locked), and that only the job may read or write in it, from before it listens. Does not own:
-its life (`local_life`) and its process (`server_process`), what the job keeps there, nor the decision to have one.
+its life (`local_life`) and its process (`server_process`), the nodes that the job keeps there, nor the decision to
+start it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from edl.errors import ConfigError
 logger = logging.getLogger("edl")
 
 _OWNER = "owner"
-"""The file in the folder that tells who opens its tree, which was closed before its server first listened."""
+"""The file in the folder that names the only user of its tree, which was closed before its server first listened."""
 
 __all__ = ["LocalServer", "find_jars", "find_java", "free_port"]
 
@@ -32,9 +33,9 @@ __all__ = ["LocalServer", "find_jars", "find_java", "free_port"]
 class LocalServer(LocalLife[ServerProcess]):
     """A standalone server for one job.
 
-    It dies with the thread that called `start`, however that ends, so that must be the main thread. Ctrl-C in the
-    terminal does not reach it. With `digest`, clients without credentials are cut off and everything from the root on
-    opens to these only, from the first connection on.
+    The server dies with the thread that called `start`, however that thread ends, so it must be the main thread. Ctrl-C
+    in the terminal does not reach the server. With `digest`, clients without credentials are disconnected and only
+    clients with these credentials can use any node, from the first connection on.
     """
 
     def __init__(self, lock: int, process: ServerProcess, digest: Digest | None) -> None:
@@ -45,10 +46,11 @@ class LocalServer(LocalLife[ServerProcess]):
     async def start(
         cls, folder: Path, *, port: int | None = None, digest: Digest | None = None, address: str = LOOPBACK
     ) -> LocalServer:
-        """Start one in `folder`, which is created, and wait until it serves: half a second, a few on a busy machine.
+        """Start a server in `folder`, which is created, and wait until it serves: half a second, a few on a busy
+        machine.
 
-        A folder that was used before keeps its data, and must be given the same `digest`.
-        Raises `ConfigError` with one line and the remedy: no Java, no jars, the port or the folder in use.
+        A folder that was used before keeps its data, and must be given the same `digest`. Raises `ConfigError` with one
+        line and the remedy: no Java, no jars, the port or the folder in use.
         """
         folder = private_folder(folder)
         lock = await lock_folder(folder, "ZooKeeper")
@@ -65,7 +67,9 @@ class LocalServer(LocalLife[ServerProcess]):
 
     @property
     def coordinator(self) -> Coordinator:
-        """How to connect. Its port may be another user's while it is down, who must not be told the digest."""
+        """The settings of a connection. While the server is down, another user may take its port; the address names
+        this user, so that no client sends the digest to another user's server.
+        """
         checked = self._digest is not None and self._process.address == LOOPBACK
         user = f"{os.geteuid()}@" if checked else ""
         return Coordinator(f"{user}{self._process.address}:{self._process.port}", self._digest)
@@ -82,12 +86,14 @@ class LocalServer(LocalLife[ServerProcess]):
 
 
 def _wiper(folder: Path, digest: Digest | None) -> Wiper | None:
-    """Who looks for what strangers made, where its data is of an edl that left them the time. Raises `ConfigError`."""
+    """Return a Wiper if the data come from an earlier edl, under which strangers could make nodes; else None. Raises
+    `ConfigError`.
+    """
     owner, (root, _) = folder / _OWNER, rights_of(digest)
     if not holds_data(folder / "data"):
         owner.write_text(root.identity)
         return None
-    if not (owner.exists() and owner.read_text()):  # empty: of who was killed as it wrote there
+    if not (owner.exists() and owner.read_text()):  # empty: the launcher was killed while it wrote the file
         return None if digest is None else Wiper(folder)
     if owner.read_text() != root.identity:
         raise ConfigError(f"{folder} was used with other credentials: use another folder")

@@ -1,9 +1,9 @@
 """One ZooKeeper server as a child process.
 
-Owns: its configuration file, its command line, and when it is ready. Does not own: which port, which folder and for
-whom (`server`), its life as a process (`child_server`), nor where Java is (`java`).
+Owns: its configuration file, its command line, and the check that it serves. Does not own: the choice of port and
+folder (`server`), its life as a process (`child_server`), nor where Java is (`java`).
 
-It listens at one address, on the loopback interface if not told otherwise.
+It listens at one address, by default on the loopback interface.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edl.coordination.java import find_jars, find_java
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"  # the other main class ignores autopurge
 HEAP_MIB = 768
-"""Most memory for what jobs keep in it. A cluster's queue at its bounds takes less than half (`edl.cluster.queue.room`,
+"""Most memory for the nodes of jobs. A cluster's queue at its bounds takes less than half (`edl.cluster.queue.room`,
 benchmarks/cluster_memory.py); a job by itself a few MiB, and Java takes no more than is needed."""
 
 _FLAGS = (
@@ -43,7 +43,7 @@ _PROBE_S = 0.15
 
 
 def base_config(folder: Path, port: int, address: str = LOOPBACK) -> dict[str, str]:
-    """What every server of ours is told."""
+    """Return the configuration that every server started by edl gets."""
     return {
         "tickTime": str(_TICK_MS),
         "maxSessionTimeout": "60000",  # its default is 20 ticks, and a longer time-out would silently be cut to that
@@ -60,7 +60,7 @@ def base_config(folder: Path, port: int, address: str = LOOPBACK) -> dict[str, s
 
 
 class ServerProcess(ChildServer):
-    """A ZooKeeper."""
+    """A ZooKeeper server."""
 
     name = "ZooKeeper"
 
@@ -73,7 +73,9 @@ class ServerProcess(ChildServer):
         first: bytes = b"",
         flags: Sequence[str] = (),
     ) -> None:
-        """`first`: the snapshot that it begins with where it has no data. `flags`: more of them, for Java."""
+        """Prepare the server. `first` is the snapshot to begin with if there are no data; `flags` are further flags for
+        Java.
+        """
         super().__init__(folder, config["clientPortAddress"], int(config["clientPort"]), keep_open=keep_open)
         self._data = folder / "data"
         self._data.mkdir(mode=0o700, exist_ok=True)
@@ -82,7 +84,7 @@ class ServerProcess(ChildServer):
         self._config.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
 
     def spawn(self) -> None:
-        """Start it. Its data may have been removed since it ran last."""
+        """Start the server. Its data may have been removed since it ran last."""
         if self._first:
             self._data.mkdir(mode=0o700, exist_ok=True)
             put_first(self._data, self._first)
@@ -112,7 +114,7 @@ class ServerProcess(ChildServer):
 
 
 async def _ask(address: str, port: int, word: bytes) -> bytes:
-    """The server's answer to a four-letter word; empty if there is none in time."""
+    """Return the server's answer to a four-letter word; empty if there is none in time."""
     try:
         async with asyncio.timeout(_PROBE_S):
             reader, writer = await asyncio.open_connection(address, port, family=socket.AF_INET)

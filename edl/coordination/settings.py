@@ -1,6 +1,7 @@
-"""Where the coordinator is and how to be let in, as values and as EDL_ variables.
+"""The coordinator's address and credentials, as values and as EDL_ variables.
 
 Owns: reading and checking EDL_COORDINATOR*, and writing them for child processes. Does not own: connecting.
+
 A password travels in the environment only, which other users cannot read: never on a command line, in a log or a repr.
 """
 
@@ -26,8 +27,8 @@ _FALSE = {"0", "false", "no", "off"}
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """A user and password. For ZooKeeper its `digest` scheme: every node of the job opens to these only. For etcd, one
-    of its users, whose role says which keys open.
+    """A user and password. In ZooKeeper they are an identity of its `digest` scheme, the only one that may use the
+    job's nodes. In etcd they are one of its users, whose role says which keys it may use.
     """
 
     user: str
@@ -36,10 +37,10 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How to know the server, and how to be known to it."""
+    """The certificates by which server and client authenticate each other."""
 
     cafile: str  # the only authority trusted: not the system's, which certify any host
-    certfile: str | None = None  # of this client, where the server asks for one
+    certfile: str | None = None  # this client's certificate, if the server asks for one
     keyfile: str | None = None
     check_hostname: bool = True
 
@@ -60,13 +61,13 @@ class Coordinator:
 
     @property
     def servers(self) -> str:
-        """host:port[,host:port...]."""
+        """The servers as host:port[,host:port...]."""
         return split_kind(self.hosts)[1].partition("/")[0].rpartition("@")[2]
 
     @property
     def user(self) -> int | None:
-        """Return the user whose process alone may be that server: a ZooKeeper that edl started on this machine names
-        its user.
+        """The only user whose process may be that server: the address of a ZooKeeper that edl started on this machine
+        names its user. Raises ConfigError.
         """
         named = split_kind(self.hosts)[1].partition("/")[0].rpartition("@")[0]
         if not named:
@@ -77,7 +78,7 @@ class Coordinator:
 
     @property
     def socket(self) -> str:
-        """Return the socket of a server that only one user of one machine can reach; empty for any other."""
+        """The socket of a server that only one user of one machine can reach; empty for any other."""
         kind, rest = split_kind(self.hosts)
         if kind == EMBEDDED and not rest.startswith("/"):
             raise ConfigError(f"not a coordinator: {self.hosts}; an embedded one is named as embedded:///SOCKET")
@@ -85,7 +86,7 @@ class Coordinator:
 
     @property
     def endpoints(self) -> tuple[tuple[str, int], ...]:
-        """The servers, as (host, port); (its path, 0) for a socket of this machine's."""
+        """The servers, as (host, port); (its path, 0) for a socket on this machine."""
         if self.socket:
             return ((self.socket, 0),)
         kind = self.kind
@@ -93,13 +94,13 @@ class Coordinator:
 
     @property
     def chroot(self) -> str:
-        """The node under which everything of edl lives; empty for the root."""
+        """The node under which all nodes of edl are; empty for the root."""
         if self.socket:
             return ""
         return "/".join(["", *filter(None, split_kind(self.hosts)[1].partition("/")[2].split("/"))])
 
     def environment(self) -> dict[str, str]:
-        """The EDL_ variables that make `from_environment` of a child return this value."""
+        """Return the EDL_ variables from which a child's `from_environment` restores this value."""
         env = {"EDL_COORDINATOR": self.hosts}
         if self.digest:
             env["EDL_COORDINATOR_AUTH"] = f"{self.digest.user}:{self.digest.password}"
@@ -113,9 +114,10 @@ class Coordinator:
 
 
 def from_environment(env: Mapping[str, str] = os.environ, *, hosts: str | None = None) -> Coordinator | None:
-    """The coordinator that EDL_COORDINATOR*, or `hosts` and the rest of them, name; None where nothing does.
+    """Return the coordinator that EDL_COORDINATOR*, or `hosts` and the other variables, name; None if no address is
+    given.
 
-    Raises `ConfigError` naming the variable that is wrong.
+    Raises `ConfigError`, which names the wrong variable.
     """
     hosts = hosts or env.get("EDL_COORDINATOR")
     if not hosts:
@@ -126,7 +128,7 @@ def from_environment(env: Mapping[str, str] = os.environ, *, hosts: str | None =
 
 
 def split_kind(hosts: str) -> tuple[str, str]:
-    """Which coordinator is meant, and the rest. Raises `ConfigError` for an unknown kind."""
+    """Return the kind of coordinator, and the rest of the address. Raises `ConfigError` for an unknown kind."""
     scheme, separator, rest = hosts.partition("://")
     if not separator:
         return ZOOKEEPER, hosts

@@ -1,8 +1,8 @@
 """The store port: a small tree of nodes with versions, sessions, watches and fenced transactions.
 
-Owns: the vocabulary (nodes, operations, the state of the link, errors) and the promises that every implementation
-keeps; `tests/contract` checks them on each. Does not own: any implementation (`zookeeper`, `memory`), nor what the
-nodes mean (`edl.protocol`, `election`).
+Owns: the vocabulary (nodes, operations, the state of the link, errors) and the guarantees of every implementation;
+`tests/contract` checks them on each. Does not own: any implementation (`zookeeper`, `memory`), nor what the nodes mean
+(`edl.protocol`, `election`).
 
 A store belongs to one event loop. Every method is called on it, and every callback is delivered on it.
 """
@@ -19,14 +19,14 @@ import msgspec
 from edl.errors import ConfigError, EdlError, UsageError
 
 ANY: Final = -1
-"""As a version: whichever it is."""
+"""The version that stands for any version."""
 
 MAX_VALUE_BYTES: Final = 1_000_000
 """Bound for a value, and for all values of a transaction together. ZooKeeper drops the connection at 1 048 576 bytes
 of request, which would look like an outage, and a retry would never end."""
 
 MAX_OPS: Final = 40
-"""Bound for the operations of a transaction. An etcd that is started as it comes takes 128 comparisons, of which one
+"""Bound for the operations of a transaction. An etcd accepts 128 comparisons by default, of which one
 operation may need three; two are the fence's and the session's."""
 
 
@@ -49,7 +49,7 @@ class Link(Enum):
 
 
 class Create(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Create a node; its parent must be there."""
+    """Create a node; its parent must exist."""
 
     path: str
     value: bytes = b""
@@ -73,7 +73,7 @@ class Delete(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Check(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Change nothing, but let the transaction fail unless the node is there and has the version."""
+    """Change nothing, but fail the transaction unless the node exists and has the version."""
 
     path: str
     version: int = ANY
@@ -83,7 +83,7 @@ Op = Create | Write | Delete | Check
 
 
 class StoreRefused(EdlError):
-    """The store answered, and the answer is no; nothing was changed. `op` is the culprit in a transaction."""
+    """The store refused the operation; nothing was changed. `op` is the refused operation of a transaction."""
 
     because = "refused"
 
@@ -94,13 +94,13 @@ class StoreRefused(EdlError):
 
 
 class NodeExists(StoreRefused):
-    """A node to be created is there already."""
+    """The node to create exists already."""
 
     because = "the node exists already"
 
 
 class NoNode(StoreRefused):
-    """The node, or the parent of a node to be created, is not there."""
+    """The node, or the parent of a node to create, does not exist."""
 
     because = "no such node"
 
@@ -112,13 +112,13 @@ class VersionConflict(StoreRefused):
 
 
 class NotEmpty(StoreRefused):
-    """A node to be deleted has children."""
+    """The node to delete has children."""
 
     because = "the node has children"
 
 
 class AccessDenied(ConfigError):
-    """The credentials in use do not open this node."""
+    """The credentials in use give no access to this node."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -129,10 +129,10 @@ class AccessDenied(ConfigError):
 
 
 class Watch(Protocol):
-    """What `watch` returns: alive until closed."""
+    """A watch, which lasts until it is closed."""
 
     def close(self) -> None:
-        """No wake comes after this. Closing twice is fine."""
+        """Close the watch; no wake follows. It may be closed twice."""
 
 
 class Store(Protocol):
@@ -141,7 +141,7 @@ class Store(Protocol):
     Every call ends within a time-out of about the session's, counted from when it was made, or from the coordinator's
     last answer to a call before it. All of them may raise:
 
-    - `StoreUnavailable`: disconnected, closed, or no answer in time. A **read** may simply be tried again. A **write**
+    - `StoreUnavailable`: disconnected, closed, or no answer in time. A **read** may simply be retried. A **write**
       may have been carried out all the same, or may be yet: read before trying again. For a sequence node that means
       to put a name of one's own into the prefix and to look for it, as the election does; for a fenced commit it means
       that a repetition is refused once the reign is over, but may take effect twice before.
@@ -151,38 +151,42 @@ class Store(Protocol):
     """
 
     async def read(self, path: str) -> StoredNode | None:
-        """The node, or None where there is none."""
+        """Return the node, or None if it does not exist."""
 
     async def children(self, path: str) -> tuple[str, ...]:
-        """Names, sorted; () where there is no such node, too."""
+        """Return the sorted names of the children; () also if the node does not exist."""
 
     async def create(
         self, path: str, value: bytes = b"", *, ephemeral: bool = False, sequence: bool = False, parents: bool = True
     ) -> str:
-        """The new node's path: with `sequence`, ten digits that grow with every child of the parent are appended.
+        """Create a node and return its path; with `sequence`, ten digits that grow with every child of the parent are
+        appended.
 
-        `parents` creates what is missing above, as empty nodes that stay even if the call then fails.
-        Raises `NodeExists`; `NoNode` without `parents`.
+        With `parents`, missing parents are created as empty nodes, which stay even if the call then fails. Raises
+        `NodeExists`; `NoNode` without `parents`.
         """
 
     async def write(self, path: str, value: bytes, version: int = ANY) -> int:
-        """Compare and set; the new version. Raises `NoNode`, `VersionConflict`."""
+        """Replace the value if the node has the version; return the new version. Raises `NoNode`, `VersionConflict`."""
 
     async def delete(self, path: str, version: int = ANY) -> None:
-        """Raises `NoNode`, `VersionConflict`, `NotEmpty`."""
+        """Delete the node if it has the version. Raises `NoNode`, `VersionConflict`, `NotEmpty`."""
 
     async def commit(self, ops: Sequence[Op], *, fence: str | None = None) -> tuple[str | int | None, ...]:
-        """All or nothing; `MAX_OPS` at most. Per op, one result: path of a `Create`, version of a `Write`, else None.
+        """Carry out all operations, at most `MAX_OPS`, or none. Return a result for each: path of a `Create`, version
+        of a `Write`, else None.
 
-        Raises `Fenced` when the node `fence` is gone, whatever else would have failed; else what the first failing
-        op raises on its own, with that op in `.op`. A failed `Check` is `NoNode` or `VersionConflict`.
+        Raises `Fenced` if the node `fence` is gone, whatever else would have failed; else the error that the first
+        failing operation would raise on its own, with that operation in `.op`. A failed `Check` is `NoNode` or
+        `VersionConflict`.
         """
 
     def watch(self, path: str, wake: Callable[[], None]) -> Watch:
         """Call `wake` whenever the node or the list of its children may have changed, and after each reconnect.
 
-        It means "read again": several changes may be one wake, and a wake may come for nothing. Watch first and read
-        afterwards, and no change is missed. The node need not exist. `wake` is never called from within `watch`.
+        A wake means "read again": several changes may cause only one, and a wake may come without a change. A caller
+        that first watches and then reads misses no change. The node need not exist. `wake` is never called from within
+        `watch`.
         """
 
     def watch_link(self, wake: Callable[[Link], None]) -> Watch:
@@ -190,18 +194,20 @@ class Store(Protocol):
 
     @property
     def link(self) -> Link:
-        """The connection's state: as last told to `watch_link`, or worse and about to be told."""
+        """The connection's state: as last passed to `watch_link`, or a worse state that is about to be passed."""
 
     @property
     def session(self) -> int:
-        """Id of the current session, the `owner` of its ephemerals; of the last one while not connected."""
+        """The id of the current session, the `owner` of its ephemerals; while not connected, the id of the last one."""
 
     async def close(self) -> None:
-        """End the session, so that its ephemerals go at once. Raises nothing, ends within a bound, works twice."""
+        """End the session, so that its ephemerals are deleted at once. It raises nothing, ends within a bound, and may
+        be called twice.
+        """
 
 
 def check_path(path: str) -> None:
-    """Refuse what ZooKeeper would refuse, and what only looks like the same node twice."""
+    """Refuse paths that ZooKeeper would refuse, and different spellings of one node. Raises UsageError."""
     if path == "/":
         return
     if not path.startswith("/") or any(part in {"", ".", ".."} for part in path.split("/")[1:]) or "\0" in path:
@@ -209,13 +215,13 @@ def check_path(path: str) -> None:
 
 
 def check_size(path: str, payload_bytes: int) -> None:
-    """Refuse what would drop the connection instead of being refused by the server."""
+    """Refuse a value so large that ZooKeeper would drop the connection instead of refusing it. Raises UsageError."""
     if payload_bytes > MAX_VALUE_BYTES:
         raise UsageError(f"{payload_bytes} bytes for {path} are more than a node may hold ({MAX_VALUE_BYTES})")
 
 
 def check_ops(ops: Sequence[Op]) -> None:
-    """`check_path` and `check_size` for a transaction, and its length."""
+    """Apply `check_path` and `check_size` to a transaction, and check its length. Raises UsageError."""
     if len(ops) > MAX_OPS:
         raise UsageError(f"{len(ops)} operations from {ops[0].path} on are more than one transaction takes ({MAX_OPS})")
     for op in ops:
@@ -225,5 +231,5 @@ def check_ops(ops: Sequence[Op]) -> None:
 
 
 def parent_of(path: str) -> str:
-    """The path above; that of / is / itself."""
+    """Return the parent's path; the parent of / is / itself."""
     return path.rpartition("/")[0] or "/"

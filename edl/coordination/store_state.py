@@ -1,4 +1,4 @@
-"""All that a server of ours remembers, the tree and the living sessions, as a sum of records. Pure.
+"""The state of a server of edl's own, the tree and the sessions, as the sum of its records. Pure.
 
 Owns: the records, what each of them changes, and how much the nodes may hold. Does not own: the rules of the tree
 (`tree`), when a session ends (`memory`, `embedded.embedded_core`), nor where records are kept (`embedded.journal`).
@@ -28,7 +28,7 @@ class SessionOpened(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class SessionEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A session is over, and what it owned is gone."""
+    """A session is over, and its ephemeral nodes are gone."""
 
     session: int
 
@@ -44,12 +44,12 @@ Record = SessionOpened | SessionEnded | OpsCommitted
 
 
 class StoreFull(PeerError):
-    """The nodes hold as much as they may: nothing was changed."""
+    """The nodes hold as many bytes as they may: nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRecord:
-    """A record that may be accepted, as long as no other one was since."""
+    """A record and its changes, which may be accepted as long as no other record was accepted since."""
 
     record: Record
     changes: dict[str, Entry | None]
@@ -60,20 +60,20 @@ class StoreState:
     """The sum of all accepted records."""
 
     def __init__(self, limit_bytes: float = math.inf) -> None:
-        """`limit_bytes`: for the names and values of all nodes together."""
+        """Begin with an empty tree; `limit_bytes` bounds the names and values of all nodes together."""
         self.tree: dict[str, Entry] = {"/": ROOT}
-        self.sessions: dict[int, float] = {}  # of the living, how long each lasts without a sign of life, in seconds
-        self.stamp = 0  # of the newest change
-        self._names: defaultdict[str, set[str]] = defaultdict(set)  # of children, by the path of those that have some
+        self.sessions: dict[int, float] = {}  # by session, its time-out in seconds
+        self.stamp = 0  # number of the newest change
+        self._names: defaultdict[str, set[str]] = defaultdict(set)  # names of children, by the parent's path
         self._limit_bytes = limit_bytes
         self._size_bytes = _size("/", ROOT)
 
     def children(self, path: str) -> tuple[str, ...]:
-        """Names, sorted; () where there is no such node, too."""
+        """Return the sorted names of the children; () also if the node does not exist."""
         return tuple(sorted(self._names.get(path, ())))
 
     def prepare(self, record: Record) -> PreparedRecord:
-        """Change nothing. Raises `StoreRefused`, `UsageError`, `StoreFull`."""
+        """Compute the changes of a record without making them. Raises `StoreRefused`, `UsageError`, `StoreFull`."""
         attempt = Attempt(self.tree, self.stamp + 1, record.session)
         match record:
             case SessionOpened():
@@ -89,7 +89,9 @@ class StoreState:
     def prepare_commit(
         self, session: int, ops: Sequence[Op], *, fence: str | None = None, parents: bool = False
     ) -> PreparedRecord:
-        """As `prepare`; `Fenced`, too. `parents` adds what is missing above a single creation; its result counts."""
+        """Prepare a transaction as `prepare` does. Raises `Fenced`, too. `parents` adds the missing parents of a single
+        creation, whose result is returned alone.
+        """
         if fence is not None and fence not in self.tree:
             raise Fenced(f"the reign is over: {fence} is gone")
         missing: list[Op] = []
@@ -120,7 +122,7 @@ class StoreState:
                 pass
 
     def restore(self, tree: dict[str, Entry], sessions: dict[int, float], stamp: int) -> None:
-        """Begin with these, of a state as it was."""
+        """Replace the state by a snapshot."""
         self.tree, self.sessions, self.stamp = tree, sessions, stamp
         self._names.clear()
         for path in tree.keys() - {"/"}:

@@ -1,6 +1,7 @@
-"""Nodes that strangers made in a local ZooKeeper of an earlier edl, which was open until its first client closed it.
+"""Removal of nodes that strangers made in a local ZooKeeper of an earlier edl, which was open until its first client
+closed it.
 
-Owns: finding and wiping them, once for each folder. Does not own: which folders need it (`server`).
+Owns: finding and wiping these nodes, once for each folder. Does not own: which folders need it (`server`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from edl.errors import ConfigError
 
 _CONNECT_S = 60.0
 _SESSION_S = 10.0
-_SUPER = "super"  # ZooKeeper's name for the user whom no ACL stops
+_SUPER = "super"  # ZooKeeper's name for the superuser, whom no ACL stops
 
 
 class Wiper:
-    """One start of a server, on which a user of this value's own may do everything."""
+    """The superuser of one start of a server, with a password of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -33,14 +34,14 @@ class Wiper:
 
     @property
     def flag(self) -> str:
-        """What Java must be told for it: a digest, from which the password does not follow."""
+        """The flag for Java that names the superuser: a digest, from which the password does not follow."""
         credential = make_digest_acl_credential(_SUPER, self._password)
         return f"-Dzookeeper.DigestAuthenticationProvider.superDigest={credential}"
 
     async def wipe(self, server: Coordinator, owner: Rights) -> list[str]:
-        """Leave only what `owner` made; the paths of what others did.
+        """Remove all nodes that `owner` did not make; return their paths.
 
-        Raises `ConfigError`: the root is not `owner`'s, or the server fails.
+        Raises `ConfigError` if the root does not belong to `owner`, or the server fails.
         """
         coordinator = Coordinator(server.hosts, Digest(_SUPER, self._password))
         client = kazoo_client.make_client(coordinator, session_timeout_s=_SESSION_S)
@@ -62,7 +63,7 @@ async def _wiped(client: KazooClient, path: str, acl: ACL) -> list[str]:
     found = []
     for name in await kazoo_client.settle(client.get_children_async(path)):
         below = f"{path.rstrip('/')}/{name}"
-        with contextlib.suppress(NoNodeError):  # the session that it belonged to has ended
+        with contextlib.suppress(NoNodeError):  # the node's session has ended
             if await _acls(client, below) == [acl]:
                 found += await _wiped(client, below, acl)
             else:
@@ -72,7 +73,7 @@ async def _wiped(client: KazooClient, path: str, acl: ACL) -> list[str]:
 
 
 async def _remove(client: KazooClient, path: str, acl: ACL) -> None:
-    """Its maker may still add to it, until it is closed."""
+    """Close the node, then remove it: until it is closed, its maker may still add children."""
     await kazoo_client.settle(client.set_acls_async(path, [acl]))
     while True:
         for name in await kazoo_client.settle(client.get_children_async(path)):

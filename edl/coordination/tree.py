@@ -27,10 +27,10 @@ from edl.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A node and what the tree has to know about its children."""
+    """A node and the tree's counts of its children."""
 
     node: StoredNode
-    children: int = 0  # how many there are
+    children: int = 0  # number of children
     created_children: int = 0  # the next sequence number
 
 
@@ -38,7 +38,7 @@ ROOT = Entry(StoredNode(b"", version=0, created=0, owner=0))
 
 
 class Attempt:
-    """A transaction on a tree that it leaves as it is; thrown away if an operation fails."""
+    """A transaction that collects changes and leaves the tree as it is; discard it if an operation fails."""
 
     def __init__(self, tree: Mapping[str, Entry], stamp: int, session: int) -> None:
         self.changes: dict[str, Entry | None] = {}  # nodes whose value or list of children changed; None: deleted
@@ -86,7 +86,7 @@ class Attempt:
         self._drop(op.path)
 
     def drop_session(self) -> None:
-        """Delete what the session owns; as a transaction of its own."""
+        """Delete all nodes of the session, as a transaction of its own."""
         for path, entry in self._tree.items():
             if entry.node.owner == self._session:
                 self._drop(path)

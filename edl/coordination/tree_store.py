@@ -1,4 +1,4 @@
-"""What the stores on a server of ours have in common, in this process or beside it: calls, watches and the link.
+"""The common part of the stores on a server of edl's own, in this process or beside it: calls, watches and the link.
 
 Owns: how the port's calls become transactions, and that watches last and merge. Does not own: reaching the server
 (`memory`, `embedded.embedded_store`), nor what a transaction does (`tree`).
@@ -28,7 +28,7 @@ from edl.coordination.store_state import Results
 
 
 class TreeStore(ABC):
-    """One session; see `edl.coordination.store.Store` for every promise."""
+    """A store with one session; `edl.coordination.store.Store` has every guarantee."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -99,7 +99,7 @@ class TreeStore(ABC):
     async def _commit(self, ops: tuple[Op, ...], *, fence: str | None = None, parents: bool = False) -> Results: ...
 
     def _begin_watch(self, path: str) -> None:  # noqa: B027 - a server in this process tells of all changes
-        """Have the server tell of changes of the node, which it did not until now."""
+        """Have the server report changes of the node, which it did not report until now."""
 
     def _wake(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -110,7 +110,7 @@ class TreeStore(ABC):
         if self._link is not link:
             self._link = link
             for watch in list(self._link_watches):
-                if watch in self._link_watches:  # not closed by one before it
+                if watch in self._link_watches:  # not closed by an earlier callback
                     watch.wake(link)
 
 
@@ -132,7 +132,7 @@ class TreeWatch:
         self._wake()
 
     def close(self) -> None:
-        """No wake comes after this."""
+        """Close the watch; no wake follows."""
         self._siblings.discard(self)
         if self._due is not None:
             self._due.cancel()
@@ -148,6 +148,6 @@ class TreeLinkWatch:
         siblings.append(self)
 
     def close(self) -> None:
-        """No wake comes after this."""
+        """Close the watch; no wake follows."""
         if self in self._siblings:
             self._siblings.remove(self)

@@ -1,6 +1,6 @@
-"""Calls that wait for their turn with the coordinator.
+"""A limit on concurrent calls to the coordinator.
 
-Owns: how long a call may wait, and when it gives up. Does not own: what is called (`zookeeper`, `etcd.store`).
+Owns: how long a call may wait, and when it gives up. Does not own: the calls (`zookeeper`, `etcd.store`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager
 
 
 class Turns:
-    """Some calls at a time; the rest wait as long as the coordinator answers those before them.
+    """A limit of `at_once` concurrent calls; further calls wait as long as the coordinator answers those before them.
 
-    A queue is no silence: a call's own time begins with its turn. Where a call is not answered in its time, all those
-    that waited beside it give up with it, so that none waits through the silences of the others one by one.
+    A call's time-out begins when its turn comes, so a long queue is not taken for a silent coordinator. If a call is
+    not answered in time, all calls that waited meanwhile give up with it, so that none waits through one time-out after
+    another.
     """
 
     def __init__(self, at_once: int, answered_within_s: float) -> None:
@@ -25,7 +26,9 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Raises TimeoutError if what is done within is not done in time, or if another call's was not meanwhile."""
+        """Wait for a turn and hold it. Raises TimeoutError if the work in it takes too long, or if another call timed
+        out while this one waited.
+        """
         loop = asyncio.get_running_loop()
         came = loop.time()
         async with self._places:  # first come, first served

@@ -1,6 +1,6 @@
 """The store port on a real ZooKeeper, through kazoo.
 
-Owns: translating the port's calls, and replacing a client that no server will take back. Does not own: how one client
+Owns: translating the port's calls, and replacing a client that no server accepts again. Does not own: how one client
 behaves (`kazoo_client`), how its watches last (`zookeeper_watch`), nor why a server cannot be reached (`diagnosis`).
 """
 
@@ -43,7 +43,7 @@ _IN_FLIGHT = 64
 """kazoo wakes its thread through a socket pair that takes some 270 unread bytes; beyond that a call blocks the loop."""
 
 _STUCK_SESSIONS = 3
-"""After so many session time-outs without a connection, see whether another client fares better."""
+"""After this many session time-outs without a connection, a new client is tried."""
 
 _OPEN_RETRY_S = 0.05
 
@@ -51,10 +51,10 @@ _OPEN_RETRY_S = 0.05
 async def connect(
     settings: Coordinator, session_timeout_s: float, *, connect_timeout_s: float = 10.0
 ) -> ZookeeperStore:
-    """A store with a new session, asked to live `session_timeout_s` without a sign of life.
+    """Open a store with a new session, whose time-out is `session_timeout_s`.
 
-    The server clamps that to its own limits (2 to 20 ticks unless configured) and kazoo does not tell.
-    Raises `ConfigError` with one line that names the address and the remedy if there is no session in time.
+    The server limits that to its own bounds (2 to 20 ticks unless configured), which kazoo does not report. Raises
+    `ConfigError` with one line that names the address and the remedy if there is no session in time.
     """
     try:
         store = ZookeeperStore(settings, session_timeout_s)
@@ -73,7 +73,7 @@ async def connect(
 
 
 class ZookeeperStore:
-    """One session at a time with ZooKeeper; see `edl.coordination.store.Store` for every promise."""
+    """A store with one session at a time at ZooKeeper; `edl.coordination.store.Store` has every guarantee."""
 
     def __init__(self, settings: Coordinator, session_timeout_s: float) -> None:
         self._settings = settings
@@ -181,14 +181,16 @@ class ZookeeperStore:
     # --------------------------------------------------------------------------------------------------- calling
 
     async def _call(self, path: str, start: Callable[[KazooClient], Any]) -> Any:
-        """Carry out one request of kazoo's; every error comes out as one of the port's."""
+        """Carry out one request of kazoo's; every error comes out as an error of the port."""
         if os.getpid() != self._pid:
             raise UsageError("a session with the coordinator does not survive a fork: connect in the child process")
         if self._closed:
             raise StoreUnavailable("the store is closed")
         try:
             async with self._turns.turn():
-                if self.link is not Link.CONNECTED:  # kazoo would keep it, and send it long after we have given up
+                if (
+                    self.link is not Link.CONNECTED
+                ):  # kazoo would queue the request, and send it after the caller gave up
                     raise StoreUnavailable(f"not connected to the coordinator {self._settings.hosts}")
                 return await kazoo_client.settle(start(self._client))
         except TimeoutError as error:
@@ -197,7 +199,9 @@ class ZookeeperStore:
             raise translate(error, path) from error
 
     async def _ensure(self, at: str) -> None:
-        """Create an empty node and what is missing above. What is there is left alone: it may not open to us."""
+        """Create an empty node and its missing parents. An existing node is left alone, because this client may have no
+        access to it.
+        """
         try:
             await self._call(at, lambda client: client.create_async(at))
         except NodeExists:
@@ -240,7 +244,7 @@ class ZookeeperStore:
     # ------------------------------------------------------------------------------------------------ connecting
 
     async def _open(self) -> None:
-        """Wait for a first session that is good for something."""
+        """Wait for a first session on which a request succeeds."""
         self._client.start_async()
         await self._connected.wait()
         while True:
@@ -255,7 +259,7 @@ class ZookeeperStore:
                 await asyncio.sleep(_OPEN_RETRY_S)
 
     def _moved(self, client: KazooClient, link: Link, session: int) -> None:
-        if client is not self._client or link is self._link:  # a spare's news, or a dropped one's
+        if client is not self._client or link is self._link:  # from a spare client, or from a dropped one
             return
         self._link = link
         if link is Link.CONNECTED:
@@ -272,11 +276,11 @@ class ZookeeperStore:
             link_watch.moved(link)
 
     async def _replace_client(self) -> None:
-        """Start over with a new client if a server is there but takes the old one back no more.
+        """Replace the client by a new one if a server is there but no longer accepts the old client.
 
-        A server whose data was wiped refuses a client that "has seen zxid ..." and kazoo would try for ever; but after
-        an outage of the service a session goes on, so that a new client alone is no reason to drop the old one: it has
-        the time of a few attempts to come back before it is given up.
+        A server whose data were wiped refuses a client that "has seen zxid ..." and kazoo would retry for ever. But
+        after an outage of the service a session goes on, so the success of a new client is no reason to drop the old
+        one: the old one has the time of a few attempts to come back before it is given up.
         """
         await asyncio.sleep(_STUCK_SESSIONS * self._session_timeout_s)
         unneeded = spare = kazoo_client.make_client(self._settings, self._session_timeout_s)

@@ -1,10 +1,10 @@
-"""Watches that last, over ZooKeeper's that fire once.
+"""Lasting watches over ZooKeeper's one-time watches.
 
-Owns: re-arming after each event and each reconnect, and merging wakes. Does not own: what a wake means to the woken.
+Owns: re-arming after each event and each reconnect, and merging wakes. Does not own: what the caller does after a wake.
 
-The order is what matters: a watch is armed again *before* any waiting task is woken. The request to arm is then in
-kazoo's queue ahead of any read that the wake leads to, and a session's requests are served in order, so that no change
-falls between.
+The order matters: a watch is armed again *before* any waiting task is woken. The request to arm is then in kazoo's
+queue ahead of any read that the wake causes, and a session's requests are served in order, so that no change is missed
+in between.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edl.coordination.store import Link
 
 
 class NodeWatch:
-    """Lasting watch of one node and of the list of its children."""
+    """A lasting watch of one node and of the list of its children."""
 
     def __init__(self, at: str, wake: Callable[[], None], siblings: list[NodeWatch]) -> None:
         self._at = at
@@ -30,24 +30,26 @@ class NodeWatch:
         self._client: KazooClient | None = None
         self._due: asyncio.Handle | None = None
         self._open = True
-        # One function object for good: kazoo keeps watches in sets, so that arming twice is arming once.
+        # Always the same function object: kazoo keeps watches in sets, so that arming twice is arming once.
         self._watcher = watcher(self._loop, self._event_came)
         siblings.append(self)
 
     def arm(self, client: KazooClient) -> None:
-        """Watch on this client; to no avail while it is not connected, for which `moved` makes up."""
+        """Watch on this client. That has no effect while it is not connected, for which `moved` makes up."""
         self._client = client
         self._arm_value()
         self._arm_children()
 
     def moved(self, client: KazooClient, link: Link) -> None:
-        """The link changed: with a connection, watches that went with the last one are renewed."""
+        """Renew the watches on a new connection, because they ended with the old one."""
         if link is Link.CONNECTED:
             self.arm(client)
             self._wake_soon()
 
     def close(self) -> None:
-        """No wake comes after this. The server forgets its one-time watch when it fires, or with the session."""
+        """Close the watch; no wake follows. The server forgets its one-time watch when it fires, or
+        with the session.
+        """
         if self._open:
             self._open = False
             self._siblings.remove(self)
@@ -55,7 +57,7 @@ class NodeWatch:
             self._due.cancel()
 
     def _event_came(self, kind: str) -> None:
-        if not self._open or kind == EventType.NONE:  # none: the link changed, which `moved` hears of in its order
+        if not self._open or kind == EventType.NONE:  # NONE: the link changed, which `moved` handles
             return
         if kind != EventType.CHILD:
             self._arm_value()
@@ -81,7 +83,7 @@ class NodeWatch:
 
 
 class LinkWatch:
-    """Watch of the connection's state."""
+    """A watch of the connection's state."""
 
     def __init__(self, wake: Callable[[Link], None], siblings: list[LinkWatch]) -> None:
         self._wake = wake
@@ -89,11 +91,11 @@ class LinkWatch:
         siblings.append(self)
 
     def moved(self, link: Link) -> None:
-        """Pass it on, unless closed by one that heard before."""
+        """Pass the state on, unless an earlier callback has closed this watch."""
         if self in self._siblings:
             self._wake(link)
 
     def close(self) -> None:
-        """No wake comes after this."""
+        """Close the watch; no wake follows."""
         if self in self._siblings:
             self._siblings.remove(self)

@@ -1,7 +1,7 @@
 """The process of the embedded coordinator: `python -m edl.coordination.embedded FOLDER`; `embedded_server` starts it.
 
-Owns: the loop, the clock, and carrying out what `embedded_core` says. It listens on a socket in FOLDER that only its
-user can open, and keeps its journal there.
+Owns: the loop, the clock, and carrying out the commands of `embedded_core`. It listens on a socket in FOLDER that only
+its user can open, and keeps its journal there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edl.transport.pipe import Connection, PipeServer
 logger = logging.getLogger("edl")
 
 MAX_BYTES = 256 << 20
-"""Most that the nodes of jobs may hold; of one job they are a few MiB."""
+"""Largest size of all nodes together; the nodes of one job have a few MiB."""
 
 _LOOK_S = 0.2
 
@@ -34,7 +34,7 @@ class EmbeddedServer:
     """One server on its event loop."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ConfigError with one line: the folder's journal is of no use."""
+        """Read the journal of `folder`. Raises ConfigError with one line if the journal cannot be used."""
         self._state = StoreState(MAX_BYTES)
         try:
             self._journal = Journal(folder / JOURNAL, self._state)
@@ -49,7 +49,7 @@ class EmbeddedServer:
         self._complaint = ""
 
     async def serve(self) -> None:
-        """Until it is cancelled."""
+        """Serve until cancelled."""
         await self._pipe.start()
         logger.info(SERVES)
         while True:

@@ -1,6 +1,6 @@
-"""A fault to plan on the embedded coordinator: a session that ends behind its store's back.
+"""A planned fault on the embedded coordinator: a session that ends without its store's knowledge.
 
-Owns: what tests and benchmarks need for it. Nothing of the product imports it.
+Owns: the means for tests and benchmarks. No module of the product imports it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _END_S = 10.0
 
 
 async def end_session(store: Store, through: Coordinator) -> None:
-    """End it by another client; nothing where no server answers."""
+    """End the store's session by another client; do nothing if no server answers."""
     gone = asyncio.Event()
     client = LoopClient(through.socket, Told, lambda *_: None, lambda _: gone.set())
     try:

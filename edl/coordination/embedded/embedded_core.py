@@ -1,10 +1,11 @@
-"""What the embedded coordinator does about each message and as time goes by. Pure.
+"""The decisions of the embedded coordinator about each message, and as time goes by. Pure.
 
-Owns: which connection has which session, when a session is over, who watches what, and the answers. Does not own:
-what a transaction does (`store_state`), where changes are kept (`journal`), nor sockets and clocks (`__main__`).
+Owns: which connection has which session, when a session has expired, which connections watch which nodes, and the
+answers. Does not own: the effect of a transaction (`store_state`), where changes are kept (`journal`), nor sockets and
+clocks (`__main__`).
 
-A change is first planned, then kept, and only then does it count and is answered: `settle`; or, where it cannot be
-kept, `refuse`. Between the two no other message may come.
+A change is first planned, then written to the journal, and only then accepted and answered (`settle`); if it cannot be
+written, it is refused (`refuse`). No other message may be handled between the two.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from edl.errors import Fenced, UsageError
 
 UNKEPT: Final = "StoreUnavailable"
 STOOD_STILL_S: Final = 1.0
-"""A server that did not look for so long could hear no sign of life meanwhile: no session's time went by."""
+"""A server that was suspended for so long received no sign of life meanwhile: all deadlines are moved by that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +66,15 @@ Command = SendTold | HangUp
 
 @dataclass(frozen=True, slots=True)
 class PlannedRecord:
-    """A change that does not count before it is kept."""
+    """A change that counts only once the journal has it."""
 
     prepared: PreparedRecord
-    link: int = 0  # whose question it is; 0: no link's
-    number: int = 0  # of the question
+    link: int = 0  # link that has asked for the change; 0: none has
+    number: int = 0  # number of the question
 
 
 class EmbeddedCore:
-    """Links are numbers of connections, from 1."""
+    """The coordinator's machine. Links are numbers of connections, from 1."""
 
     def __init__(self, state: StoreState, now: float) -> None:
         self._state = state
@@ -84,7 +85,7 @@ class EmbeddedCore:
         self._watching: defaultdict[str, set[int]] = defaultdict(set)  # links, by path
 
     def hear(self, link: int, message: Asked, now: float, fresh: int) -> list[Command] | PlannedRecord:
-        """`fresh`: the number of the session that begins here, if one does; no other has ever had it."""
+        """Handle a message. `fresh` is a number that no session has had, for a session that may begin here."""
         session = self._sessions.get(link)
         match message:
             case BeginSession(wanted, timeout_s) if session is None:
@@ -98,7 +99,7 @@ class EmbeddedCore:
             case question:
                 if session is not None:
                     self._deadlines[session] = now + self._state.sessions[session]
-                    with contextlib.suppress(UsageError):  # of what our own clients do not send
+                    with contextlib.suppress(UsageError):  # from a message that edl's own clients never send
                         return self._answer(link, session, question)
         return [HangUp(link)]
 
@@ -137,7 +138,7 @@ class EmbeddedCore:
             return [SendTold(link, OpsRefused(asked.number, type(error).__name__, str(error)))]
 
     def settle(self, plan: PlannedRecord, now: float) -> list[Command]:
-        """It is kept: it counts."""
+        """Accept a change that the journal has, and answer it."""
         self._state.accept(plan.prepared)
         watched = plan.prepared.changes.keys() & self._watching.keys()
         told: list[Command] = [SendTold(link, NodeChanged(path)) for path in watched for link in self._watching[path]]
@@ -153,11 +154,13 @@ class EmbeddedCore:
                 return [*told, SendTold(plan.link, OpsDone(plan.number, plan.prepared.results))]
 
     def refuse(self, plan: PlannedRecord, why: str) -> list[Command]:
-        """It cannot be kept, and nothing is changed: the end of a session is tried again later."""
+        """Answer a change that the journal could not take; nothing is changed, and the end of a session is tried again
+        later.
+        """
         return [SendTold(plan.link, OpsRefused(plan.number, UNKEPT, why))] if plan.link else []
 
     def expired(self, now: float) -> list[int]:
-        """The sessions that have given no sign of life for too long."""
+        """Return the sessions that have given no sign of life for too long."""
         stood_still_s = now - self._looked_at
         self._looked_at = now
         if stood_still_s > STOOD_STILL_S:
@@ -168,7 +171,7 @@ class EmbeddedCore:
         return PlannedRecord(self._state.prepare(SessionEnded(session)))
 
     def left(self, link: int) -> None:
-        """The connection is gone; the session lives on for its time."""
+        """Forget a connection that is gone; its session lives on until it expires."""
         session = self._sessions.pop(link, None)
         if session is not None:
             del self._links[session]

@@ -1,7 +1,7 @@
-"""The local coordinator as a process of edl's own: it lives as long as the launcher that started it.
+"""The local coordinator as a process of edl's own, which lives as long as the launcher that started it.
 
-Owns: its folder (private, locked) and its command line. Does not own: what the process does (`__main__`), its life
-(`local_life`), nor the decision to have one.
+Owns: its folder (private, locked) and its command line. Does not own: the process's work (`__main__`), its life
+(`local_life`), nor the decision to start it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIME = re.compile(r"^[-\d]+ [\d:,]+ ")
 
 
 class EmbeddedProcess(ChildServer):
-    """Its process."""
+    """The child process of the embedded coordinator."""
 
     name = "coordinator"
 
@@ -39,7 +39,7 @@ class EmbeddedProcess(ChildServer):
         super().__init__(folder, LOOPBACK, 0, keep_open=[lock])
 
     def forget(self) -> None:
-        """Remove its socket; after its end."""
+        """Remove the process's socket. Call it after the process's end."""
         (self._folder / SOCKET).unlink(missing_ok=True)
 
     def last_words(self) -> str:
@@ -53,12 +53,12 @@ class EmbeddedProcess(ChildServer):
         return SERVES in self._log_text()
 
     def _command(self) -> list[str]:
-        # -P: not the job's folder
+        # -P keeps the job's folder out of the module path.
         return [sys.executable, "-P", "-m", "edl.coordination.embedded", str(self._folder)]
 
 
 class LocalEmbedded(LocalLife[EmbeddedProcess]):
-    """A server for the jobs of one launcher, with the promises of `edl.coordination.server.LocalServer`."""
+    """A server for the jobs of one launcher, with the guarantees of `edl.coordination.server.LocalServer`."""
 
     def __init__(self, lock: int, process: EmbeddedProcess, folder: Path) -> None:
         super().__init__(lock, process)
@@ -73,7 +73,8 @@ class LocalEmbedded(LocalLife[EmbeddedProcess]):
         digest: Digest | None = None,  # noqa: ARG003 - the folder keeps others out
         address: str | None = None,
     ) -> LocalEmbedded:
-        """Start one in `folder`, which is created, and wait until it serves. Only this user's processes come in.
+        """Start a server in `folder`, which is created, and wait until it serves. Only processes of this user can
+        connect.
 
         A folder that was used before keeps its data. Raises `ConfigError` with one line and the remedy: a port or an
         address is asked for, the folder is in use, or its journal is damaged.
@@ -90,5 +91,5 @@ class LocalEmbedded(LocalLife[EmbeddedProcess]):
 
     @property
     def coordinator(self) -> Coordinator:
-        """How to connect."""
+        """The settings of a connection."""
         return Coordinator(f"{EMBEDDED}://{self._socket}")

@@ -1,10 +1,10 @@
 """The store port on the embedded coordinator.
 
-Owns: connecting and connecting again, the session, and when its link may be trusted. Does not own: what the calls do,
-which is the server's (`embedded_core`), nor how watches last (`tree_store`).
+Owns: connecting and reconnecting, the session, and when its link may be trusted. Does not own: the effect of calls,
+which the server decides (`embedded_core`), nor how long watches last (`tree_store`).
 
-A sign of life is sent every third of the session's time-out, and its answer waited for as long, so that a silent server
-is noticed before the session can be over. A process that was paused compares the clock before it trusts its link.
+A sign of life is sent every third of the session's time-out, and its answer awaited for as long, so that a silent
+server is noticed before the session can expire. A process that was paused compares the clock before it trusts its link.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from edl.transport.errors import PipeClosed
 from edl.transport.pipe import Connection, LoopClient
 
 _IN_FLIGHT = 32
-"""Calls at once: what they and their answers may hold together fits into a pipe's bound."""
+"""Concurrent calls: the largest calls and answers together fit into a pipe's bound."""
 
 _BEATS = 3  # signs of life in a session's time-out
 _FIRST_PAUSE_S = 0.05
@@ -58,7 +58,7 @@ _ERRORS: dict[str, type[EdlError]] = {error.__name__: error for error in (Fenced
 
 
 async def connect(settings: Coordinator, session_timeout_s: float, *, connect_timeout_s: float = 10.0) -> EmbeddedStore:
-    """A store with a new session, which lives `session_timeout_s` without a sign of life.
+    """Open a store with a new session, which expires after `session_timeout_s` without a sign of life.
 
     Raises `ConfigError` with one line and the remedy if there is no session in time.
     """
@@ -77,11 +77,11 @@ async def connect(settings: Coordinator, session_timeout_s: float, *, connect_ti
 
 
 class ChangeUnkept(StoreUnavailable):
-    """The coordinator has no room to keep a change, and has not made it."""
+    """The coordinator had no room to keep a change, and has not made it."""
 
 
 class EmbeddedLine:
-    """One connection, and the questions that wait for their answers on it."""
+    """One connection, and its questions that wait for answers."""
 
     def __init__(self, path: str, changed: Callable[[str], None]) -> None:
         self._client = LoopClient(path, Told, self._heard, self._gone)
@@ -92,7 +92,7 @@ class EmbeddedLine:
         self.lost = asyncio.Event()
 
     async def begin(self, session: int, timeout_s: float) -> int:
-        """Connect, and have this session or another. Raises StoreUnavailable."""
+        """Connect, and resume this session or begin another; return its number. Raises StoreUnavailable."""
         try:
             self._connection = await self._client.connect()
         except PipeClosed as error:
@@ -105,7 +105,9 @@ class EmbeddedLine:
             self._connection.send(message)
 
     async def ask(self, question: Callable[[int], SignOfLife | ReadNode | ListChildren | CommitOps]) -> Any:
-        """The answer. Raises StoreUnavailable when the connection is lost before it comes."""
+        """Send a question and return the answer. Raises StoreUnavailable when the connection is lost before the answer
+        comes.
+        """
         if self._connection is None or self.lost.is_set():
             raise StoreUnavailable("not connected to the coordinator")
         self._number += 1
@@ -153,7 +155,9 @@ class EmbeddedLine:
 
 
 class EmbeddedStore(TreeStore):
-    """One session at a time with the embedded coordinator; see `edl.coordination.store.Store` for every promise."""
+    """A store with one session at a time at the embedded coordinator; `edl.coordination.store.Store` has every
+    guarantee.
+    """
 
     def __init__(self, settings: Coordinator, session_timeout_s: float) -> None:
         super().__init__(Link.LOST)
@@ -165,7 +169,7 @@ class EmbeddedStore(TreeStore):
         self._trusted_until = 0.0
         self._connected = asyncio.Event()
         self._complaint = ""
-        self._line: EmbeddedLine | None = None  # one that has the session
+        self._line: EmbeddedLine | None = None  # the connection that has the session
         self._running = self._loop.create_task(self._run(), name="session with the embedded coordinator")
 
     @property
@@ -206,7 +210,7 @@ class EmbeddedStore(TreeStore):
 
     @asynccontextmanager
     async def _reached(self) -> AsyncIterator[EmbeddedLine]:
-        """The connection, within a bound; every error comes out as one of the port's."""
+        """Yield the connection, with a bound on the calls in flight; every error comes out as an error of the port."""
         if os.getpid() != self._pid:
             raise UsageError("a session with the coordinator does not survive a fork: connect in the child process")
         if self._closed:
@@ -227,7 +231,7 @@ class EmbeddedStore(TreeStore):
         watches = self._watches.get(path)
         if watches:
             self._wake((path,))
-        elif self._line is not None:  # all were closed since
+        elif self._line is not None:  # all watches of the path were closed since
             self._watches.pop(path, None)
             self._line.say(UnwatchPath(path))
 
@@ -241,7 +245,7 @@ class EmbeddedStore(TreeStore):
             pause_s = _FIRST_PAUSE_S if served else min(RECONNECT_MAX_S, max(_FIRST_PAUSE_S, 1.5 * pause_s))
 
     async def _visit(self) -> bool:
-        """Stay with the server for as long as it serves; whether it ever did."""
+        """Serve the session on one connection until the connection is lost; return True if there was a session."""
         line = EmbeddedLine(self._settings.socket, self._changed)
         try:
             asked_at = self._loop.time()
@@ -271,14 +275,15 @@ class EmbeddedStore(TreeStore):
         self._wake(list(self._watches))
 
     async def _beat_on(self, line: EmbeddedLine) -> None:
-        """Until the line is lost, or does not answer in time."""
+        """Send signs of life until the connection is lost, or does not answer in time."""
         ended = self._loop.create_task(line.lost.wait())
         try:
             while not ended.done():
                 asked_at = self._loop.time()
                 async with asyncio.timeout(self._timeout_s / _BEATS):
                     await line.ask(SignOfLife)
-                if self._loop.time() >= self._trusted_until:  # `link` has said so meanwhile: all must hear of it
+                # `link` was SUSPENDED meanwhile, because the answer came late: the watchers must learn of it.
+                if self._loop.time() >= self._trusted_until:
                     return
                 self._trusted_until = asked_at + self._timeout_s
                 await asyncio.wait({ended}, timeout=asked_at + self._timeout_s / _BEATS - self._loop.time())

@@ -1,12 +1,13 @@
-"""The journal of the embedded coordinator: what it has acknowledged, on disk, so that it may be killed at any time.
+"""The journal of the embedded coordinator: all acknowledged changes, on disk, so that the process may be killed at any
+time.
 
 Owns: the form of the file, reading it back, and its bound. Does not own: what records mean (`store_state`).
 
-The file is a snapshot of the state and the records accepted since, each in a frame: its length, the CRC of what it
-holds, a CRC of these two, and msgpack. A process that is killed as it writes leaves a prefix of a frame. So a frame
-that ends too early is the last write, of which no client was told, and is dropped; any other fault is damage, and
-nothing that follows it may be believed. A file that has grown to twice its snapshot and more gives way to a new one by
-a rename. Nothing is forced to the disk itself (no fsync): the file survives the process, not a power cut.
+The file is a snapshot of the state and the records accepted since, each in a frame: length, CRC of the content, a CRC
+of these two, and the content in msgpack. A process that is killed while it writes leaves a prefix of a frame. So a
+frame that ends too early is the last write, which no client saw acknowledged, and is dropped; any other fault is
+damage, and the rest of the file cannot be trusted. A file that has grown to more than twice its snapshot is replaced by
+a new one by a rename. Nothing is forced to the disk itself (no fsync): the file survives the process, not a power cut.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ logger = logging.getLogger("edl")
 
 MAGIC: Final = b"edl journal 1\n"
 SLACK_BYTES: Final = 8 << 20
-"""A journal may always grow by so much beyond its snapshot: small ones are not written anew all the time."""
+"""A journal may always grow by this much beyond its snapshot, so that small journals are not rewritten all the time."""
 
 _HEAD = struct.Struct(">II")  # length and CRC of the content
 _CHECK = struct.Struct(">I")  # CRC of the head
@@ -39,7 +40,7 @@ _HEAD_BYTES: Final = _HEAD.size + _CHECK.size
 
 
 class StateSnapshot(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A state as it was; so many `KeptNode` follow."""
+    """The head of a snapshot; `nodes` frames of `KeptNode` follow it."""
 
     stamp: int
     sessions: dict[int, float]
@@ -61,7 +62,7 @@ _FRAMES: msgspec.msgpack.Decoder[StateSnapshot | KeptNode | Record] = msgspec.ms
 
 
 class JournalDamaged(ConfigError):
-    """Somewhere before the end of a journal there is what no server has written."""
+    """The journal has bytes before its end that no server has written."""
 
     def __init__(self, at: int) -> None:
         super().__init__(f"it is damaged at byte {at}")
@@ -78,7 +79,7 @@ def framed(record: Any) -> bytes:
 
 
 def written(state: StoreState) -> Iterator[bytes]:
-    """A journal that begins with this state, piece by piece."""
+    """Yield a journal that begins with this state, piece by piece."""
     yield MAGIC
     yield framed(StateSnapshot(state.stamp, state.sessions, len(state.tree)))
     for path, entry in state.tree.items():
@@ -86,8 +87,10 @@ def written(state: StoreState) -> Iterator[bytes]:
 
 
 def read_back(journal: bytes, state: StoreState) -> tuple[int, int]:
-    """Bring an empty state to where the journal ends: how many of its bytes are good, and of them how many are its
-    snapshot. Raises `JournalDamaged`.
+    """Restore an empty state from the journal; return the number of good bytes, and the size of the snapshot among
+    them.
+
+    Raises `JournalDamaged`.
     """
     if not journal.startswith(MAGIC):
         raise JournalDamaged(0)
@@ -99,21 +102,21 @@ def read_back(journal: bytes, state: StoreState) -> tuple[int, int]:
             raise JournalDamaged(at)
         try:
             state.accept(state.prepare(record))
-        except EdlError:  # what was refused is not written down
+        except EdlError:  # a refused record is never written
             raise JournalDamaged(at) from None
         end = record_end
     return end, base
 
 
 def _restored(frames: Iterator[tuple[int, Any, int]], state: StoreState) -> int:
-    """Take the snapshot off the front; where it ends."""
+    """Restore the snapshot at the front; return where it ends."""
     at, first, end = next(frames, (len(MAGIC), None, 0))
     if not isinstance(first, StateSnapshot):
         raise JournalDamaged(at)
     tree: dict[str, Entry] = {}
     while len(tree) < first.nodes:
         at, one, end = next(frames, (end, None, 0))
-        if not isinstance(one, KeptNode):  # a snapshot is whole before the file has its name
+        if not isinstance(one, KeptNode):  # the file got its name only when the snapshot was whole
             raise JournalDamaged(at)
         tree[one.path] = Entry(one.node, one.children, one.created_children)
     state.restore(tree, first.sessions, first.stamp)
@@ -121,7 +124,7 @@ def _restored(frames: Iterator[tuple[int, Any, int]], state: StoreState) -> int:
 
 
 def _frames(journal: bytes, at: int) -> Iterator[tuple[int, Any, int]]:
-    """Yield where each whole frame begins, what it holds, and where it ends."""
+    """Yield each whole frame: where it begins, its content, and where it ends."""
     while len(journal) - at >= _HEAD_BYTES:
         head = journal[at : at + _HEAD.size]
         length, crc = _HEAD.unpack(head)
@@ -144,10 +147,10 @@ def _frames(journal: bytes, at: int) -> Iterator[tuple[int, Any, int]]:
 
 
 class Journal:
-    """The file, which one process at a time has open."""
+    """The file, which only one process at a time has open."""
 
     def __init__(self, path: Path, state: StoreState) -> None:
-        """Read it back into an empty state, or begin one. Raises `ConfigError` with one line, `OSError`."""
+        """Read the journal back into an empty state, or begin one. Raises `ConfigError` with one line, `OSError`."""
         self._path = path
         self._draft = path.with_name(f"{path.name}.new")
         self._draft.unlink(missing_ok=True)
@@ -164,28 +167,30 @@ class Journal:
 
     @property
     def removed(self) -> bool:
-        """Tell whether its name is gone, so that what is written would not outlive this process."""
+        """Tell whether the file was removed or replaced, so that further records would not outlive this process."""
         try:
             return self._path.stat().st_ino != os.fstat(self._file).st_ino
         except OSError:
             return True
 
     def append(self, record: Record) -> None:
-        """Keep it. Raises OSError, and then it is as before."""
+        """Append a record. After an OSError the journal is as before."""
         frame = rest = framed(record)
         try:
-            while rest:  # of a part, the next try says why it was no more
+            while rest:  # after a short write, the next try raises the reason
                 rest = rest[os.write(self._file, rest) :]
         except OSError:
             try:
                 os.ftruncate(self._file, self._end)
-            except OSError as error:  # what follows half a frame could not be read back: begin again, without it
+            except OSError as error:  # records after half a frame could not be read back: end, and start without it
                 sys.exit(f"the journal {self._path} can be written no more: {error}")
             raise
         self._end += len(frame)
 
     def compact(self, state: StoreState) -> None:
-        """Begin anew with this state. Raises OSError, and then it is as before, and full again after as much more."""
+        """Begin a new file with this state. After an OSError the journal is as before, and `full` again after as many
+        more bytes.
+        """
         try:
             with self._draft.open("wb") as draft:
                 self._draft.chmod(0o600)

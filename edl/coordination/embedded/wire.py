@@ -1,7 +1,7 @@
-"""What the embedded coordinator and its clients say to each other over a private pipe (`edl.transport.pipe`).
+"""The messages between the embedded coordinator and its clients, over a private pipe (`edl.transport.pipe`).
 
-A client begins with `BeginSession`, or says `EndSession` and no more. Its questions are carried out in their order, and
-answered in it. A server tells of a change before it answers any question that was asked after the change.
+A client sends `BeginSession` first, or only `EndSession`. Its questions are carried out and answered in order. The
+server reports a change before it answers any question that was asked after the change.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class _WireMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class BeginSession(_WireMessage, frozen=True):
-    """Take up this session, or where it is over (0: there was none) begin another."""
+    """Resume this session; if it is over, or 0, begin another."""
 
     session: int
     timeout_s: TimeoutS
 
 
 class EndSession(_WireMessage, frozen=True):
-    """End the session; the server hangs up when that is done."""
+    """End the session; the server then closes the connection."""
 
     session: int
 
 
 class SignOfLife(_WireMessage, frozen=True):
-    """A sign of life, as any message is."""
+    """Keep the session alive, as any message does."""
 
     number: int
 
@@ -61,7 +61,7 @@ class CommitOps(_WireMessage, frozen=True):
 
 
 class WatchPath(_WireMessage, frozen=True):
-    """Tell of changes of this node, or of the list of its children, from now on."""
+    """Report changes of this node, or of the list of its children, from now on."""
 
     path: str
 
@@ -99,7 +99,7 @@ class ChildrenListed(_WireMessage, frozen=True):
 
 
 class OpsRefused(_WireMessage, frozen=True):
-    """Nothing was changed. `why`: the name of the port's error; `op`: which operation is the culprit, -1: none is."""
+    """Nothing was changed. `why` is the name of the port's error; `op` is the index of the refused operation, or -1."""
 
     number: int
     why: str

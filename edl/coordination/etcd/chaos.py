@@ -1,6 +1,7 @@
-"""Faults to plan on etcd: a cluster whose servers can be killed and frozen, and a session to end.
+"""Planned faults on etcd: a cluster whose servers can be killed and frozen, and a session that ends.
 
-Owns: what tests and benchmarks need to break etcd on purpose. Does not own: when. Nothing of the product imports it.
+Owns: the means by which tests and benchmarks break etcd on purpose. Does not own: when they do so. No module of the
+product imports it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _ASK_S = 10.0
 
 
 class EtcdCluster:
-    """Several servers on this machine that elect a leader of their own and agree by majority."""
+    """Several servers on this machine that elect a leader among themselves and agree by majority."""
 
     def __init__(self, folder: Path, size: int = 3) -> None:
         ports = [free_port() for _ in range(2 * size)]
@@ -46,32 +47,32 @@ class EtcdCluster:
 
     @property
     def coordinator(self) -> Coordinator:
-        """How to connect."""
+        """The settings of a connection."""
         return Coordinator("etcd://" + ",".join(f"{LOOPBACK}:{server.port}" for server in self.servers))
 
     async def start(self) -> None:
-        """Start all of them and wait until all serve. Raises `ConfigError` if one does not."""
+        """Start all servers and wait until all serve. Raises `ConfigError` if one does not."""
         for server in self.servers:
             server.spawn()
         await asyncio.gather(*(server.wait_ready(_START_S) for server in self.servers))
 
     async def kill(self, index: int) -> None:
-        """Kill one, as the kernel would for want of memory."""
+        """Kill one server, as the kernel would when memory runs out."""
         self.servers[index].signal(signal.SIGKILL)
         await self.servers[index].wait_exit()
 
     async def restart(self, index: int) -> None:
-        """Bring a killed one back, with its data."""
+        """Start a killed server again, with its data."""
         self.servers[index].spawn()
         await self.servers[index].wait_ready(_START_S)
 
     async def stop(self) -> None:
-        """End all of them."""
+        """End all servers."""
         await asyncio.gather(*(server.stop() for server in self.servers))
 
 
 async def expire_lease(store: EtcdStore, through: Coordinator) -> None:
-    """End the store's session behind its back, by another client, at the first server that answers."""
+    """End the store's session without its knowledge, by another client, at the first server that answers."""
     session = store.session
     for address in through.endpoints:
         connection = EtcdConnection(address, through, patience_s=_ASK_S)

@@ -1,6 +1,7 @@
 """One connection to one etcd server: calls and streams, TLS, and the token that a password is exchanged for.
 
-Owns: gRPC's settings, its errors, and renewing the token. Does not own: which server (`session`), nor what is said.
+Owns: gRPC's settings, its errors, and renewing the token. Does not own: the choice of server (`session`), nor the
+messages.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ A = TypeVar("A")
 Metadata = tuple[tuple[str, str], ...]
 
 _MAX_BYTES = 64 * 1024 * 1024
-"""gRPC's own bound for an answer is 4 MiB; a list of many children, or a few large nodes at once, is more."""
+"""Largest answer: a list of many children, or a few large nodes together, exceed gRPC's default of 4 MiB."""
 
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", _MAX_BYTES),
     ("grpc.max_send_message_length", _MAX_BYTES),
     ("grpc.enable_http_proxy", 0),  # else http_proxy of the environment sends the job's calls to a stranger
-    ("grpc.enable_retries", 0),  # a write that was not answered may have happened: the caller looks
+    ("grpc.enable_retries", 0),  # an unanswered write may have happened: the caller checks that
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.use_local_subchannel_pool", 1),  # a new connection begins without the back-off of the last one
     ("grpc.http2.bdp_probe", 0),
@@ -42,7 +43,7 @@ _OPTIONS: list[tuple[str, int | str]] = [
 
 
 class EtcdConnection:
-    """Open it, use it, close it. Every call is bounded by what its caller says."""
+    """A connection to open, use and close. The caller bounds the time of every call."""
 
     def __init__(self, address: tuple[str, int], coordinator: Coordinator, *, patience_s: float) -> None:
         self._host, self._port = address
@@ -54,11 +55,11 @@ class EtcdConnection:
 
     @property
     def known(self) -> bool:
-        """Whether the server has taken the password."""
+        """True if the server has accepted the password."""
         return bool(self._metadata)
 
     async def open(self) -> None:
-        """Raises StoreUnavailable, and AccessDenied for a password that the server does not take."""
+        """Connect. Raises StoreUnavailable, and AccessDenied if the server does not accept the password."""
         target = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         if self._host.startswith("/"):
             target = f"unix:{self._host}"
@@ -71,7 +72,7 @@ class EtcdConnection:
         await self._authenticate(self._metadata)
 
     async def call(self, method: Method[Q, A], request: Q, *, timeout_s: float, path: str = "/") -> A:
-        """Raises what the port says; a token that is too old is renewed first."""
+        """Make a call; renew an expired token and retry once. Raises the port's errors."""
         used = self._metadata
         try:
             return await self._once(method, request, timeout_s, path, used)
@@ -83,13 +84,13 @@ class EtcdConnection:
             raise StoreUnavailable("the coordinator takes no token of its own making") from error
 
     def stream(self, method: Method[Q, A]) -> Any:
-        """A call in both directions; `received` reads from it."""
+        """Begin a call in both directions; `received` reads from it."""
         return self._opened().stream_stream(
             method.path, request_serializer=encode, response_deserializer=functools.partial(decode, method.answer)
         )(metadata=self._metadata)
 
     async def close(self) -> None:
-        """What is under way ends as a broken connection does."""
+        """Close the connection. Calls in flight end as if it had broken."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -108,10 +109,10 @@ class EtcdConnection:
             raise StoreUnavailable("the connection to the coordinator was given up") from error
 
     async def _authenticate(self, used: Metadata) -> None:
-        """Once for all calls that were refused with the same token.
+        """Get a new token, once for all calls that were refused with the token `used`.
 
-        It stays until another is there: a call that begins meanwhile is refused and waits, too. One without any token
-        would be a stranger's.
+        The old token stays until the new one is there: a call that begins meanwhile is refused and waits, too. A call
+        without a token would count as a stranger's.
         """
         digest = self._coordinator.digest
         if digest is None or self._coordinator.socket:  # the socket's folder lets no other user in
@@ -133,7 +134,9 @@ class EtcdConnection:
         return self._channel
 
     async def _names_it_shows(self, tls: Tls) -> list[tuple[str, str]]:
-        """The host's name is always compared by gRPC. Where it is not to be, gRPC is told one that fits."""
+        """Return the gRPC option for `check_hostname=False`. gRPC always compares the host's name, so gRPC is given a
+        name that the certificate has.
+        """
         if tls.check_hostname:
             return []
         name = await aside(
@@ -143,7 +146,7 @@ class EtcdConnection:
 
 
 async def received(stream: Any) -> Any:
-    """The next message of a stream. Raises StoreUnavailable at its end."""
+    """Return the next message of a stream. Raises StoreUnavailable at its end."""
     try:
         message = await stream.read()
     except grpc.aio.AioRpcError as error:
@@ -159,7 +162,7 @@ async def received(stream: Any) -> Any:
 
 
 async def sent(stream: Any, message: object) -> None:
-    """Raises StoreUnavailable when the stream has ended."""
+    """Send a message on a stream. Raises StoreUnavailable when the stream has ended."""
     try:
         await stream.write(message)
     except grpc.aio.AioRpcError as error:
@@ -173,7 +176,7 @@ async def sent(stream: Any, message: object) -> None:
 
 
 def _is_cancelled() -> bool:
-    """Whether it is this task that is cancelled: gRPC says the same of a call whose channel was closed."""
+    """Tell whether this task is cancelled: gRPC raises the same error for a call whose channel was closed."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -187,7 +190,7 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 def _shown_name(host: str, port: int, tls: Tls, timeout_s: float) -> str:
-    """A name in the certificate, which the authority must have signed all the same; empty without an answer."""
+    """Return a name in the certificate, which the authority must have signed all the same; "" without an answer."""
     try:
         with (
             socket.create_connection((host, port), timeout_s) as plain,

@@ -1,6 +1,6 @@
-"""etcd's errors in the port's words. Pure.
+"""Translation of etcd's errors into the port's errors. Pure.
 
-Owns: which of them mean no answer, no access, or a token that is to be renewed. Does not own: what a caller does then.
+Owns: which of them mean no answer, no access, or a token to renew. Does not own: what a caller does then.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _NO_ANSWER = {
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.ABORTED,
-    grpc.StatusCode.INTERNAL,  # of a connection that breaks in the middle of an answer
-    grpc.StatusCode.UNKNOWN,  # of a server that stops: "raft: stopped", "context canceled"
+    grpc.StatusCode.INTERNAL,  # the connection broke in the middle of an answer
+    grpc.StatusCode.UNKNOWN,  # the server stops: "raft: stopped", "context canceled"
     grpc.StatusCode.RESOURCE_EXHAUSTED,  # too many requests
 }
 
 
 class TokenRefused(EdlError):
-    """The server has forgotten whom it let in: show the password again."""
+    """The token has expired or is unknown: authenticate again."""
 
 
 class LeaseGone(StoreUnavailable):
-    """The session is over."""
+    """The session has expired."""
 
 
 class NoPasswords(EdlError):
-    """The server lets everybody in."""
+    """The server has authentication switched off."""
 
 
 def translate_status(code: grpc.StatusCode, details: str, path: str) -> EdlError:
-    """The port's error for one of gRPC's."""
+    """Return the port's error for a status of gRPC."""
     for words, error in (
         (_OLD_TOKEN, TokenRefused(details)),
         (_NO_ACCESS, AccessDenied(path)),

@@ -1,11 +1,11 @@
-r"""Where a tree of nodes lies in etcd's flat keys, and what stands in the values. Pure.
+r"""The layout of a tree of nodes in etcd's flat keys, and the form of the values. Pure.
 
     <prefix>/nodes/<depth><path>   a node: "<version> <created>\n" and its value; `created` is 0 in what the put that
                                    made it has written
     <prefix>/children<path>        how many children it ever had, as a number to add to this key's own etcd version
     <prefix>/sessions/<lease>      a session that lives: it goes with its lease
 
-With the depth in front, the children of a node are one range of keys, without what lies below them. An ephemeral's
+With the depth in front, the children of a node are one range of keys, without their descendants. An ephemeral's
 owner is the lease of its key. The count of children is in a key of its own so that creating a child is no change of the
 parent; it is *added to the version*, which etcd counts, so that two clients may create children at once without a
 comparison that one of them would lose.
@@ -20,7 +20,7 @@ from edl.coordination.store import StoredNode
 from edl.errors import PeerError
 
 DEFAULT_PREFIX = "/edl"
-"""Where etcd:// names no other; other programs may use the same etcd."""
+"""The prefix if etcd:// names no other; other programs may use the same etcd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class KeyLayout:
         return f"{self.prefix}/nodes/{depth_of(path)}{path}".encode()
 
     def children(self, path: str) -> tuple[bytes, bytes]:
-        """The range of keys of all children: the first that it may have, and the first after all."""
+        """Return the range of keys of all children: the first possible key, and the first after all."""
         first = f"{self.prefix}/nodes/{depth_of(path) + 1}{path.rstrip('/')}/".encode()
         return first, first[:-1] + b"0"
 
@@ -44,7 +44,7 @@ class KeyLayout:
         return f"{self.prefix}/sessions/{session:x}".encode()
 
     def all(self) -> tuple[bytes, bytes]:
-        """The range of all of these keys, as a role has to be granted."""
+        """Return the range of all of these keys, as a role has to be granted."""
         return f"{self.prefix}/".encode(), f"{self.prefix}0".encode()
 
 
@@ -53,7 +53,7 @@ def depth_of(path: str) -> int:
 
 
 def name_in(key: bytes) -> str:
-    """The last part of a node's key."""
+    """Return the last part of a node's key."""
     return key.rpartition(b"/")[2].decode()
 
 
@@ -76,5 +76,5 @@ def children_created(count: KeyValue | None) -> int:
 
 
 def count_value(children: int, before: KeyValue | None) -> bytes:
-    """The value that makes `children_created` say so after the next put."""
+    """Return the value for the next put of the count, after which `children_created` returns `children`."""
     return b"%d" % (children - (1 if before is None else before.version + 1))

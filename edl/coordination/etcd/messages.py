@@ -1,5 +1,5 @@
-"""etcd's messages and methods, as far as the store needs them: numbers and names as in etcd's rpc.proto, kv.proto and
-auth.proto (etcd 3.4; the same in 3.5 and 3.6).
+"""etcd's messages and methods, as far as the store needs them. Numbers and names are those of etcd's rpc.proto,
+kv.proto and auth.proto (etcd 3.4; equal in 3.5 and 3.6).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DeleteRangeRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestOp:
-    """etcd's RequestOp: one of these."""
+    """etcd's RequestOp: exactly one of these fields is set."""
 
     request_range: RangeRequest | None = numbered(1)
     request_put: PutRequest | None = numbered(2)
@@ -86,7 +86,7 @@ class RequestOp:
 
 @dataclass(frozen=True, slots=True)
 class ResponseOp:
-    """etcd's ResponseOp; what puts and removals answer is of no interest."""
+    """etcd's ResponseOp; the store ignores the answers to puts and removals."""
 
     response_range: RangeResponse | None = numbered(1)
 
@@ -195,7 +195,7 @@ class AuthenticateResponse:
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """A request that says nothing, or an answer of which nothing is of interest."""
+    """A request without fields, or an answer whose fields the store ignores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class RoleGrantPermissionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Q, A]):
-    """One of etcd's calls: what is asked, and what is answered."""
+    """One of etcd's calls, with the types of its request and its answer."""
 
     path: str
     request: type[Q]

@@ -1,8 +1,8 @@
-"""What a transaction of the port becomes in etcd. Pure.
+"""Plan of a transaction of the port in etcd. Pure.
 
-Owns: from what was read at one revision, the changes to make, and the comparisons under which they are still right; a
-refusal is raised from what was read. Does not own: what operations do to a tree (`tree`, as for the twin in memory),
-nor asking etcd (`store`), which plans anew when a comparison does not hold.
+Owns: from nodes that were read at one revision, the changes to make, and the comparisons under which they are still
+right; a refusal is raised from the nodes that were read. Does not own: the effect of operations on a tree (`tree`,
+which the in-memory store uses too), nor asking etcd (`store`), which plans again when a comparison fails.
 
 etcd compares and changes keys, but knows no tree, and lets a transaction touch no key twice. So the operations are
 carried out on a copy of the few nodes that they touch, and only the difference is written.
@@ -36,24 +36,24 @@ class Seen:
 
     node: KeyValue | None
     count: KeyValue | None = None
-    children: frozenset[str] = frozenset()  # only where they were asked for
+    children: frozenset[str] = frozenset()  # only if `touched` asks for them
 
 
 Snapshot = Mapping[str, Seen]
-"""All of it read at one revision."""
+"""Paths and their nodes, all read at one revision."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdPlan:
-    """A transaction for etcd, and what the port's caller is told if it goes through."""
+    """A transaction for etcd, and the results for the port's caller if it succeeds."""
 
     request: TxnRequest
     results: tuple[str | int | None, ...]
-    numbered: frozenset[str]  # paths that were not read: to be read too, where it does not go through
+    numbered: frozenset[str]  # paths that were not read: read them too if the transaction fails
 
 
 def touched(ops: Sequence[Op], fence: str | None = None) -> dict[str, bool]:
-    """The paths to read, and of which the children too."""
+    """Return the paths to read, each with True if its children are needed too."""
     paths: dict[str, bool] = {} if fence is None else {fence: False}
     for op in ops:
         paths.setdefault(op.path, False)
@@ -65,7 +65,7 @@ def touched(ops: Sequence[Op], fence: str | None = None) -> dict[str, bool]:
 
 
 def with_parents(create: Create, snapshot: Snapshot) -> list[Op]:
-    """The creation, and those of what is missing above."""
+    """Return the creation, preceded by the creation of missing parents."""
     ops: list[Op] = [create]
     above = parent_of(create.path)
     while above in snapshot and snapshot[above].node is None and above != "/":
@@ -81,7 +81,7 @@ def ancestors(path: str) -> Iterator[str]:
 
 
 def plan(layout: KeyLayout, snapshot: Snapshot, ops: Sequence[Op], fence: str | None, session: int) -> EtcdPlan:
-    """Raises what the port does for a transaction that is refused."""
+    """Plan a transaction. Raises the port's error if the transaction is refused."""
     if fence is not None and snapshot[fence].node is None:
         raise Fenced(f"the reign is over: {fence} is gone")
     base = {path: _entry(seen) for path, seen in snapshot.items() if seen.node is not None}
@@ -108,7 +108,7 @@ def _entry(seen: Seen) -> Entry:
 def _comparisons(
     layout: KeyLayout, snapshot: Snapshot, ops: Sequence[Op], fence: str | None, attempt: Attempt
 ) -> Iterator[Compare]:
-    """What must be as it was read, so that each operation does what it did to the copy."""
+    """Yield comparisons that all nodes and counts, on which the operations depend, are as they were read."""
     numbered = {parent_of(op.path) for op in ops if isinstance(op, Create) and op.sequence}
     emptied = {op.path for op in ops if isinstance(op, Delete)}
     parents = {parent_of(op.path) for op in ops if isinstance(op, Create)}
@@ -121,7 +121,9 @@ def _comparisons(
 
 
 def _counted(snapshot: Snapshot, attempt: Attempt, depended_on: Iterable[str]) -> set[str]:
-    """Paths whose count of children must be as it was read. A count that only grows by one may grow for others too."""
+    """Return paths whose count of children must be as it was read. A count that only grows by one may also grow by
+    other writers.
+    """
     paths = set(depended_on)
     for path in attempt.changes:
         after, seen = attempt.changes[path], _seen(snapshot, path)
@@ -158,7 +160,7 @@ def _removal(layout: KeyLayout, path: str, seen: Seen) -> Iterator[RequestOp]:
 
 
 def _grows_by_one(seen: Seen, after: Entry) -> bool:
-    """As a put of the count does by itself, whatever others put meanwhile."""
+    """Tell whether the count grows by one, as each put of it does, whatever other writers put meanwhile."""
     return seen.count is not None and after.created_children == children_created(seen.count) + 1
 
 
@@ -167,5 +169,5 @@ def _seen(snapshot: Snapshot, path: str) -> Seen:
 
 
 def _as_it_was(key: bytes, kv: KeyValue | None) -> Compare:
-    """A key that is not there has revision 0."""
+    """Compare a key's revision with the one that was read; a missing key has revision 0."""
     return Compare(target=MOD, key=key, mod_revision=0 if kv is None else kv.mod_revision)

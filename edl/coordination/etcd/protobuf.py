@@ -1,7 +1,7 @@
 """Protocol Buffers' wire format, as far as etcd's messages need it.
 
-Owns: dataclasses to bytes and back; integers, booleans, bytes, text, messages, and tuples of these. Does not own: any
-message (`messages`). Written by hand so that no process gets a second protobuf beside TensorFlow's
+Owns: conversion of dataclasses to bytes and back; integers, booleans, bytes, text, messages, and tuples of these. Does
+not own: any message (`messages`). It is written by hand so that no process loads a second protobuf beside TensorFlow's
 (docs/decisions/etcd.md).
 """
 
@@ -20,7 +20,7 @@ _MASK = (1 << 64) - 1
 
 
 def numbered(number: int, default: Any = None) -> Any:
-    """A field of a message; its type is what the annotation says. With None: a message that may be left out."""
+    """Declare a field of a message, whose type is the annotation. The default None declares an optional message."""
     return field(default=default, metadata={"number": number})
 
 
@@ -51,7 +51,9 @@ def _described(message: type) -> Iterator[_Field]:
 
 
 def encode(message: Any) -> bytes:
-    """What equals its default is left out, but not a message that is there and empty."""
+    """Encode a message. Fields that equal their defaults are left out, except for a message that is
+    present and empty.
+    """
     out = bytearray()
     for one in _layout(type(message)):
         value = getattr(message, one.name)
@@ -91,7 +93,7 @@ def _varint(value: int) -> bytes:
 
 
 def decode(message: type[M], data: bytes) -> M:
-    """Fields that only a newer server knows are passed over. Raises PeerError for what is no message."""
+    """Decode a message. Fields that only a newer server knows are skipped. Raises PeerError for malformed bytes."""
     known = {one.number: one for one in _layout(message)}
     values: dict[str, Any] = {}
     try:

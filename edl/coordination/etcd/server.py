@@ -1,13 +1,14 @@
-"""The local coordinator as an etcd: it lives as long as the launcher that started it.
+"""The local coordinator as an etcd, which lives as long as the launcher that started it.
 
 Owns: its folder (private, locked), where it listens, and that only the job may read or write in it. Does not own: its
-life (`local_life`) and its process (`server_process`), what the job keeps there, nor the decision to have one.
+life (`local_life`) and its process (`server_process`), the nodes that the job keeps there, nor the decision to start
+it.
 
-For one machine it listens on a socket in a folder of mode 0700: other users cannot even connect. That is more than a
-password gives, for etcd lets any client that reaches its port ask for leases, compact, and raise alarms.
+For one machine it listens on a socket in a folder of mode 0700: other users cannot even connect. A password would give
+less protection, for etcd lets any client that reaches its port ask for leases, compact, and raise alarms.
 
-Where workers of other hosts must come in, it listens at an address, and a password is switched on before it ever does:
-it starts first on the socket. A stranger who had opened a watch before that moment would go on to see all.
+If workers of other hosts must connect, it listens at an address. The password is set before that, in a first start on
+the socket: a stranger who had opened a watch before the password was set could read everything afterwards.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _ROLE = "edl"
 
 
 class LocalEtcd(LocalLife[EtcdProcess]):
-    """A standalone server for one job, as `edl.coordination.server.LocalServer` is, with the same promises."""
+    """A standalone server for one job, with the guarantees of `edl.coordination.server.LocalServer`."""
 
     def __init__(self, lock: int, process: EtcdProcess, digest: Digest | None) -> None:
         super().__init__(lock, process)
@@ -63,10 +64,11 @@ class LocalEtcd(LocalLife[EtcdProcess]):
     async def start(
         cls, folder: Path, *, port: int | None = None, digest: Digest | None = None, address: str | None = None
     ) -> LocalEtcd:
-        """Start one in `folder`, which is created, and wait until it serves: a few tenths of a second.
+        """Start a server in `folder`, which is created, and wait until it serves: a few tenths of a second.
 
         Without a port and an address it listens on a socket that only this user can open. With one of them, a folder
         that was used before keeps its data, and must be given the same `digest`.
+
         Raises `ConfigError` with one line and the remedy: no etcd, the port or the folder in use.
         """
         folder = private_folder(folder)
@@ -93,13 +95,13 @@ class LocalEtcd(LocalLife[EtcdProcess]):
 
     @property
     def coordinator(self) -> Coordinator:
-        """How to connect."""
+        """The settings of a connection."""
         if not self._process.port:
             return Coordinator(f"etcd://{self._process.socket}")
         return Coordinator(f"etcd://{self._process.address}:{self._process.port}", self._digest)
 
     async def _check_open(self) -> None:
-        """Let us in, it must. Raises AccessDenied."""
+        """Check that the server accepts the job's credentials. Raises AccessDenied."""
         first, end = KeyLayout(DEFAULT_PREFIX).all()
         look = RequestOp(request_range=RangeRequest(first, end, count_only=True))
         connection = EtcdConnection((self._process.address, self._process.port), self.coordinator, patience_s=_ASK_S)
@@ -107,7 +109,7 @@ class LocalEtcd(LocalLife[EtcdProcess]):
             await connection.open()
             await connection.call(TXN, TxnRequest(success=(look,)), timeout_s=_ASK_S)
             if self._digest is not None and not connection.known:
-                raise AccessDenied(DEFAULT_PREFIX)  # it was used without any
+                raise AccessDenied(DEFAULT_PREFIX)  # the folder was used without credentials
         finally:
             await connection.close()
 
@@ -117,9 +119,10 @@ def _alone(folder: Path, address: str, lock: int, port: int) -> EtcdProcess:
 
 
 async def _close(folder: Path, lock: int, digest: Digest) -> None:
-    """A fresh server that knows one user, who may write to the job's keys; where no other can reach it.
+    """Make the data of a server that has one user, who may write to the job's keys, while no other user can reach it.
 
-    No process knows the password of its root. An attempt that breaks off leaves none that is taken for such a server.
+    No process knows the password of its root. An interrupted attempt leaves no folder that passes for such a server's
+    data.
     """
     unfinished = folder / "data.new"
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -144,7 +147,7 @@ async def _close(folder: Path, lock: int, digest: Digest) -> None:
 
 
 def _closing(digest: Digest) -> tuple[tuple[Method[Any, Empty], Any], ...]:
-    """What makes a server let in one user only."""
+    """Return the calls after which a server accepts one user only."""
     first, end = KeyLayout(DEFAULT_PREFIX).all()
     return (
         (ROLE_ADD, RoleAddRequest("root")),

@@ -1,7 +1,7 @@
 """One etcd server as a child process.
 
-Owns: where the program is, its command line and environment, and when it is ready. Does not own: which port, which
-folder and for whom (`server`), nor its life as a process (`child_server`).
+Owns: where the program is, its command line and environment, and the check that it serves. Does not own: the choice of
+port and folder (`server`), nor its life as a process (`child_server`).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pathlib import Path
 from edl.coordination.child_server import LOOPBACK, ChildServer
 from edl.errors import ConfigError
 
-_LONGEST = 100  # of 108 bytes
+_LONGEST = 100  # bytes of a socket's name, of which the kernel allows 108
 
 INSTALL = "apt-get install -y --no-install-recommends etcd-server"
 
 _SOLE = {
-    # A server alone waits for no other's heartbeat, so that it may be quick to elect itself.
+    # A single server waits for no heartbeat of others, so it can elect itself quickly.
     "heartbeat-interval": "20",
     "election-timeout": "200",
-    # Peers would be let in without a password. There are none: their side is a socket in the server's own folder.
+    # Peers need no password. To keep others out, the peer address is a socket in the server's own folder.
     "listen-peer-urls": "unix://peer:1",
     "initial-advertise-peer-urls": f"http://{LOOPBACK}:2",
     "initial-cluster": f"edl=http://{LOOPBACK}:2",
 }
 
-HISTORY = {  # how much of the past any etcd of ours keeps
+HISTORY = {  # how much history an etcd keeps
     "auto-compaction-mode": "periodic",
     "auto-compaction-retention": "1m",  # without it every version of every record is kept, until there is no more room
     "snapshot-count": "1000",  # else 100,000 writes stay in memory
@@ -50,7 +50,7 @@ _BASE = {
 
 
 def find_etcd(env: Mapping[str, str] = os.environ) -> Path:
-    """The etcd to run: EDL_ETCD, then PATH. Raises `ConfigError` with the remedy where there is none."""
+    """Return the etcd to run: EDL_ETCD, then PATH. Raises `ConfigError` with the remedy if there is none."""
     if named := env.get("EDL_ETCD"):
         if found := shutil.which(named):
             return Path(found)
@@ -64,7 +64,7 @@ def find_etcd(env: Mapping[str, str] = os.environ) -> Path:
 
 
 class EtcdProcess(ChildServer):
-    """An etcd, alone or one of several."""
+    """An etcd server, alone or in a cluster."""
 
     name = "etcd"
 
@@ -78,7 +78,9 @@ class EtcdProcess(ChildServer):
         keep_open: Sequence[int] = (),
         peers: Mapping[str, str] | None = None,
     ) -> None:
-        """With port 0 it listens on a socket in a private folder (`socket`), where no other user comes."""
+        """Prepare the server. With port 0 it listens on a socket in a private folder (`socket`), which no other user
+        can reach.
+        """
         super().__init__(folder, address, port, keep_open=keep_open)
         self._sockets = _for_sockets(folder)
         client = f"http://{address}:{port}" if port else "unix://client:1"
@@ -99,13 +101,13 @@ class EtcdProcess(ChildServer):
         return self._sockets
 
     def forget(self) -> None:
-        """Remove its sockets, and what lies outside of its folder; after its end."""
+        """Remove its sockets, and its files outside of its folder. Call it after the server's end."""
         self.socket.unlink(missing_ok=True)
         if self._sockets != self._folder:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
     def spawn(self) -> None:
-        self.socket.unlink(missing_ok=True)  # etcd would not take the place of one that was killed
+        self.socket.unlink(missing_ok=True)  # etcd does not replace the socket of a killed server
         super().spawn()
 
     def last_words(self) -> str:
@@ -116,32 +118,36 @@ class EtcdProcess(ChildServer):
         return "address already in use" in self._log_text()
 
     async def _serves(self) -> bool:
-        """It says so once it has a leader; and only the server that has the port comes so far."""
+        """Look into the log, where the server says so once it has a leader. A server whose port is taken never gets so
+        far.
+        """
         return "serving client traffic" in self._log_text()
 
     def _command(self) -> list[str]:
         return [str(find_etcd()), *(f"--{flag}={value}" for flag, value in self._flags.items())]
 
     def _environment(self) -> Mapping[str, str]:
-        """Each flag may be a variable, too, and one that is both ends the server."""
+        """Leave out etcd's variables: a setting that is given as a flag and as a variable ends the server."""
         return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
 
 
 def lasting_socket(folder: Path) -> Path | None:
-    """Where each server in this folder listens, one after the other; None: the name is too long for the kernel."""
+    """Return the socket on which successive servers in this folder listen; None if the kernel does not allow such a
+    long name.
+    """
     socket = folder / "client:1"
     return socket if len(str(socket).encode()) <= _LONGEST else None
 
 
 def _for_sockets(folder: Path) -> Path:
-    """The server's folder; another private one, where the name of a socket in it would be too long."""
+    """Return the server's folder, or another private folder if the name of a socket in it would be too long."""
     if lasting_socket(folder) is not None:
         return folder
     return Path(tempfile.mkdtemp(prefix="edl-etcd-"))
 
 
 def _telling(line: str) -> str:
-    """What a line of the log says: its words and its error; as it is, where it is no JSON."""
+    """Return message and error of a log line; the line as it is if it is no JSON."""
     try:
         said = json.loads(line)
     except ValueError:

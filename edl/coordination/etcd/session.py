@@ -1,14 +1,15 @@
 """A session with etcd: a lease that is kept alive over one connection at a time.
 
-Owns: connecting and connecting again, the lease, the link's state, and noticing that a server was wiped or restored.
-Does not own: what is read and written over the connection (`store`).
+Owns: connecting and reconnecting, the lease, the link's state, and noticing that a server was wiped or restored. Does
+not own: reads and writes over the connection (`store`).
 
-A session is a lease and a key that goes with it. Every write of the store compares that key, so that none is accepted
-once the session is over, as ZooKeeper has it; and its removal is watched, so that an end is told at once.
+A session is a lease and a key that goes with it. Every write of the store compares that key, so that no write is
+accepted once the session is over, as in ZooKeeper; and the key's removal is watched, so that the end of the session is
+noticed at once.
 
-Why the end is told in time. A sign of life is sent every third of the time-out, and its answer waited for as long: so a
-silent server is noticed after two thirds, counted from the last sign that was answered, when the lease has a third to
-go. A process that was paused for longer compares the clock before it trusts its link.
+Why the end is noticed in time: a sign of life is sent every third of the time-out, and its answer awaited for as long.
+So a silent server is noticed after two thirds, counted from the last sign that was answered, when the lease has a third
+to go. A process that was paused for longer compares the clock before it trusts its link.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _NEVER_TRUSTED = float("-inf")
 
 
 class Session:
-    """One lease at a time; another follows when it is over."""
+    """A sequence of leases: when one has expired, another follows."""
 
     def __init__(
         self, coordinator: Coordinator, layout: KeyLayout, timeout_s: float, moved: Callable[[Link], None]
@@ -68,7 +69,7 @@ class Session:
         self._link = Link.LOST
         self._lease, self._over = 0, True
         self._trusted_until = _NEVER_TRUSTED
-        self._cluster, self._revision = 0, 0  # the newest that was seen
+        self._cluster, self._revision = 0, 0  # the cluster, and its newest revision seen here
         self._connection: EtcdConnection | None = None
         self._complaint = ""
         self._ending = False
@@ -83,28 +84,28 @@ class Session:
 
     @property
     def link(self) -> Link:
-        paused = self._loop.time() >= self._trusted_until  # this process was, and the lease may be over by now
+        paused = self._loop.time() >= self._trusted_until  # this process was paused, and the lease may be over by now
         if self._link is Link.CONNECTED and (paused or self._gone.is_set()):
             return Link.SUSPENDED
         return self._link
 
     @property
     def connection(self) -> EtcdConnection:
-        """Raises StoreUnavailable while there is none to trust."""
+        """The connection. Raises StoreUnavailable while there is none that can be trusted."""
         if self._connection is None or self.link is not Link.CONNECTED:
             raise StoreUnavailable(f"not connected to the coordinator {self._coordinator.hosts}")
         return self._connection
 
     async def begin(self) -> None:
-        """Wait for the first session. Raises AccessDenied, or what else no other try would mend."""
+        """Wait for the first session. Raises AccessDenied, and other errors that a retry would not mend."""
         self._running = self._loop.create_task(self._run(), name="session with etcd")
         await self._first
 
     async def end(self) -> None:
-        """Give the lease back, if a server takes it in time, and close the connection."""
+        """Revoke the lease, if a server answers in time, and close the connection."""
         self._ending = True
         if self._running is not None:
-            connection = self._connection  # still open: without it, the lease would only run out
+            connection = self._connection  # if it is gone, the lease expires by itself
             if connection is not None and self._lease:
                 with contextlib.suppress(EdlError, TimeoutError):
                     async with asyncio.timeout(STOP_S):
@@ -114,11 +115,11 @@ class Session:
         self._move(Link.LOST)
 
     def saw(self, header: ResponseHeader) -> None:
-        """Of each answer: how far the store has come."""
+        """Note the newest revision, from each answer."""
         self._cluster, self._revision = header.cluster_id, max(self._revision, header.revision)
 
     def gone(self) -> None:
-        """The lease is over: leave the connection, and find out on the next."""
+        """Give up the connection because the lease has expired; the next connection checks that."""
         if not self._ending:
             self._gone.set()
 
@@ -134,7 +135,7 @@ class Session:
             pause_s = _FIRST_PAUSE_S if served else min(RECONNECT_MAX_S, max(_FIRST_PAUSE_S, 1.5 * pause_s))
 
     async def _visit(self, address: tuple[str, int]) -> bool:
-        """Stay with this server for as long as it serves; whether it ever did."""
+        """Serve the session on one connection until the connection ends; return True if there was a session."""
         patience = patience_s(self._timeout_s)
         connection = EtcdConnection(address, self._coordinator, patience_s=patience)
         served = False
@@ -167,7 +168,7 @@ class Session:
             logger.warning("the coordinator %s: %s", self._coordinator.hosts, error)
 
     async def _settle(self, connection: EtcdConnection, patience: float) -> None:
-        """Take the session up again, or begin another."""
+        """Resume the session, or begin another."""
         asked_at = self._loop.time()
         if not self._over and await self._lives(connection, patience):
             self._trusted_until = asked_at + self._timeout_s
@@ -177,11 +178,11 @@ class Session:
         await self._begin_another(connection, patience)
 
     async def _lives(self, connection: EtcdConnection, patience: float) -> bool:
-        """Whether this server still has the session, and all that was seen in it."""
+        """Tell whether this server still has the session, and all changes that were seen in it."""
         look = RequestOp(request_range=RangeRequest(self._layout.session(self._lease)))
         answer = await connection.call(TXN, TxnRequest(success=(look,)), timeout_s=patience)
         restored = answer.header.revision < self._revision or answer.header.cluster_id != self._cluster
-        if restored:  # from a backup, or begun anew: what was seen here last did not happen there
+        if restored:  # from a backup, or with empty data: the server lacks changes that were seen here
             self._revision, self._cluster = answer.header.revision, answer.header.cluster_id
         self.saw(answer.header)
         found = answer.responses[0].response_range
@@ -198,7 +199,7 @@ class Session:
         root = self._layout.node("/")
         begin = TxnRequest((Compare(key=root, target=1),), (put, _founded(root)), (put,))
         answer = await connection.call(TXN, begin, timeout_s=patience)
-        self._revision = 0  # what was seen belongs to the session before: the server may have been wiped since
+        self._revision = 0  # the server may have been wiped since the last session, so older revisions do not count
         self.saw(answer.header)
         self._lease, self._over = lease, False
         self._trusted_until = asked_at + self._timeout_s
@@ -206,7 +207,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- staying
 
     async def _stay(self, connection: EtcdConnection) -> None:
-        """Until the connection breaks, or the session is over."""
+        """Keep the session alive and its watches served until the connection breaks, or the session is over."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._beat_on(connection))
             tasks.create_task(self.watches.serve(connection.stream(WATCH)))
@@ -222,7 +223,8 @@ class Session:
             asked_at = self._loop.time()
             if (await self._beat(stream)).ttl <= 0:
                 raise LeaseGone("the session with the coordinator is over")
-            if self._loop.time() >= self._trusted_until:  # `link` has said so meanwhile: all must hear of it
+            # `link` was SUSPENDED meanwhile, because the answer came late: the watchers must learn of it.
+            if self._loop.time() >= self._trusted_until:
                 raise StoreUnavailable("this process stood still for as long as a session lasts")
             self._trusted_until = asked_at + self._timeout_s
             await asyncio.sleep(asked_at + self._timeout_s / _BEATS - self._loop.time())
@@ -244,7 +246,7 @@ class Session:
 
 
 def _founded(root: bytes) -> RequestOp:
-    """The root is a node as any other; the first session makes it."""
+    """Return the put that creates the root node; the first session makes it."""
     return RequestOp(request_put=PutRequest(root, b"0 0\n"))
 
 

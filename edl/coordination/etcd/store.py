@@ -1,11 +1,11 @@
 """The store port on etcd v3.
 
-Owns: translating the port's calls into transactions, and trying them again when another client came in between. Does
-not own: what they become (`planning`), the session (`session`), nor why a server cannot be reached (`diagnosis`).
+Owns: translating the port's calls into transactions, and retrying them when another client wrote in between. Does not
+own: the form of a transaction (`planning`), the session (`session`), nor why a server cannot be reached (`diagnosis`).
 
-A write is two questions: the nodes that it touches are read, at one revision, and the change is made on condition that
-they are still so (I1: the fence is one of them). Nothing was done where the condition does not hold, so that the same
-write is simply planned anew; where no answer comes it may have been done, and the caller is told so.
+A write takes two requests: the nodes that it touches are read, at one revision, and the change is made on condition
+that they are unchanged (I1: the fence is one of them). If the condition fails, nothing was done, and the same write is
+planned anew. If no answer comes, the write may have been done, and the caller gets StoreUnavailable.
 """
 
 from __future__ import annotations
@@ -54,16 +54,17 @@ from edl.errors import ConfigError, StoreUnavailable, UsageError
 _IN_FLIGHT = 64
 
 _READ_AT_ONCE = 40
-"""Paths in one question: each is up to three operations, of which etcd allows 128 unless told otherwise."""
+"""Paths in one request: each takes up to three operations, of which etcd allows 128 by default."""
 
 _MEET_AGAIN_S = 0.02
-"""Clients that write to the same nodes do not try again in step."""
+"""Longest random pause before a retry, so that clients that write to the same nodes do not retry in step."""
 
 Planner = Callable[[Snapshot], EtcdPlan]
 
 
 async def connect(settings: Coordinator, session_timeout_s: float, *, connect_timeout_s: float = 10.0) -> EtcdStore:
-    """A store with a new session, which lives `session_timeout_s` without a sign of life, rounded up to a second.
+    """Open a store with a new session, which expires after `session_timeout_s`, rounded up to a second, without a sign
+    of life.
 
     Raises `ConfigError` with one line that names the address and the remedy if there is no session in time.
     """
@@ -86,7 +87,7 @@ async def connect(settings: Coordinator, session_timeout_s: float, *, connect_ti
 
 
 class EtcdStore:
-    """One session at a time with etcd; see `edl.coordination.store.Store` for every promise."""
+    """A store with one session at a time at etcd; `edl.coordination.store.Store` has every guarantee."""
 
     def __init__(self, settings: Coordinator, session_timeout_s: float) -> None:
         self._settings = settings
@@ -94,7 +95,9 @@ class EtcdStore:
         self._pid = os.getpid()
         self._layout = KeyLayout(settings.chroot or DEFAULT_PREFIX)
         self._reads = Turns(_IN_FLIGHT, session_timeout_s)
-        self._writes = Turns(1, session_timeout_s)  # in the order in which they were begun, as with ZooKeeper
+        self._writes = Turns(
+            1, session_timeout_s
+        )  # writes are carried out in the order of their calls, as in ZooKeeper
         self._link_watches: list[EtcdLinkWatch] = []
         self._closed = False
         self._session = Session(settings, self._layout, session_timeout_s, self._moved)
@@ -173,7 +176,7 @@ class EtcdStore:
 
     @asynccontextmanager
     async def _reached(self, turns: Turns) -> AsyncIterator[EtcdConnection]:
-        """The connection, within a bound; every error comes out as one of the port's."""
+        """Yield the connection, with a bound on the calls in flight; every error comes out as an error of the port."""
         if os.getpid() != self._pid:
             raise UsageError("a session with the coordinator does not survive a fork: connect in the child process")
         if self._closed:
@@ -192,7 +195,7 @@ class EtcdStore:
         return await self._change(path, paths, lambda seen: planning.plan(self._layout, seen, ops, fence, self.session))
 
     async def _change(self, path: str, paths: dict[str, bool], decided: Planner) -> tuple[str | int | None, ...]:
-        """Read, decide, and write if all is still so; again from the start if it is not."""
+        """Read, plan, and write if nothing has changed; else start again."""
         async with self._reached(self._writes) as connection:
             while True:
                 plan = decided(await self._look(connection, paths, path))
@@ -206,7 +209,7 @@ class EtcdStore:
                 await asyncio.sleep(random.uniform(0, _MEET_AGAIN_S))  # noqa: S311
 
     async def _check_session(self, connection: EtcdConnection) -> None:
-        """A write of a session that is over is refused whatever it says."""
+        """Raise StoreUnavailable if the session is over: then every write fails its comparison."""
         look = RequestOp(request_range=RangeRequest(self._layout.session(self.session), count_only=True))
         answer = await self._ask(connection, TxnRequest(success=(look,)), "/")
         if not _found(answer, 0).count:
@@ -214,7 +217,7 @@ class EtcdStore:
             raise StoreUnavailable("the session with the coordinator is over")
 
     async def _look(self, connection: EtcdConnection, paths: dict[str, bool], path: str) -> dict[str, Seen]:
-        """All of them as they were at one revision."""
+        """Read all these paths at one revision."""
         seen: dict[str, Seen] = {}
         revision, wanted = 0, list(paths.items())
         for begin in range(0, len(wanted), _READ_AT_ONCE):
@@ -259,7 +262,7 @@ def _only(kvs: tuple[KeyValue, ...]) -> KeyValue | None:
 
 
 class EtcdLinkWatch:
-    """Watch of the connection's state."""
+    """A watch of the connection's state."""
 
     def __init__(self, wake: Callable[[Link], None], siblings: list[EtcdLinkWatch]) -> None:
         self._wake = wake
@@ -267,11 +270,11 @@ class EtcdLinkWatch:
         siblings.append(self)
 
     def moved(self, link: Link) -> None:
-        """Pass it on, unless closed by one that heard before."""
+        """Pass the state on, unless an earlier callback has closed this watch."""
         if self in self._siblings:
             self._wake(link)
 
     def close(self) -> None:
-        """No wake comes after this."""
+        """Close the watch; no wake follows."""
         if self in self._siblings:
             self._siblings.remove(self)

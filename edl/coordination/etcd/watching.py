@@ -1,13 +1,13 @@
-"""Lasting watches over etcd's.
+"""Lasting watches over etcd's watches.
 
-Owns: which keys tell of a change of a node or of its list of children, from which revision on they are watched, and
-merging wakes. Does not own: the stream's connection (`session`), nor what a wake means to the woken.
+Owns: which keys show a change of a node or of its list of children, from which revision on they are watched, and
+merging wakes. Does not own: the stream's connection (`session`), nor what the caller does after a wake.
 
-A watch of the port is three of etcd's: the node's own key; its count of children, which every creation below changes;
-and removals among its children, without the values. No child's value ever comes over the wire for it.
+A watch of the port is three of etcd's: on the node's own key; on its count of children, which every creation below
+changes; and on removals among its children, without the values. So no child's value is ever sent for a watch.
 
-Each begins with the revision after the newest that this client has seen. So it does not matter when etcd takes it: what
-changes between `watch` and then is told, and what changed before is in any later read.
+Each of them begins with the revision after the newest that this client has seen. So it does not matter when etcd
+registers the watch: changes after the call of `watch` are reported, and earlier changes are in any later read.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from edl.errors import StoreUnavailable
 logger = logging.getLogger("edl")
 
 _SLOTS: Final = 4
-"""Ids of etcd's watches are chosen here: a number for each watch of the port, times four, and which of its three."""
+"""An id of etcd's watch is the number of the port's watch, times four, plus 1 to 3 for its three watches in etcd."""
 _SESSION: Final = 1
 
 
 class Watches:
-    """All watches of a store; etcd has them while a connection stands."""
+    """All watches of a store; they are registered with etcd while there is a connection."""
 
     def __init__(self, layout: KeyLayout, seen: Callable[[], int], session_gone: Callable[[], None]) -> None:
-        """`seen`: the newest revision that this client has seen."""
+        """Prepare; `seen` returns the newest revision that this client has seen."""
         self._layout = layout
         self._seen = seen
         self._session_gone = session_gone
         self._watches: dict[int, EtcdWatch] = {}
         self._numbers = 0
-        self._requests: asyncio.Queue[WatchRequest] | None = None  # none: no connection
+        self._requests: asyncio.Queue[WatchRequest] | None = None  # None: there is no connection
 
     def add(self, path: str, wake: Callable[[], None]) -> EtcdWatch:
         self._numbers += 1
@@ -61,7 +61,7 @@ class Watches:
             self._ask(*(WatchRequest(cancel_request=WatchCancelRequest(number)) for number in ids))
 
     def attach(self, session: int) -> None:
-        """A connection stands: ask for all of them again, and let everybody read again."""
+        """Register all watches on a new connection, and wake all callers to read again."""
         self._requests = asyncio.Queue()
         start = self._seen() + 1
         key = self._layout.session(session)
@@ -74,7 +74,7 @@ class Watches:
         self._requests = None
 
     async def serve(self, stream: Any) -> None:
-        """Until the stream ends, by StoreUnavailable."""
+        """Serve the watches until the stream ends, by StoreUnavailable."""
         async with asyncio.TaskGroup() as both:
             both.create_task(self._send(stream))
             both.create_task(self._receive(stream))
@@ -94,7 +94,7 @@ class Watches:
         if answer.watch_id == _SESSION:
             if answer.canceled or any(event.type == DELETED for event in answer.events):
                 self._session_gone()
-        elif answer.watch_id < 0 and answer.canceled:  # which one, etcd does not say
+        elif answer.watch_id < 0 and answer.canceled:  # etcd does not say which watch it refuses
             raise StoreUnavailable(f"the coordinator refuses a watch: {answer.cancel_reason}")
         elif watch is not None and answer.canceled:
             self._ended(watch, answer)
@@ -103,11 +103,11 @@ class Watches:
 
     def _ended(self, watch: EtcdWatch, answer: WatchResponse) -> None:
         if answer.compact_revision:
-            # What happened before is forgotten there; the wake makes up for it. Its id is taken until it is cancelled.
+            # etcd has compacted earlier changes; the wake makes up for them. The id is in use until it is cancelled.
             cancel = WatchRequest(cancel_request=WatchCancelRequest(answer.watch_id))
             self._ask(cancel, self._one(watch, answer.watch_id % _SLOTS, answer.compact_revision))
             watch.wake_soon()
-        elif answer.created or answer.cancel_reason:  # else it is the answer to our own cancel
+        elif answer.created or answer.cancel_reason:  # else etcd has answered our own cancel
             raise StoreUnavailable(f"the coordinator ends a watch of {watch.path}: {answer.cancel_reason}")
 
     def _of(self, watch: EtcdWatch, start: int) -> Iterator[WatchRequest]:
@@ -148,7 +148,7 @@ class EtcdWatch:
             self._due = self._loop.call_soon(self._fire)
 
     def close(self) -> None:
-        """No wake comes after this."""
+        """Close the watch; no wake follows."""
         self._all.drop(self)
         if self._due is not None:
             self._due.cancel()
