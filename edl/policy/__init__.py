@@ -1,1 +1,1 @@
-"""What size and batch are good: pure functions from measurements to a decision with its reason."""
+"""Choice of a job's size and batch: pure functions from measurements to a decision with its reason."""

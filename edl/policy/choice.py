@@ -1,8 +1,8 @@
-"""Who chooses the size of a job, and its batch: `edl run --autoscale` and `--batch-policy`, read.
+"""The parser of `edl run --autoscale`, which says how the size of a job is chosen.
 
 efficiency=S     each further worker must add more than S of what one does (`edl.policy.efficiency`)
 utility=FILE     an earlier end must be worth more than it costs (`edl.policy.utility`)
-policy=NAME      a class of the user's: FILE.py:CLASS, or an entry point of the group `edl.policies`; on record, and
+policy=NAME      a user's class: FILE.py:CLASS, or an entry point of the group `edl.policies`; on record, and
                  in messages, policy=sha256:DIGEST of its code, which names nothing that could be run (I18)
 
 Owns: the parts of such a text, and edl's own policies. Does not own: files and code (`edl.daemon.policies`).
@@ -23,12 +23,12 @@ from edl.policy.view import Policy
 GROUP: Final = "edl.policies"
 BATCHES: Final = 100
 COOLDOWN_S: Final = 5.0
-MOST_WORKERS: Final = 256  # where the job has no limit: a function of the user's is asked for no more
+MOST_WORKERS: Final = 256  # if the job has no limit: the largest size for which a user's function is called
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was asked for, in parts."""
+    """The parts of an --autoscale text."""
 
     kind: str  # "efficiency", "utility" or "policy"
     value: str
@@ -37,7 +37,7 @@ class Choice:
 
     @classmethod
     def of(cls, text: str) -> Choice:
-        """Of a text that has the right form (`edl.config`). Raises ConfigError for any other."""
+        """Parse a text of the right form (`edl.config`). Raises ConfigError for any other."""
         first, *others = text.split(",")
         kind, _, value = first.partition("=")
         try:
@@ -49,11 +49,11 @@ class Choice:
 
     @property
     def is_users(self) -> bool:
-        """Whether code of the user's decides, and not edl's own."""
+        """True if a user's code decides, instead of edl's own policies."""
         return self.kind == "policy"
 
     def naming(self, digest: str) -> str:
-        """The text again, with the digest of the user's code in place of its name."""
+        """Return the text with the digest of the user's code in place of its name."""
         options = [f"{name}={number:g}" for name, number in self.options.items()]
         return ",".join([f"policy={digest}", *options, *(["dry-run"] if self.dry_run else [])])
 
@@ -69,7 +69,7 @@ class Choice:
         return Pacing(every=every, cooldown_s=self.options.get("cooldown", COOLDOWN_S), dry_run=self.dry_run)
 
     def policy(self, file: str) -> Policy:
-        """What decides, of edl's own. `file`: what the utility's file holds. Raises ConfigError."""
+        """Return one of edl's own policies. `file` is the content of the utility's file. Raises ConfigError."""
         condition: Condition
         match self.kind:
             case "efficiency":

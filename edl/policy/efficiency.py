@@ -1,6 +1,6 @@
-"""Conditions for one step more or fewer workers, after Or, Zhang and Freedman (MLSys 2020): pure arithmetic.
+"""Conditions for more or fewer workers, after Or, Zhang and Freedman (MLSys 2020): pure arithmetic.
 
-Both compare what two sizes were measured to do. `True`: going from the smaller to the larger is worth it.
+Both compare measurements of two sizes. `True` means that the larger size is worth its workers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edl.protocol.figures import Rate
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Of one condition, for a pair of sizes."""
+    """The result of one condition for a pair of sizes."""
 
     passes: bool
     reason: str
@@ -22,7 +22,9 @@ class Finding:
 
 
 def scaling_efficiency(smaller: Rate, larger: Rate) -> float:
-    """What each further worker adds, over what each of the fewer does: ((R' - R) / d) / (R / k)."""
+    """Return the throughput that each further worker adds, divided by the throughput per worker of the smaller size:
+    ((R' - R) / d) / (R / k).
+    """
     if smaller.samples_s <= 0:
         return 0.0
     added = (larger.samples_s - smaller.samples_s) / (larger.size - smaller.size)
@@ -31,7 +33,7 @@ def scaling_efficiency(smaller: Rate, larger: Rate) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Each further worker must add more than this share of what a worker does at the smaller size."""
+    """The condition that each further worker adds more than a share of a worker's throughput at the smaller size."""
 
     least: float
 
@@ -51,7 +53,7 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """An earlier end must be worth more than what it costs beyond the later one."""
+    """The condition that an earlier end is worth more than its additional cost."""
 
     utility: Utility
 
@@ -74,7 +76,7 @@ class Worth:
         )
 
     def _cost(self, view: View, rate: Rate) -> float:
-        """Of what is left: what was spent so far is spent at either size."""
+        """Return the cost of the rest of the job: the cost so far is equal for both sizes."""
         left_s = _end_s(view, rate) - view.now
         return left_s / 3600 * rate.size * self.utility.price
 

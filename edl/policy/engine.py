@@ -1,7 +1,8 @@
-"""From what a policy wants to what is done: when it is asked, and when its answer is heeded.
+"""The engine of a policy: when the policy is asked, and when its answer is carried out.
 
-Owns: how often a policy is asked, that only a job at rest is judged, that a decision stands the test of a second look,
-and that changes keep their distance. Does not own: the policy, the measurements, nor carrying anything out.
+Owns: how often a policy is asked, that a job is judged only while no change is under way, that a decision must be
+confirmed by a second look, and the least time between changes. Does not own: the policy, the measurements, nor carrying
+anything out.
 """
 
 from __future__ import annotations
@@ -15,39 +16,39 @@ from edl.policy.view import Decision, Policy, View
 
 
 class Pacing(msgspec.Struct, frozen=True):
-    """How often, and how sure."""
+    """How often a policy is asked, and how often a decision must be repeated."""
 
-    every: int = 10  # steps between two looks
-    looks: int = 2  # in a row with the same outcome, before it is heeded
-    cooldown_s: float = 5.0  # at least, from one change to the next
-    dry_run: bool = False  # decide, tell, and leave all as it is
+    every: int = 10  # steps between two looks at the job
+    looks: int = 2  # successive looks with the same decision before it is carried out
+    cooldown_s: float = 5.0  # least time from one change to the next
+    dry_run: bool = False  # decide and report, but change nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What is to be told, and done where `act`."""
+    """A decision to report, and to carry out if `act`."""
 
     decision: Decision
     act: bool
 
 
 class Engine:
-    """One job's. `look` is the only way in."""
+    """The engine of one job. All inputs come by `look`."""
 
     def __init__(self, policy: Policy | None, pacing: Pacing, *, only_tell: bool = False) -> None:
-        """`only_tell`: a straggler is made known, and stays."""
+        """Prepare the engine. With `only_tell`, a straggler is reported, and stays."""
         self._policy = policy
         self._pacing = pacing
         self._only_tell = only_tell
-        self._named = ""  # the straggler that was told of last
+        self._named = ""  # the straggler that was reported last
         self._looked_at: int | None = None  # step
-        self._changed_at: float | None = None  # when a change was ordered last, or seen
+        self._changed_at: float | None = None  # when the last change was ordered or seen
         self._size = 0
-        self._heard: tuple[Decision, int] | None = None  # what was decided in the last looks, and how often in a row
+        self._heard: tuple[Decision, int] | None = None  # the last decision, and how often in a row it was made
         self._told: tuple[int, tuple[str, ...], bool] | None = None
 
     def look(self, view: View, straggler: Straggler | Uneven | None = None, *, at_rest: bool = True) -> Ruling | None:
-        """What to tell now; None: nothing. `at_rest`: no change of size is under way."""
+        """Return a ruling to report now, or None. `at_rest` means that no change of size is under way."""
         if view.size != self._size:
             self._size, self._changed_at, self._heard = view.size, view.now, None
         if not at_rest or not self._is_due(view):
@@ -68,7 +69,7 @@ class Engine:
         return self._changed_at is None or view.now - self._changed_at >= self._pacing.cooldown_s
 
     def _decide(self, view: View, straggler: Straggler | Uneven | None) -> Decision | None:
-        """A slow worker spoils all measurements, so it is seen to first."""
+        """Handle a straggler first, because a slow worker spoils all measurements; else ask the policy."""
         if isinstance(straggler, Uneven):
             numbers = {"pace": round(straggler.pace, 3)}
             return Decision(view.size, straggler.reason, shares=straggler.shares, numbers=numbers)
@@ -82,7 +83,9 @@ class Engine:
         return msgspec.structs.replace(decision, size=view.bounded(decision.size))
 
     def _ruling(self, view: View, decision: Decision) -> Ruling | None:
-        """A change is told each time, so that whatever undoes it is seen; the rest once."""
+        """Report a change each time it is decided, so that a change which is undone shows again; report other decisions
+        once.
+        """
         changes = decision.size != view.size or bool(decision.replace) or bool(decision.shares)
         act = changes and not self._pacing.dry_run and not (decision.replace and self._only_tell)
         word = (decision.size, decision.replace, changes)

@@ -1,14 +1,16 @@
-"""How the learning rate follows the batch, and schedules of it: pure functions of steps, and of samples trained.
+"""Factors of the learning rate for another batch, and schedules of the rate: pure functions of steps and trained
+samples.
 
 When the batch goes from B to kB, the rate has to grow: linearly (k), by the square root, by the gradient noise that is
-measured (AdaScale), or by the user's rule. All at
-once it would multiply the noise in the momentum, too; so it grows in a straight line over some steps (Lin et al.,
-"Dynamic Mini-batch SGD", 2019): 1 + (t - t0) / T * (k - 1), T = 8.
+measured (AdaScale), or by the user's rule. A sudden change would multiply the noise in the momentum, too; so the factor
+grows in a straight line over some steps (Lin et al., "Dynamic Mini-batch SGD", 2019): 1 + (t - t0) / T * (k - 1), T =
+8.
 
-A factor is always against the batch that the script was written for, so it goes with any schedule of the script's.
+A factor is always relative to the batch that the script was written for, so it combines with any schedule of the
+script.
 
-A schedule is of progress: of the samples of all epochs, the part that is trained, 0.0 to 1.0. So it is the same at any
-batch, and at any number of workers.
+A schedule is a function of progress: the trained part of the samples of all epochs, 0.0 to 1.0. So it does not depend
+on the batch, nor on the number of workers.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ RAMP_STEPS: Final = 8
 
 
 class Scaling(StrEnum):
-    """What the rate does when the batch is k times as large."""
+    """The rule for the rate when the batch is k times as large."""
 
     LINEAR = "linear"
     ROOT = "sqrt"
@@ -36,8 +38,8 @@ class Scaling(StrEnum):
 
 
 def factor(rule: Scaling | Callable[[float], float], base: int, batch: int, noise: MeasuredNoise | None) -> float:
-    """By what the rate is multiplied for a `batch` where the script's is `base`. `noise` is for AdaScale's rule, by
-    which the rate stays as it is until that is known.
+    """Return the factor of the rate for `batch`, if the script's batch is `base`. AdaScale's rule needs `noise`, and
+    leaves the rate unchanged until the noise is known.
     """
     k = batch / base
     if not isinstance(rule, Scaling):
@@ -54,7 +56,9 @@ def factor(rule: Scaling | Callable[[float], float], base: int, batch: int, nois
 
 
 class Ramp(msgspec.Struct, frozen=True):
-    """The factor on its way from one batch's to the next one's; `began` is the last step of the one before."""
+    """The factor on its way from the last batch's to the present one's; `began` is the last step
+    with the last batch.
+    """
 
     before: float = 1.0
     after: float = 1.0
@@ -62,32 +66,35 @@ class Ramp(msgspec.Struct, frozen=True):
     steps: int = RAMP_STEPS
 
     def at(self, step: int) -> float:
-        """In `step`."""
+        """Return the factor in `step`."""
         done = step - self.began
         if done >= self.steps or self.steps <= 0:
             return self.after
         return self.before + max(0, done) / self.steps * (self.after - self.before)
 
     def turned(self, after: float, step: int) -> Ramp:
-        """A new batch is trained with from the step after `step` on: from where the factor is by now."""
+        """Return the ramp of a new batch, which is trained from the step after `step` on; it begins at the present
+        factor.
+        """
         return Ramp(self.at(step), after, step, self.steps)
 
 
 class Schedule(Protocol):
-    """How a rate goes with progress."""
+    """A schedule of the rate by progress."""
 
     def at(self, progress: float) -> float:
-        """The factor of the full rate."""
+        """Return the factor of the full rate."""
 
 
 class Knee(msgspec.Struct, frozen=True):
     """Explore, then exploit (Iyer et al., 2020): `edl.schedule_rate(edl.Knee(explore=0.4, warmup=0.05))`.
 
-    Up in a straight line at first, then at the full rate while exploring, then down in a straight line to nothing.
+    The rate grows in a straight line during the warm-up, is full while exploring, and then falls in a straight line to
+    0.
 
     Args:
-        explore: for so much of all samples of all epochs, 0.0 to 1.0.
-        warmup: the same, before that.
+        explore: the part of all samples of all epochs with the full rate, 0.0 to 1.0.
+        warmup: the part of all samples before that, in which the rate grows.
     """
 
     explore: float
@@ -97,7 +104,7 @@ class Knee(msgspec.Struct, frozen=True):
         _check_parts("Knee", explore=self.explore, warmup=self.warmup)
 
     def at(self, progress: float) -> float:
-        """The factor of the full rate."""
+        """Return the factor of the full rate."""
         peak_until = self.warmup + self.explore
         if progress < self.warmup:
             return progress / self.warmup
@@ -108,7 +115,7 @@ class Warmup(msgspec.Struct, frozen=True):
     """A gradual warm-up to a large batch's rate (Goyal et al., 2017): `edl.schedule_rate(edl.Warmup(0.05))`.
 
     Args:
-        warmup: up in a straight line for so much of all samples of all epochs, 0.0 to 1.0; then the full rate.
+        warmup: the part of all samples of all epochs, 0.0 to 1.0, in which the rate grows in a straight line.
     """
 
     warmup: float
@@ -117,7 +124,7 @@ class Warmup(msgspec.Struct, frozen=True):
         _check_parts("Warmup", warmup=self.warmup)
 
     def at(self, progress: float) -> float:
-        """The factor of the full rate."""
+        """Return the factor of the full rate."""
         return progress / self.warmup if progress < self.warmup else 1.0
 
 
@@ -130,10 +137,10 @@ def _check_parts(schedule: str, **parts: Any) -> None:
 
 
 def tuned(losses: tuple[tuple[float, float], ...], most: float) -> float:
-    """LRTuner's step (2021): by what to multiply the rate, given losses after steps with the rate times (1 + e).
+    """Return LRTuner's factor of the rate (2021), given losses after steps with the rate times (1 + e).
 
-    A quadratic through them, k0 + k1 e + k2 e^2, has its minimum at -k1 / (2 k2), which is taken up to +-`most`. Where
-    it has none, the better end is taken.
+    A quadratic through them, k0 + k1 e + k2 e^2, has its minimum at -k1 / (2 k2), which is limited to +-`most`. If it
+    has no minimum, the better end is taken.
     """
     k1, k2 = _quadratic(losses)
     if k2 > 0:
@@ -146,7 +153,9 @@ def tuned(losses: tuple[tuple[float, float], ...], most: float) -> float:
 
 
 def _quadratic(points: tuple[tuple[float, float], ...]) -> tuple[float, float]:
-    """The coefficients k1 and k2 of the best fit by least squares. Raises ValueError for fewer than three places."""
+    """Return the coefficients k1 and k2 of the best fit by least squares. Raises ValueError for fewer than three
+    places.
+    """
     if len({place for place, _ in points}) < 3:
         raise ValueError("a quadratic needs losses at three different rates")
     sums = [sum(e**power for e, _ in points) for power in range(5)]

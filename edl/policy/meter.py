@@ -1,6 +1,7 @@
-"""What each size of a job achieves: batches and samples a second, from the steps that the leader hears of.
+"""The throughput of each size of a job: batches and samples per second, from the steps that workers report to the
+leader.
 
-Owns: the measurements of the sizes seen so far, newest visit of each. Does not own: clocks, nor what follows from it
+Owns: the measurements of the sizes seen so far, the newest visit of each. Does not own: clocks, nor decisions
 (`edl.policy`).
 """
 
@@ -11,15 +12,15 @@ from typing import Final
 
 from edl.protocol.figures import Rate
 
-SETTLE_STEPS: Final = 2  # of a generation, which are not measured: the switch itself, and what it left to be loaded
-WINDOW_S: Final = 60.0  # what is older says little about now
-FEWEST: Final = 10  # batches of a visit that is worth remembering
+SETTLE_STEPS: Final = 2  # first steps of a generation, which the switch and empty pipelines slow down: not measured
+WINDOW_S: Final = 60.0  # older observations say little about the present
+FEWEST: Final = 10  # least batches of a visit that is remembered
 
-Point = tuple[float, int, int]  # when, at which step, samples trained by then
+Point = tuple[float, int, int]  # time, step, samples trained until then
 
 
 class Meter:
-    """Fed with looks at the job; a look is cheap, and may come as seldom as once a second."""
+    """A meter that gets observations of the job; they may come as seldom as once a second."""
 
     def __init__(self, known: tuple[Rate, ...] = ()) -> None:
         self._known = {rate.size: rate for rate in known}
@@ -29,7 +30,7 @@ class Meter:
         self._points: deque[Point] = deque()
 
     def look(self, generation: int, size: int, point: Point) -> None:
-        """The ring of `generation` was seen at `point`. Looks that tell nothing new are ignored."""
+        """Take an observation of the ring of `generation` at `point`. An observation without news is ignored."""
         at, step, _ = point
         if generation != self._generation:
             self._remember()
@@ -43,7 +44,7 @@ class Meter:
 
     @property
     def present(self) -> Rate | None:
-        """Of the present generation, so far."""
+        """The rate of the present generation, so far."""
         if len(self._points) < 2:
             return None
         (began, first, before), (ended, last, after) = self._points[0], self._points[-1]
@@ -51,7 +52,7 @@ class Meter:
 
     @property
     def rates(self) -> tuple[Rate, ...]:
-        """Of each size the newest visit that is worth it, smallest size first."""
+        """The rate of each size in its newest visit that was long enough, smallest size first."""
         known = dict(self._known)
         present = self.present
         if present is not None and (present.size not in known or present.batches >= FEWEST):

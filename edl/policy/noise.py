@@ -1,9 +1,8 @@
-"""How noisy gradients are, from what workers compute anyway (McCandlish et al., 2018): pure arithmetic.
+"""The noise of gradients, from values that workers compute anyway (McCandlish et al., 2018): pure arithmetic.
 
-A gradient over b samples is the true one, G, and noise of variance var / b in all. So its squared norm is
-|G|^2 + var / b on average: larger on one worker than over the batch of all. From the two norms both numbers follow.
-
-What a larger batch is worth by them is AdaScale's gain (Johnson et al., 2020).
+A gradient over b samples is the true gradient, G, plus noise of total variance var / b. So its squared norm is |G|^2 +
+var / b on average: larger on one worker than over the whole batch. Both numbers follow from the two norms. AdaScale's
+gain (Johnson et al., 2020) says how much a larger batch is worth with them.
 """
 
 from __future__ import annotations
@@ -14,18 +13,20 @@ import msgspec
 
 
 class MeasuredNoise(msgspec.Struct, frozen=True):
-    """As it was measured, averaged over some steps."""
+    """The noise as it was measured, averaged over some steps."""
 
     sqr: float  # the squared norm of the true gradient
     var: float  # the variance of the gradient of one sample, all its parts together
 
     @property
     def scale(self) -> float:
-        """The batch, in samples, in which noise and gradient are equal: far larger ones are worth little more."""
+        """The batch, in samples, in which noise and gradient are equal: far larger batches are worth little more."""
         return self.var / self.sqr if self.sqr > 0 else math.inf
 
     def gain(self, base: int, batch: int) -> float:
-        """How many steps of `base` samples one of `batch` is worth: 1 without noise, up to batch / base with much."""
+        """Return how many steps of `base` samples one step of `batch` samples is worth: 1 without noise, up to batch /
+        base with much.
+        """
         sqr, var = max(self.sqr, 0.0), max(self.var, 0.0)
         if sqr + var == 0:
             return 1.0
@@ -33,7 +34,7 @@ class MeasuredNoise(msgspec.Struct, frozen=True):
 
 
 def of_step(own: float, inverse: float, whole: float) -> tuple[float, float] | None:
-    """|G|^2, and the variance of the gradient of a batch of all workers; None where nothing can be told.
+    """Return |G|^2, and the variance of the gradient of a batch of all workers; None if they cannot be computed.
 
     Args:
         own: the squared norm of a worker's own gradient, on average over the workers.

@@ -1,16 +1,14 @@
 """The search for the size beyond which more workers are not worth it: after Or, Zhang and Freedman (MLSys 2020).
 
-A pure function from what each size was measured at to the size that comes next:
+A pure function from the measured rates of sizes to the size that comes next:
 
-1. one size is known: measure the one above it, or, at the maximum already, the one below;
-2. each pair of neighbouring sizes is judged;
-3. all pass: the next larger size, or, at the maximum, that one for good;
-4. else, where the smallest sizes have not passed often enough to be believed: the next smaller size, down to the
-   minimum;
-5. else the first size whose step up fails, for good.
+1. one size is known: measure the next larger one, or, at the maximum already, the next smaller one; 2. each pair of
+neighbouring sizes is judged; 3. all pass: go to the next larger size, or stay at the maximum for good; 4. else, if too
+few of the smallest sizes have passed: go to the next smaller size, down to the minimum; 5. else stay for good at the
+first size whose step up fails.
 
-A size counts as known once so many of its batches were measured. Different from theirs: it is measured before it is
-left and not only before the search ends, so nothing is decided by a handful of steps and no size is visited twice.
+A size counts as known once `batches` of its batches were measured. Unlike in the paper, a size is measured fully before
+it is left and not only before the search ends, so no decision rests on a handful of steps and no size is visited twice.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from edl.protocol.figures import Rate
 
 
 class Condition(Protocol):
-    """Whether `larger` is worth it."""
+    """The condition that the size of `larger` is worth its workers."""
 
     def passes(self, view: View, smaller: Rate, larger: Rate, /) -> bool: ...
 
@@ -34,12 +32,14 @@ class Condition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A policy: what `decide` says depends on nothing but the view."""
+    """A policy whose decision depends on nothing but the view."""
 
     condition: Condition
     stride: int = 1  # workers more or fewer at once
-    batches: int = 100  # measured at a size until it is known
-    passes: int = 3  # in a row, from the smallest size on, until the way down ends
+    batches: int = 100  # batches measured at a size until it counts as known
+    passes: int = (
+        3  # successive pairs, from the smallest size on, that must pass until smaller sizes are no longer tried
+    )
 
     def decide(self, view: View) -> Decision:
         known = [rate for rate in view.rates if rate.batches >= self.batches]

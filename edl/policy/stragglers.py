@@ -1,10 +1,10 @@
-"""Which worker holds up the others: after Or, Zhang and Freedman (MLSys 2020), one whose throughput while it computes
-is below 0.8 of the median's, as a moving average over batches.
+"""Detection of a worker that holds up the others. After Or, Zhang and Freedman (MLSys 2020), its throughput while it
+computes is below 0.8 of the median's, as a moving average over batches.
 
 Owns: each worker's pace and the verdict. Does not own: measuring, nor replacing.
 
-All workers of a ring take the same time for a step; a slow one shows by what the others wait for it. So what counts is
-the time of a step less that spent waiting for peers.
+All workers of a ring take the same time for a step; a slow worker shows by the time that the others wait for it. So a
+worker's own time is the time of a step less the time spent waiting for peers.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Dealt = Callable[[Mapping[str, float]], Mapping[str, int]]
 ALPHA: Final = 0.1  # of the moving average, for one batch
 SLOW: Final = 0.8  # of the median
 FEWEST: Final = 2  # workers that can be compared at all
-LEAST: Final = 0.01  # of a step: what a worker needs at least by itself, as clocks that are read apart cannot tell less
-WORTH: Final = 0.95  # of the time of a step: what it must be at most with other shares, so that these are worth it
+LEAST: Final = 0.01  # of a step: least own time of a worker; clocks of different workers cannot resolve less
+WORTH: Final = 0.95  # of the time of a step: most that a step may take with other shares to justify them
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What one worker did with its time in some batches, in seconds for each."""
+    """How one worker spent its time in some batches, in seconds per batch."""
 
     worker: str
     host: str
@@ -39,7 +39,7 @@ class Spent(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A worker that is too slow, and why it seems so."""
+    """A worker that is too slow, and the apparent cause."""
 
     worker: str
     pace: float
@@ -49,26 +49,28 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class Uneven:
-    """With these shares of the batch, all would be done at the same time."""
+    """Shares of the batch with which all workers would finish a step at the same time."""
 
     shares: dict[str, float]
-    pace: float  # of the one that is furthest off
+    pace: float  # pace of the worker that is furthest off the median
     reason: str
 
 
 @dataclass(slots=True)
 class Paces:
-    """Moving averages of how fast workers are, against the median of all."""
+    """Moving averages of how fast workers are, relative to the median of all."""
 
     slow: float = SLOW
-    batches: int = 50  # for which a worker must have been slow
+    batches: int = 50  # batches for which a worker must have been slow
     _paces: dict[str, float] = field(default_factory=dict)
     _slow_for: dict[str, int] = field(default_factory=dict)
     _fast_for: dict[str, int] = field(default_factory=dict)
     _spent: tuple[Spent, ...] = ()
 
     def take(self, spent: Iterable[Spent], batches: int) -> None:
-        """All workers of the ring in the same `batches` batches. A worker that is not among them is forgotten."""
+        """Take the times of all workers of the ring in the same `batches` batches. A worker that is not among them is
+        forgotten.
+        """
         self._spent = tuple(spent)
         speeds = {one.worker: 1 / _own_s(one) for one in self._spent}
         keep, before = (1 - ALPHA) ** batches, self._paces
@@ -82,11 +84,11 @@ class Paces:
 
     @property
     def paces(self) -> dict[str, float]:
-        """Of each worker of the ring."""
+        """The pace of each worker of the ring."""
         return dict(self._paces)
 
     def verdict(self) -> Straggler | None:
-        """The slowest of those that have been slow for long enough; never the only worker."""
+        """Return the slowest of the workers that have been slow for long enough; never the only worker."""
         if len(self._paces) < FEWEST:
             return None
         late = [worker for worker, batches in self._slow_for.items() if batches >= self.batches]
@@ -94,8 +96,9 @@ class Paces:
         return None if worker is None else self._explained(worker)
 
     def uneven(self, shares: Mapping[str, float], dealt: Dealt) -> Uneven | None:
-        """A worker has been slow, or idle for lack of samples, for long enough with these shares of the batch; and with
-        others, in whole samples, a step would take less time. `dealt`: the samples of each worker with such shares.
+        """Return better shares if a worker has been slow, or idle for lack of samples, for long enough with its share,
+        and a step would take less time with other shares, in whole samples. `dealt` returns the samples of each worker
+        for given shares.
         """
         odd = {**self._fast_for, **self._slow_for}
         worker = max(odd, key=lambda worker: (odd[worker], worker), default=None)
@@ -109,13 +112,15 @@ class Paces:
         return Uneven(better, pace, reason) if self._is_worth(dealt(shares), dealt(better)) else None
 
     def _is_worth(self, now: Mapping[str, int], then: Mapping[str, int]) -> bool:
-        """A worker's time goes with its samples."""
+        """Tell whether a step would be short enough with other samples, as a worker's time is proportional to its
+        samples.
+        """
         longest = max(1 / pace for pace in self._paces.values())
         coming = max(then[one] / (max(1, now[one]) * pace) for one, pace in self._paces.items())
         return coming <= WORTH * longest
 
     def forget(self) -> None:
-        """The ring or the shares have changed: what was slow may not be so any more."""
+        """Forget which workers were slow, because the ring or the shares have changed."""
         self._slow_for.clear()
         self._fast_for.clear()
 
@@ -132,7 +137,9 @@ class Paces:
         return Straggler(worker, pace, cause, reason)
 
     def _cause(self, spent: Spent) -> str:
-        """The host, if all its workers are slow and others are not; else what the worker spends the more time on."""
+        """Return the cause: the host, if all its workers are slow and others are not; else the activity whose time
+        exceeds the median more.
+        """
         slow, there = self._slow_on_hosts()
         several = there[spent.host] > 1 and len(there) > 1
         if several and slow[spent.host] == there[spent.host]:
@@ -147,9 +154,10 @@ class Paces:
 
 
 def _own_s(spent: Spent) -> float:
-    """What a worker needs for a step by itself; one of which nothing is known needs for ever.
+    """Return the time that a worker needs for a step by itself; infinity if nothing is known.
 
-    One that waits for the others nearly all the time may seem to need no time at all: it is as fast as can be told.
+    A worker that waits for the others nearly all the time may seem to need no time at all: `LEAST` of a step is
+    assumed.
     """
     own_s = spent.compute_s + spent.data_s
     return max(own_s, LEAST * (own_s + spent.wait_s)) or math.inf

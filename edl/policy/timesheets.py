@@ -1,6 +1,7 @@
-"""What each worker of a ring does with its time, from what their daemons tell of it now and then.
+"""How each worker of a ring spends its time, from the usage that daemons report now and then.
 
-Owns: pairing each worker's account with the one before, for all of a ring at once. Does not own: what follows from it.
+Owns: the difference between each worker's usage and its last one, for all workers of a ring at once. Does not own: what
+follows from it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from edl.protocol.figures import Usage
 
 
 class Seated(msgspec.Struct, frozen=True):
-    """A worker of the ring, and its newest account."""
+    """A worker of the ring, and its newest usage."""
 
     worker: str
     rank: int
@@ -24,20 +25,20 @@ class Seated(msgspec.Struct, frozen=True):
 
 
 class Timesheets:
-    """Of one ring at a time."""
+    """The sheets of one ring at a time."""
 
     def __init__(self) -> None:
         self._before: dict[str, Usage] = {}
-        self.batches = 0  # that the newest sheet is of
+        self.batches = 0  # batches of the newest sheet
         self.spent: tuple[Spent, ...] = ()
         self._views: tuple[WorkerView, ...] = ()
 
     def begin(self) -> None:
-        """Another ring: what a switch took is no worker's work."""
+        """Begin with another ring: time that a switch took is no worker's work."""
         self._before = {}
 
     def take(self, ring: Sequence[Seated]) -> bool:
-        """True when all have trained since the newest sheet: then there is another one."""
+        """Return True if all workers have trained since the newest sheet: then there is a new one."""
         if any(one.worker not in self._before or one.usage.at < self._before[one.worker].at for one in ring):
             self._before = {one.worker: one.usage for one in ring}
             return False
@@ -51,7 +52,7 @@ class Timesheets:
         return True
 
     def views(self, paces: Mapping[str, float]) -> tuple[WorkerView, ...]:
-        """The workers as the newest sheet shows them."""
+        """Return the workers as the newest sheet shows them."""
         return tuple(msgspec.structs.replace(view, pace=paces.get(view.id, 1.0)) for view in self._views)
 
 

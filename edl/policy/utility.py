@@ -1,10 +1,10 @@
-"""What an end after so many seconds is worth, and what workers cost: read from a file of the user's.
+"""The worth of a job's end at a given time, and the price of workers, read from a user's file.
 
     price = 0.5                         # of a worker for an hour
     linear = { worth = 100, until_s = 10800 }                 # falls to nothing at that time
 
-or, instead of `linear`, pieces: each is worth so much up to its end, and falls or rises in a straight line to `to`,
-where that is given.
+or, instead of `linear`, pieces: each has a constant worth up to its end, or a worth that changes in a straight line
+to `to`.
 
     pieces = [ { worth = 100, until_s = 3600 }, { worth = 100, to = 0, until_s = 7200 } ]
 """
@@ -20,7 +20,7 @@ from edl.errors import ConfigError
 
 
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Worth `worth`, or from that on a straight line to `to`, for ends up to `until_s`."""
+    """A constant `worth`, or a straight line from `worth` to `to`, for ends up to `until_s`."""
 
     worth: float
     until_s: float
@@ -28,13 +28,13 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Utility(msgspec.Struct, frozen=True):
-    """Beyond the last piece an end is worth nothing."""
+    """The worth of an end by its time; beyond the last piece an end is worth nothing."""
 
     price: float  # of a worker for an hour
     pieces: tuple[Piece, ...]
 
     def at(self, end_s: float) -> float:
-        """What it is worth to end then."""
+        """Return the worth of an end at `end_s`."""
         began = 0.0
         for piece in self.pieces:
             if end_s <= piece.until_s:
@@ -56,7 +56,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(text: str, name: str) -> Utility:
-    """The utility that `text`, which stands in `name`, describes. Raises ConfigError."""
+    """Parse the utility in `text`, the content of the file `name`. Raises ConfigError."""
     try:
         file = msgspec.convert(tomllib.loads(text), _File)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
