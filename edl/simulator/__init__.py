@@ -1,1 +1,1 @@
-"""A cluster that is simulated: traces of jobs, their true speeds, and the policies that decide on live jobs too."""
+"""A simulated cluster: traces of jobs, their true speeds, and the policies that schedule live jobs too."""

@@ -1,4 +1,4 @@
-"""What a change of a job's workers costs it in a simulated cluster: seconds in which it does not train."""
+"""The cost of a change of a job's workers in a simulated cluster: seconds in which the job does not train."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LONGEST_S: Final = 86_400.0
 
 
 class ChangeCost(msgspec.Struct, frozen=True):
-    """`begin_s`: its first workers boot. `resume_s`: it was preempted, and goes on from its checkpoint.
-
-    `boot_s`: newcomers boot while the others train at their old pace. All of them then pause for `pause_s`.
+    """The cost of a change. `begin_s` is the boot of a job's first workers. `resume_s` is the time in which a preempted
+    job resumes from its checkpoint. During `boot_s` newcomers boot while the others train at their old pace; then all
+    of them pause for `pause_s`.
     """
 
     begin_s: float
@@ -25,24 +25,26 @@ class ChangeCost(msgspec.Struct, frozen=True):
     pause_s: float
 
     def of(self, had: float, has: float, *, began: bool) -> float:
-        """Seconds of training that it loses, at its pace after the change, `has`. Before it was `had`; 0: no worker."""
+        """Return the seconds of training that the job loses, at its pace `has` after the change. Its pace before was
+        `had`; 0 means no workers. `began` means that the job has trained before.
+        """
         if not had:
             return self.resume_s if began else self.begin_s
         return self.pause_s + self.boot_s * max(0.0, 1 - had / has)
 
 
-# A worker of a real job boots on another host while three train, and they become four: docs/benchmarks.md, "gamma boots
-# again". What a job begins or goes on with boots as long.
+# Measured as a worker of a real job boots on another host while three train: docs/benchmarks.md, "gamma boots
+# again". The first workers of a job, and of a resumed one, boot as long.
 MEASURED: Final = ChangeCost(begin_s=9.0, resume_s=9.0, boot_s=9.0, pause_s=0.171)
 
 
 def uniform(seconds: float) -> ChangeCost:
-    """The job is stopped and started anew, whatever the change."""
+    """Return the cost of a job that is stopped and started anew for each change."""
     return ChangeCost(seconds, seconds, 0.0, seconds)
 
 
 def read_cost(text: str) -> ChangeCost:
-    """`30`, `30s`, `measured`, or a file that `edl events JOB --json` has written. Raises ConfigError."""
+    """Parse `30`, `30s`, `measured`, or a file that `edl events JOB --json` has written. Raises ConfigError."""
     if text == "measured":
         return MEASURED
     try:
@@ -55,7 +57,7 @@ def read_cost(text: str) -> ChangeCost:
 
 
 def _of_events(path: Path) -> ChangeCost:
-    """The median of what a job of one's own has paid."""
+    """Return the median cost of the changes in a job's events."""
     if not path.is_file():
         raise ConfigError(
             f"--change-cost {path}: must be seconds, measured, or a file with the output of `edl events --json`"

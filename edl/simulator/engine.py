@@ -1,11 +1,10 @@
-"""A cluster in simulated time: what happens, one event after the other, and what a policy decides of it.
+"""A cluster in simulated time: its events, one after the other, and the decisions of a policy.
 
-In rounds, a policy is asked every so many seconds: what ends between two rounds frees its devices at the next one.
-Without, it is asked whenever a job comes or ends, a node fails or comes back, and when it said that it wants to look
-again.
+With rounds, a policy is asked every `interval_s`: devices that become free between two rounds are used at the next one.
+Without rounds, it is asked whenever a job comes or ends, a node fails or comes back, and at the time at which it asked
+to be asked again.
 
-Owns: events, and what becomes of a decision. Does not own: what jobs are made of (`simulated_job`), nor what is counted
-(`figures`).
+Owns: events, and carrying out decisions. Does not own: a job's progress (`simulated_job`), nor the results (`figures`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ NEAR_S = 1e-6  # events that are so near to each other happen at once
 
 
 class Happening(IntEnum):
-    """In this order, where they happen at the same time."""
+    """The kinds of events; simultaneous events happen in this order."""
 
     END = 0
     FAIL = 1
@@ -43,27 +42,29 @@ class Happening(IntEnum):
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """Of a simulated cluster."""
+    """The parameters of a simulated cluster."""
 
     nodes: tuple[Node, ...]
     interval_s: float = 0.0  # from one round to the next; 0: no rounds
     cost: ChangeCost = uniform(0.0)
     placement: Rule = Rule.PACK
-    sees_left: bool = False  # the policy is told how much work is left
+    sees_left: bool = False  # the policy sees how much work is left
     failures: Faults = Faults()
     stragglers: Faults = Faults()
     seed: int = 0
 
 
 class Played(msgspec.Struct, frozen=True):
-    """`jobs`: in the order of their submission. One that has not finished never will, as the policy decides."""
+    """The result. `jobs` are in the order of their submission. A job that has not finished never will under this
+    policy.
+    """
 
     jobs: tuple[SimulatedJob, ...]
     decisions: int
     ended: float
 
 
-Progress = Callable[[float, int, int], None]  # simulated time, jobs that are over, all jobs
+Progress = Callable[[float, int, int], None]  # simulated time, number of ended jobs, number of all jobs
 
 
 class ClusterSimulation:
@@ -82,23 +83,27 @@ class ClusterSimulation:
         self._there: dict[
             str, SimulatedJob
         ] = {}  # jobs that have come and are not over, in the order of their submission
-        self._views: dict[str, JobView] = {}  # of these, as they were seen last: of a job that waits nothing changes
-        self._stale: set[str] = set()  # what is to be looked at all the same
-        self._noted: set[str] = set()  # the policy has written something down about it
-        self._numbers: dict[str, int] = {}  # of all that have come, in that order
-        self._nodes = {node.name: node for node in conditions.nodes}  # that are up
+        self._views: dict[
+            str, JobView
+        ] = {}  # the last view of each job in `_there`; the view of a waiting job stays the same
+        self._stale: set[str] = set()  # jobs whose views must be renewed
+        self._noted: set[str] = set()  # jobs about which the policy has notes
+        self._numbers: dict[str, int] = {}  # numbers of all jobs that have come, in order
+        self._nodes = {node.name: node for node in conditions.nodes}  # nodes that are up
         self._slow: set[str] = set()
         self._events: list[tuple[float, int, int, object]] = []
         self._count = 0
-        self._looks = 0  # version of the look that was asked for
-        self._rounds = False  # one is to come
+        self._looks = 0  # number of the newest planned LOOK; older ones are void
+        self._rounds = False  # a round is planned
         self._over = 0
         self._coming = len(self._jobs)
         self._decisions = 0
         self._trouble: dict[tuple[Happening, str], Iterator[tuple[float, float]]] = {}
 
     def run(self) -> Played:
-        """Raises EdlError where a policy decides what cannot be."""
+        """Run until all jobs are over, or no more can finish. Raises EdlError if a policy makes an
+        impossible decision.
+        """
         for one in self._jobs:
             self._expect(one.job.submitted, Happening.COME, one)
         for node in self._conditions.nodes:
@@ -138,7 +143,7 @@ class ClusterSimulation:
             return
 
     def _happen(self, now: float, kind: Happening, about: object) -> bool:
-        """Whether the policy is to be asked."""
+        """Handle one event; return True if the policy must be asked."""
         if kind is Happening.LOOK:
             return about == self._looks
         if kind is Happening.COME:
@@ -146,7 +151,7 @@ class ClusterSimulation:
             self._there[about.job.name] = about
             self._numbers[about.job.name] = len(self._numbers)
             self._speeds.begin(about)
-            self._see(about)  # behind those that came before
+            self._see(about)  # adds the job behind the earlier ones
             self._coming -= 1
             return self._soon(now)
         assert isinstance(about, tuple)
@@ -164,7 +169,7 @@ class ClusterSimulation:
         return self._soon(now)
 
     def _trouble_comes(self, now: float, kind: Happening, node: str, end: float) -> bool:
-        """Or goes."""
+        """Begin or end a node's failure or slowness."""
         if kind is Happening.FAIL:
             self._expect(end, Happening.MEND, (node, end))
             self._fail(now, node)
@@ -186,7 +191,7 @@ class ClusterSimulation:
         return False
 
     def _soon(self, now: float) -> bool:
-        """In rounds, what has happened waits for the next one."""
+        """Return True if the policy must be asked now; with rounds, plan the next round instead."""
         interval = self._conditions.interval_s
         if interval and not self._rounds:
             self._rounds = True
@@ -215,7 +220,7 @@ class ClusterSimulation:
     # ----------------------------------------------------------------------------------------------------- decisions
 
     def _decide(self, now: float) -> bool:
-        """Whether it is worth while to go on."""
+        """Ask the policy and carry out its decision; return False if nothing can happen any more."""
         self._decisions += 1
         running = [one for one in self._there.values() if one.step is not None]
         for one in running:
@@ -241,7 +246,7 @@ class ClusterSimulation:
         self._views[one.job.name] = one.view(self._speeds.speed(one), one.left() if left else None, change_s)
 
     def _note(self, decision: ClusterDecision) -> None:
-        """What the policy wants to be told the next time."""
+        """Keep the notes that the policy wants to get back the next time."""
         forgotten = self._noted - decision.notes.keys()
         for name, notes in (*decision.notes.items(), *((name, {}) for name in forgotten)):
             one = self._there.get(name)
@@ -281,7 +286,7 @@ class ClusterSimulation:
             self._expect(decision.look_again, Happening.LOOK, self._looks)
 
     def _check_decision(self, decision: ClusterDecision, now: float) -> None:
-        """A policy of ours that decides what cannot be is a fault of ours; of one's own, it is told the same."""
+        """Refuse an impossible decision, whether of edl's own policy or of a user's. Raises EdlError."""
         devices = sum(node.devices for node in self._nodes.values())
         asked = sum(allotment.workers for allotment in decision.allotments.values())
         said = None

@@ -1,7 +1,7 @@
-"""What goes wrong in a simulated cluster: nodes that fail and come back, and nodes that are slow for a while.
+"""Faults of a simulated cluster: nodes that fail and come back, and nodes that are slow for a while.
 
-Each node has times of its own, drawn from the seed and its name: the same seed is the same story, whatever a policy
-does.
+Each node has fault times of its own, drawn from the seed and its name: the same seed gives the same faults under every
+policy.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import msgspec
 
 
 class Faults(msgspec.Struct, frozen=True):
-    """Each node meets one every `mean_s` on average, of a length of `length_s`. `mean_s` 0: none."""
+    """One kind of fault: each node has one every `mean_s` seconds on average, which lasts `length_s`. A `mean_s` of 0
+    means none.
+    """
 
     mean_s: float = 0.0
     length_s: float = 0.0
-    much: float = 0.0  # seconds of training that a failure costs a job; how many times longer a straggler's steps take
+    much: float = 0.0  # failures: seconds of training that a job loses; stragglers: how many times longer steps take
 
     def times(self, seed: int, kind: str, node: str) -> Iterator[tuple[float, float]]:
-        """Begin and end of each, without end."""
+        """Yield begin and end of each fault, without end."""
         source = random.Random(f"{seed} {kind} {node}")  # noqa: S311 - it guards nothing
         now = 0.0
         while self.mean_s:

@@ -1,4 +1,4 @@
-"""What is counted of a simulated cluster: of each job, and of all together. Times are seconds."""
+"""The results of a simulation: of each job, and of all together. Times are seconds."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from edl.simulator.simulated_job import SimulatedJob
 
 
 class JobFigures(msgspec.Struct, frozen=True):
-    """`slowdown`: how many times longer it took than alone on its share of the cluster (finish-time fairness)."""
+    """The results of one job. `slowdown` is its time divided by its time alone on its share of the cluster (finish-time
+    fairness).
+    """
 
     name: str
     submitted: float
     started: float | None
     finished: float | None
     changes: int
-    completion: float | None  # from its submission to its end
-    waited: float  # without any worker, before its first ones and between
+    completion: float | None  # from submission to end
+    waited: float  # time without any worker
     service: float  # device-seconds
     most_workers: int
     deadline: float | None
@@ -29,7 +31,9 @@ class JobFigures(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """`mean` to `p99` are of completion times. `utilization`: of the devices, until the last job's end."""
+    """The results of all jobs. `mean` to `p99` are completion times. `utilization` is that of the devices, until the
+    last job's end.
+    """
 
     jobs: int
     finished: int
@@ -113,10 +117,12 @@ def _of_job(one: SimulatedJob, alone: float) -> JobFigures:
 
 
 def _fair_times(jobs: Sequence[SimulatedJob], devices: int) -> list[float]:
-    """What each job would take on its own share: the devices over the jobs that were there on average while it was."""
+    """Return the time of each job on its own share: the devices divided by the average number of
+    jobs during its life.
+    """
     ends = [one.finished if one.finished is not None else one.at for one in jobs]
     begins = np.sort([one.job.submitted for one in jobs])
-    # Job-seconds until a time: of each job that has begun by then, as much as lies before it.
+    # Job-seconds until `when`: the sum of the lengths of all jobs' lives, cut at `when`.
     begun = np.concatenate([[0.0], np.cumsum(begins)])
     over_at = np.sort(ends)
     over = np.concatenate([[0.0], np.cumsum(over_at)])

@@ -1,7 +1,7 @@
-"""Speeds as an analyzer fits them to what simulated jobs report: the code that hears live jobs, in simulated time.
+"""Speeds that an analyzer fits to reports of simulated jobs: the analyzer of live jobs, in simulated time.
 
-A job reports what it would measure of itself: how long its steps took, how long of that it waited for its peers, and
-its gradients' statistics. The analyzer never sees a table of the trace.
+A job reports values that it would measure itself: the time of its steps, the part of it that it waited for its peers,
+and its gradients' statistics. The analyzer never sees a table of the trace.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from edl.cluster.views import Speed
 from edl.simulator.simulated_job import SimulatedJob
 from edl.simulator.trace import TraceJob
 
-SHARE: Final = 64  # samples of one worker, where a trace does not say
+SHARE: Final = 64  # samples of one worker, if the trace has no batch
 LONGEST_WAIT: Final = 0.99  # of a step
 
 
 class Fitted:
-    """What each job's course says to itself, told to the analyzer."""
+    """Speeds from an analyzer, which gets each job's own measurements."""
 
     def __init__(self) -> None:
         self._analyzer = Analyzer()
@@ -39,7 +39,7 @@ class Fitted:
         samples = step.pass_batch or _samples(job, one.workers)
         pass_s = step.pass_s * one.slowdown
         if job.name in self._alone:
-            wait_s = pass_s - self._alone[job.name] * samples  # the trace does not tell work and waiting apart
+            wait_s = pass_s - self._alone[job.name] * samples  # the trace has only the sum of work and wait
         else:
             wait_s = step.sync_s + step.pass_s * (one.slowdown - 1)  # the others wait for a straggler
         noise = job.course.noise(one.done, step.batch)
@@ -63,7 +63,7 @@ class Fitted:
 
 
 def batches_of(job: TraceJob) -> Batches:
-    """Which batches it may have."""
+    """Return the batches that a job may have."""
     span = job.course.span
     if span is None:
         own = job.batch or SHARE * job.largest
@@ -79,5 +79,5 @@ def batches_of(job: TraceJob) -> Batches:
 
 
 def _samples(job: TraceJob, workers: int) -> int:
-    """Of one worker in a step, where the job's batch is fixed."""
+    """Return the samples of one worker in a step of a job with a fixed batch."""
     return -(-batches_of(job).own // workers)

@@ -1,4 +1,4 @@
-"""One job of a simulated cluster: what it has done, where it runs, and when it will be over."""
+"""One job of a simulated cluster: its work done, its placement, and its expected end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class SimulatedJob:
-    """All that `done`, `service`, `ran` and `waited` say is true at the time `at`."""
+    """The state of a job. `done`, `service`, `ran` and `waited` hold for the time `at`."""
 
     job: TraceJob
     at: float
@@ -33,14 +33,14 @@ class SimulatedJob:
     service: float = 0.0
     ran: float = 0.0
     waited: float = 0.0
-    resting: float = 0.0  # seconds in which it does not train yet
-    rested: float = 0.0  # device-seconds in which it did not
+    resting: float = 0.0  # seconds until the job trains
+    rested: float = 0.0  # device-seconds in which the job held devices without training
     placement: Placement = field(default_factory=dict)
     workers: int = 0
-    batch: int = 0  # that was decided; 0: its own
+    batch: int = 0  # batch that the policy chose; 0: the job's own
     step: Step | None = None
     slowdown: float = 1.0
-    trained: bool = False  # with these workers
+    trained: bool = False  # the job has trained with its present workers
     began: float | None = None
     changed: float | None = None
     changes: int = 0
@@ -49,12 +49,12 @@ class SimulatedJob:
     finished: float | None = None
     stretch_begun: float = 0.0
     stretches: list[Stretch] = field(default_factory=list)
-    version: int = 0  # of what is expected of it: an end that was foreseen before is void
+    version: int = 0  # grows with each change; a planned END of an older version is void
 
     # ---------------------------------------------------------------------------------------------------- time goes by
 
     def advance(self, now: float) -> None:
-        """Nothing of a job that waits changes by this but how long it has waited."""
+        """Let time pass until `now`. For a waiting job only `waited` grows."""
         passed = now - self.at
         if passed <= 0:
             return
@@ -73,7 +73,7 @@ class SimulatedJob:
             self.done = self.job.course.done(steps, self.step.batch)
 
     def end(self) -> float:
-        """When it will be over, as it runs now."""
+        """Return when the job will end if nothing changes."""
         if self.step is None:
             return math.inf
         course, batch = self.job.course, self.step.batch
@@ -88,7 +88,7 @@ class SimulatedJob:
         return self.step.seconds * self.slowdown
 
     def pace(self) -> float:
-        """Work in a second."""
+        """Return the work done per second."""
         if self.step is None:
             return 0.0
         course, batch = self.job.course, self.step.batch
@@ -97,7 +97,7 @@ class SimulatedJob:
         return (course.done(steps + few, batch) - self.done) / (few * self._step_s()) if few > 0 else 0.0
 
     def lose(self, seconds: float) -> None:
-        """What it had trained in the last seconds, as it ran."""
+        """Lose the work of the last seconds of training."""
         if self.step is not None:
             course, batch = self.job.course, self.step.batch
             steps = max(0.0, course.steps(self.done, batch) - seconds / self._step_s())
@@ -106,7 +106,7 @@ class SimulatedJob:
     # ------------------------------------------------------------------------------------------------ workers change
 
     def run_on(self, placement: Placement, batch: int, cost: ChangeCost) -> None:
-        """From now on: `advance` comes before."""
+        """Change the workers from now on. Call `advance` before."""
         before = self.pace()
         self._close_stretch()
         moved = placement != self.placement
@@ -144,7 +144,9 @@ class SimulatedJob:
     # --------------------------------------------------------------------------------------------------- what is seen
 
     def left(self) -> float:
-        """So that `left / progress` is how long it takes, with the batch that its owner asked for."""
+        """Return the work left, such that `left / progress` is the time left with the batch that the job's owner asked
+        for.
+        """
         course, own = self.job.course, self.job.batch
         steps = course.steps(course.total, own) - course.steps(self.done, own)
         here = course.steps(self.done, own)

@@ -1,6 +1,6 @@
-"""What policies are told of jobs' speeds: the truth, or what an analyzer makes of what the jobs report.
+"""The speeds of jobs that policies see: the true speeds, or those that an analyzer fits to the jobs' reports.
 
-The analyzer hears a simulated job as it would a live one: how long the steps took that it made, and no more.
+The analyzer gets of a simulated job only what a live one would report: the time of the steps that it made.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from edl.simulator.trace import TrueSpeed
 
 
 class Speeds(Protocol):
-    """Of all jobs of a cluster."""
+    """The speeds of all jobs of a cluster."""
 
     def begin(self, one: SimulatedJob) -> None:
-        """A job has come."""
+        """Note that a job has come."""
 
     def hear(self, one: SimulatedJob) -> None:
-        """A job has run for a while as it does now."""
+        """Note that a job has run for a while in its present form."""
 
     def end(self, one: SimulatedJob) -> None:
-        """A job is over."""
+        """Note that a job is over."""
 
     def speed(self, one: SimulatedJob) -> Speed: ...
 
 
 class Truth:
-    """An oracle."""
+    """The true speeds, as an oracle knows them."""
 
     def begin(self, one: SimulatedJob) -> None:
-        """It knows all jobs."""
+        """Do nothing: the oracle knows all jobs."""
 
     def hear(self, one: SimulatedJob) -> None:
-        """It knew."""
+        """Do nothing: the oracle needs no reports."""
 
     def end(self, one: SimulatedJob) -> None:
-        """It keeps nothing."""
+        """Do nothing: the oracle keeps no state."""
 
     def speed(self, one: SimulatedJob) -> Speed:
         return TrueSpeed(one.job.course, one.done, one.job.batch)

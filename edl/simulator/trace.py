@@ -14,26 +14,26 @@ class TraceJob(msgspec.Struct, frozen=True):
 
     name: str
     submitted: float
-    request: int  # workers that its owner asked for
+    request: int  # workers that the job's owner asked for
     course: Course
     smallest: int = 1
     largest: int = 1
-    batch: int = 0  # that its owner asked for; 0: its own
+    batch: int = 0  # batch that the job's owner asked for; 0: the course's own
     user: str = ""
     priority: int = 0
     deadline: float | None = None
-    cost: ChangeCost | None = None  # of its changes, where it was measured; None: as of all
-    row: int = 0  # of the trace's file, for what is wrong with it
+    cost: ChangeCost | None = None  # measured cost of the job's changes; None: the cost for all jobs
+    row: int = 0  # row of the trace's file, for error messages
 
 
 class Trace(msgspec.Struct, frozen=True):
     name: str
     jobs: tuple[TraceJob, ...]
-    node_size: int | None = None  # more devices on a node were not measured
+    node_size: int | None = None  # most devices on a node that were measured
 
 
 class TrueSpeed:
-    """What a job's course says of its speed: an oracle."""
+    """The true speed of a job, from its course."""
 
     def __init__(self, course: Course, done: float, batch: int) -> None:
         self._course, self._done, self._batch = course, done, batch

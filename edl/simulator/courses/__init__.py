@@ -1,1 +1,1 @@
-"""How a job progresses with so many workers at some place, by the tables of its trace."""
+"""Courses: the progress of a job for a number of workers and a placement, by the tables of its trace."""

@@ -1,4 +1,4 @@
-"""What a simulated job's training is made of. One course serves all jobs that train alike."""
+"""The course of a simulated job's training. All jobs that train alike share a course."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import msgspec
 
 from edl.cluster.views import Aim, Rates
 
-Shape = tuple[int, ...]  # workers on each node that the job has some on, in the order in which it was given them
+Shape = tuple[int, ...]  # workers on each node of the job, in the order in which the job got the nodes
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One step of a job, as it truly is there."""
+    """One step of a job, with its true times."""
 
     seconds: float
     batch: int  # of all workers together; 0: the trace does not say
     pass_batch: int = 0  # samples of one worker at a time
-    pass_s: float = 0.0  # the last pass of a step, with all that it waits for
-    sync_s: float = 0.0  # that it waits for its peers
+    pass_s: float = 0.0  # the last pass of a step, including the wait for peers
+    sync_s: float = 0.0  # the part of `pass_s` in which it waits for peers
 
 
 class GradientNoise(msgspec.Struct, frozen=True):
-    """Of a step's gradients."""
+    """The statistics of a step's gradients."""
 
     sqr: float
     var: float
 
 
 class BatchSpan(msgspec.Struct, frozen=True):
-    """Which batches a job may have: of all workers together, and of one worker at a time."""
+    """The batches that a job may have: of all workers together, and of one worker at a time."""
 
-    own: int  # that it was written for: work is counted in steps of it
+    own: int  # the batch that the job was written for: work is counted in steps of this batch
     smallest: int
     largest: int
     smallest_pass: int
@@ -39,26 +39,28 @@ class BatchSpan(msgspec.Struct, frozen=True):
 
 
 class Course(Protocol):
-    """The training of a whole job: `total` work. A batch of 0 is the job's own."""
+    """The training of a whole job, which is `total` work. A batch of 0 is the job's own."""
 
     @property
     def total(self) -> float: ...
 
     @property
     def span(self) -> BatchSpan | None:
-        """None: its batch is fixed."""
+        """The batches that the job may have; None if its batch is fixed."""
 
     def step(self, shape: Shape, batch: int) -> Step:
-        """With workers like that, at that batch, or the nearest that so many workers can have."""
+        """Return the step of workers placed in `shape`, at `batch` or the nearest batch that they can have."""
 
     def steps(self, done: float, batch: int) -> float:
-        """How many steps at that batch it takes from the beginning until so much work is done."""
+        """Return the number of steps at that batch from the beginning until `done` work is done."""
 
     def done(self, steps: float, batch: int) -> float:
-        """The inverse."""
+        """Return the work done after that many steps; the inverse of `steps`."""
 
     def noise(self, done: float, batch: int) -> GradientNoise | None:
-        """None: the trace does not say."""
+        """Return the gradients' statistics; None if the trace has none."""
 
     def rates(self, done: float, most: int, devices: int, aim: Aim, batch: int) -> Rates:
-        """The truth at that point, with 1 to `most` workers. `batch`: what its owner asked for."""
+        """Return the true rates at that point, with 1 to `most` workers. `batch` is the batch that the job's owner
+        asked for.
+        """

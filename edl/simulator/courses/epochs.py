@@ -1,7 +1,8 @@
-"""Jobs whose batch may change: steps by measured times, and what a step is worth by the gradients' measured noise.
+"""Jobs whose batch may change: steps take measured times, and the gradients' measured noise says how much a step is
+worth.
 
-Work is counted in steps of the smallest validated batch. A larger batch of `scale` times that is worth
-(var + sqr) / (var / scale + sqr) of them, with the gradients' statistics of the epoch (Pollux, OSDI 2021).
+Work is counted in steps of the smallest validated batch. A step of a batch that is `scale` times larger is worth (var +
+sqr) / (var / scale + sqr) of them, with the gradients' statistics of the epoch (Pollux, OSDI 2021).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from edl.simulator.courses.timing import Timing
 Floats = NDArray[np.float64]
 
 TRIED: Final = 50  # batches between the smallest and the largest, in geometric steps
-NEAR: Final = 1e-8  # a share of a sample is no sample
+NEAR: Final = 1e-8  # tolerance when samples are rounded up
 
 
 class Validation(msgspec.Struct, frozen=True):
-    """Epoch by epoch, of a whole training at one batch."""
+    """The statistics of a whole training at one batch, epoch by epoch."""
 
     progress: Floats
     sqr: Floats
@@ -56,7 +57,7 @@ class Epochs:
         return self.timing.node_size
 
     def keeping(self, batch: int) -> Epochs:
-        """The same of a job that keeps its batch."""
+        """Return the course of a job that keeps its batch."""
         return Epochs(self.timing, self._validation, msgspec.structs.replace(self._span, smallest=batch, largest=batch))
 
     # ------------------------------------------------------------------------------------------------ the truth
@@ -95,7 +96,7 @@ class Epochs:
         return min(int(np.searchsorted(self._ends, done, side="right")) - 1, len(self._ends) - 2)
 
     def _curve(self, batch: int) -> Floats:
-        """Steps at that batch until each epoch's end."""
+        """Return the steps at that batch until each epoch's end."""
         if batch not in self._curves:
             epochs = np.arange(len(self._ends) - 1)
             gains = np.array([self._gain(int(epoch), np.array(float(batch or self._span.own))) for epoch in epochs])
@@ -113,7 +114,7 @@ class Epochs:
         return np.asarray((var + sqr) / (var * self._span.own / batch + sqr))
 
     def _split(self, batch: Floats, workers: int) -> tuple[Floats, Floats]:
-        """The batch of one worker at a time, and how many passes it makes for a step."""
+        """Return the batch of one pass of a worker, and the passes of a worker in a step."""
         share = np.ceil(batch / workers - NEAR)
         passes = np.ceil(share / self._span.largest_pass - NEAR)
         if workers == 1:  # the noise of a batch is measured between parts of it
@@ -140,9 +141,10 @@ class Epochs:
         )
 
     def _choice(self, workers: int, devices: int, batch: int) -> tuple[Floats, Floats]:
-        """Batches that so many workers can have, packed on nodes of so many devices, and the seconds of a step each.
+        """Return the batches that so many workers can have, packed on nodes of `devices` devices, and the seconds of a
+        step with each.
 
-        `batch` 0: all of its span.
+        A `batch` of 0 means all batches of the span.
         """
         key = (workers, devices, batch)
         if key not in self._choices:
@@ -163,5 +165,5 @@ class Epochs:
 
 
 def most_workers(span: BatchSpan, batch: int) -> int:
-    """That can share a batch."""
+    """Return how many workers can share a batch."""
     return max(1, math.floor(batch / span.smallest_pass))

@@ -1,4 +1,4 @@
-"""Jobs of so many iterations at one batch, with a table of how many iterations they make in a second."""
+"""Jobs with a number of iterations at one batch, and a table of the iterations per second by the number of workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edl.simulator.courses.course import BatchSpan, GradientNoise, Shape, Step
 
 
 class Iterations:
-    """`rates`: workers -> iterations in a second. Between two sizes it is linear."""
+    """The course of such a job. `rates` maps workers to iterations per second, and is linear between two sizes."""
 
     span: BatchSpan | None = None
 

@@ -1,7 +1,7 @@
-"""How long a pass of one application takes on nodes like those that were measured, and between them.
+"""The time of a pass of one application, on measured placements and between them.
 
-Where a placement was measured, times are linear between its batches. Elsewhere they are linear between all points of
-(nodes, workers, batch of a worker) that were, as in the simulator that the tables were published with.
+On a measured placement, times are linear between its batches. Elsewhere they are linear between all measured points of
+(nodes, workers, batch of a worker), as in the simulator that the tables were published with.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ Points = Mapping[
     tuple[int, int, int], tuple[float, float]
 ]  # nodes, workers, batch of a worker -> step and sync seconds
 
-MOST_NODES: Final = 16  # that were measured
+MOST_NODES: Final = 16  # most nodes of a measurement
 
 
 class Timing:
-    """`placements`: what was measured of each, by batch of a worker. `others`: what was measured at larger sizes."""
+    """The times of one application. `placements` has the measurements of each placement, by batch of a worker; `others`
+    has measurements at larger sizes.
+    """
 
     def __init__(self, placements: Mapping[Shape, tuple[Floats, Floats, Floats]], others: Points) -> None:
         self._placements = dict(placements)
@@ -39,13 +41,13 @@ class Timing:
 
     @property
     def node_size(self) -> int:
-        """Workers of one node, at most."""
+        """The most workers on one node."""
         return max(max(shape) for shape in self._placements)
 
     def times(self, shape: Shape, batches: Floats, *, nearest: bool = False) -> tuple[Floats, Floats]:
-        """Seconds of a step and of its sync with each batch of a worker; not a number where nothing near was measured.
+        """Return the seconds of a step and of its sync for each batch of a worker; NaN where no measurement is near.
 
-        `nearest`: what was measured nearest instead.
+        With `nearest`, the nearest measurement is taken instead.
         """
         found = self._placements.get(rotated(shape))
         if found is not None:
@@ -69,7 +71,7 @@ class Timing:
         return values[:, 0], values[:, 1]
 
     def _interpolators(self) -> tuple[Any, Any]:
-        """Made when they are needed: a small cluster never does."""
+        """Make the interpolators at their first use: a small cluster never needs them."""
         if self._between is None:
             from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 
@@ -86,5 +88,5 @@ class Timing:
 
 
 def rotated(shape: Shape) -> Shape:
-    """A ring looks the same from each of its nodes: the smallest way to write it."""
+    """Return the smallest rotation of a shape: a ring looks the same from each of its nodes."""
     return min(shape[i:] + shape[:i] for i in range(len(shape)))

@@ -1,1 +1,1 @@
-"""Traces: the jobs of a cluster as others have published them, and a plain CSV of one's own."""
+"""Traces: the jobs of a cluster in the formats of published traces, or in a plain CSV of a user's own."""

@@ -1,7 +1,7 @@
 """Traces of the ElasticFlow simulator (pkusys/ElasticFlow): iterations at a fixed batch, by a table, with deadlines.
 
-A trace has job_id, submission_time, num_iteration, model_name, batch_size and num_gpu, and perhaps deadline. The
-folder of throughputs has MODEL.csv: iterations in a second at each global_batch_size (row) with 1, 2, 4, … workers
+A trace has job_id, submission_time, num_iteration, model_name, batch_size and num_gpu, and optionally deadline. The
+folder of throughputs has MODEL.csv: iterations per second at each global_batch_size (row) with 1, 2, 4, … workers
 (column).
 """
 
@@ -18,11 +18,11 @@ from edl.simulator.traces.rows import TraceRow, head_of, rows
 COLUMNS: Final = ("job_id", "submission_time", "num_iteration", "model_name", "batch_size", "num_gpu")
 BATCH: Final = "global_batch_size"
 
-Tables = dict[str, dict[int, dict[int, float]]]  # model -> batch -> workers -> iterations in a second
+Tables = dict[str, dict[int, dict[int, float]]]  # model -> batch -> workers -> iterations per second
 
 
 def read_elasticflow(path: Path, folder: Path) -> Trace:
-    """Raises ConfigError."""
+    """Read a trace and its tables. Raises ConfigError."""
     tables: Tables = {}
     return Trace(path.stem, tuple(_job(row, folder, tables) for row in rows(path, COLUMNS)))
 

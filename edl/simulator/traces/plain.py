@@ -1,8 +1,8 @@
-"""A CSV of one's own: when each job came, with how many workers, and how long it takes with them.
+"""A user's own CSV: when each job came, with how many workers, and how long it takes with them.
 
-submitted, workers and duration must be there; name, min_workers, max_workers, speedup, batch, deadline, user and
-priority may. `speedup` says how fast a job is with other numbers of workers, as `1:1 2:1.9 4:3.4`; what stands for one
-worker there need not be 1. Without it a job has the workers that it asks for, and no others.
+Columns submitted, workers and duration are required; name, min_workers, max_workers, speedup, batch, deadline, user and
+priority are optional. `speedup` gives the relative speed of a job with other numbers of workers, as `1:1 2:1.9 4:3.4`;
+the speed of one worker need not be 1. Without it a job runs only with the workers that it asks for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COLUMNS: Final = ("submitted", "workers", "duration")
 
 
 def read_plain(path: Path) -> Trace:
-    """Raises ConfigError."""
+    """Read a trace. Raises ConfigError."""
     return Trace(path.stem, tuple(_job(row) for row in rows(path, COLUMNS)))
 
 
@@ -51,7 +51,7 @@ def _job(row: TraceRow) -> TraceJob:
 
 
 def _speedup(row: TraceRow, request: int) -> dict[int, float]:
-    """Workers -> seconds of the job's duration that are done in a second."""
+    """Return, by the number of workers, how many seconds of the job's duration are done in a second."""
     if not row.has("speedup"):
         return {request: 1.0}
     text = row.text("speedup")

@@ -26,24 +26,24 @@ VALIDATION: Final = ("progress", "grad_sqr", "grad_var")
 
 
 class ApplicationLimits(msgspec.Struct, frozen=True):
-    """What the authors' simulator says of an application beside its tables."""
+    """Limits of an application that the authors' simulator has beside its tables."""
 
     largest_pass: int | None = None
-    alone: bool = False  # it has one worker, and the batch that its owner asked for
+    alone: bool = False  # its jobs run with one worker, at the batch that their owners asked for
 
 
 KNOWN: Final = {"yolov3": ApplicationLimits(largest_pass=8), "ncf": ApplicationLimits(alone=True)}
 
 
 class Application(msgspec.Struct, frozen=True):
-    """With what is known of it, whatever a job's batch."""
+    """A measured application."""
 
     course: Epochs
-    alone_at: dict[int, Epochs]  # batch -> the course of a job that keeps it; empty where jobs do not
+    alone_at: dict[int, Epochs]  # batch -> the course of a job that keeps that batch; empty if jobs may change it
 
 
 def read_pollux(path: Path, folder: Path) -> Trace:
-    """Raises ConfigError."""
+    """Read a trace and its applications. Raises ConfigError."""
     applications: dict[str, Application] = {}
     jobs = [_job(row, folder, applications) for row in rows(path, COLUMNS)]
     sizes = [one.course.node_size for one in applications.values()]
@@ -87,7 +87,7 @@ def _folders(folder: Path) -> str:
 
 
 def read_application(folder: Path) -> Application:
-    """Raises ConfigError."""
+    """Read the tables of an application. Raises ConfigError."""
     placements: dict[Shape, list[tuple[float, float, float]]] = {}
     for row in rows(folder / "placements.csv", PLACEMENTS):
         text = row.text("placement")

@@ -1,4 +1,4 @@
-"""Which kind of trace a file is, by its columns."""
+"""Recognition of a trace's kind by its columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ KINDS: Final = {
 
 
 def read_trace(path: Path, applications: Path | None = None, throughputs: Path | None = None) -> Trace:
-    """`applications`, `throughputs`: folders of tables, where they are not beside the trace. Raises ConfigError."""
+    """Read a trace. `applications` and `throughputs` are folders of tables, if they are not beside the trace. Raises
+    ConfigError.
+    """
     kind = _kind(path)
     if kind == "Pollux":
         trace = pollux.read_pollux(path, applications or _beside(path, "applications", "--applications"))
@@ -42,7 +44,7 @@ def _kind(path: Path) -> str:
 
 
 def _beside(path: Path, pattern: str, flag: str) -> Path:
-    """In the trace's folder, or in the one above."""
+    """Find the folder beside the trace, or one level above. Raises ConfigError."""
     for folder in (path.resolve().parent, path.resolve().parent.parent):
         found = sorted(one for one in folder.glob(pattern) if one.is_dir())
         if len(found) == 1:

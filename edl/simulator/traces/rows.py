@@ -1,4 +1,4 @@
-"""Rows of a CSV file, and one line for whatever is wrong in them: file, row, column and remedy."""
+"""Rows of a CSV file, and one line for each error in them: file, row, column and remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from edl.errors import ConfigError
 
-LARGEST = 1e30  # nothing that a trace counts is larger
+LARGEST = 1e30  # largest number that a trace may have
 
 
 class TraceRow(msgspec.Struct, frozen=True):
@@ -25,14 +25,14 @@ class TraceRow(msgspec.Struct, frozen=True):
         return ConfigError(f"{self.path} row {self.number}: {message}")
 
     def text(self, column: str) -> str:
-        """Raises ConfigError."""
+        """Return a cell's text. Raises ConfigError if it is empty."""
         found = self.cells[column].strip()
         if not found:
             raise self.wrong(f"{column} is empty: fill it in")
         return found
 
     def number_in(self, column: str, least: float = 0.0, *, above: bool = False) -> float:
-        """A number of at least `least`; `above`: more than that. Raises ConfigError."""
+        """Return a number of at least `least`; with `above`, more than that. Raises ConfigError."""
         found = self.text(column)
         must = f"must be a number {'above' if above else 'of at least'} {least:g}"
         try:
@@ -44,7 +44,7 @@ class TraceRow(msgspec.Struct, frozen=True):
         return value
 
     def count(self, column: str, least: int = 1) -> int:
-        """A whole number of at least `least`. Raises ConfigError."""
+        """Return a whole number of at least `least`. Raises ConfigError."""
         value = self.number_in(column, least)
         if value != int(value):
             raise self.wrong(f"{column} {self.text(column)}: must be a whole number")
@@ -55,7 +55,7 @@ class TraceRow(msgspec.Struct, frozen=True):
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[TraceRow]:
-    """All rows of a file that has these columns, and perhaps more. Raises ConfigError."""
+    """Yield all rows of a file that has at least these columns. Raises ConfigError."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restkey="", restval=None)
@@ -76,7 +76,7 @@ def _row(path: Path, number: int, named: dict[str, str], cells: dict[str, str]) 
 
 
 def head_of(path: Path) -> set[str]:
-    """The names of its columns. Raises ConfigError."""
+    """Return the names of a file's columns. Raises ConfigError."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return {name.strip() for name in next(csv.reader(file), [])}

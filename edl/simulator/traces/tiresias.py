@@ -13,7 +13,7 @@ COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "duration")
 
 
 def read_tiresias(path: Path) -> Trace:
-    """Raises ConfigError."""
+    """Read a trace. Raises ConfigError."""
     return Trace(path.stem, tuple(_job(row) for row in rows(path, COLUMNS)))
 
 
