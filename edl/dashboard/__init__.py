@@ -1,1 +1,1 @@
-"""A job to look at: a page that lives, the same page as a file, the same in a terminal."""
+"""The view of a job or a cluster: a live page, the page as one file, and a terminal screen."""

@@ -1,9 +1,9 @@
-"""Who may look at a page, and who may press its buttons. Pure.
+"""Access rules of a page: which requests may see it, and which may press its buttons. Pure.
 
-A link with a token opens it, and leaves a cookie, so that the token is in no address after that. The cookie belongs to
-the page's own place, as browsers send one of "/" to whatever else listens on this host, at any port. All else is
-refused: without the token, by another name of this host (a page that rebinds its name to ours), and a press of a button
-that does not come from the page itself.
+A link with a token opens the page, and sets a cookie, so that no later address has the token. The cookie is limited to
+the page's own path, because browsers send a cookie of "/" to every server on this host, at any port. All other requests
+are refused: without the token, by another name of this host (a page that rebinds its name to ours), and a press of a
+button that does not come from the page itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADERS: Final = {
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "same-origin",  # with none at all, a form of ours would come from the origin "null"
+    "Referrer-Policy": "same-origin",  # without any referrer, the page's form would have the origin "null"
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -32,7 +32,7 @@ HEADERS: Final = {
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Of one page, on one port."""
+    """The access of one page, on one port."""
 
     token: str
     port: int
@@ -48,33 +48,33 @@ class Access(msgspec.Struct, frozen=True):
 
     @property
     def cookie(self) -> str:
-        """Its name: cookies do not know ports, and another job's page may be open beside this one."""
+        """The cookie's name: cookies do not know ports, and another job's page may be open beside this one."""
         return f"edl-{self.port}"
 
     @property
     def place(self) -> str:
-        """Below which the page lies: known to who had the token."""
+        """The path of the page, which only a browser that had the token knows."""
         return f"/{self._derived(b'place')[:32]}"
 
     @property
     def check(self) -> str:
-        """What the page's own forms carry: known to who could read the page."""
+        """A secret in the page's own forms, which only a reader of the page knows."""
         return self._derived(b"forms")
 
     def _derived(self, use: bytes) -> str:
         return hmac.new(self.token.encode(), use, hashlib.sha256).hexdigest()
 
     def names_us(self, host: str) -> bool:
-        """The Host that was asked for. Browsers leave out the port of HTTP itself."""
+        """Tell whether the request's Host is this page's. Browsers leave out the default port of HTTP."""
         names = {self.address, "127.0.0.1", "localhost"}
         return host in {f"{name}:{self.port}" for name in names} or (self.port == HTTP_PORT and host in names)
 
     def opens(self, given: str | None) -> bool:
-        """The token of a link or a cookie."""
+        """Tell whether `given` is the token, as a link or a cookie has it."""
         return given is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def may_press(self, headers: Mapping[str, str], check: str) -> bool:
-        """It comes from this page: by the browser's word, and by what only the page knows."""
+        """Tell whether a press comes from this page: by the browser's headers, and by the secret in the form."""
         origin = headers.get("origin", "")
         site = headers.get("sec-fetch-site", "same-origin")
         ours = site == "same-origin" and self.names_us(origin.removeprefix("http://"))

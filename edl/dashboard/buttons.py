@@ -1,4 +1,4 @@
-"""What the buttons of a page do: what `edl scale`, `edl checkpoint` and `edl stop` do, and no more."""
+"""The actions of a page's buttons: those of `edl scale`, `edl checkpoint` and `edl stop`, and no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ASK_S = 10.0
 
 
 async def press(locate: Callable[[], Whereabouts], what: str) -> str:
-    """What came of it, in one line."""
+    """Carry out the button `what`; return the result in one line."""
     try:
         where = locate()
         match what:

@@ -1,6 +1,6 @@
-"""What the cluster's page is fed with: the queue and the nodes, looked at once a second, however many look.
+"""The data of the cluster's page: the queue and the nodes, read once a second, however many browsers are open.
 
-Owns: looking, and waking those who wait for news. Does not own: what is shown (`edl.dashboard.cluster_view`).
+Owns: reading, and waking the tasks that wait for news. Does not own: what is shown (`edl.dashboard.cluster_view`).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Look = Callable[[], Awaitable[ClusterSeen]]
 
 
 class ClusterFeed:
-    """Of one cluster. Run it as a task."""
+    """The feed of one cluster. Run it as a task."""
 
     def __init__(self, look: Look) -> None:
         self._look = look
         self.seen: ClusterSeen | None = None
         self.at = 0.0
         self.looks = 0
-        self.away = ""  # why it was not seen the last time
+        self.away = ""  # why the last read failed
         self._news = asyncio.Event()
 
     @property
     def news(self) -> asyncio.Event:
-        """Set once it was looked at again. Take it before looking at what there is."""
+        """An event that is set after the next read. Take it before reading `seen`."""
         return self._news
 
     async def heard(self, within_s: float) -> bool:
@@ -47,7 +47,7 @@ class ClusterFeed:
         return self.seen is not None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read again and again until cancelled."""
         while True:
             try:
                 self.seen, self.at, self.away = await self._look(), time.time(), ""
@@ -60,13 +60,13 @@ class ClusterFeed:
 
 
 class LooksHere:
-    """At the cluster of this machine, by one session for as long as that serves."""
+    """A reader of this machine's cluster, which keeps one session as long as it works."""
 
     def __init__(self, home: ClusterHome) -> None:
         self._home = home
         self._stack = contextlib.AsyncExitStack()
         self._client: ClusterClient | None = None
-        self._over: dict[str, JobEntry] = {}  # they do not change any more
+        self._over: dict[str, JobEntry] = {}  # ended jobs, which do not change any more
 
     async def __call__(self) -> ClusterSeen:
         try:

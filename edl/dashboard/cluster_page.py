@@ -1,6 +1,6 @@
-"""The cluster's page, as HTML made here: readable without a script. Pure.
+"""The cluster's page as HTML, readable without a script. Pure.
 
-Owns: its parts, and that all that came from outside is escaped. Does not own: what is shown (`cluster_view`).
+Owns: the page's parts, and that all text from outside is escaped. Does not own: what is shown (`cluster_view`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def page(view: ClusterSight) -> str:
 
 
 def cluster_parts(view: ClusterSight) -> dict[str, str]:
-    """By the id of the element that holds each."""
+    """Return the parts by the ids of their elements."""
     return {
         "state": f'<b class="state">{escape(view.policy)}</b> <small>{escape(view.leads)}</small>',
         "tiles": tiles(view.tiles),
@@ -61,7 +61,7 @@ def _spans(span: int) -> str:
 
 
 def _gantt(view: ClusterSight) -> str:
-    """A lane for each device; times below."""
+    """Draw a lane for each device, and times below."""
     lanes = "".join(
         f"<h3>{escape(node.node)}</h3>{''.join(map(_lane, node.lanes))}{_rest(node.more, 'devices')}"
         for node in view.nodes

@@ -1,8 +1,9 @@
 """The server of the cluster's page, with the rules of a job's page (`edl.dashboard.access`).
 
-Owns: what is answered, and how many at a time. Does not own: what is shown (`edl.dashboard.cluster_view`).
+Owns: the answers, and how many are sent at a time. Does not own: what is shown (`edl.dashboard.cluster_view`).
 
-What is told is each part as it is now: a browser that lost its connection gets all of it with the next word.
+Each message has whole parts in their present form: a browser that lost its connection gets all parts with the next
+message.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from edl.dashboard.site import GuardedSite, message, plain
 
 
 class ClusterPageServer(GuardedSite):
-    """Of one cluster."""
+    """The server of one cluster's page."""
 
     def __init__(self, feed: ClusterFeed, access: Access) -> None:
         super().__init__(access)
         self._feed = feed
         self._streams = 0
-        self._made: dict[int, tuple[int, dict[str, str]]] = {}  # by span: of which look
+        self._made: dict[int, tuple[int, dict[str, str]]] = {}  # by span: the number of the read, and the parts
         place = access.place
         self.app = self.site([Route(f"{place}/", self._page), Route(f"{place}/events", self._events)])
 
@@ -68,7 +69,9 @@ class ClusterPageServer(GuardedSite):
             self._streams -= 1
 
     def _parts(self, span: int) -> dict[str, str]:
-        """Once a look for all who see that span; empty: the cluster is not heard of yet."""
+        """Make the parts once per read for all browsers with that span; return {} if the cluster
+        has not been read yet.
+        """
         looks = self._feed.looks
         if span not in self._made or self._made[span][0] != looks:
             view = self._view(span)

@@ -1,4 +1,4 @@
-"""What is to be seen of a cluster, as plain values. Pure.
+"""The view of a cluster, as plain values. Pure.
 
 Owns: what is worth showing, in which words and how much of it. Does not own: its looks (`edl.dashboard.cluster_page`).
 """
@@ -21,7 +21,7 @@ from edl.scheduler.client import ClusterStatus, NodeStatus
 
 SPANS: Final = {"10 min": 600, "1 h": 3600, "6 h": 21_600, "1 d": 86_400}
 SPAN: Final = 3600
-SHOWN_OVER: Final = 20  # jobs that are over
+SHOWN_OVER: Final = 20  # ended jobs that are shown
 MOST_JOBS: Final = 200  # rows
 MOST_LANES: Final = 128  # devices
 MOST_BARS: Final = 2000
@@ -32,7 +32,7 @@ ENDS: Final = (JobPhase.FINISHED, JobPhase.FAILED, JobPhase.CANCELLED)
 
 
 class HeldBar(msgspec.Struct, frozen=True):
-    """A device in the hands of one worker: from where to where of the time that is shown, each from 0 to 1."""
+    """The time in which a worker held a device: begin and end as fractions of the time shown, each from 0 to 1."""
 
     job: str
     worker: str
@@ -43,26 +43,26 @@ class HeldBar(msgspec.Struct, frozen=True):
 
 
 class DeviceLane(msgspec.Struct, frozen=True):
-    """One device over time, and who has it now."""
+    """A device over time, and its present worker."""
 
     device: int
-    now: str  # the worker; empty: it is free
+    now: str  # the present worker; empty: the device is free
     colour: int
     bars: tuple[HeldBar, ...]
 
 
 class NodeLanes(msgspec.Struct, frozen=True):
-    """One node."""
+    """A node and its devices."""
 
     node: str
-    there: bool  # its agent
-    left_out: bool  # it has failed its workers, and is given none for a while
+    there: bool  # the node's agent is running
+    left_out: bool  # the node has failed its workers, and gets none for a while
     lanes: tuple[DeviceLane, ...]
     more: int  # devices that are not shown
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """One job."""
+    """A job in the queue."""
 
     job: str
     user: str
@@ -85,7 +85,7 @@ class ClusterSight(msgspec.Struct, frozen=True):
     more_jobs: int
     nodes: tuple[NodeLanes, ...]
     told: tuple[QueueEvent, ...]  # the newest first
-    begin: float  # of the time that is shown
+    begin: float  # begin of the time shown
     end: float
     span: int
 
@@ -111,7 +111,7 @@ def cluster_sight(status: ClusterStatus, jobs: Sequence[JobShown], now: float, s
 
 
 def colour_of(job: str) -> int:
-    """The same for all workers of a job, wherever it is shown."""
+    """Return the colour of all workers of a job, wherever they are shown."""
     return crc32(job.encode()) % COLOURS
 
 
@@ -137,7 +137,7 @@ def _lane(node: NodeStatus, device: int, bars: list[HeldBar]) -> DeviceLane:
 
 
 def _bars(jobs: Sequence[JobShown], begin: float, now: float) -> dict[tuple[str, int], list[HeldBar]]:
-    """By node and device; of very many the newest."""
+    """Return the bars by node and device; the newest ones if there are very many."""
     spans = [(one.ended, one.began, one.node, one.device, one.worker, job.name) for job in jobs for one in job.held]
     spans += [(now, one.began, one.node, one.device, one.id, job.name) for job in jobs for one in job.workers]
     found: dict[tuple[str, int], list[HeldBar]] = {}
@@ -155,7 +155,7 @@ def _bars(jobs: Sequence[JobShown], begin: float, now: float) -> dict[tuple[str,
 
 
 def _listed(jobs: Sequence[JobShown]) -> list[JobShown]:
-    """Who has devices, then who waits, then the newest that are over."""
+    """Return jobs that have devices, then those that wait, then the newest that are over."""
     active = [job for job in jobs if not job.over and job.state not in WAITING]
     waiting = sorted((job for job in jobs if job.state in WAITING), key=lambda job: (-job.priority, job.submitted))
     over = sorted((job for job in jobs if job.over), key=lambda job: -(job.ended or 0.0))

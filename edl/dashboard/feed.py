@@ -1,10 +1,10 @@
-"""What a page is fed with: the story of one job as it goes on, its state each second, and how it went before.
+"""The data of a job's page: its events as they happen, its status each second, and its earlier history.
 
-Owns: following one job through its lives, leaders and outages, and waking those who wait for news. Does not own: what
-is shown (`edl.dashboard.view`).
+Owns: following one job through its lives, leaders and outages, and waking the tasks that wait for news. Does not own:
+what is shown (`edl.dashboard.view`).
 
-It is an ordinary client of the job, in a process of its own: however many look, the leader is asked once a second.
-An event's number is its place in the story, the same after a reload and in a report made afterwards.
+The feed is an ordinary client of the job, in a process of its own: however many browsers are open, the leader is asked
+once a second. An event's number is its place in the job's history, which is equal after a reload and in a later report.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ from edl.outside.client import JobClient
 from edl.protocol.job import OVER, Status
 
 LOOK_S: Final = 1.0
-AGAIN_S: Final = 0.25  # from one try to reach a job to the next
-MOST_EVENTS: Final = 100_000  # that are kept; a day of changes each minute is a tenth of that
+AGAIN_S: Final = 0.25  # between attempts to connect to a job
+MOST_EVENTS: Final = 100_000  # events that are kept; a day with a change each minute has a tenth of them
 
 
 class Feed:
-    """Of one job. Run it as a task."""
+    """The feed of one job. Run it as a task."""
 
     def __init__(self, locate: Callable[[], Whereabouts], clock: Clock | None = None) -> None:
-        """`locate`: where the job is now, as each of its lives may have a coordinator of its own."""
+        """Prepare the feed. `locate` returns where the job is now, because each of its lives may have a coordinator of
+        its own.
+        """
         self._locate = locate
         self._clock = clock or SystemClock()
         self.story: list[dict[str, Any]] = []
-        self.dropped = 0  # events before those that are kept
+        self.dropped = 0  # number of events that are no longer kept
         self.status: Status | None = None
-        self.seen_at = 0.0  # when the status was
+        self.seen_at = 0.0  # time of the status
         self.history = History()
         self.spendings = Spendings()
         self.looks = 0
@@ -53,24 +55,24 @@ class Feed:
         return self.dropped + len(self.story)
 
     def after(self, number: int) -> list[tuple[int, dict[str, Any]]]:
-        """Events beyond that number, as far as they are kept."""
+        """Return the numbered events beyond `number`, as far as they are kept."""
         first = max(0, number - self.dropped)
         return list(enumerate(self.story[first:], start=self.dropped + first + 1))
 
     @property
     def news(self) -> asyncio.Event:
-        """Set once something has happened, or the job was looked at again. Take it before looking at what there is."""
+        """An event that is set after the next event of the job or the next status. Take it before reading the feed."""
         return self._news
 
     @staticmethod
     async def wait(news: asyncio.Event, timeout_s: float) -> None:
-        """For news, no longer than that."""
+        """Wait for news, no longer than `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await news.wait()
 
     async def heard(self, within_s: float) -> bool:
-        """The job was, or is within that time."""
+        """Wait for a first status; return False if there is none in time."""
         try:
             async with asyncio.timeout(within_s):
                 while self.status is None:
@@ -80,7 +82,7 @@ class Feed:
         return True
 
     async def run(self) -> None:
-        """Until cancelled, or the job is over for good."""
+        """Follow the job until cancelled, or until the job is over for good."""
         while True:
             if await self._go_on():
                 self._wake()
@@ -88,11 +90,11 @@ class Feed:
             await asyncio.sleep(AGAIN_S)
 
     async def _go_on(self) -> bool:
-        """As far as the job's present life goes. True: it is over for good."""
-        with contextlib.suppress(EdlError, OSError):  # it is away, between two lives, or its record is being replaced
+        """Follow the job's present life. Return True if the job is over for good."""
+        with contextlib.suppress(EdlError, OSError):  # the job is between two lives, or its record is being replaced
             where = self._locate()
             self._read(where)
-            gone = where.record is not None and not where.record.alive  # its launcher, and this life with it
+            gone = where.record is not None and not where.record.alive  # the launcher has ended, and this life with it
             if where.coordinator is None:
                 return gone
             known = self.looks
@@ -106,7 +108,7 @@ class Feed:
         return False
 
     async def read_all(self) -> None:
-        """What is on record, and what the job tells if it lives, once. Raises EdlError where that is nothing."""
+        """Read the record, and ask the job if it is running, once. Raises EdlError if there is nothing to read."""
         where = self._locate()
         self._read(where)
         if where.coordinator is not None and not (self.status is not None and self.status.state in OVER):
@@ -116,7 +118,7 @@ class Feed:
                 self._see(await client.status())
 
     def _read(self, where: Whereabouts) -> None:
-        """What the launcher has kept: the story from its beginning, also of lives before this one."""
+        """Read the launcher's record: the events from the beginning, those of earlier lives included."""
         if where.folder is None or where.record is None:
             return
         self._add(_kept(where.folder, self.count))
@@ -126,7 +128,7 @@ class Feed:
             self._see(status)
 
     async def _follow(self, where: Whereabouts) -> None:
-        """Until this life of the job is over. Raises EdlError."""
+        """Follow this life of the job to its end. Raises EdlError."""
         before = 0 if where.record is None else where.record.events_before
         async with where.client() as client:
             looking = asyncio.create_task(self._look(client))
@@ -167,7 +169,7 @@ class Feed:
 
 
 def _kept(folder: Folder, after: int) -> list[dict[str, Any]]:
-    """Those beyond the first `after`. Whole lines only: one that is being written comes the next time."""
+    """Return the events beyond the first `after`. A line that is still being written is left for the next time."""
     if not folder.events.exists():
         return []
     return [msgspec.json.decode(line) for line in folder.events.read_bytes().split(b"\n")[after:-1]]

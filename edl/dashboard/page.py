@@ -1,7 +1,7 @@
-"""The page, as HTML made here: readable without a script, and what scripts put in later is made here too. Pure.
+"""The page as HTML, readable without a script. The parts that scripts insert later are made here too. Pure.
 
-Owns: its parts and that all that came from outside is escaped. Does not own: what is shown (`edl.dashboard.view`), nor
-the drawing of charts where scripts run (`shipped/page.js`).
+Owns: the page's parts, and that all text from outside is escaped. Does not own: what is shown (`edl.dashboard.view`),
+nor the drawing of charts by scripts (`shipped/page.js`).
 
 No part has a script, a style or a handler of its own: the content security policy refuses them all.
 """
@@ -24,17 +24,17 @@ PARTS: Final = ("compute", "data", "wait")
 
 
 class Charts(msgspec.Struct, frozen=True):
-    """What is drawn: `shipped/page.js` reads it."""
+    """The data of the charts, which `shipped/page.js` reads."""
 
     size: Any  # {"at": [...], "size": [...], "changes": [...]}
     series: Any  # `edl.dashboard.series.Series`
 
 
 class Controls(msgspec.Struct, frozen=True):
-    """The buttons, where they were asked for."""
+    """The buttons, if they were asked for."""
 
-    check: str  # what only this page knows: a form of another site's has not got it
-    said: str = ""  # what came of the last one
+    check: str  # secret of this page, which a form of another site does not have
+    said: str = ""  # result of the last press
 
 
 def page(
@@ -46,7 +46,9 @@ def page(
     *,
     live: bool = True,
 ) -> str:
-    """All of it. `head`: what names styles and scripts. `live`: more is told as it happens."""
+    """Make the whole page. `head` names styles and scripts. With `live`, the page gets further messages as things
+    happen.
+    """
     link = "" if view.over or not live else '<span id="link" class="dot off">as it was when this page was loaded</span>'
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -72,7 +74,7 @@ def page(
 
 
 def embedded(value: Any) -> str:
-    """JSON in a page: nothing in it ends the element that it stands in."""
+    """Encode a value as JSON for a page, so that no text in it ends the enclosing element."""
     text = json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -134,7 +136,7 @@ def _worker(row: WorkerRow) -> str:
 
 
 def _shares(parts: Sequence[tuple[str, float]]) -> str:
-    """A bar and the same in words."""
+    """Draw shares as a bar, and write them beside it."""
     words = " · ".join(f"{share:.0%}" for _, share in parts)
     return f'<span class="shares">{_bar_picture(parts)}<small>{words}</small></span>'
 
@@ -168,12 +170,12 @@ def time_bar(parts: Sequence[tuple[str, float]]) -> str:
 
 
 def rows(events: Iterable[ToldEvent]) -> str:
-    """The newest first."""
+    """Make the rows of events, newest first."""
     return "".join(row(event) for event in events)
 
 
 def earlier_events(job: str, count: int) -> str:
-    """Where those are that the page does not show."""
+    """Name the command that shows the events that the page does not."""
     if not count:
         return ""
     return f'<p class="empty">and {count:,} earlier: <code>edl events {escape(job)}</code></p>'
@@ -192,13 +194,15 @@ def row(event: ToldEvent) -> str:
 # ------------------------------------------------------------------------------------------- charts without a script
 
 
-STILL_POINTS: Final = 400  # of a figure's line
-STILL_MARKS: Final = 200  # of the newest changes
-CHANGES_TOLD: Final = 12  # below the picture
+STILL_POINTS: Final = 400  # points of a figure's line
+STILL_MARKS: Final = 200  # newest changes that are marked
+CHANGES_TOLD: Final = 12  # newest changes listed below the picture
 
 
 def size_picture(size: Any) -> str:
-    """Steps, and a mark where the ring has changed, with its words for who points at it; the newest in words below."""
+    """Draw the size as steps, with a mark for each change of the ring and its words as a tooltip; list the newest
+    changes below.
+    """
     at, sizes = size["at"], size["size"]
     if len(at) < 2:
         return '<p class="empty">no ring yet</p>'
@@ -212,7 +216,7 @@ def size_picture(size: Any) -> str:
 
 
 def changes_in_words(size: Any) -> str:
-    """The newest first."""
+    """List the newest changes, newest first."""
     changes = size["changes"]
     sizes = [size["size"][0], *(count for _, count, _, _ in changes)]
     earlier = max(0, len(changes) - CHANGES_TOLD)
@@ -231,7 +235,7 @@ def _paused(pause_ms: float | None) -> str:
 
 
 def figure_pictures(series: Any) -> str:
-    """Of what the script reports, one each; `shipped/page.js` draws in their places."""
+    """Draw a chart for each figure that the script reports; `shipped/page.js` draws in their places."""
     found = msgspec.to_builtins(series)
     return "".join(
         f'<section><h2>{escape(name)}</h2><div class="chart" data-name="{escape(name)}">'
@@ -267,7 +271,7 @@ def _line_picture(
     low: float = 0.0,
     marks: Iterable[tuple[float, float, str]] = (),
 ) -> str:
-    """`says`: what the line is of. `low`: what the lower edge stands for. `marks`: points with words."""
+    """Draw a line. `says` is its label, `low` the value at the lower edge, and `marks` are points with words."""
     begin, end = points[0][0], points[-1][0]
     high, span = max(value for _, value in points), (end - begin) or 1
     height = (high - low) or 1

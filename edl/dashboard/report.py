@@ -1,4 +1,4 @@
-"""The page of a job as one file, which needs nothing else and asks for nothing: made from what is on record."""
+"""The page of a job as one file, which loads nothing else, made from the job's record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHIPPED: Final = Path(__file__).with_name("shipped")
 
 
 def report(feed: Feed) -> str:
-    """Its policy lets run the two scripts and styles in it, by their digests, and load nothing."""
+    """Make the page. Its policy allows the two scripts and styles in it, by their digests, and no loading."""
     shown = snapshot.view(feed), snapshot.newest(feed, REPORT_ROWS), snapshot.charts(feed)
     styles = [_shipped(name) for name in ("uPlot.min.css", "page.css")]
     scripts = [_shipped(name) for name in ("uPlot.iife.min.js", "page.js")]

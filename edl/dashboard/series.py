@@ -1,6 +1,6 @@
-"""How a job went over time, in as many points as a page can draw. Pure.
+"""A job's history in as many points as a page can draw. Pure.
 
-Owns: thinning, and rates from how far the job was. Does not own: where points come from (`edl.launch.figures`).
+Owns: thinning, and rates computed from the job's progress. Does not own: the source of points (`edl.launch.figures`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import msgspec
 from edl.launch.figures import Point
 
 MOST: Final = 1200  # points: twice as many as a phone has pixels across
-NAMES: Final = 6  # figures of the script's that are drawn
+NAMES: Final = 6  # number of the script's figures that are drawn
 
 
 class Series(msgspec.Struct, frozen=True):
-    """Columns of equal length; `None`: not known at that moment."""
+    """Columns of equal length; `None` where a value is not known."""
 
     at: tuple[float, ...]
     samples_s: tuple[float | None, ...]
@@ -27,13 +27,13 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class History:
-    """Points of one job, the oldest first, never more than twice what is drawn."""
+    """The points of one job, oldest first, at most twice as many as are drawn."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
 
     def take(self, points: Iterable[Point]) -> None:
-        """Newer ones than those there are."""
+        """Add points that are newer than the present ones."""
         for point in points:
             if not self.points or point.ts > self.points[-1].ts:
                 self.points.append(point)
@@ -42,14 +42,16 @@ class History:
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """Every n-th, and the newest: rates between those that stay are those of all between."""
+    """Keep every n-th point, and the newest: the rate between two kept points is the mean rate over all points between
+    them.
+    """
     stride = max(1, -(-len(points) // most))
     kept = list(points[::stride])
     return kept if not points or kept[-1] is points[-1] else [*kept, points[-1]]
 
 
 def series_of(points: Sequence[Point]) -> Series:
-    """Rates between each point and the one before; none where a life of the job began in between."""
+    """Compute the rate between each point and the one before; None if a life of the job began in between."""
     points = thinned(points, MOST)
     at, samples_s, steps_s = [], [], []
     for before, after in pairwise(points):

@@ -1,9 +1,9 @@
 """The server of a job's page: starlette on uvicorn, on loopback.
 
-Owns: what is answered to whom, and how many at a time. Does not own: who may look (`edl.dashboard.access`), what is
-shown (`edl.dashboard.snapshot`), nor what a button does (`edl.dashboard.buttons`).
+Owns: the answers, and how many are sent at a time. Does not own: access (`edl.dashboard.access`), what is shown
+(`edl.dashboard.snapshot`), nor the actions of buttons (`edl.dashboard.buttons`).
 
-A browser that lost its connection asks with the number of the last event it has seen, and gets those after it.
+A browser that lost its connection sends the number of the last event it has seen, and gets the events after it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ HEAD: Final = (
     '<link rel="stylesheet" href="page.css">'
     '<script src="uPlot.iife.min.js" defer></script><script src="page.js" defer></script>'
 )
-STREAMS: Final = 32  # browsers that are told as things happen
+STREAMS: Final = 32  # browsers that get live messages
 FORM_BYTES: Final = 4096
-DRAWN_EACH: Final = 3  # of so many looks, charts are drawn anew once
-BEAT_S: Final = 5.0  # a word at least so often: a browser notices a dead connection, and we a browser that is gone
+DRAWN_EACH: Final = 3  # charts are drawn anew after this many statuses
+BEAT_S: Final = 5.0  # longest time without a message, so that browser and server notice a dead connection
 Act = Callable[[str], Awaitable[str]]
 
 
 class PageServer(GuardedSite):
-    """Of one job. `act`: what the buttons do, by their names; None: there are none."""
+    """The server of one job's page. `act` carries out a button by its name; None means that there are no buttons."""
 
     def __init__(self, feed: Feed, access: Access, act: Act | None = None) -> None:
         super().__init__(access)
@@ -44,7 +44,7 @@ class PageServer(GuardedSite):
         self._act = act
         self._said = ""
         self._streams = 0
-        self._charts: tuple[tuple[int, int], page.Charts] | None = None  # of which look and event
+        self._charts: tuple[tuple[int, int], page.Charts] | None = None  # numbers of status and event, and their charts
         place = access.place
         routes = [
             Route(f"{place}/", self._page),
@@ -76,7 +76,7 @@ class PageServer(GuardedSite):
     async def _tell(self, after: int) -> AsyncIterator[str]:
         self._streams += 1
         try:
-            looks, changed = -1, False  # the ring, since charts were drawn
+            looks, changed = -1, False  # `changed`: the ring has changed since charts were drawn
             while True:
                 news = self._feed.news
                 for number, flat in self._feed.after(after):
@@ -94,7 +94,9 @@ class PageServer(GuardedSite):
             self._streams -= 1
 
     def _look(self, *, drawn: bool) -> str:
-        """What has changed with another look at the job; `drawn`: with the charts, which are larger than all else."""
+        """Make the message after another status of the job. With `drawn` it includes the charts, which are larger than
+        all else.
+        """
         view = snapshot.view(self._feed)
         parts = {
             "state": page.state(view),
@@ -108,7 +110,7 @@ class PageServer(GuardedSite):
         return message("look", {"parts": parts, "charts": charts, "over": view.over})
 
     def _drawn(self) -> page.Charts:
-        """Once for all who look."""
+        """Make the charts once for all browsers."""
         now = self._feed.looks, self._feed.count
         if self._charts is None or self._charts[0] != now:
             self._charts = now, snapshot.charts(self._feed)

@@ -1,4 +1,4 @@
-"""What each worker spends its time on of late, from what its daemon tells of it now and then. Pure."""
+"""How each worker spends its time at present, from the usage that its daemon reports now and then. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOW: Final = 0.8  # of the median pace, as `edl.policy.stragglers` has it
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """Shares of 1."""
+    """The parts of a worker's time, as fractions of 1."""
 
     compute: float
     data: float
@@ -23,18 +23,18 @@ class Spending(msgspec.Struct, frozen=True):
 
 
 class Spendings:
-    """Of the members of one job."""
+    """The spendings of a job's members."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[Usage]] = {}
 
     def take(self, status: Status) -> None:
-        """What was told newly. Who is no member any more is forgotten."""
+        """Add the usage in a status. Workers that are no longer members are forgotten."""
         here = {worker.id: worker.usage for worker in status.workers if worker.usage is not None}
         self._seen = {worker: self._seen.get(worker, deque()) for worker in here}
         for worker, usage in here.items():
             seen = self._seen[worker]
-            if seen and usage.at < seen[-1].at:  # another daemon speaks for it
+            if seen and usage.at < seen[-1].at:  # another daemon reports for the worker
                 seen.clear()
             if not seen or usage.at > seen[-1].at:
                 seen.append(usage)
@@ -42,7 +42,7 @@ class Spendings:
                 seen.popleft()
 
     def of(self, worker: str) -> Spending | None:
-        """None: too little was told yet."""
+        """Return a worker's spending, or None if too few reports have come yet."""
         seen = self._seen.get(worker)
         if not seen or len(seen) < 2:
             return None
@@ -53,7 +53,7 @@ class Spendings:
 
 
 def verdict(worker: WorkerStatus, spending: Spending | None) -> str:
-    """Who is slow, and why; empty for the others."""
+    """Say why a worker is slow; "" if it is not slow."""
     if worker.rank is None or worker.pace >= SLOW:
         return ""
     cause = "" if spending is None else ("loads samples" if spending.data > spending.compute else "computes")

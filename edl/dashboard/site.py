@@ -1,6 +1,7 @@
-"""What every page of edl's is served by: the link that opens it, its files, and the refusal of all else.
+"""The common part of all pages' servers: the link that opens a page, the page's files, and the refusal of other
+requests.
 
-Owns: these answers, and their life. Does not own: the rules (`edl.dashboard.access`), nor the pages.
+Owns: these answers, and serving until cancelled. Does not own: the rules (`edl.dashboard.access`), nor the pages.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NOT_OPENED: Final = "open the link that `edl dashboard` has printed: it has the 
 
 
 class GuardedSite:
-    """Of one page."""
+    """The site of one page."""
 
     app: Starlette
 
@@ -52,7 +53,7 @@ class GuardedSite:
         return None
 
     async def _open(self, request: Request) -> Response:
-        """The link: it trades its token for a cookie, and leads to the page."""
+        """Answer the link: trade its token for a cookie, and redirect to the page."""
         token = request.query_params.get("token")
         if not self._access.names_us(request.headers.get("host", "")):
             return plain(WRONG_NAME, 403)
@@ -69,12 +70,12 @@ class GuardedSite:
         return Response((SHIPPED / name).read_bytes(), media_type=FILES[name], headers=HEADERS)
 
     async def serve(self, ear: socket.socket) -> None:
-        """Until cancelled."""
+        """Serve the site until cancelled."""
         await serve(self.app, ear)
 
 
 def message(kind: str, value: Any, number: int | None = None) -> str:
-    """A line of JSON holds no line break, so no text within ends the message."""
+    """Make a server-sent event. JSON without indentation has no line break, so no text in it ends the message."""
     ident = "" if number is None else f"id: {number}\n"
     return f"{ident}event: {kind}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n"
 

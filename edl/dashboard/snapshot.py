@@ -1,4 +1,4 @@
-"""From what a feed has to what a page shows."""
+"""Conversion of a feed's data to the values that a page shows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def view(feed: Feed) -> Sight:
 
 
 def newest(feed: Feed, most: int = ROWS) -> list[ToldEvent]:
-    """The newest first."""
+    """Return the newest events, newest first."""
     return [event_of(number, flat) for number, flat in reversed(feed.after(max(0, feed.count - most)))]
 
 
 def earlier(feed: Feed) -> int:
-    """How many events there were before those of a page."""
+    """Return the number of events before those that a page shows."""
     return max(0, feed.count - ROWS)
 
 

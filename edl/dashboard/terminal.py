@@ -1,4 +1,4 @@
-"""The same in words: a job on a terminal."""
+"""A job's view on a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENTS: Final = 12
 
 
 def screen(feed: Feed) -> Group:
-    """All of it."""
+    """Make the whole screen."""
     view = snapshot.view(feed)
     return Group(
         _head(view),
@@ -34,7 +34,7 @@ def screen(feed: Feed) -> Group:
 
 
 def print_screen(feed: Feed) -> None:
-    """As plain lines where that is no terminal."""
+    """Print the screen, as plain lines if the output is no terminal."""
     Console(highlight=False, soft_wrap=False).print(screen(feed))
 
 

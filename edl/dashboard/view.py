@@ -1,4 +1,4 @@
-"""What is to be seen of a job, as plain values: one view for the page, the report and the terminal. Pure.
+"""The view of a job, as plain values: one view for the page, the report and the terminal. Pure.
 
 Owns: what is worth showing, in which words and how much of it. Does not own: its looks (`edl.dashboard.page`,
 `edl.dashboard.terminal`).
@@ -19,15 +19,15 @@ from edl.protocol.job import OVER, Status
 from edl.protocol.tally import Doing
 
 ROWS: Final = 300  # events that a page shows, as `shipped/page.js` has it too
-REPORT_ROWS: Final = 5000  # events in a page that is one file: about a megabyte
-CHANGES: Final = 1000  # changes that it draws
+REPORT_ROWS: Final = 5000  # events in a report: about a megabyte
+CHANGES: Final = 1000  # changes that are drawn
 NONE: Final = "-"
-LONGEST: Final = 400  # letters of an event
-FEW: Final = 64  # workers that are shown one by one
+LONGEST: Final = 400  # most characters of an event's words
+FEW: Final = 64  # most workers that are shown one by one
 
 
 class ToldEvent(msgspec.Struct, frozen=True):
-    """One thing that happened, with its number in the job's story, from 1."""
+    """An event, with its number in the job's history, from 1."""
 
     number: int
     ts: float
@@ -48,7 +48,7 @@ class RingChange(msgspec.Struct, frozen=True):
 
 
 class Tile(msgspec.Struct, frozen=True):
-    """One figure that is read at a glance."""
+    """A figure that is read at a glance."""
 
     name: str
     value: str
@@ -57,7 +57,7 @@ class Tile(msgspec.Struct, frozen=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """One worker."""
+    """A worker, as a row of a table."""
 
     worker: str
     rank: str
@@ -71,7 +71,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
 
 class Sight(msgspec.Struct, frozen=True):
-    """One job at one moment."""
+    """A job at one moment."""
 
     job: str
     state: str
@@ -80,7 +80,7 @@ class Sight(msgspec.Struct, frozen=True):
     rows: tuple[WorkerRow, ...]
     more_workers: int
     data: tuple[tuple[str, int], ...]  # parts of the epoch, in samples
-    time: tuple[tuple[str, float], ...]  # what the job's time went to, in seconds
+    time: tuple[tuple[str, float], ...]  # how the job spent its time, in seconds
     over: bool
 
 
@@ -97,7 +97,7 @@ def clipped(text: str) -> str:
 
 
 def change_of(flat: Mapping[str, Any]) -> RingChange | None:
-    """None: the event is of no other ring."""
+    """Return the change of the ring that an event reports, or None."""
     if flat["kind"] != "scaled":
         return None
     size, before = int(flat["to"]), int(flat["from"])
@@ -105,7 +105,9 @@ def change_of(flat: Mapping[str, Any]) -> RingChange | None:
 
 
 def sizes_of(story: Sequence[Mapping[str, Any]], status: Status | None, now: float) -> tuple[list[float], list[int]]:
-    """When the job had which size: the first ring is no change, so that its size is what the first one began with."""
+    """Return times and sizes of the job. Forming the first ring is no change, so its size is the size before the first
+    change.
+    """
     changes = [change for flat in story if (change := change_of(flat)) is not None][-CHANGES:]
     began = next((float(flat["ts"]) for flat in story), now)
     first = changes[0].before if changes else (status.size if status is not None else 0)
@@ -222,7 +224,7 @@ def _time(status: Status) -> tuple[tuple[str, float], ...]:
 
 
 def lasting(seconds: float) -> str:
-    """As people say it: 0.3 s, 42 s, 5 min, 3 h 20 min, 2 d 4 h."""
+    """Write a duration as people say it: 0.3 s, 42 s, 5 min, 3 h 20 min, 2 d 4 h."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 100:
@@ -237,7 +239,7 @@ def lasting(seconds: float) -> str:
 
 
 def sized(count: int) -> str:
-    """Of bytes."""
+    """Write a number of bytes with its unit."""
     value = float(count)
     for unit in ("B", "kB", "MB"):
         if value < 1000:
