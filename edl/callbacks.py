@@ -108,7 +108,7 @@ class RunOfJob:
         self._write()
         self._leave()
         if not self._left.wait(END_S):
-            self._left.set()  # a script that closes it is not to wait once more at its end
+            self._left.set()  # a script that has called `close` must not wait again at its end
             self._warn(f"not written after {END_S:g} s")
 
     def _write(self) -> None:
@@ -140,7 +140,7 @@ class RunOfJob:
             one = self._waiting.get()
             try:
                 self._end_part() if isinstance(one, threading.Event) else self._take(one)
-            except Exception as error:  # noqa: BLE001 - whatever a library or a server raises: it is tried again
+            except Exception as error:  # noqa: BLE001 - a library or server may raise anything: later steps are tried
                 self._warn(error)
             finally:
                 if isinstance(one, threading.Event):

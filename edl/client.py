@@ -49,11 +49,11 @@ class Job:
     """
 
     def __init__(self, name: str | None = None, *, coordinator: str | None = None, secret: bytes | None = None) -> None:
-        """`name` defaults to EDL_JOB, else to the only job that runs on this machine.
+        """Find the job. `name` defaults to EDL_JOB, else to the only job that runs on this machine.
 
         A job that was started on this machine needs nothing else. For another give its `coordinator` (default:
-        EDL_COORDINATOR) and, if it was started with one, its `secret` (default: what is in EDL_SECRET_FILE).
-        Raises ConfigError, UsageError.
+        EDL_COORDINATOR) and, if it was started with one, its `secret` (default: the content of EDL_SECRET_FILE). Raises
+        ConfigError, UsageError.
         """
         keywords = {"job": ("name", name), "coordinator": ("coordinator", coordinator)}
         given = {
@@ -179,7 +179,7 @@ class Job:
         return loop_thread().run(self._preempt(deadline))
 
     def migrate(self, host: str, to: str | None = None, timeout: float | None = None) -> None:
-        """Have all workers of `host` leave it while the job trains; return once none is left there.
+        """Move all workers off `host` while the job trains; return once none is left there.
 
         `to` is HOST:SLOTS, or several of them separated by commas; by default the job's other hosts. A launcher (`edl
         run`) must start workers there. `timeout` is in seconds, for the newcomers to be ready; if they are not, the

@@ -1,4 +1,4 @@
-"""Time as a value: shells read a clock and hand the reading to machines, which never look themselves."""
+"""Time as a value: shells read a clock and pass the time to machines, which never read one."""
 
 from __future__ import annotations
 

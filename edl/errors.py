@@ -34,8 +34,8 @@ class CheckpointError(EdlError):
 
 
 class NotResumed(CheckpointError):
-    """A saved state does not fit this script, or cannot be read. The error does not depend on how far the script had
-    got.
+    """A saved state does not fit this script, or cannot be read. The script's traceback would tell
+    nothing about that.
     """
 
 
@@ -78,7 +78,7 @@ class StoreUnavailable(EdlError):
 
 
 class Fenced(EdlError):
-    """A write was refused because another leader has been elected since (I1). Step down."""
+    """A write was refused because this leader's term is over (I1). Step down."""
 
 
 class JobFailed(EdlError):
@@ -86,7 +86,7 @@ class JobFailed(EdlError):
 
 
 class NoSuchJob(JobFailed):
-    """No worker has ever joined a job of this name at this coordinator."""
+    """The job is unknown at this coordinator: no worker has ever joined it."""
 
 
 class FunctionFailed(JobFailed):

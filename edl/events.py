@@ -56,7 +56,7 @@ PLACE = ("ts", "job", "kind", "term", "generation", "step")  # what every event 
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One thing that happened, and where the job was at that moment."""
+    """An event of a job, and where the job was at that moment."""
 
     ts: float
     job: str

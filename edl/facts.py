@@ -150,7 +150,7 @@ class WorkerJoining(Fact, frozen=True, kw_only=True):
 
 
 class WorkerWarming(Fact, frozen=True, kw_only=True):
-    """A newcomer has booted and rehearses; left out where that is over before the leader has heard of it."""
+    """A newcomer has booted and rehearses; left out if the leader hears of the newcomer only after the rehearsal."""
 
     kind = Kind.WORKER_WARMING
     worker: str
@@ -173,7 +173,7 @@ class WorkerReady(Fact, frozen=True, kw_only=True):
 
 
 class SwitchScheduled(Fact, frozen=True, kw_only=True):
-    """The next generation is planned, or another in its place after the same step, as a newcomer has failed."""
+    """The next generation is planned, or is planned again after the same step because a newcomer has failed."""
 
     kind = Kind.SWITCH_SCHEDULED
     next_generation: int
@@ -193,7 +193,7 @@ class SwitchScheduled(Fact, frozen=True, kw_only=True):
 
 
 class SwitchPutOff(Fact, frozen=True, kw_only=True):
-    """The word of a switch came too late for all, or its members come to no ring beside training; planned anew."""
+    """A switch is planned anew, as its announcement came too late, or its members formed no ring beside training."""
 
     kind = Kind.SWITCH_PUT_OFF
     next_generation: int
@@ -232,7 +232,7 @@ class Scaled(Fact, frozen=True, kw_only=True, rename={"before": "from", "after":
 
 
 class WorkerLeft(Fact, frozen=True, kw_only=True):
-    """A worker that was told to leave has."""
+    """A worker that was told to leave has left."""
 
     kind = Kind.WORKER_LEFT
     worker: str
@@ -251,7 +251,7 @@ class TooFewWorkers(Fact, frozen=True, kw_only=True):
 
 
 class WorkerLost(Fact, frozen=True, kw_only=True):
-    """A worker is gone without leave."""
+    """A worker is gone that was not told to leave."""
 
     kind = Kind.WORKER_LOST
     worker: str
@@ -289,7 +289,7 @@ class BatchVoided(Fact, frozen=True, kw_only=True):
 
 
 class WorkersDiverged(Fact, frozen=True, kw_only=True):
-    """Workers of one ring were found to differ in what must be equal."""
+    """Workers of one ring differ in values that must be equal."""
 
     kind = Kind.DIVERGED
     workers: tuple[str, ...]
@@ -313,7 +313,7 @@ class WorkersDiverged(Fact, frozen=True, kw_only=True):
 
 
 class LeasesCut(Fact, frozen=True, kw_only=True):
-    """What was leased beyond a step is cut anew, for other workers, other shares or another batch."""
+    """The leases beyond a step are cut anew, for other workers, other shares or another batch."""
 
     kind = Kind.RECUT
     after_step: int
@@ -372,7 +372,7 @@ class CheckpointFailed(Fact, frozen=True, kw_only=True):
 
 
 class PreemptAsked(Fact, frozen=True, kw_only=True):
-    """The job is to be saved, and then to go."""
+    """The job is to be saved, and then to end."""
 
     kind = Kind.PREEMPT_ASKED
     reason: str
@@ -383,7 +383,7 @@ class PreemptAsked(Fact, frozen=True, kw_only=True):
 
 
 class LifeBegun(Fact, frozen=True, kw_only=True):
-    """`edl run` begins a job again by itself; its launcher tells it, and no leader."""
+    """`edl run` begins a job again by itself; its launcher writes the event, and no leader does."""
 
     kind = Kind.LIFE_BEGUN
     life: int
@@ -398,7 +398,7 @@ class LifeBegun(Fact, frozen=True, kw_only=True):
 
 
 class JobPreempted(Fact, frozen=True, kw_only=True):
-    """The job is gone, and can be gone on with."""
+    """The job has ended by preemption, and can be resumed."""
 
     kind = Kind.JOB_PREEMPTED
     reason: str
@@ -408,7 +408,7 @@ class JobPreempted(Fact, frozen=True, kw_only=True):
 
 
 class JobMoving(Fact, frozen=True, kw_only=True):
-    """All workers of a host are to leave it, and others come for them."""
+    """The workers of a host are to leave it, and others replace them."""
 
     kind = Kind.MIGRATING
     host: str
@@ -420,7 +420,7 @@ class JobMoving(Fact, frozen=True, kw_only=True):
 
 
 class JobMoved(Fact, frozen=True, kw_only=True):
-    """No worker is left on that host, and those that came for them train."""
+    """The host has no worker left, and the workers that replace them train."""
 
     kind = Kind.MIGRATED
     host: str
@@ -431,7 +431,7 @@ class JobMoved(Fact, frozen=True, kw_only=True):
 
 
 class MovingFailed(Fact, frozen=True, kw_only=True):
-    """The host is not left, and training goes on."""
+    """The workers of the host stay there, and training goes on."""
 
     kind = Kind.MIGRATION_FAILED
     host: str
@@ -442,7 +442,7 @@ class MovingFailed(Fact, frozen=True, kw_only=True):
 
 
 class JobHasFailed(Fact, frozen=True, kw_only=True):
-    """The job has ended, and not well."""
+    """The job has failed."""
 
     kind = Kind.JOB_FAILED
     reason: str

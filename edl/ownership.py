@@ -33,7 +33,7 @@ def claim() -> None:
 
 
 def in_children(act: Callable[[], object]) -> None:
-    """Have each process that the owner forks call `act` before anything else."""
+    """Register `act` to be called first of all in each process that the owner forks."""
     _in_children.append(act)
 
 

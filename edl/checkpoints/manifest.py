@@ -40,7 +40,7 @@ class Broken(CheckpointError):
 
 
 class StoredTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor of the state."""
+    """A tensor of the state."""
 
     name: Label
     dtype: Label  # as its framework calls it
@@ -75,7 +75,7 @@ class StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StoredPart(StoredFile, frozen=True, forbid_unknown_fields=True):
-    """One worker's share of the state, in the form of safetensors."""
+    """The share of the state that a worker writes, in the form of safetensors."""
 
     tensors: tuple[Slice, ...]  # in the order in which they lie in the file
 

@@ -11,11 +11,11 @@ Chunks = Callable[[], Iterable[bytes]]  # each call begins the whole content aga
 
 
 class AlreadyThere(CheckpointError):
-    """A file of that name is there, and stays as it is."""
+    """The file exists already, and stays as it is."""
 
 
 class NotThere(CheckpointError):
-    """There is no such file or folder."""
+    """The file or folder does not exist."""
 
 
 class NotAFile(CheckpointError):
@@ -35,7 +35,7 @@ class StoredBytes(Protocol):
 
 
 class Files(Protocol):
-    """All files under one folder or prefix. A folder is a path below it, with `/` in between; '' is the root itself.
+    """The files under a folder or prefix. A folder is a path below it, with `/` in between; '' is the root itself.
 
     Any thread may call. Each method raises CheckpointError, with one line, if the storage cannot be reached or refuses.
     """

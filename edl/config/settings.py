@@ -23,14 +23,14 @@ OF_CHECKPOINTS = ("checkpoint_every", "checkpoint_overhead", "keep_checkpoints",
 
 
 class Given(msgspec.Struct, frozen=True):
-    """What the caller gave for one setting, and how to quote it back."""
+    """The text that was given for a setting, and how to quote it in a message."""
 
     text: str
     quote: str  # "-np 0", "EDL_NP=0" or "np=0"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of one process of a job. Build it by `from_environment` or `from_given`, which check it."""
+    """The settings of one process of a job. Build them by `from_environment` or `from_given`, which check them."""
 
     job: str | None = None  # None: no job at all, which means a job of one worker without a coordinator
     coordinator: str | None = None  # [zookeeper:// or etcd://]host:port[,host:port][/chroot]

@@ -1,4 +1,4 @@
-"""All settings: one table for the command line, the environment and `edl.init`."""
+"""The table of all settings, for the command line, the environment and `edl.init`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edl.config import forms
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One setting: its field, the parser of its text, and its names outside edl."""
+    """A setting: its field, the parser of its text, and its names outside edl."""
 
     field: str
     parse: Callable[[str], object]

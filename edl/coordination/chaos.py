@@ -24,7 +24,7 @@ _START_S = 60.0
 
 
 class Ensemble:
-    """Several servers on this machine that elect a leader among themselves and agree by majority."""
+    """An ensemble of servers on this machine, which elect a leader among themselves and agree by majority."""
 
     def __init__(self, folder: Path, size: int = 3) -> None:
         ports = [free_port() for _ in range(3 * size)]

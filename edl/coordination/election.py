@@ -56,24 +56,24 @@ class Elected:
     term: int
 
 
-# ------------------------------------------------------------------------------------------------ what is decided
+# ------------------------------------------------------------------------------------------------------ decisions
 
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """The candidate has no node: create one."""
+    """Create a node: the candidate has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Surplus nodes of the candidate that must go: left by an earlier session, or by a create whose answer was lost."""
+    """Delete surplus nodes of the candidate: left by an earlier session, or by a create whose answer was lost."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitBehind:
-    """Other candidates are ahead: wait for the nearest of them."""
+    """Wait for the nearest of the candidates that are ahead."""
 
     name: str
     predecessor: str
@@ -81,7 +81,7 @@ class WaitBehind:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """No other candidate is ahead."""
+    """Begin a term, or go on with it: the candidate is first."""
 
     name: str
 
@@ -111,7 +111,7 @@ def _seq(name: str) -> int:
     return int(name.split("-")[1])
 
 
-# ------------------------------------------------------------------------------------------------- what is done
+# -------------------------------------------------------------------------------------------------- candidate
 
 
 class Candidate:

@@ -31,7 +31,7 @@ _STAT = bytes(8 * 4 + 4 * 3 + 8 * 2)  # the stat of a node that was never change
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """One entry of an ACL."""
+    """An entry of an ACL."""
 
     permissions: int
     scheme: str

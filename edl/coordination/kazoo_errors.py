@@ -50,7 +50,7 @@ _REFUSALS: dict[type[KazooException], type[StoreRefused]] = {
 
 _NO_ACCESS = (NoAuthError, AuthFailedError, SessionClosedRequireSaslError)
 
-# Nothing is known about whether the operation was carried out, or it was not and may be tried again.
+# The operation may have been carried out, or it was not carried out and may be retried.
 _NO_ANSWER = (
     ConnectionLoss,
     KazooTimeoutError,

@@ -19,7 +19,7 @@ _LOOK_AGAIN_S = 0.002
 
 
 class ForeignServer(OSError):
-    """Another user's server has taken the port while ours was down."""
+    """The port belongs to another user's server, which took it while ours was down."""
 
     def __init__(self, user: int) -> None:
         super().__init__(f"another user's server, uid {user}, has taken its port: have that user free it")

@@ -1,4 +1,4 @@
-"""One ZooKeeper server as a child process.
+"""A ZooKeeper server as a child process.
 
 Owns: its configuration file, its command line, and the check that it serves. Does not own: the choice of port and
 folder (`server`), its life as a process (`child_server`), nor where Java is (`java`).

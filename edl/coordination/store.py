@@ -106,7 +106,7 @@ class NoNode(StoreRefused):
 
 
 class VersionConflict(StoreRefused):
-    """Another client wrote first: read again."""
+    """The version has changed, as another client wrote first: read again."""
 
     because = "the node has another version"
 
@@ -136,18 +136,18 @@ class Watch(Protocol):
 
 
 class Store(Protocol):
-    """One session with the coordinator.
+    """A session with the coordinator, and the calls in it.
 
-    Every call ends within a time-out of about the session's, counted from when it was made, or from the coordinator's
-    last answer to a call before it. All of them may raise:
+    Every call ends within a time-out of about the session's, counted from the call, or from the coordinator's last
+    answer to an earlier call. All of them may raise:
 
     - `StoreUnavailable`: disconnected, closed, or no answer in time. A **read** may simply be retried. A **write**
-      may have been carried out all the same, or may be yet: read before trying again. For a sequence node that means
-      to put a name of one's own into the prefix and to look for it, as the election does; for a fenced commit it means
-      that a repetition is refused once the reign is over, but may take effect twice before.
-    - `AccessDenied`: the credentials do not open the node.
+      may have been carried out nevertheless, or may be carried out later: read before a retry. For a sequence node that
+      means to put a name of one's own into the prefix and to look for it, as the election does; for a fenced commit it
+      means that a repetition is refused once the term is over, but may take effect twice before.
+    - `AccessDenied`: the credentials give no access to the node.
     - `UsageError`: a malformed path, a value over `MAX_VALUE_BYTES`, a child of an ephemeral node, or a call in a
-      forked child process (where a session is of no use: connect there anew).
+      forked child process (in which a session cannot be used: connect there anew).
     """
 
     async def read(self, path: str) -> StoredNode | None:

@@ -99,7 +99,7 @@ class TreeStore(ABC):
     async def _commit(self, ops: tuple[Op, ...], *, fence: str | None = None, parents: bool = False) -> Results: ...
 
     def _begin_watch(self, path: str) -> None:  # noqa: B027 - a server in this process tells of all changes
-        """Have the server report changes of the node, which it did not report until now."""
+        """Ask the server to report changes of the node, which it did not report until now."""
 
     def _wake(self, paths: Iterable[str]) -> None:
         for path in paths:

@@ -1,4 +1,4 @@
-"""How each worker spends its time at present, from the usage that its daemon reports now and then. Pure."""
+"""The current use of each worker's time, from the usage that its daemon reports now and then. Pure."""
 
 from __future__ import annotations
 

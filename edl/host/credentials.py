@@ -1,4 +1,4 @@
-"""How a process of a job authenticates to the coordinator and to the other daemons.
+"""Authentication of a job's processes to the coordinator and to the other daemons.
 
 One secret per job opens both. If a launcher gives the secret in a file, a digest derived from it closes the job's nodes
 to all others. Without such a file, the first worker leaves a fresh secret in the coordinator, and every process that

@@ -28,7 +28,7 @@ def is_held(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others who only ask are no holders
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a shared lock: other processes that only ask do not count
     except BlockingIOError:
         return True
     except OSError:

@@ -1,4 +1,4 @@
-"""How a process joins a job by its name alone, with the record that the job's launcher keeps on this machine.
+"""Joining a job by its name alone, with the record that the job's launcher keeps on this machine.
 
 Owns: completing a trainer's settings from that record. Does not own: writing it (`edl.launch.records`), nor what the
 settings are (`edl.config`).

@@ -107,7 +107,7 @@ def raise_open_files() -> int:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # a kernel that allows fewer in all: it stays as it was
+        with contextlib.suppress(OSError, ValueError):  # the kernel may allow fewer: the limit then stays as it was
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
@@ -168,7 +168,8 @@ async def wait_exit(pid: int) -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Have the kernel send this process the signal when its parent ends, or send it at once if `parent` is gone by now.
+    """Ask the kernel to send this process the signal when its parent ends, or send it at once if `parent` is gone by
+    now.
 
     The trap: the kernel means the *thread* that started this process, not the parent as a whole. A parent must start a
     process that calls this from its main thread, or from a thread that lives as long as the process itself. The setting

@@ -69,7 +69,7 @@ def _closing_refused(app: Any) -> Any:
 
 
 class _Bounded(H11Protocol):
-    """One connection with limits from its beginning: uvicorn's own limits begin with the first answer."""
+    """A connection with limits from its beginning: uvicorn's own limits begin with the first answer."""
 
     proven = False  # the caller has got an answer that was no refusal
 
@@ -88,7 +88,9 @@ class _Bounded(H11Protocol):
             self._expect(None)
 
     def _make_room(self) -> None:
-        """Close an idle connection if there are too many, first one that has not shown a token yet."""
+        """Close the oldest idle connection if there are too many; first those whose callers have got no answer but
+        refusals.
+        """
         idle = [one for one in self.connections if isinstance(one, _Bounded) and one is not self and one.idle]
         if len(idle) >= MOST_IDLE:
             oldest = min(idle, key=lambda one: (one.proven, one._since))

@@ -56,7 +56,7 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class NoAnswer(PeerError):
-    """No leader answered in time. A leader may or may not have taken the request."""
+    """The leader did not answer in time, or there was none. A leader may or may not have taken the request."""
 
 
 class JobClient:
@@ -152,16 +152,16 @@ class JobClient:
         await self._insist(say.AskStop(reason), timeout_s)
 
     async def preempt(self, reason: str, deadline_s: float, timeout_s: float = 30.0, *, life: int = 0) -> None:
-        """Have the job saved and ended, if `life` is 0 or the job's present life. Raises JobFailed with the remedy if
-        the job has no checkpoints, PeerError as `stop`.
+        """Ask the leader to save the job and end it, if `life` is 0 or the job's present life. Raises JobFailed with
+        the remedy if the job has no checkpoints, PeerError as `stop`.
         """
         reply = await self._insist(say.AskPreempt(reason, deadline_s, life), timeout_s)
         if isinstance(reply, say.Rejected):
             raise JobFailed(f"job {self._job} cannot be preempted: {reply.reason}")
 
     async def checkpoint(self, request: str, timeout_s: float = 30.0) -> say.SaveTold:
-        """Have the job saved; with the same id again, ask whether the checkpoint is durable. Raises JobFailed,
-        PeerError as `stop`.
+        """Ask the leader to save the job; with the same id again, ask whether the checkpoint is durable. Raises
+        JobFailed, PeerError as `stop`.
         """
         reply = await self._insist(say.AskCheckpoint(request), timeout_s)
         if isinstance(reply, say.SaveTold):
@@ -169,8 +169,8 @@ class JobClient:
         raise JobFailed(f"job {self._job}: {_reason(reply)}")
 
     async def migrate(self, asked: say.AskMigrate, timeout_s: float = 30.0) -> bool:
-        """Have all workers of a host leave it; return True once they have. Repeat the call with the same id to ask
-        again. Raises ScaleRejected, JobFailed, and PeerError as `stop`.
+        """Ask the leader to move all workers off a host; return True once they have left. Repeat the call with the same
+        id to ask again. Raises ScaleRejected, JobFailed, and PeerError as `stop`.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s

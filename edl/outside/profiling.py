@@ -24,7 +24,7 @@ TIMEOUT_S: Final = 600.0
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One size of a profile."""
+    """A size of a profile, and its measurements."""
 
     size: int
     batches: int

@@ -16,7 +16,7 @@ from edl.policy.view import Decision, Policy, View
 
 
 class Pacing(msgspec.Struct, frozen=True):
-    """How often a policy is asked, and how often a decision must be repeated."""
+    """The pace of a policy: how often it is asked, and how often a decision must be repeated."""
 
     every: int = 10  # steps between two looks at the job
     looks: int = 2  # successive looks with the same decision before it is carried out

@@ -28,7 +28,7 @@ WORTH: Final = 0.95  # of the time of a step: most that a step may take with oth
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """How one worker spent its time in some batches, in seconds per batch."""
+    """The time that a worker spent in some batches, by activity, in seconds per batch."""
 
     worker: str
     host: str

@@ -1,4 +1,4 @@
-"""How each worker of a ring spends its time, from the usage that daemons report now and then.
+"""The use of each worker's time in a ring, from the usage that daemons report now and then.
 
 Owns: the difference between each worker's usage and its last one, for all workers of a ring at once. Does not own: what
 follows from it.

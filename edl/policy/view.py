@@ -10,7 +10,7 @@ from edl.protocol.figures import Rate
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker of the ring."""
+    """A worker of the ring."""
 
     id: str
     rank: int

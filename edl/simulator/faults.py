@@ -13,7 +13,7 @@ import msgspec
 
 
 class Faults(msgspec.Struct, frozen=True):
-    """One kind of fault: each node has one every `mean_s` seconds on average, which lasts `length_s`. A `mean_s` of 0
+    """A kind of fault: each node has one every `mean_s` seconds on average, which lasts `length_s`. A `mean_s` of 0
     means none.
     """
 

@@ -1,4 +1,4 @@
-"""One job of a simulated cluster: its work done, its placement, and its expected end."""
+"""A job of a simulated cluster: its work done, its placement, and its expected end."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class SimulatedJob:
             self.stretches.append(Stretch(self.stretch_begun, self.at, self.workers, self.step.batch, self.placement))
         self.stretch_begun = self.at
 
-    # --------------------------------------------------------------------------------------------------- what is seen
+    # ---------------------------------------------------------------------------------------------------------- views
 
     def left(self) -> float:
         """Return the work left, such that `left / progress` is the time left with the batch that the job's owner asked

@@ -10,7 +10,7 @@ from edl.simulator.courses.course import Course
 
 
 class TraceJob(msgspec.Struct, frozen=True):
-    """One job as its trace has it. Times are seconds of the trace's own clock."""
+    """A job as its trace has it. Times are seconds of the trace's own clock."""
 
     name: str
     submitted: float

@@ -21,7 +21,7 @@ HIDDEN = (".", "_")  # files whose names begin so are no data: _SUCCESS, .crc, .
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file, as it was when the source was opened."""
+    """A file as it was when the source was opened."""
 
     fs: Any  # an fsspec file system
     path: str  # as `fs` knows it

@@ -20,7 +20,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Layout(Protocol):
-    """How the bytes of one format are cut into records."""
+    """The rules by which the bytes of one format are cut into records."""
 
     @property
     def text(self) -> bool:

@@ -1,7 +1,7 @@
 """Records of TFRecord files: length, checksum of the length, data, checksum of the data. The record is the data.
 
-A reader of our own, because the format is four fields and the readers that are kept well come with TensorFlow;
-google-crc32c computes the checksums. docs/decisions/files.md.
+edl has a reader of its own, because the format is four fields, and the well-kept readers come with TensorFlow;
+google-crc32c computes the checksums (docs/decisions/files.md).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _LOOK_S = 0.2
 
 
 class EmbeddedServer:
-    """One server on its event loop."""
+    """The server, on its event loop."""
 
     def __init__(self, folder: Path) -> None:
         """Read the journal of `folder`. Raises ConfigError with one line if the journal cannot be used."""

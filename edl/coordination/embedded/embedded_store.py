@@ -81,7 +81,7 @@ class ChangeUnkept(StoreUnavailable):
 
 
 class EmbeddedLine:
-    """One connection, and its questions that wait for answers."""
+    """A connection, and its questions that wait for answers."""
 
     def __init__(self, path: str, changed: Callable[[str], None]) -> None:
         self._client = LoopClient(path, Told, self._heard, self._gone)

@@ -99,7 +99,9 @@ class ChildrenListed(_WireMessage, frozen=True):
 
 
 class OpsRefused(_WireMessage, frozen=True):
-    """Nothing was changed. `why` is the name of the port's error; `op` is the index of the refused operation, or -1."""
+    """The refusal of a change: nothing was changed. `why` is the name of the port's error; `op` is the index of the
+    refused operation, or -1.
+    """
 
     number: int
     why: str

@@ -26,7 +26,7 @@ _ASK_S = 10.0
 
 
 class EtcdCluster:
-    """Several servers on this machine that elect a leader among themselves and agree by majority."""
+    """A cluster of servers on this machine, which elect a leader among themselves and agree by majority."""
 
     def __init__(self, folder: Path, size: int = 3) -> None:
         ports = [free_port() for _ in range(2 * size)]

@@ -1,4 +1,4 @@
-"""One connection to one etcd server: calls and streams, TLS, and the token that a password is exchanged for.
+"""A connection to one etcd server: calls and streams, TLS, and the token that a password is exchanged for.
 
 Owns: gRPC's settings, its errors, and renewing the token. Does not own: the choice of server (`session`), nor the
 messages.

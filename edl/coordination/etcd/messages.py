@@ -236,7 +236,7 @@ class RoleGrantPermissionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Q, A]):
-    """One of etcd's calls, with the types of its request and its answer."""
+    """A call of etcd, with the types of its request and its answer."""
 
     path: str
     request: type[Q]

@@ -32,7 +32,7 @@ from edl.errors import Fenced
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One path as it was read."""
+    """A path as it was read."""
 
     node: KeyValue | None
     count: KeyValue | None = None

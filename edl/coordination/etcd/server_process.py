@@ -1,4 +1,4 @@
-"""One etcd server as a child process.
+"""An etcd server as a child process.
 
 Owns: where the program is, its command line and environment, and the check that it serves. Does not own: the choice of
 port and folder (`server`), nor its life as a process (`child_server`).

@@ -37,7 +37,7 @@ _SESSION: Final = 1
 
 
 class Watches:
-    """All watches of a store; they are registered with etcd while there is a connection."""
+    """The watches of a store; they are registered with etcd while there is a connection."""
 
     def __init__(self, layout: KeyLayout, seen: Callable[[], int], session_gone: Callable[[], None]) -> None:
         """Prepare; `seen` returns the newest revision that this client has seen."""

@@ -12,7 +12,7 @@ Shape = tuple[int, ...]  # workers on each node of the job, in the order in whic
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One step of a job, with its true times."""
+    """A step of a job, with its true times."""
 
     seconds: float
     batch: int  # of all workers together; 0: the trace does not say

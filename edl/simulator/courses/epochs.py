@@ -90,7 +90,7 @@ class Epochs:
             self._rates[key] = self._work_out(*key)
         return self._rates[key]
 
-    # ------------------------------------------------------------------------------------------------ how it is known
+    # ---------------------------------------------------------------------------------------------------- computations
 
     def _epoch(self, done: float) -> int:
         return min(int(np.searchsorted(self._ends, done, side="right")) - 1, len(self._ends) - 2)

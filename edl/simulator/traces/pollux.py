@@ -29,7 +29,7 @@ class ApplicationLimits(msgspec.Struct, frozen=True):
     """Limits of an application that the authors' simulator has beside its tables."""
 
     largest_pass: int | None = None
-    alone: bool = False  # its jobs run with one worker, at the batch that their owners asked for
+    alone: bool = False  # its jobs keep the batch that their owners asked for, and get no more workers than asked for
 
 
 KNOWN: Final = {"yolov3": ApplicationLimits(largest_pass=8), "ncf": ApplicationLimits(alone=True)}

@@ -15,7 +15,7 @@ LARGEST = 1e30  # largest number that a trace may have
 
 
 class TraceRow(msgspec.Struct, frozen=True):
-    """One row, as text."""
+    """A row, as text."""
 
     path: Path
     number: int  # in the file; the head is 1
