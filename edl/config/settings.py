@@ -54,9 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     resume: str = "auto"
     resume_from: str = ""  # the checkpoint that this life of the job begins with, as its launcher has chosen it
     life: int = 1  # of the job, in the folder of its checkpoints
-    policy_file: Path | None = (
-        None  # copy of the code of --autoscale policy=FILE.py:CLASS, made when the job was started
-    )
+    policy_file: Path | None = None  # copy of the code of --autoscale policy=FILE.py:CLASS, as of the job's start
     batch_size: int | None = None
     spin_ms: float | None = None
     session_timeout_s: float = 10.0
@@ -142,10 +140,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables that hand these settings down to a child."""
-        silent = (
-            "config",
-            *(() if self.checkpoint else OF_CHECKPOINTS),
-        )  # the other variables have the file's settings
+        # The other variables have the settings of the file.
+        silent = ("config", *(() if self.checkpoint else OF_CHECKPOINTS))
         if self.checkpoint_every != AUTO:
             silent = (*silent, "checkpoint_overhead")
         handed = [setting for setting in TABLE if setting.field not in silent]

@@ -188,9 +188,8 @@ class ZookeeperStore:
             raise StoreUnavailable("the store is closed")
         try:
             async with self._turns.turn():
-                if (
-                    self.link is not Link.CONNECTED
-                ):  # kazoo would queue the request, and send it after the caller gave up
+                # kazoo would queue the request, and send it after the caller gave up.
+                if self.link is not Link.CONNECTED:
                     raise StoreUnavailable(f"not connected to the coordinator {self._settings.hosts}")
                 return await kazoo_client.settle(start(self._client))
         except TimeoutError as error:

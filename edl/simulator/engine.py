@@ -80,12 +80,8 @@ class ClusterSimulation:
         self._policy, self._speeds, self._conditions = policy, speeds, conditions
         self._progress = progress
         self._jobs = [SimulatedJob(job, job.submitted, stretch_begun=job.submitted) for job in trace.jobs]
-        self._there: dict[
-            str, SimulatedJob
-        ] = {}  # jobs that have come and are not over, in the order of their submission
-        self._views: dict[
-            str, JobView
-        ] = {}  # the last view of each job in `_there`; the view of a waiting job stays the same
+        self._there: dict[str, SimulatedJob] = {}  # submitted jobs that are not over, in the order of submission
+        self._views: dict[str, JobView] = {}  # of the jobs in `_there`; the view of a waiting job stays unchanged
         self._stale: set[str] = set()  # jobs whose views must be renewed
         self._noted: set[str] = set()  # jobs about which the policy has notes
         self._numbers: dict[str, int] = {}  # numbers of all jobs that have come, in order

@@ -57,9 +57,7 @@ class ParquetSource(Placed):
     def __init__(self, files: Sequence[DataFile], table: Table, fingerprint: str, cache: Cache) -> None:
         super().__init__(files, table, fingerprint)
         self._cache = cache
-        self._kept: OrderedDict[int, tuple[pa.Table, int]] = (
-            OrderedDict()
-        )  # decoded groups, each with its size in memory
+        self._kept: OrderedDict[int, tuple[pa.Table, int]] = OrderedDict()  # decoded groups, and their sizes in memory
         self._met: set[int] = set()
 
     def read(self, ids: Numbers | Sequence[int]) -> list[Any]:
@@ -133,9 +131,8 @@ def _check_size(file: DataFile, stream: Any) -> None:
 
 
 def _failed(file: DataFile, place: str, error: Exception) -> DataError:
-    if (
-        isinstance(error, pa.ArrowException) or type(error) is OSError
-    ):  # pyarrow raises OSError for content it cannot parse
+    # pyarrow raises a plain OSError for content that it cannot parse.
+    if isinstance(error, pa.ArrowException) or type(error) is OSError:
         return corrupt(file.name, place, str(error).splitlines()[0])
     return unreadable(file.name, place, error)
 

@@ -95,9 +95,7 @@ class EtcdStore:
         self._pid = os.getpid()
         self._layout = KeyLayout(settings.chroot or DEFAULT_PREFIX)
         self._reads = Turns(_IN_FLIGHT, session_timeout_s)
-        self._writes = Turns(
-            1, session_timeout_s
-        )  # writes are carried out in the order of their calls, as in ZooKeeper
+        self._writes = Turns(1, session_timeout_s)  # carries out writes in the order of their calls, as ZooKeeper does
         self._link_watches: list[EtcdLinkWatch] = []
         self._closed = False
         self._session = Session(settings, self._layout, session_timeout_s, self._moved)
