@@ -1,1 +1,1 @@
-"""Many elastic jobs on one cluster: which job gets how many workers, and where. Pure."""
+"""Decide which of many elastic jobs on one cluster gets how many workers, and on which nodes. Pure."""

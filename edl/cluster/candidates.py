@@ -1,7 +1,7 @@
-"""The sizes that a job may be given, and its speed at each: what the optimizing policies choose from.
+"""The sizes that a job may be given, and its speed at each: the optimizing policies choose from these.
 
-All sizes up to a node, then whole nodes, from sixteen of them on in steps of a fifth: what is left out costs little,
-and whole nodes leave no node in pieces. A job's smallest, its largest and its present size are always there.
+Candidates are all sizes up to a node, then whole nodes, from sixteen nodes on in steps of a fifth: the sizes left out
+cost little, and whole nodes leave no node in pieces. A job's smallest, largest and present size are always candidates.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from edl.cluster.views import Aim, ClusterView, JobView, Rates
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-WHOLE: Final = 16  # nodes up to which each number of them is a candidate
-KNOWN: Final = 0.02  # a sigma: a speed that is known so well stands in a table
-WIDER: Final = 1.2  # and from there on the next one is so many times larger
+WHOLE: Final = 16  # up to so many nodes, each number of nodes is a candidate
+KNOWN: Final = 0.02  # a speed with a sigma up to this one counts as measured
+WIDER: Final = 1.2  # beyond `WHOLE` nodes, the next candidate is so many times larger
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def ladder(most: int, devices: int) -> Ints:
-    """Candidates of any job on nodes of so many devices, from 1 on."""
+    """Return the candidates for any job on nodes of `devices` devices, from 1 on."""
     sizes = list(range(1, min(devices, most) + 1))
     nodes = 2
     while nodes * devices <= most:
@@ -42,7 +42,9 @@ def ladder(most: int, devices: int) -> Ints:
 
 
 def admitted(jobs: Iterable[JobView], devices: int) -> list[JobView]:
-    """Of jobs in order of their claim, those whose smallest sizes fit together: what does not fit is passed over."""
+    """Return the jobs whose smallest sizes fit together, taken in the given order; a job that does not fit is passed
+    over.
+    """
     left, within = devices, []
     for job in jobs:
         if job.smallest <= left:
@@ -54,7 +56,9 @@ def admitted(jobs: Iterable[JobView], devices: int) -> list[JobView]:
 
 
 def offer(cluster: ClusterView, jobs: Sequence[JobView], reach: int, aim: Aim) -> Offer:
-    """No more than `reach` times the most workers that a job has ever had, or one, unless its speed is known beyond."""
+    """Return the candidates of each job: up to `reach` times its most workers so far, or further if its speed is
+    known.
+    """
     devices, each = cluster.devices, cluster.devices_per_node
     largest = [max(min(job.largest, devices), job.smallest) for job in jobs]
     rates = [job.speed.rates(most, each, aim) for job, most in zip(jobs, largest, strict=True)]
@@ -73,13 +77,13 @@ def offer(cluster: ClusterView, jobs: Sequence[JobView], reach: int, aim: Aim) -
 
 
 def known_to(rates: Rates) -> int:
-    """The most workers up to which each speed is known."""
+    """Return the most workers up to which each speed is known."""
     unknown = rates.sigma > KNOWN
     return int(np.argmax(unknown)) if unknown.any() else len(unknown)
 
 
 def looked_up(sizes: Ints, curves: Sequence[Floats]) -> Floats:
-    """What each job's curve says at each of its candidates; the first place of a curve is for one worker."""
+    """Read each job's curve at each of its candidates; index 0 of a curve is one worker."""
     found = np.empty(sizes.shape)
     for row, curve in enumerate(curves):
         found[row] = curve[sizes[row] - 1]

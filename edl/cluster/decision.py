@@ -1,4 +1,4 @@
-"""What a policy decides: the workers and the batch of each job, with a reason for each change."""
+"""A policy's decision: the workers and the batch of each job, with a reason for each change."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edl.cluster.views import ClusterView
 
 
 class Allotment(msgspec.Struct, frozen=True):
-    """What one job is to have from now on."""
+    """The workers and the batch of one job from now on."""
 
     workers: int
     batch: int = 0  # of all workers together; 0: the job's own
-    reason: str = ""  # of a change, in words for the job's owner
+    reason: str = ""  # of the change, in words for the job's owner
 
 
 class ClusterDecision(msgspec.Struct, frozen=True):
@@ -22,10 +22,10 @@ class ClusterDecision(msgspec.Struct, frozen=True):
 
     allotments: dict[str, Allotment]
     notes: dict[str, dict[str, float]] = {}
-    look_again: float | None = None  # decide anew at that time, though nothing has happened by then
+    look_again: float | None = None  # decide anew at that time, even if nothing has happened by then
 
 
 class ClusterPolicy(Protocol):
-    """Decides anew from what it sees: it has parameters, and no memory but the notes."""
+    """Decide anew from each view. A policy has parameters, and no memory but the notes."""
 
     def decide(self, cluster: ClusterView, now: float) -> ClusterDecision: ...

@@ -1,11 +1,11 @@
-"""Sizes for many jobs, of which each is worth something to its job: the largest sum that the devices allow.
+"""Choose one size for each of many jobs, so that the sum of their worths is the largest that the devices allow.
 
-`sizes` and `worth` have a row for each job and a column for each of its candidates; a candidate that must not be is
-worth -inf. `exact` is the dynamic program of arXiv 2006.13878, with candidates instead of every size: O(jobs x
-candidates x devices). `near` asks a price for a device, such that what the jobs then want just fits (Lagrange), and
-fills what is left: O(jobs x candidates) for each price tried. It is exact where worth is concave in size; otherwise it
-misses less than one job's step from one size that some price makes best to the next such one. Ties go to the earlier
-job and to the earlier candidate: the order of the rows is all that they depend on.
+`sizes` and `worth` have a row for each job and a column for each of its candidates; a forbidden candidate is worth
+-inf. `exact` is the dynamic program of arXiv 2006.13878, with candidates instead of every size: O(jobs x candidates x
+devices). `near` searches for a price of a device at which the sizes that the jobs then want just fit (Lagrange), and
+fills the devices that are left: O(jobs x candidates) for each price tried. It is exact where worth is concave in size;
+otherwise it misses less than one job's step from one size that some price makes best to the next such one. Ties go to
+the earlier job and to the earlier candidate: the result depends on nothing but the order of the rows.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 EXACT: Final = 3_000_000  # jobs x candidates x devices up to which the dynamic program takes some milliseconds
-PRICES: Final = 60  # halvings of the interval that the price lies in
-FILLS: Final = 64  # steps that what is left may be filled with
+PRICES: Final = 60  # halvings of the interval that contains the price
+FILLS: Final = 64  # most steps by which the devices that are left are filled
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The column of each job, and how much more another choice could be worth at most."""
+    """The column chosen for each job, and an upper bound of how much more another choice could be worth."""
 
     columns: Ints
     gap: float
 
 
 def best(sizes: Ints, worth: Floats, devices: int) -> Best:
-    """Each job has at least one candidate that is allowed, and the smallest of them fit together."""
+    """Return the best column of each job. Each needs at least one allowed candidate, and the smallest must fit
+    together.
+    """
     if sizes.size * devices <= EXACT:
         return exact(sizes, worth, devices)
     return near(sizes, worth, devices)
@@ -79,12 +81,12 @@ def near(sizes: Ints, worth: Floats, devices: int) -> Best:
 
 
 def _wanted(sizes: Ints, worth: Floats, price: float) -> Ints:
-    """What each job takes at that price for a device."""
+    """Return the column that each job chooses at this price of a device."""
     return np.asarray(np.argmax(worth - price * sizes, axis=1), dtype=np.int64)
 
 
 def _highest(sizes: Ints, worth: Floats) -> float:
-    """At this price each job takes its smallest size that is allowed."""
+    """Return a price at which each job chooses its smallest allowed size."""
     allowed = np.isfinite(worth)
     least = np.where(allowed, sizes, np.iinfo(np.int64).max).min(axis=1)
     known = np.where(allowed, worth, np.nan)
@@ -92,7 +94,9 @@ def _highest(sizes: Ints, worth: Floats) -> float:
 
 
 def _raised(sizes: Ints, worth: Floats, fits: Ints, wanted: Ints, devices: int) -> Ints:
-    """At the price between both, jobs do not care which they have: the first ones get more, as far as it goes."""
+    """Give the first jobs their larger size, as far as devices are left: at the final price either is worth the
+    same.
+    """
     rows = np.arange(len(sizes))
     more = sizes[rows, wanted] - sizes[rows, fits]
     gain = worth[rows, wanted] - worth[rows, fits]
@@ -106,7 +110,7 @@ def _raised(sizes: Ints, worth: Floats, fits: Ints, wanted: Ints, devices: int) 
 
 
 def _filled(sizes: Ints, worth: Floats, columns: Ints, devices: int) -> Ints:
-    """What is left goes to the step up that is worth most for a device, again and again."""
+    """Spend the devices that are left on the step up with the largest worth for a device, again and again."""
     rows = np.arange(len(sizes))
     columns = columns.copy()
     left = devices - int(sizes[rows, columns].sum())
@@ -118,7 +122,7 @@ def _filled(sizes: Ints, worth: Floats, columns: Ints, devices: int) -> Ints:
         density = np.where((more > 0) & (more <= left) & (gain > 0), gain / np.maximum(more, 1), 0.0)
         if density.max(initial=0.0) <= 0:
             break
-        alike = density >= density.max() * (1 - 1e-9)  # of those, the longest step
+        alike = density >= density.max() * (1 - 1e-9)  # of equally dense steps, the longest
         row, column = np.unravel_index(int(np.argmax(np.where(alike, more, 0))), density.shape)
         left -= int(more[row, column])
         columns[row] = column

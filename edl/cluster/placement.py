@@ -1,12 +1,11 @@
-"""Which node each worker goes to, once it is decided how many workers each job has.
+"""Choose the node of each worker, once the number of workers of each job is decided.
 
 A job whose number of workers stays, stays where it is. Three rules for the others:
-
-- `pack`: as few nodes for each job as can be, and the fullest nodes that do. What shrinks leaves the nodes where it has
-  the fewest workers; what grows stays and takes more, unless it would fit on fewer nodes elsewhere.
+- `pack`: as few nodes for each job as possible, and the fullest nodes that suffice. A job that shrinks leaves the nodes
+  where it has the fewest workers; a job that grows stays and takes more, unless it would fit on fewer nodes elsewhere.
 - `spread`: each worker to the node with the most free devices, so that a node that fails costs each job least.
 - `most-free`: the node with the most free devices first, filled to its end, again and again; a job that changes is
-  placed anew. So does the simulator of Pollux with the policies that it compares itself to.
+  placed anew. The simulator of Pollux places so with the policies that it compares itself to.
 
 Owns: the choice of nodes. Does not own: how many workers a job has.
 """
@@ -27,7 +26,9 @@ class Rule(StrEnum):
 
 
 class Free:
-    """Free devices of each node, and which nodes have how many. Of several alike, the one that came to it first."""
+    """Count the free devices of each node, and index nodes by that count. Of equal nodes, the first to reach the
+    count.
+    """
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._free: dict[str, int] = {}
@@ -56,16 +57,16 @@ class Free:
         self._nodes.setdefault(before - workers, {})[node] = None
 
     def close(self) -> None:
-        """No worker comes to what is free on closed nodes."""
+        """Take away the free devices of closed nodes: no worker comes there."""
         for node in self._closed:
             self.take(node, self._free[node])
 
     def most(self) -> str:
-        """A node with the most free devices."""
+        """Return a node with the most free devices."""
         return next(iter(self._nodes[max(self._nodes)]))
 
     def least_with(self, workers: int) -> str | None:
-        """A node with the fewest free devices that are enough."""
+        """Return a node with the fewest free devices that are enough."""
         enough = [free for free in self._nodes if free >= workers]
         return next(iter(self._nodes[min(enough)])) if enough else None
 
@@ -79,10 +80,10 @@ def place(
     moves: bool = True,
     spread: Collection[str] = (),
 ) -> dict[str, Placement]:
-    """Job -> node -> workers, for each job that is to have any. Raises ConfigError where there are too few devices.
+    """Return job -> node -> workers for each job that is to have any. Raises ConfigError if there are too few devices.
 
-    `moves`: what grows may leave the nodes where it is, with `pack`. `spread`: jobs for which that is the rule.
-    Where nodes are closed, and the others have too few devices, the smallest get fewer than wanted, or none.
+    `moves`: with `pack`, a job that grows may leave its present nodes. `spread`: jobs placed by that rule. If some
+    nodes are closed and the others have too few devices, the smallest jobs get fewer workers than wanted, or none.
     """
     free = Free(nodes)
     asked = sum(wanted.values())
@@ -118,7 +119,7 @@ def place(
 
 
 def _shrunk(before: Placement, workers: int, rule: Rule) -> Placement:
-    """Without so many workers."""
+    """Take away `workers` workers."""
     after = dict(before)
     for _ in range(workers):
         counts = {node: count for node, count in after.items() if count}

@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 class Table:
-    """Steps in a second at the job's own batch, by workers: linear between two sizes, the same beyond the last one.
+    """A table of steps a second at the job's own batch, by workers: linear between two sizes, constant beyond the last.
 
     A size at which the table has no rate (0) is not used.
     """
@@ -45,7 +45,7 @@ class Table:
 
 
 class Guess:
-    """Nothing is known but that more workers do no harm: each adds as much as the first. One unit of work a second."""
+    """A guess where no speed is known: each worker adds as much as the first, one unit of work a second."""
 
     def __init__(self, batch: int = 0) -> None:
         self._batch = batch

@@ -1,8 +1,7 @@
-"""What a policy sees of a cluster: nodes with devices, jobs with their limits, and what is known of each job's speed.
+"""The view that a policy has of a cluster: nodes with devices, jobs with their limits, and each job's speed.
 
-The same views are made by the simulator from a trace, and by a scheduler from live jobs. A worker takes one device.
-
-Owns: the forms. Does not own: where a speed is known from (`edl.cluster.speed`), nor what is decided of it.
+The simulator makes the same views from a trace as a scheduler makes from live jobs. A worker takes one device. Owns:
+the forms. Does not own: where a speed is known from (`edl.cluster.speed`), nor the decisions.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Placement = dict[str, int]  # node -> workers there
 
 
 class Provenance(StrEnum):
-    """Where a figure comes from. No policy sees an oracle unless its name says so."""
+    """The origin of a figure. No policy sees an oracle unless its name says so."""
 
     MEASURED = "measured"
     FITTED = "fitted"
@@ -27,11 +26,11 @@ class Provenance(StrEnum):
 
 
 class Aim(StrEnum):
-    """Which batch a speed is asked for at."""
+    """The batch at which a speed is asked for."""
 
-    PROGRESS = "progress"  # the one with the most progress: what larger batches waste is taken off
-    THROUGHPUT = "throughput"  # the one with the most samples in a second
-    GIVEN = "given"  # the one that the job's owner asked for
+    PROGRESS = "progress"  # the batch with the most progress, where the waste of larger batches is taken off
+    THROUGHPUT = "throughput"  # the batch with the most samples in a second
+    GIVEN = "given"  # the batch that the job's owner asked for
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -43,67 +42,69 @@ class Rates(msgspec.Struct, frozen=True):
     progress: NDArray[np.float64]  # work done in a second at that batch, what larger batches waste taken off
     throughput: NDArray[np.float64]  # samples in a second at that batch
     batch: NDArray[np.int64]  # of all workers together: the best one in the job's range, by an `Aim`; 0: the job's own
-    sigma: NDArray[np.float64]  # of the logarithm of `progress`: how unsure it is
+    sigma: NDArray[np.float64]  # standard deviation of the logarithm of `progress`
     provenance: tuple[Provenance, ...]
 
 
 class Speed(Protocol):
-    """What is known of one job's speed."""
+    """The speed of a job at each size."""
 
     def rates(self, most: int, devices: int, aim: Aim = Aim.PROGRESS) -> Rates:
-        """With 1 to `most` workers on nodes of so many devices."""
+        """Return the speed with 1 to `most` workers on nodes of `devices` devices."""
         ...
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """One job that is not over. Times are seconds of the cluster's clock."""
+    """A job that is not over. Times are seconds of the cluster's clock."""
 
     name: str
     submitted: float
     request: int  # workers that its owner asked for
-    smallest: int  # it cannot run with fewer: all of them at once, or none
+    smallest: int  # all of them at once, or none: it cannot run with fewer
     largest: int
     speed: Speed
-    batch: int = 0  # that its owner asked for; 0: its own
+    batch: int = 0  # the batch that its owner asked for; 0: its own
     user: str = ""
     priority: int = 0  # higher ones first
     deadline: float | None = None
-    left: float | None = None  # work that is left, where the job says so
+    left: float | None = None  # work left, if the job reports it
     change_s: float = 0.0  # how long a change of its size keeps it from training
-    # as it is now
+    # at present
     workers: int = 0
     running_batch: int = 0
     placement: Placement = {}
-    # as it was until now
+    # until now
     service: float = 0.0  # device-seconds that it has had
     ran: float = 0.0  # seconds with any workers
-    waited: float = 0.0  # seconds without, but for the present ones
-    waits_since: float | None = None  # where it has none now
-    began: float | None = None  # its first workers were given to it
-    changed: float | None = None  # its workers were changed the last time
+    waited: float = 0.0  # seconds without workers, up to the present wait
+    waits_since: float | None = None  # since when it has had no workers; None: it has some
+    began: float | None = None  # when it was given its first workers
+    changed: float | None = None  # when its workers changed the last time
     changes: int = 0
-    most_tried: int = 0  # workers that it has ever had
-    notes: dict[str, float] = {}  # what the policy wrote down about it when it decided the last time
+    most_tried: int = 0  # the most workers that it has ever had
+    notes: dict[str, float] = {}  # the policy's notes about it from the last decision
 
     @property
     def running(self) -> bool:
         return self.workers > 0
 
     def waited_by(self, now: float) -> float:
-        """Seconds without workers, in all. What else is seen of a job that waits stays as it is for as long as that."""
+        """Return the seconds without workers, in all. Nothing else in the view of a waiting job changes while it
+        waits.
+        """
         return self.waited if self.waits_since is None else self.waited + now - self.waits_since
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine that is there."""
+    """A machine of the cluster."""
 
     name: str
     devices: int
-    closed: bool = False  # workers that are there may stay, and none comes
+    closed: bool = False  # workers there may stay, and none is added
 
 
 class ClusterView(msgspec.Struct, frozen=True):
-    """All that a decision is made of. Jobs stand in the order of their submission."""
+    """The input of a decision. Jobs stand in the order of their submission."""
 
     nodes: tuple[Node, ...]
     jobs: tuple[JobView, ...]

@@ -1,1 +1,1 @@
-"""What is known of a job's speed: models that are fitted, while it trains, to what it reports."""
+"""Models of a job's speed, fitted while the job trains to the step times that it reports."""

@@ -1,7 +1,8 @@
-"""Keeps what each job has reported, and says how fast it would be at other sizes.
+"""Keep the steps that each job has reported, and predict how fast the job would be at other sizes.
 
-The same code hears live jobs and a simulator's tables. It fits anew only when a job reports something that its model
-did not know. Owns: the facts of each job, bounded. Does not own: the models' formulas, nor what is decided of them.
+The same code hears live jobs and a simulator's tables. A model is fitted anew only when a job reports a step that the
+model does not predict. Owns: the facts of each job, bounded. Does not own: the models' formulas, nor the decisions made
+by them.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from edl.cluster.speed import Guess
 from edl.cluster.views import Speed
 from edl.errors import ConfigError
 
-KINDS: Final = 64  # of steps, of one job: the ones least lately reported are forgotten
-RECENT: Final = 0.3  # weight of the newest report of one kind
+KINDS: Final = 64  # kinds of steps kept of one job: the ones least lately reported are forgotten
+RECENT: Final = 0.3  # weight of the newest report of a kind in its running mean
 NEWS: Final = 0.02  # a kind that has moved by less than this share is no reason to fit anew
-STIRRED: Final = 0.05  # nor is noise that has moved by less
+STIRRED: Final = 0.05  # gradient noise that has moved by less than this share is no reason to predict anew
 
 
 class StepKind(msgspec.Struct, frozen=True):
-    """Of a step: how many workers made it, on how many nodes, each with so many samples at a time."""
+    """The configuration that a step was made with."""
 
     workers: int
     nodes: int
@@ -36,24 +37,25 @@ class StepKind(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Facts:
-    """What one job has told."""
+    """The reports of one job, and the model fitted to them."""
 
     batches: Batches
     steps: dict[StepKind, tuple[float, float]] = field(default_factory=dict)  # ln of a pass and of a step, in seconds
-    fitted: dict[StepKind, tuple[float, float]] = field(default_factory=dict)  # with these the model was fitted
+    # the values that the model was fitted with
+    fitted: dict[StepKind, tuple[float, float]] = field(default_factory=dict)
     noise: Noise | None = None
     model: StepModel | None = None
     speed: Predicted | None = None
 
 
 class Analyzer:
-    """One for a cluster."""
+    """Fit a speed model to each job of a cluster."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Facts] = {}
 
     def expect(self, job: str, batches: Batches) -> None:
-        """A job that may report from now on."""
+        """Accept reports of a job from now on."""
         self._jobs[job] = Facts(batches)
 
     def forget(self, job: str) -> None:
@@ -70,7 +72,9 @@ class Analyzer:
         grad_sqr: float | None = None,
         grad_var: float | None = None,
     ) -> None:
-        """A step of one pass with `batch` samples a worker took `step_s`, of which it waited `sync_s` for its peers."""
+        """Record a step of one pass with `batch` samples a worker: it took `step_s`, of which it waited `sync_s` for
+        peers.
+        """
         facts = self._jobs[job]
         if not (0 <= sync_s < step_s < math.inf and 1 <= nodes <= workers and batch >= 1):
             raise ConfigError(
@@ -100,7 +104,7 @@ class Analyzer:
         return facts.speed
 
     def _note(self, facts: Facts, kind: StepKind) -> None:
-        """What is known of other sizes is to be worked out anew, if what was reported says so."""
+        """Drop the model, or only the prediction, if the report contradicts it."""
         known = facts.fitted.get(kind)
         now = facts.steps[kind]
         if known is None or max(abs(now[0] - known[0]), abs(now[1] - known[1])) > NEWS:

@@ -1,7 +1,10 @@
-"""What a larger batch is worth: the gradient noise scale (McCandlish et al. 2018), as Pollux uses it.
+"""The worth of a larger batch: the gradient noise scale (McCandlish et al. 2018), as Pollux uses it.
 
 With B samples a step makes as much progress as `gain` steps with the job's own batch B0:
-gain = (var + sqr) / (var / (B / B0) + sqr), sqr the squared norm of the true gradient, var the variance of one of B0.
+
+    gain = (var + sqr) / (var / (B / B0) + sqr)
+
+Here sqr is the squared norm of the true gradient, and var the variance of the gradient of one batch B0.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from numpy.typing import NDArray
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """As a job reported it the last time, averaged over its steps since the report before."""
+    """The newest gradient noise that a job has reported, averaged over its steps since the report before."""
 
     sqr: float
     var: float

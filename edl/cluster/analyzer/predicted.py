@@ -1,4 +1,4 @@
-"""A job's speed at each size, by its models: which batch is best there, and how unsure that is."""
+"""Predict a job's speed at each size by its models: the best batch there, and how uncertain the figure is."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ TRIED: Final = 32  # batches between the smallest and the largest, in geometric 
 
 
 class Batches(msgspec.Struct, frozen=True):
-    """Which batches a job may train with."""
+    """The batch sizes that a job may train with."""
 
-    own: int  # that it was written for, of all workers together: progress is counted in steps of it
+    own: int  # global batch that the job was written for: progress is counted in steps of it
     smallest: int
     largest: int
-    smallest_pass: int = 1  # samples of one worker at a time
+    smallest_pass: int = 1  # samples that one worker takes in one pass, at least
     largest_pass: int = 1 << 40
-    given: int = 0  # what its owner asked for, where the batch is fixed; 0: its own
-    accumulates: bool = True  # a worker may make several passes for one step
+    given: int = 0  # the batch that the owner asked for, where it is fixed; 0: the job's own
+    accumulates: bool = True  # a worker may make several passes for one step (gradient accumulation)
     each: int = 0  # samples of each worker, where the batch grows with the workers and nothing else changes it; else 0
 
 
 class Predicted:
-    """A snapshot: it does not change when the job reports more.
+    """A snapshot of a job's predicted speed: it does not change when the job reports more.
 
     `tried`: the numbers of workers, and of nodes, whose steps were measured.
     """
@@ -44,7 +44,7 @@ class Predicted:
         self._known: dict[tuple[int, int, Aim], Rates] = {}
 
     def holds(self, noise: Noise | None, share: float) -> bool:
-        """What is known of the noise has not changed by more than that share since."""
+        """Tell whether `noise` differs by at most `share` from the noise that this prediction was made with."""
         if noise is None or self._noise is None:
             return noise is self._noise
         ratios = [
@@ -93,12 +93,12 @@ class Predicted:
         return np.asarray(np.exp(np.log(least)[:, None] * (1 - steps) + math.log(known.largest) * steps))
 
     def _passes(self, workers: Floats, wanted: Floats) -> tuple[Floats, Floats]:
-        """How many passes each worker makes for a step, and with how many samples."""
+        """Return the number of passes that each worker makes for a step, and the samples of each pass."""
         if self._batches.each:
             return np.ones_like(wanted), np.full_like(wanted, float(self._batches.each))
         share = np.ceil(wanted / workers - 1e-6)
         passes = np.ceil(share / self._batches.largest_pass)
-        if self._batches.accumulates:  # one worker's single pass tells nothing of the noise of a larger batch
+        if self._batches.accumulates:  # one worker's single pass tells nothing about the noise of a larger batch
             alone = (workers == 1) & (wanted > self._batches.own * (1 + 1e-6))
             passes = np.maximum(passes, np.where(alone, 2, 1))
         samples = np.ceil(share / passes - 1e-6)
@@ -114,9 +114,9 @@ class Predicted:
         return np.asarray(allowed & (samples >= known.smallest_pass) & (batch <= known.largest))
 
     def _gain(self, batch: Floats) -> Floats:
-        """Without a word of the gradients, a sample is a sample up to the own batch, and no more beyond. Where the
-        batch grows with the workers it is one at any size: they pass over so much data, whatever it is worth.
-        """
+        """Return the progress of a step, in steps of the job's own batch."""
+        # Without a measured noise, samples count fully up to the job's own batch, and not at all beyond it. Where the
+        # batch grows with the workers each sample counts, as the job is to pass over a given amount of data.
         scale = batch / self._batches.own
         if self._batches.each:
             return scale

@@ -1,11 +1,11 @@
-"""How long a step takes with so many workers and samples: a model with a prior, fitted to what a job reports.
+"""Predict how long a step takes with given workers and samples: a model with a prior, fitted to a job's reports.
 
-The model is Pollux's (OSDI 2021): a pass over m samples takes T_grad = a + b m; the gradients then travel for T_sync,
-0 with one worker, c + d (n - 2) with n workers on one node, and likewise with larger c and d across nodes. The two
+The model is Pollux's (OSDI 2021): a pass over m samples takes T_grad = a + b m; the gradients then travel for T_sync, 0
+with one worker, c + d (n - 2) with n workers on one node, and likewise with larger c and d across nodes. The two
 overlap, so that a step takes (T_grad^g + T_sync^g)^(1/g), with a g of its own across nodes. All is fitted as
 logarithms, where errors are shares. Each parameter has a prior, as wide as jobs differ: a job that has had one worker
-is expected to scale well, and its sigma says how unsure that is. The fit is least squares with the analytic Jacobian;
-the sigma of what it predicts follows from the curvature at the fit (Laplace).
+is expected to scale well, and its sigma says how uncertain that is. The fit is least squares with the analytic
+Jacobian; the sigma of a prediction follows from the curvature at the fit (Laplace).
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from scipy.optimize import least_squares
 
 Floats = NDArray[np.float64]
 
-NOISE: Final = 0.2  # what a measured step and the model differ by, as a share: placements and networks vary as much
-# ln of: a and b m over the first pass; c over the first pass; d over c; c and d across nodes over those on one;
+# relative difference expected between a measured step and the model: placements and networks vary as much
+NOISE: Final = 0.2
+# Logarithms of: a and b m over the first pass; c over the first pass; d over c; c and d across nodes over those on one;
 # g - 1 on one node and across nodes
 CENTRES: Final = np.log([0.5, 0.5, 0.05, 0.01, 3.0, 1.0, 0.5, 2.0])
 WIDTHS: Final = np.array([1.0, 1.0, 1.5, 1.0, 1.0, 1.0, 0.7, 0.7])
-STEEPEST: Final = 9.0  # g - 1 at most: beyond it the longer of the two is all that counts
+STEEPEST: Final = 9.0  # upper bound of g - 1: beyond it only the longer of T_grad and T_sync counts
 
 
 class MeasuredSteps(msgspec.Struct, frozen=True):
-    """Steps of one kind, as logarithms of seconds. `compute` is one pass without what it waits for its peers."""
+    """Steps of one kind, as logarithms of seconds. `compute` is one pass without the wait for peers."""
 
     workers: Floats
     nodes: Floats
-    samples: Floats  # that one worker passes at a time
+    samples: Floats  # of one worker in one pass
     compute: Floats
     step: Floats
 
 
 class StepModel(msgspec.Struct, frozen=True):
-    """The parameters' logarithms, and how unsure they are."""
+    """The logarithms of the parameters, and their covariance."""
 
     parameters: Floats
     covariance: Floats
@@ -51,13 +52,13 @@ class StepModel(msgspec.Struct, frozen=True):
         return np.asarray(np.exp(_predicted(self.parameters, workers, nodes, samples)[1]))
 
     def sigma(self, workers: Floats, nodes: Floats, samples: Floats) -> Floats:
-        """Of the logarithm of a step's time."""
+        """Return the standard deviation of the logarithm of a step's time."""
         slopes = _slopes(self.parameters, workers, nodes, samples)[1]
         return np.asarray(np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes) + NOISE**2))
 
 
 def fit(seen: MeasuredSteps) -> StepModel:
-    """Of at least one measured kind of step. It depends on them alone, and not on the fits before."""
+    """Fit a model to at least one measured kind of step. The result depends on these alone, and not on earlier fits."""
     first = float(np.exp(seen.compute[0]))
     centres = CENTRES + np.array([np.log(first), np.log(first / seen.samples[0]), np.log(first), 0, 0, 0, 0, 0])
     where = (seen.workers, seen.nodes, seen.samples)
@@ -75,7 +76,7 @@ def fit(seen: MeasuredSteps) -> StepModel:
 
 
 def _sync(x: Floats, workers: Floats, nodes: Floats) -> tuple[Floats, Floats, Floats]:
-    """The logarithm of T_sync, how much of it is due to workers beyond two, and where it is across nodes."""
+    """Return the logarithm of T_sync, the share of it due to workers beyond two, and 1 where it spans nodes, else 0."""
     across = (nodes > 1).astype(float)
     beyond = np.maximum(workers - 2, 0) * np.exp(x[3] + across * x[5])
     return x[2] + across * x[4] + np.log1p(beyond), beyond / (1 + beyond), across
@@ -90,7 +91,7 @@ def _predicted(x: Floats, workers: Floats, nodes: Floats, samples: Floats) -> tu
 
 
 def _slopes(x: Floats, workers: Floats, nodes: Floats, samples: Floats) -> tuple[Floats, Floats]:
-    """How ln T_grad and ln T_step change with each parameter: a row for each kind of step."""
+    """Return the derivatives of ln T_grad and ln T_step by each parameter: a row for each kind of step."""
     a, b = np.exp(x[0]), np.exp(x[1])
     share = a / (a + b * samples)
     grad = np.log(a + b * samples)

@@ -1,1 +1,1 @@
-"""One file for each policy."""
+"""The scheduling policies, one file for each."""

@@ -23,7 +23,7 @@ from edl.cluster.views import Aim, ClusterView
 
 
 class ThroughputOptimizer(msgspec.Struct, frozen=True):
-    """Its fields are its parameters."""
+    """The policy. Its fields are its parameters."""
 
     power: float = 1.0
     reach: int = 4

@@ -30,7 +30,7 @@ from edl.cluster.policies.tiresias import BEGUN, Queues, Tiresias, check, next_l
 from edl.cluster.views import Aim, ClusterView, JobView, Provenance
 
 Floats = NDArray[np.float64]
-TWICE: Final = 2  # so many times the workers that it has had, at most, where its speed is not measured
+TWICE: Final = 2  # growth bound, in times the workers that a job has had, where its speed is not measured
 
 
 class ElasticTiresias(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
         return sum(waits) / len(waits) if waits else 0.0
 
     def smallest(self, job: JobView) -> int:
-        """Workers with which it may begin, or to which it may shrink."""
+        """Return the workers with which a job may begin, or to which it may shrink."""
         return max(job.smallest, math.ceil(self.shrink * job.request - 1e-9))
 
     def _requests(self, ranked: Sequence[JobView], notes: dict[str, dict[str, float]], devices: int) -> dict[str, int]:
@@ -89,11 +89,13 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
         return _fitting(ranked, wanted, devices)
 
     def _wanted(self, job: JobView) -> int:
-        """One that runs with fewer than it asked for pushes no other out to have them: idle devices are for that."""
+        """Return the workers that a job claims."""
+        # A running job with fewer workers than it asked for pushes no other job out to have them: idle devices are for
+        # that.
         return min(job.request, max(job.workers, self.smallest(job))) if job.running else job.request
 
     def _settled(self, cluster: ClusterView, now: float) -> float | None:
-        """When the next job may grow again."""
+        """Return when the next job may grow again."""
         times = [job.changed + self.dwell_s for job in cluster.jobs if job.changed is not None]
         return min((time for time in times if time > now), default=None)
 
@@ -108,7 +110,7 @@ def _fitting(ranked: Sequence[JobView], wanted: dict[str, int], free: int) -> di
 
 
 class Expansion:
-    """Gives idle devices away, one gain after the other. Changes `sizes`."""
+    """Give idle devices away, one gain after the other. Changes `sizes`."""
 
     def __init__(
         self, rules: ElasticTiresias, cluster: ClusterView, ranked: Sequence[JobView], sizes: dict[str, int], now: float
@@ -137,12 +139,12 @@ class Expansion:
             heapq.heappush(gains, (-gain, at, step))
 
     def _best(self, at: int) -> tuple[float, int]:
-        """The largest gain for each device, and how many devices it takes. Of equal gains that of the fewest: once it
-        has these, another job may gain more by the next one.
+        """Return the largest gain for each device, and how many devices it takes. Of equal gains take the fewest
+        devices: once the job has these, another job may gain more by the next one.
         """
         job, speedup = self._ranked[at], self._speedups[at]
         size = self._sizes.get(job.name, 0)
-        best = (0.0, 0)  # the step is counted down
+        best = (0.0, 0)  # the step is negative, so that max() prefers the fewest devices
         for step in self._steps(job, size):
             if step > self._free or size + step >= len(speedup):
                 continue

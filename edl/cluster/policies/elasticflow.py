@@ -34,7 +34,7 @@ SHARE = "share"  # note of one that was admitted: what it was planned with last
 
 
 class Slots(msgspec.Struct, frozen=True):
-    """From now on, each `lasting` so long, with so many devices that no one has reserved."""
+    """The time from now on, cut into slots, with the devices that are not reserved in each."""
 
     begins: Floats
     lasting: Floats
@@ -42,19 +42,19 @@ class Slots(msgspec.Struct, frozen=True):
 
 
 class _Plan(msgspec.Struct):
-    """What the jobs that are admitted have now, the share by which it was planned, and whether all end in time."""
+    """The result of planning: the present workers of admitted jobs, their shares, and whether all end in time."""
 
     now: dict[str, int]
-    shares: dict[str, int]  # 0: none with which it ends in time
+    shares: dict[str, int]  # the satisfactory share planned with; 0: no share ends in time
     in_time: bool
 
 
 class ElasticFlow(msgspec.Struct, frozen=True):
-    """Its fields are its parameters. `slots`: how finely the time until the last deadline is cut."""
+    """The policy. Its fields are its parameters."""
 
-    slots: int = 64
-    margin: float = 0.02  # of a job's work: what it is planned to be ahead of its deadline
-    worth: float = 0.0  # of one device more: the least gain in speed that it is given for, as a share of a device's
+    slots: int = 64  # into so many slots the time until the last deadline is cut
+    margin: float = 0.02  # of a job's work: by so much the plan ends ahead of its deadline
+    worth: float = 0.0  # the least gain in speed for which one device more is given, as a share of a device's speed
 
     def __post_init__(self) -> None:
         if not (self.slots >= 1 and self.margin >= 0 and 0 <= self.worth < 1):
@@ -90,7 +90,9 @@ class ElasticFlow(msgspec.Struct, frozen=True):
     def _planned(
         self, ordered: list[JobView], within: set[str], rates: dict[str, Rates], devices: int, now: float
     ) -> _Plan:
-        """By the smallest shares, or by those of before where not all end in time with them."""
+        """Plan by the smallest shares, or by the shares of the plan before if not all jobs end in time with the
+        smallest.
+        """
         plan = self._plan(ordered, within, rates, devices, now, {})
         if plan.in_time:
             return plan
@@ -106,7 +108,7 @@ class ElasticFlow(msgspec.Struct, frozen=True):
         now: float,
         least: dict[str, int],
     ) -> _Plan:
-        """By the smallest satisfactory shares, each of at least so many workers."""
+        """Plan by the smallest satisfactory shares, each of at least `least` workers of that job."""
         there = [(job, job.deadline - now) for job in ordered if job.name in within and job.deadline is not None]
         slots = self._cut([until for _, until in there if until > 0], devices)
         plan = _Plan({}, {}, in_time=True)
@@ -121,12 +123,14 @@ class ElasticFlow(msgspec.Struct, frozen=True):
         return plan
 
     def _cut(self, ends: list[float], devices: int) -> Slots:
-        """Evenly to the last deadline, and at each deadline: no slot is in part too late for a job."""
+        """Cut the time evenly to the last deadline, and at each deadline, so that no slot is in part too late for a
+        job.
+        """
         edges = np.unique(np.concatenate([np.linspace(0, max(ends, default=1.0), self.slots + 1), np.array(ends)]))
         return Slots(edges[:-1], np.diff(edges), np.full(len(edges) - 1, devices, dtype=np.int64))
 
     def _raised(self, cluster: ClusterView, rates: dict[str, Rates], shares: dict[str, int]) -> dict[str, int]:
-        """The devices of now that are left, by marginal gain."""
+        """Give the devices left now to jobs, by marginal gain."""
         sizes = {job.name: shares.get(job.name, 0) for job in cluster.jobs}
         left = cluster.devices - sum(sizes.values())
         heap: list[tuple[float, float, str, JobView]] = []
@@ -157,7 +161,7 @@ def _by_arrival(job: JobView) -> tuple[float, str]:
 
 
 def _sizes(job: JobView, rates: Rates) -> list[int]:
-    """In which it may run, and is the faster the larger they are."""
+    """Return the sizes in which the job may run and is faster than in all smaller ones."""
     most = len(rates.progress)
     doubled = [job.smallest * 2**k for k in range(most.bit_length()) if job.smallest * 2**k < most]
     rising: list[int] = []
@@ -168,7 +172,9 @@ def _sizes(job: JobView, rates: Rates) -> list[int]:
 
 
 def _gain(rates: Rates, size: int, larger: int) -> float:
-    """How much faster it is for a device more, as a share of its speed for a device; a job that waits comes first."""
+    """Return the gain in speed for each device more, relative to the speed for each device; a waiting job comes
+    first.
+    """
     if size == 0:
         return math.inf
     before, after = float(rates.progress[size - 1]), float(rates.progress[larger - 1])
@@ -176,8 +182,8 @@ def _gain(rates: Rates, size: int, larger: int) -> float:
 
 
 def _reserve(job: JobView, until: float, rates: Rates, slots: Slots, margin: float, least: int) -> tuple[Ints, int]:
-    """Its workers in each slot, by the smallest share with which it ends in time, of at least so many, or else by the
-    largest; and that share, or 0.
+    """Return the job's workers in each slot, and the share: the smallest one of at least `least` workers with which the
+    job ends in time. If none does, the workers are those of the largest share, and the share is 0.
     """
     assert job.left is not None
     work, sizes = job.left * (1 + margin), _sizes(job, rates)

@@ -1,7 +1,7 @@
-"""First come, first served: a job that has begun runs to its end, with the workers that its owner asked for.
+"""Serve jobs in their order: a job that has begun runs to its end, with the workers that its owner asked for.
 
-`fifo` starts jobs in their order, and none before the one in front of it has begun. `backfill` passes over a job that
-does not fit, so that smaller ones behind it may run; once one has waited for `patience_s`, no job behind it begins
+`fifo` starts jobs in their order, and none before the job in front of it has begun. `backfill` passes over a job that
+does not fit, so that smaller ones behind it may run; once a job has waited for `patience_s`, no job behind it begins
 before it does. Jobs of higher priority stand in front of others.
 """
 

@@ -28,10 +28,10 @@ ROUND = "round"  # note of a job that runs: the round for which it was chosen
 
 
 class Gavel(msgspec.Struct, frozen=True):
-    """Its fields are its parameters. `priority_weight`: a priority of 1 weighs so many times as much as one of 0."""
+    """The policy. Its fields are its parameters."""
 
     round_s: float = 360.0
-    priority_weight: float = 2.0
+    priority_weight: float = 2.0  # how many times as much a priority of 1 weighs as one of 0
 
     def __post_init__(self) -> None:
         if not (self.round_s > 0 and self.priority_weight >= 1):
@@ -71,12 +71,13 @@ def _need(job: JobView, devices: int) -> int:
 
 
 def filled(needs: Floats, weights: Floats, devices: float) -> Floats:
-    """The device-time of each: the same for each unit of weight, unless it needs less."""
+    """Return the device-time of each job: the same for each unit of weight, unless the job needs less."""
     if needs.sum() <= devices:
         return needs
     order = np.argsort(needs / weights, kind="stable")
     need, weight = needs[order], weights[order]
-    before = np.concatenate([[0.0], np.cumsum(need)[:-1]])  # with what those of less need take in full
+    # with the jobs of smaller need, which get all that they need
+    before = np.concatenate([[0.0], np.cumsum(need)[:-1]])
     levels = (devices - before) / np.cumsum(weight[::-1])[::-1]
-    first = int(np.argmax(levels <= need / weight))  # the first one that does not get all it needs
+    first = int(np.argmax(levels <= need / weight))  # the first job that does not get all it needs
     return np.asarray(np.minimum(needs, weights * levels[first]))

@@ -39,14 +39,14 @@ TURN: Final = 1.5  # jobs that have waited too long are compared by powers of it
 
 
 class Goodput(msgspec.Struct, frozen=True):
-    """Its fields are its parameters."""
+    """The policy. Its fields are its parameters."""
 
     power: float = 0.85
     doubt: float = 0.3
     reach: int = 4
     settle_s: float = 150.0
     hesitation: float = 0.02
-    young: float = 0.1  # how much less a job weighs that has had `service_s` several times
+    young: float = 0.1  # how much less a job weighs once its service is several times `service_s`
     service_s: float = 3600.0
     patience: float = 4.0
     fixed_batch: bool = False
@@ -73,7 +73,9 @@ class Goodput(msgspec.Struct, frozen=True):
         )
 
     def _by_claim(self, jobs: Sequence[JobView], now: float) -> Iterator[JobView]:
-        """Who has waited too long first, then who has had less, then who runs; of equal ones who came first."""
+        """Sort jobs: overdue ones first, then those with less service, then running ones; of equal ones the first that
+        came.
+        """
         jobs = sorted(jobs, key=operator.attrgetter("submitted", "name"))
         waited = np.array([job.waited_by(now) for job in jobs])
         ran, service = np.array([job.ran for job in jobs]), np.array([job.service for job in jobs])
@@ -97,17 +99,18 @@ class Goodput(msgspec.Struct, frozen=True):
 
 
 def kept_share(offered: Offer, settle_s: float, hesitation: float) -> Floats:
-    """Of its time, if a job is given another size than it has: all where it starts, as it loses that at any size."""
+    """Return the share of its time that a job keeps if it is given another size: 1 for its present size."""
     jobs = offered.jobs
     cost = np.array([job.change_s for job in jobs])
     ahead = settle_s + np.array([job.ran for job in jobs])
     present = np.array([job.workers for job in jobs])[:, None]
+    # A job that starts loses the same time at any size.
     changed = (1 - hesitation) * np.maximum(ahead - cost, 0) / ahead
     return np.where((offered.sizes == present) | (present == 0), 1.0, changed[:, None])
 
 
 def reason(job: JobView, size: int, curve: Floats) -> str:
-    """Of a change; nothing where there is none."""
+    """Explain a change in words; return "" if there is none."""
     if size == job.workers:
         return ""
     if not job.running:

@@ -42,7 +42,7 @@ class Optimus(msgspec.Struct, frozen=True):
 
 
 def _seconds(job: JobView, cluster: ClusterView) -> NDArray[np.float64]:
-    """What it would still take with 1, 2, … workers."""
+    """Return the seconds that the job would still take with 1, 2, … workers."""
     most = max(job.smallest, min(job.largest, cluster.devices))
     progress = job.speed.rates(most, cluster.devices_per_node, Aim.GIVEN).progress
     left = job.left if job.left is not None else job.ran * float(progress[max(job.workers, 1) - 1])
@@ -50,7 +50,7 @@ def _seconds(job: JobView, cluster: ClusterView) -> NDArray[np.float64]:
 
 
 def _gain(seconds: NDArray[np.float64], size: int) -> float:
-    """Of one more worker."""
+    """Return the seconds that one more worker saves."""
     if size >= len(seconds) or not math.isfinite(seconds[size]):
         return 0.0
     return float(seconds[size - 1] - seconds[size])

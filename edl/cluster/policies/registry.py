@@ -1,6 +1,6 @@
-"""Policies by the names under which they are typed, each in a file of its own that is imported when it is asked for.
+"""The policies by name; each lies in a file of its own, which is imported on demand.
 
-Owns: the names, and how parameters that were typed as text become a policy's fields. Does not own: what is decided.
+Owns: the names, and how parameters typed as text become a policy's fields. Does not own: the decisions.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from edl.errors import ConfigError
 
 
 class Known(msgspec.Struct, frozen=True):
-    """Where a policy is, and what it is to be shown."""
+    """The place of a policy, and the figures that it needs."""
 
     module: str  # within this package
     name: str  # of its class: a frozen struct whose fields are its parameters, each with a default
-    sees_left: bool = False  # how much work is left: an oracle, unless the jobs' owners tell it
-    sees_speed: bool = True  # what a job does with other numbers of workers
-    placement: str = "pack"  # how its workers are placed where nothing else is asked for: `edl.cluster.placement`
+    sees_left: bool = False  # it is told how much work is left: an oracle, unless the jobs' owners tell it
+    sees_speed: bool = True  # it is told a job's speed with other numbers of workers
+    placement: str = "pack"  # default placement rule of its workers: `edl.cluster.placement`
 
 
 POLICIES = {
@@ -46,7 +46,7 @@ def known(name: str) -> Known:
 
 
 def build(name: str, given: Mapping[str, str] | None = None) -> ClusterPolicy:
-    """The policy with these parameters, typed as text. Raises ConfigError."""
+    """Return the policy with these parameters, typed as text. Raises ConfigError."""
     entry = known(name)
     kind = getattr(importlib.import_module(f"edl.cluster.policies.{entry.module}"), entry.name)
     texts = dict(given or {})
@@ -64,7 +64,7 @@ def build(name: str, given: Mapping[str, str] | None = None) -> ClusterPolicy:
 
 
 def _read(name: str, parameter: str, text: str, kind: object) -> object:
-    """Several values stand between commas. Raises ConfigError."""
+    """Parse one parameter; several values are separated by commas. Raises ConfigError."""
     several = getattr(kind, "__origin__", None) is tuple
     value = [part for part in text.split(",") if part] if several else text
     try:

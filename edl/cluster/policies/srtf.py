@@ -41,7 +41,9 @@ class ShortestFirst(msgspec.Struct, frozen=True):
 
 
 def remaining_s(job: JobView, workers: int, devices: int) -> float:
-    """With so many workers at its own batch. Where it is not known what is left, as much as it has had."""
+    """Return the seconds left with `workers` workers at the job's own batch. If the work left is unknown, assume as
+    much time again as the job has run.
+    """
     progress = float(job.speed.rates(job.largest, devices, Aim.GIVEN).progress[workers - 1])
     if job.left is None:
         return job.ran

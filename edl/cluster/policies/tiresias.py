@@ -30,7 +30,7 @@ Notes = dict[str, float]
 SETTLE_S = 60.0  # a job that begins to run falls to no other queue before, nor before twice what the change cost
 BEGUN = {"queue": 0.0, "base": 0.0, "ran": 0.0, "waited": 0.0, "urgent": 0.0, "due": 0.0}
 AGES = 1e18  # seconds: when a job that need not starve would
-NEAR = 1e-6  # a service that is so near to a limit has crossed it
+NEAR = 1e-6  # a service this close to a limit has crossed it
 
 
 class Queues(NamedTuple):
@@ -38,7 +38,7 @@ class Queues(NamedTuple):
 
     limits: Sequence[float]
     promote: float
-    passed_s: float = AGES  # after which one that waits in the first queue is urgent, at the latest
+    passed_s: float = AGES  # seconds after which a job that waits in the first queue is urgent, at the latest
 
 
 class Tiresias(msgspec.Struct, frozen=True):
@@ -97,7 +97,8 @@ def check(limits: Sequence[float], promote: float) -> None:
 
 
 def noted(job: JobView, queues: Queues, now: float) -> Notes:
-    """What is to be remembered of it, now that it has run or waited some more: the same for one that only waits on."""
+    """Return the job's notes, updated for the time that it has run or waited since."""
+    # The notes of a job that only waits on stay the same.
     if not job.workers and now + NEAR < job.notes.get("due", now):
         return job.notes
     known = job.notes or {**BEGUN, "since": job.submitted}
@@ -121,14 +122,15 @@ def noted(job: JobView, queues: Queues, now: float) -> Notes:
 
 
 def _rest(job: JobView, known: Notes, queues: Queues, now: float) -> float:
-    """Seconds until it starves, if it waits for so long."""
+    """Return the seconds until the job starves, if it waits for so long."""
     if not queues.promote or known["urgent"]:
         return AGES
     return _patience(job, known, queues) - (job.waited_by(now) - known["waited"])
 
 
 def _settled(job: JobView, size: int, promote: float, now: float) -> float:
-    """When what began to run with so many workers may fall. Else jobs that fall and return would only take turns."""
+    """Return when a job that runs with `size` workers may fall to the next queue."""
+    # Without this bound, jobs that fall and return would only take turns.
     if not promote or not size:
         return now
     begun = job.changed if job.workers == size and job.changed is not None else now
@@ -151,7 +153,7 @@ def next_look(
     queues: Queues,
     now: float,
 ) -> float | None:
-    """When the next job changes its queue, with workers like these."""
+    """Return when the next job changes its queue, if the jobs have workers as in `sizes`."""
     times = []
     for job in jobs:
         known = notes[job.name]
@@ -166,7 +168,7 @@ def next_look(
 
 
 def gittins(sample: NDArray[np.float64], service: float) -> float:
-    """The best chance to end, for each unit of service spent on it, over all services that may be spent."""
+    """Return the best chance to end, for each unit of service spent on the job, over all services that may be spent."""
     left = sample[sample > service] - service
     if not len(left):
         return 0.0

@@ -1,1 +1,1 @@
-"""A queue of live jobs: what becomes of each, which worker is on which device, what a failure means. Pure."""
+"""The queue of live jobs: their lives, which worker is on which device, how failures are handled. Pure."""

@@ -1,4 +1,4 @@
-"""What jobs and users had of a cluster: device-seconds, and what they were used for.
+"""Account for the device-seconds of jobs and users, by what they were used for.
 
 Goodput is training that counts. Badput is all else that held a device: waiting for a script to boot, being saved,
 leaving, and training that was lost with a failure. Owns: the sums. Does not own: the counting (`sights`).
@@ -22,7 +22,7 @@ COLUMNS = (
 
 
 class JobAccount(msgspec.Struct, frozen=True):
-    """One job's."""
+    """The account of one job."""
 
     job: str
     user: str
@@ -42,7 +42,7 @@ class JobAccount(msgspec.Struct, frozen=True):
 
 
 class UserAccount(msgspec.Struct, frozen=True):
-    """All jobs of one user."""
+    """The account of all jobs of one user."""
 
     user: str
     jobs: int
@@ -52,21 +52,21 @@ class UserAccount(msgspec.Struct, frozen=True):
 
 
 class Accounts(msgspec.Struct, frozen=True):
-    """`edl cluster accounts --json`."""
+    """The content of `edl cluster accounts --json`."""
 
     jobs: tuple[JobAccount, ...]
     users: tuple[UserAccount, ...]
 
 
 def accounts_of(jobs: Iterable[JobEntry], now: float) -> Accounts:
-    """Up to now."""
+    """Sum up the accounts until `now`."""
     found = tuple(map(_of, (job if job.over and not job.workers else counted(job, now) for job in jobs)))
     names = sorted({job.user for job in found})
     return Accounts(found, tuple(_user(name, [job for job in found if job.user == name]) for name in names))
 
 
 def row(job: JobAccount) -> tuple[object, ...]:
-    """As `COLUMNS` say; no formula for who opens it in a table of theirs."""
+    """Return the columns of `COLUMNS`. A user's name that a spreadsheet would take for a formula is quoted."""
     badput = (f"{job.badput_s.get(cause, 0.0):.1f}" for cause in BADPUT)
     times = (f"{job.waited_s:.1f}", f"{job.ran_s:.1f}", f"{job.device_s:.1f}", f"{job.training_s:.1f}")
     began, ended = ("" if one is None else f"{one:.1f}" for one in (job.began, job.ended))
@@ -76,7 +76,7 @@ def row(job: JobAccount) -> tuple[object, ...]:
 
 
 def as_csv(found: Accounts) -> str:
-    """A line for each job."""
+    """Format the accounts as CSV, with a line for each job."""
     writer = csv.writer(text := io.StringIO())
     writer.writerow(COLUMNS)
     writer.writerows(map(row, found.jobs))

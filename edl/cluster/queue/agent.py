@@ -1,11 +1,12 @@
-"""An agent of one node: what it does of what it is told, and what it tells.
+"""The agent of one node, as a machine: which orders it carries out, and what it reports.
 
-It starts each worker at most once, whatever it is told and however often it dies itself, and no worker on a device
-that another one still has (I17). What it is not told of, and runs, is a stray: it is killed. No worker is told to be
-gone that another agent of the node, which was paused with older orders, may still start: its id is barred first.
+It starts each worker at most once, whatever its orders are and however often it dies itself, and no worker on a device
+that another worker still has (I17). A worker that runs and is in no order is a stray: it is killed. An agent of the
+node that was paused with older orders may still start a worker; before such a worker is reported gone, its id is
+barred.
 
-Owns: these rules, as a machine. Does not own: processes (`edl.scheduler.agent` carries out what is said here, and so
-does the simulation), nor who decides (`scheduler`).
+Owns: these rules. Does not own: processes (`edl.scheduler.agent` carries out the commands, and so does the simulation),
+nor the decisions (`scheduler`).
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ import msgspec
 from edl.cluster.queue.causes import TAIL_BYTES, EndEvidence
 from edl.cluster.queue.entries import WorkerOrder, WorkerSeen, WorkerWish
 
-KILL_EVERY_S: Final = 2.0  # what is told to die may fork meanwhile
+KILL_EVERY_S: Final = 2.0  # a process that is told to die may fork meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class OrdersCame:
-    """All that the agent is to do, in place of what it was told before."""
+    """The complete orders of the agent, in place of those before."""
 
     orders: tuple[WorkerOrder, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFound:
-    """A worker that this agent, before it died, had started; or at least claimed."""
+    """A worker that an earlier process of this agent had started, or at least claimed."""
 
     id: str
     device: int
     pid: int
-    gone: EndEvidence | None  # None: a process of it is there
+    gone: EndEvidence | None  # None: a process of the worker is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class WorkerClaimed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """No process of it is left."""
+    """The last process of a worker is gone."""
 
     id: str
     evidence: EndEvidence
@@ -62,7 +63,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class AgentLooked:
-    """Nothing has happened but that time has passed."""
+    """Time has passed, and nothing else has happened."""
 
 
 AgentInput = OrdersCame | WorkerFound | WorkerBegan | WorkerClaimed | WorkerGone | AgentLooked
@@ -70,14 +71,14 @@ AgentInput = OrdersCame | WorkerFound | WorkerBegan | WorkerClaimed | WorkerGone
 
 @dataclass(frozen=True, slots=True)
 class StartOne:
-    """Claim the id for good, then start it; one whose id is claimed already is never started again."""
+    """Claim the id for good, then start the worker; a worker whose id is claimed already is never started again."""
 
     order: WorkerOrder
 
 
 @dataclass(frozen=True, slots=True)
 class EndOne:
-    """`kill`: all of its processes, at once; else the script is asked to leave."""
+    """End a worker. `kill`: kill all of its processes at once; else ask its script to leave."""
 
     id: str
     kill: bool
@@ -85,8 +86,8 @@ class EndOne:
 
 @dataclass(frozen=True, slots=True)
 class BarOne:
-    """See to it that no agent starts the worker any more; answer with WorkerFound, or with WorkerGone where none of it
-    is there. It is asked for until it is answered.
+    """Make sure that no agent starts the worker any more. Answer with WorkerFound, or with WorkerGone if no process of
+    it is there. The command is repeated until it is answered.
     """
 
     id: str
@@ -103,19 +104,19 @@ class _Kept:
     at: float = 0.0
     told: WorkerWish = WorkerWish.RUN
     told_at: float = 0.0
-    unclear: bool = False  # whether another agent has started it, or does
+    unclear: bool = False  # another agent may have started the worker
 
 
 class AgentMachine:
-    """One node's."""
+    """The rules of one node's agent."""
 
     def __init__(self) -> None:
         self._workers: dict[str, _Kept] = {}
         self._orders: dict[str, WorkerOrder] = {}
-        self._told = False  # anything yet
+        self._told = False  # whether any orders have come
 
     def handle(self, happened: AgentInput, now: float) -> list[AgentCommand]:
-        """What is to be done now. The report changes with it."""
+        """Return the commands to carry out now. The report changes, too."""
         match happened:
             case OrdersCame(orders):
                 self._orders, self._told = {order.id: order for order in orders}, True
@@ -133,7 +134,7 @@ class AgentMachine:
 
     @property
     def report(self) -> tuple[WorkerSeen, ...]:
-        """Of all workers that are here, or were and are still asked for."""
+        """Report all workers that are here, and those gone that are still in the orders."""
         return tuple(
             WorkerSeen(id_, kept.gone is not None, kept.gone, kept.pid, kept.at)
             for id_, kept in sorted(self._workers.items())
@@ -144,7 +145,7 @@ class AgentMachine:
         return tuple(id_ for id_, kept in self._workers.items() if kept.gone is None)
 
     def validate(self) -> None:
-        """I17."""
+        """Check I17."""
         devices = [kept.device for kept in self._workers.values() if kept.gone is None]
         assert len(devices) == len(set(devices)), f"two workers on one device: {self._workers}"
 
@@ -160,7 +161,7 @@ class AgentMachine:
         for id_, kept in list(self._workers.items()):
             order = self._orders.get(id_)
             if kept.gone is not None:
-                if order is None:  # it was heard of
+                if order is None:  # the scheduler has heard of its end
                     del self._workers[id_]
                 continue
             wish = WorkerWish.DIE if order is None else order.wish
@@ -168,7 +169,7 @@ class AgentMachine:
         for id_, order in self._orders.items():
             if id_ in self._workers:
                 continue
-            if order.wish is not WorkerWish.RUN:  # it never was, and is never to be
+            if order.wish is not WorkerWish.RUN:  # it was never started, and is never to be
                 self._workers[id_] = _Kept(order.device, told=order.wish, told_at=now, unclear=True)
                 todo.append(BarOne(id_))
             elif self._is_free(order.device):

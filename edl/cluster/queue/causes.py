@@ -1,8 +1,8 @@
-"""Why a worker has ended: the cause, whose domain it is, and whether another try can end otherwise.
+"""Classify the end of a worker: the cause, whose domain it is, and whether another try can end otherwise.
 
-What is known: the exit status or signal, the last lines of what it printed, the machine's counter of processes that
-were killed for want of memory, and whether its end was seen at all; and what the system says that runs it, such as
-Slurm. A worker that was told to end has no cause.
+Evidence: the exit status or signal, the last lines of its output, the machine's counter of processes killed for want of
+memory, whether an agent saw it end, and the report of the system that runs it, such as Slurm. A worker that was told to
+end has no cause.
 
 Owns: the table of causes. Does not own: whether a job is tried again (`retries`).
 """
@@ -20,14 +20,14 @@ import msgspec
 from edl.control_characters import visible
 from edl.errors import WITH_ITS_JOB
 
-TAIL_BYTES: Final = 8192  # of what a worker printed last, as far as it is looked at
+TAIL_BYTES: Final = 8192  # bytes of a worker's last output that are examined
 ROOT_LENGTH: Final = 200
-SHELLS: Final = 128  # a shell says of a command that signal n has killed: it exited with 128 + n
+SHELLS: Final = 128  # a shell reports a command that signal n has killed as exit status 128 + n
 PREEMPTED: Final = 75
 
 
 class Domain(StrEnum):
-    """Who can mend it."""
+    """The party that can mend a failure."""
 
     WORKLOAD = "workload"  # the job's owner: the script, its arguments, what it needs
     INFRASTRUCTURE = "infrastructure"  # the machine, the network, people: the same script may do well elsewhere
@@ -35,15 +35,15 @@ class Domain(StrEnum):
 
 
 class EndEvidence(msgspec.Struct, frozen=True):
-    """What is known of a worker's end."""
+    """The evidence of how a worker ended."""
 
     code: int | None = None  # its exit status, -n where signal n has ended it; None: no agent has seen it end
-    tail: str = ""  # what it printed last
+    tail: str = ""  # its last output
     starved: bool = False  # the machine has killed a process for want of memory meanwhile
-    refused: str = ""  # why it could not be started at all
-    told: bool = False  # it was told to end
-    unserved: bool = False  # the machine could not do its part in starting it, whatever the command
-    taken: str = ""  # why the system that runs it, such as Slurm, has taken it or its node away
+    refused: str = ""  # why the worker could not be started at all
+    told: bool = False  # the worker was told to end
+    unserved: bool = False  # the machine could not do its part in starting the worker, whatever the command
+    taken: str = ""  # why the system that runs the worker, such as Slurm, has taken it or its node away
 
     @property
     def longest(self) -> int:
@@ -57,18 +57,19 @@ class EndEvidence(msgspec.Struct, frozen=True):
 
 
 class EndCause(msgspec.Struct, frozen=True):
-    """Of one worker's end."""
+    """The cause of one worker's end."""
 
     code: str  # a word that programs may match
     domain: Domain
     retry: bool  # another try may end otherwise
     words: str  # for the job's owner
-    root: str = ""  # what tells two failures of one kind apart: the last line of a traceback
-    follows: bool = False  # from the end of another worker, the coordinator or its machine: no failure of its own
+    root: str = ""  # the detail that distinguishes two failures of one kind: the last line of a traceback
+    # the end of another worker, the coordinator or its machine caused this one: no failure of its own
+    follows: bool = False
 
 
 W, I, D = Domain.WORKLOAD, Domain.INFRASTRUCTURE, Domain.DATA  # noqa: E741 - a table's columns
-# Of an exception: a pattern of "Type: message", as the last line of its traceback shows it. The first that fits counts.
+# Causes of exceptions: patterns of "Type: message", as the last line of a traceback shows it. The first match counts.
 EXCEPTIONS: Final[tuple[tuple[str, str, Domain, bool, str], ...]] = tuple(
     ("|".join(patterns), code, domain, retry, words)
     for patterns, code, domain, retry, words in (
@@ -138,7 +139,7 @@ EXCEPTION: Final = re.compile(r"^(?:\S+ )?([A-Za-z_][\w.]*(?:Error|Exception|Int
 
 
 def classify(known: EndEvidence) -> EndCause | None:
-    """None: there is nothing to mend, as it ended well or was told to."""
+    """Return the cause of an end; None if it ended well or was told to end."""
     cause = _cause(known)
     return cause and msgspec.structs.replace(cause, root=visible(cause.root[:ROOT_LENGTH]))
 
@@ -158,14 +159,14 @@ def _cause(known: EndEvidence) -> EndCause | None:
 
 
 def first(causes: Iterable[EndCause]) -> EndCause | None:
-    """Of several, in the order of the ends: what it all began with."""
+    """Return the first cause that is no consequence of another, of causes in the order of the ends."""
     found = list(causes)
     return next((cause for cause in found if not cause.follows), found[0] if found else None)
 
 
 def raised_last(tail: str) -> str:
-    """The exception that a traceback ends with: `Type: message`; empty where none is shown. A worker whose job has
-    failed says so in a line.
+    """Return the exception that a traceback ends with as `Type: message`, or "" if there is none. A worker whose job
+    has failed reports that in a line instead.
     """
     told = [line for line in tail.splitlines() if line.startswith(WITH_ITS_JOB)]
     if told:
@@ -221,7 +222,7 @@ def _exited(code: int, tail: str) -> EndCause:
         return EndCause("wrong-arguments", W, False, "its arguments are wrong", last)
     if code == 2 and "can't open file" in tail:
         return EndCause("no-command", W, False, "its script is not there", last)
-    for pattern, named, domain, retry, words in EXCEPTIONS[:8]:  # of the machine: programs of all kinds print these
+    for pattern, named, domain, retry, words in EXCEPTIONS[:8]:  # about the machine: programs of all kinds print these
         if re.search(pattern, last):
             return EndCause(named, domain, retry, words, last)
     return EndCause("exit", W, True, f"it exited with code {code}", f"code {code}: {last}")

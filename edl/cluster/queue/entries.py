@@ -1,7 +1,7 @@
-"""What is kept of a queue: its jobs, each with the workers that hold devices for it. All that was decided.
+"""The durable state of a queue: its jobs, each with the workers that hold devices for it.
 
-What is seen (reports of agents, the jobs' own leaders) is not kept: a new scheduler sees it again, as each report is
-whole. Owns: the forms. Does not own: any rule.
+Observations (reports of agents, the status of jobs' own leaders) are not kept: a new scheduler receives them again, as
+each report is whole. Owns: the forms. Does not own: any rule.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 
 
 class Submission(msgspec.Struct, frozen=True):
-    """What the job's owner asked for."""
+    """A job as its owner submitted it."""
 
     name: JobName
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    folder: str  # in which it runs
+    folder: str  # working directory
     user: str
     submitted: float
     np: Count = 1
@@ -34,13 +34,13 @@ class Submission(msgspec.Struct, frozen=True):
     batch_range: tuple[int, int] | None = None  # samples a step, of all workers: the fewest and the most
     priority: int = 0
     deadline: float | None = None  # a time of day, in seconds since 1970
-    checkpoint: str = ""  # where it is saved
-    spread: bool = False  # over nodes; else on as few as can be
-    ticket: str = ""  # drawn by who submits: the same one again is the same submission, whose answer was lost
+    checkpoint: str = ""  # folder of its checkpoints
+    spread: bool = False  # place its workers over many nodes; else on as few as possible
+    ticket: str = ""  # drawn by the submitter: the same ticket again is the same submission, whose answer was lost
 
 
 class WorkerWish(StrEnum):
-    """What a worker is to do."""
+    """The order for a worker."""
 
     RUN = "run"
     LEAVE = "leave"  # after the next switch of its job
@@ -51,17 +51,17 @@ class WorkerEntry(msgspec.Struct, frozen=True):
     """A worker, and the device that is its own until its process is gone (I17)."""
 
     id: str  # never used twice
-    number: int  # of the job's workers, in the order in which they were made, from 1
+    number: int  # counts the job's workers in the order in which they were made, from 1
     node: str
     device: int
     life: int  # of its job
-    since: float  # it has had its wish
+    since: float  # when the present wish was set
     began: float
     wish: WorkerWish = WorkerWish.RUN
 
 
 class DeviceHeld(msgspec.Struct, frozen=True):
-    """A device that was a worker's, and is no more."""
+    """A device that a worker held and has given back."""
 
     worker: str
     node: str
@@ -92,7 +92,7 @@ class FailureKept(msgspec.Struct, frozen=True):
 
 
 class QueueEvent(msgspec.Struct, frozen=True):
-    """Something that has happened to a job, or to the cluster (job empty)."""
+    """An event of a job, or of the cluster (job empty)."""
 
     ts: float
     kind: str
@@ -102,7 +102,7 @@ class QueueEvent(msgspec.Struct, frozen=True):
 
 
 class JobEntry(msgspec.Struct, frozen=True):
-    """One job. Times are seconds since 1970; what is counted is right up to `since`."""
+    """A job of the queue. Times are seconds since 1970; counted figures are right up to `since`."""
 
     asked: Submission
     phase: JobPhase = JobPhase.QUEUED
@@ -112,22 +112,22 @@ class JobEntry(msgspec.Struct, frozen=True):
     workers: tuple[WorkerEntry, ...] = ()  # all that hold a device
     made: int = 0  # workers ever
     life: int = 0  # of the job, counted by the scheduler; 0: it has not begun
-    ready: bool = False  # the life can begin: where it goes on from is known
-    saved_life: int = 1  # its number in the folder of checkpoints
-    resume_from: str = ""  # the checkpoint that it goes on from
-    started_with: int = 0  # workers that this life began with
+    ready: bool = False  # the checkpoint from which the life resumes is known, so that it can begin
+    saved_life: int = 1  # the number of the life in the folder of checkpoints
+    resume_from: str = ""  # the checkpoint that the life resumes from
+    started_with: int = 0  # workers that the life began with
     exits: tuple[WorkerExit, ...] = ()  # of this life
-    step: int = 0  # the newest that was seen, of all lives
+    step: int = 0  # the newest step seen, over all lives
     base: int = 0  # the step that this life began after
     strikes: tuple[FailureKept, ...] = ()  # the newest
-    tries_left: int = 0  # before it is given up, unless it comes on
-    rests_until: float = 0.0  # it is not begun again before
-    batch: int = 0  # that was asked for; 0: its own
-    wanted: int = 0  # workers that its owner asked for since: it has at most these; 0: nothing was asked for
-    moving: dict[str, int] = {}  # workers by node, as they are to be once it has migrated; empty: it does not
-    save_s: float = 0.0  # it is given to be saved; 0: as all are
-    sent_away: int = 0  # the last life in which it was to be saved and to go
-    # what is counted
+    tries_left: int = 0  # tries left before the job is given up; progress refills them
+    rests_until: float = 0.0  # the job is not begun again before this time
+    batch: int = 0  # batch that the policy asked for; 0: the job's own
+    wanted: int = 0  # upper bound of workers that its owner has asked for since; 0: none
+    moving: dict[str, int] = {}  # target placement of a migration, workers by node; empty: the job does not migrate
+    save_s: float = 0.0  # time that the job is given to be saved; 0: the common default
+    sent_away: int = 0  # the last life that was preempted
+    # counters
     since: float = 0.0
     began: float | None = None
     ended: float | None = None
@@ -139,9 +139,9 @@ class JobEntry(msgspec.Struct, frozen=True):
     used: dict[str, float] = {}  # device-seconds, by what they were used for
     notes: dict[str, float] = {}  # the policy's
     preemptions: int = 0
-    held: tuple[DeviceHeld, ...] = ()  # devices that were its own, the newest
-    story: tuple[QueueEvent, ...] = ()  # what has happened to it, the newest
-    environ: str = ""  # the file that has its owner's variables
+    held: tuple[DeviceHeld, ...] = ()  # devices that the job held before, the newest
+    story: tuple[QueueEvent, ...] = ()  # events of the job, the newest
+    environ: str = ""  # the file with its owner's environment variables
 
     @property
     def name(self) -> str:
@@ -157,22 +157,24 @@ class JobEntry(msgspec.Struct, frozen=True):
 
     @property
     def staying(self) -> tuple[WorkerEntry, ...]:
-        """Workers that are not told to go."""
+        """Workers that are not told to leave."""
         return tuple(worker for worker in self.workers if worker.wish is WorkerWish.RUN)
 
     @property
     def vacancies(self) -> int:
-        """Workers that may come: its leader refuses one beyond `--max-np`, and who has not left yet counts."""
+        """Workers that may be added: the job's leader refuses one beyond `--max-np`, and a leaver counts until it is
+        gone.
+        """
         return max(0, self.asked.max_np - len(self.workers))
 
     @property
     def service(self) -> float:
-        """Device-seconds that it has had."""
+        """Device-seconds that the job has used."""
         return sum(self.used.values())
 
 
 class WorkerOrder(msgspec.Struct, frozen=True):
-    """What an agent is to do with one worker."""
+    """An agent's order for one worker."""
 
     id: str
     job: str
@@ -181,21 +183,21 @@ class WorkerOrder(msgspec.Struct, frozen=True):
     life: int = 1
     saved_life: int = 1
     resume_from: str = ""
-    np: int = 1  # with how many workers the life begins
+    np: int = 1  # workers that the life begins with
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):
-    """What an agent tells of one worker. `gone`: none of its processes is left, and its device is free."""
+    """An agent's report of one worker. `gone`: none of its processes is left, and its device is free."""
 
     id: str
     gone: bool = False
     evidence: EndEvidence | None = None
     pid: int = 0
-    at: float = 0.0  # it ended
+    at: float = 0.0  # when it ended
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """All that an agent knows. `devices`: those that jobs may have."""
+    """The complete report of an agent. `devices`: those that jobs may use."""
 
     node: str
     devices: tuple[int, ...]
@@ -205,7 +207,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 def within(report: NodeReport, most: int) -> NodeReport:
-    """Return the entry with as much of what is told of its workers' ends as fits into so many bytes."""
+    """Shorten the texts about workers' ends until the report fits into `most` bytes."""
     length = max((one.evidence.longest for one in report.workers if one.evidence), default=0)
     while length and len(msgspec.json.encode(report)) > most:
         length //= 2
@@ -220,7 +222,7 @@ def _cut(seen: WorkerSeen, length: int) -> WorkerSeen:
 
 
 def orders_of(node: str, jobs: Mapping[str, JobEntry]) -> tuple[WorkerOrder, ...]:
-    """What an agent is told: its workers of all jobs, as soon as it is known what their life begins with."""
+    """Return the orders of a node's agent: its workers of all jobs whose life is ready to begin."""
     return tuple(
         WorkerOrder(
             worker.id,

@@ -1,4 +1,4 @@
-"""What the scheduler's machine hears, and what it says.
+"""Inputs and outputs of the scheduler's machine.
 
 Owns: the forms. Does not own: any rule.
 """
@@ -14,32 +14,33 @@ from edl.cluster.queue.retries import RetryRules
 
 
 class ClusterRules(msgspec.Struct, frozen=True):
-    """Bounds and times."""
+    """Bounds and times of the scheduler."""
 
     retries: RetryRules = RetryRules()
-    decide_s: float = 1.0  # from one decision to the next at least
-    look_s: float = 15.0  # at most, where anything runs
+    decide_s: float = 1.0  # least time from one decision to the next
+    look_s: float = 15.0  # longest time between decisions while a job runs
     leave_s: float = 60.0  # for a worker to leave when it is told to; then it is killed
-    cancel_s: float = 10.0  # likewise, where the job is over
-    save_s: float = 25.0  # for a job to be saved before it goes
-    save_slack_s: float = 20.0  # beyond that, for its processes to end
-    longest_save_s: float = 3600.0  # for one that is known to take longer than `save_s`
+    cancel_s: float = 10.0  # for a worker to leave once its job is over; then it is killed
+    save_s: float = 25.0  # for a job to be saved before it is preempted
+    save_slack_s: float = 20.0  # beyond the time to save, for its processes to end
+    longest_save_s: float = 3600.0  # upper bound for a job that is known to take longer than `save_s`
     end_s: float = (
         3600.0  # for workers of a job that is finished to end, as they may write its results; then they leave
     )
-    fail_s: float = 60.0  # likewise, of one that has failed
-    sick_failures: int = 3  # failures of a node's own, in `sick_s`: then no worker is started there for as long
+    fail_s: float = 60.0  # likewise, for workers of a job that has failed
+    # failures within `sick_s` that a node is to blame for: then no worker is started there for `sick_s`
+    sick_failures: int = 3
     sick_s: float = 300.0
-    unseen_s: float = 30.0  # time counts for at most so long from one look to the next, where a job holds devices
-    settled_s: float = 60.0  # a job is packed onto fewer nodes if it was left as it is for so long
-    move_s: float = 180.0  # for a step of a migration; then it ends
+    unseen_s: float = 30.0  # while a job holds devices, at most so much time counts between two looks
+    settled_s: float = 60.0  # a job is packed onto fewer nodes if it has not changed for so long
+    move_s: float = 180.0  # for a step of a migration; then the migration ends
     quotas: dict[str, int] = {}  # user -> devices at most
-    sees_left: bool = False  # the policy is told how much work is left
-    guessed_left: float = 1000.0  # steps, of a job that has not said it
+    sees_left: bool = False  # tell the policy how much work is left
+    guessed_left: float = 1000.0  # steps assumed to be left of a job that does not report them
 
 
 class JobLook(msgspec.Struct, frozen=True):
-    """A job as its own leader shows it; `state` empty: no worker of this life has joined it."""
+    """A job as its own leader shows it; `state` empty: no worker of this life has joined."""
 
     state: str = ""
     reason: str = ""
@@ -48,15 +49,15 @@ class JobLook(msgspec.Struct, frozen=True):
     step: int = 0  # of this life
     batch: int = 0
     grows: bool = False  # its batch grows with its workers: each takes as many samples at any size
-    step_s: float = 0.0  # of the present size; 0: not measured yet
-    save_s: float = 0.0  # for so long it has taken to be saved; 0: not known
-    left: float | None = None  # steps that are left, where its script has said how many there are
-    grad_sqr: float | None = None  # the squared norm of the true gradient, where its script measures its noise
+    step_s: float = 0.0  # duration of a step at the present size; 0: not measured yet
+    save_s: float = 0.0  # how long saving the job took; 0: unknown
+    left: float | None = None  # steps left, if its script has told how many there are
+    grad_sqr: float | None = None  # the squared norm of the true gradient, if its script measures the noise
     grad_var: float | None = None  # likewise, the variance of the gradient of one sample
 
     @property
     def over(self) -> bool:
-        """Its workers are about to end, those that come to it too."""
+        """Tell whether the job's workers are about to end, including newcomers."""
         return self.state in {"finished", "failed", "preempted"}
 
 
@@ -66,7 +67,7 @@ class JobLook(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Submitted:
     asked: Submission
-    environ: str = ""  # the file that has its owner's variables
+    environ: str = ""  # the file with its owner's environment variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class CancelAsked:
 
 @dataclass(frozen=True, slots=True)
 class SizeWanted:
-    """Its owner wants so many workers for it; 0: as it was submitted."""
+    """The owner of a job wants `np` workers for it; 0: as it was submitted."""
 
     job: str
     np: int
@@ -84,30 +85,30 @@ class SizeWanted:
 
 @dataclass(frozen=True, slots=True)
 class NodeReported:
-    """Its agent is there, and this is all that it knows."""
+    """The agent of a node is there and has sent its complete report."""
 
     report: NodeReport
 
 
 @dataclass(frozen=True, slots=True)
 class NodeWent:
-    """Its agent is away. Its workers may run on: their devices stay theirs."""
+    """The agent of a node is away. Its workers may run on, and their devices stay theirs."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLeftOut:
-    """A scheduler before this one has left it out."""
+    """A scheduler before this one has left the node out."""
 
     node: str
     until: float
-    user: str = ""  # on whose jobs' word alone
+    user: str = ""  # the user whose jobs alone have failed there
 
 
 @dataclass(frozen=True, slots=True)
 class LifeReady:
-    """Where a life begins is known."""
+    """The checkpoint from which a life resumes is known."""
 
     job: str
     life: int
@@ -128,7 +129,7 @@ class LifeRefused:
 
 @dataclass(frozen=True, slots=True)
 class JobLooked:
-    """`final`: begun after the last worker of the life was gone."""
+    """The status of a job was read. `final`: after the last worker of the life was gone."""
 
     job: str
     life: int
@@ -138,14 +139,16 @@ class JobLooked:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """The cluster is to stop: jobs are saved and go, and none begins. `kill`: they are ended as they are."""
+    """The cluster is to stop: jobs are saved and preempted, and none begins. `kill`: jobs are killed without being
+    saved.
+    """
 
     kill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DrainOver:
-    """Jobs may begin again."""
+    """The cluster is not to stop any more: jobs may begin again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,9 @@ QueueInput = (
 
 @dataclass(frozen=True, slots=True)
 class BeginLife:
-    """Find out where that life of the job goes on from, and make room for it; answer with LifeReady or LifeRefused."""
+    """Find out which checkpoint that life of the job resumes from, and make room for it; answer with LifeReady or
+    LifeRefused.
+    """
 
     job: str
     life: int
@@ -181,7 +186,9 @@ class BeginLife:
 
 @dataclass(frozen=True, slots=True)
 class SendAway:
-    """Have the job's leader save it and end it; a later life of the job goes on, however late this is carried out."""
+    """Ask the job's leader to save the job and end it, so that a later life can resume, however late this is
+    carried out.
+    """
 
     job: str
     saved_life: int  # as in JobEntry
@@ -197,7 +204,9 @@ class ChangeBatch:
 
 @dataclass(frozen=True, slots=True)
 class LookOnce:
-    """Read what the job's leaders have left, now that no worker is there; answer with JobLooked, final."""
+    """Read the last status that the job's leaders have left, now that no worker is there; answer with JobLooked,
+    final.
+    """
 
     job: str
     life: int
@@ -208,9 +217,8 @@ Act = BeginLife | SendAway | ChangeBatch | LookOnce
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What came of a batch of inputs. `changed` and `told` are durable before anything of `acts` is done (I9).
-
-    An act may be done twice, by two schedulers one after the other: each is harmless then.
+    """The result of a batch of inputs. `changed` and `told` are durable before any of `acts` is carried out (I9). An
+    act may be carried out twice, by two schedulers one after the other: each is harmless then.
     """
 
     changed: dict[str, JobEntry] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""One life of a job, from its placement to the last of its processes, and what follows from how it ended.
+"""The life of a job, from its placement to the last of its processes, and how its end is judged.
 
-Owns: the turns of a job that has devices. Does not own: which devices (`seating`), causes, and budgets.
+Owns: the transitions of a job that has devices. Does not own: which devices (`seating`), causes, and retry budgets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def ready(state: QueueState, word: LifeReady, now: float) -> None:
     if job is None or job.life != word.life or job.ready or job.phase not in ACTIVE:
         return
     came_on = max(0, job.step - word.step)
-    if came_on and job.sent_away == job.life - 1:  # it was not saved in time: it is given twice as long
+    if came_on and job.sent_away == job.life - 1:  # the job was not saved in time: it is given twice as long
         job = msgspec.structs.replace(job, save_s=min(2 * state.save_s(job), state.rules.longest_save_s))
     job = wasted(job, came_on, state.seen_of(job).step_s) if came_on else job
     state.put(
@@ -47,7 +47,7 @@ def refused(state: QueueState, word: LifeRefused, now: float) -> None:
     cause = EndCause("checkpoint", Domain.DATA, word.again, "its next life cannot begin", word.reason)
     if word.again:
         cause = msgspec.structs.replace(cause, domain=Domain.INFRASTRUCTURE)
-    _failed(state, state.put(job, now, workers=()), cause, now)  # no agent has heard of them
+    _failed(state, state.put(job, now, workers=()), cause, now)  # no agent has received its workers
 
 
 def looked(state: QueueState, word: JobLooked, now: float) -> None:
@@ -69,7 +69,8 @@ def looked(state: QueueState, word: JobLooked, now: float) -> None:
 
 
 def _came_on(state: QueueState, job: JobEntry, step: int, now: float) -> JobEntry:
-    """Kept when it counts, and now and then: what is seen at each look need not be durable."""
+    """Record the progress of a job."""
+    # The step is made durable when the retry budget depends on it, and every few seconds: not at each look.
     rules = state.rules.retries
     last = job.strikes[-1] if job.strikes else None
     if last is not None and job.tries_left < rules.tries and step >= last.step + rules.progress:
@@ -86,7 +87,7 @@ def _trains(state: QueueState, job: JobEntry, now: float) -> None:
 
 
 def worker_seen(state: QueueState, job: JobEntry, worker: WorkerEntry, seen: WorkerSeen, now: float) -> None:
-    """It is gone, and its device is free."""
+    """Remove a worker that is gone; its device is free."""
     rest = tuple(one for one in job.workers if one.id != worker.id)
     assert seen.evidence is not None
     cause = classify(seen.evidence) if worker.wish is WorkerWish.RUN else None
@@ -110,9 +111,9 @@ def worker_seen(state: QueueState, job: JobEntry, worker: WorkerEntry, seen: Wor
 
 
 def _blame(state: QueueState, name: str, user: str, now: float) -> None:
-    """A node on which one worker after the other fails is left out for a while. What jobs of one user print shuts it to
-    that user alone: as long as no other has a job.
-    """
+    """Leave a node out for a while if workers fail on it one after the other."""
+    # Failures that the output of one user's jobs reports shut the node to that user alone: as long as no other has a
+    # job.
     node, rules = state.nodes.get(name), state.rules
     if node is None:
         return
@@ -127,7 +128,7 @@ def _blame(state: QueueState, name: str, user: str, now: float) -> None:
 
 
 def let_in(state: QueueState, now: float) -> None:
-    """Nodes that only one user's jobs speak against, once another user has a job."""
+    """Let nodes take workers again that only one user's jobs speak against, once another user has a job."""
     for name, node in state.nodes.items():
         if node.left_out_until > now and state.concerns_others(node.left_out_for):
             node.left_out_until, state.news = now, True
@@ -136,7 +137,8 @@ def let_in(state: QueueState, now: float) -> None:
 
 
 def _crashed(state: QueueState, job: JobEntry, cause: EndCause, number: int, now: float) -> None:
-    """While others of it live: they go on, and another comes in its place, while there are tries left."""
+    """Judge a worker's crash while other workers of the job live."""
+    # The others go on, and a new worker replaces the crashed one while there are tries left.
     if cause.follows:
         return
     trained = state.seen_of(job).look.size > 0
@@ -157,19 +159,19 @@ def cancel(state: QueueState, job: JobEntry, now: float, words: str = "it was ca
 
 
 def send_away(state: QueueState, job: JobEntry, reason: str, now: float) -> None:
-    """It is saved first, where it trains; where it does not yet, nothing is lost."""
+    """Preempt a job: it is saved first, if it trains; if it does not train yet, nothing is lost."""
     trains = job.phase in TRAINING
     job = state.put(job, now, save_s=state.save_s(job), sent_away=job.life)
     job = state.turn(job, Turn.SENT_AWAY, now, reason, preemptions=job.preemptions + 1)
     state.desired.pop(job.name, None)
     if not job.ready:
-        job = state.put(job, now, workers=())  # no agent has heard of them
+        job = state.put(job, now, workers=())  # no agent has received its workers
     elif not trains:
         state.wish(job, WorkerWish.DIE, now)
 
 
 def look_after(state: QueueState, job: JobEntry, now: float) -> None:
-    """What is due of a job that holds devices, or did a moment ago."""
+    """Do what is due of a job that holds devices, or did a moment ago."""
     _hurry(state, job, now)
     job = state.jobs[job.name]
     if job.over or job.waits:
@@ -185,7 +187,7 @@ def look_after(state: QueueState, job: JobEntry, now: float) -> None:
 
 
 def _hurry(state: QueueState, job: JobEntry, now: float) -> None:
-    """Who was told to go and has not gone in time is killed (I12)."""
+    """Kill workers that were told to leave and have not left in time (I12)."""
     rules = state.rules
     patience = rules.cancel_s if job.over else rules.leave_s
     late = {
@@ -214,7 +216,7 @@ def _settle(state: QueueState, job: JobEntry, now: float) -> None:
 
 
 def _ended(state: QueueState, job: JobEntry, now: float) -> None:
-    """No worker is left: how this life ended is known once its leaders' last word was read."""
+    """Judge the end of a life whose last worker is gone, once the last status of its leaders was read."""
     seen = state.seen_of(job)
     if not job.ready:
         if job.phase is JobPhase.PREEMPTING:
@@ -235,7 +237,7 @@ def _ended(state: QueueState, job: JobEntry, now: float) -> None:
 
 
 def _cause_of(job: JobEntry, look: JobLook) -> EndCause:
-    """What began it: the first worker that failed; else what its leader says."""
+    """Return the cause of a job's failure: the first worker that failed; else the reason that its leader gives."""
     if look.state == "failed" and look.failed_by == "divergence":
         return EndCause("diverged", Domain.WORKLOAD, retry=False, words="its workers differ", root=look.reason)
     if look.state == "failed" and look.failed_by == "refusal":

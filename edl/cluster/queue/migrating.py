@@ -1,9 +1,10 @@
-"""A migration of the queue, from its decision to its end, as the jobs' entries have it.
+"""A migration of the queue, from its decision to its end, kept in the jobs' entries.
 
-Where a job moves to is durable: a scheduler that takes over goes on with it, and a policy sees the job as it is to be,
-with as many workers as before.
+The target placement of a job is durable: a scheduler that takes over continues the migration, and a policy sees the job
+at its target, with as many workers as before.
 
-Owns: when a migration begins and ends. Does not own: which job moves (`migration`), nor who is seated (`seating`).
+Owns: when a migration begins and ends. Does not own: which job moves (`migration`), nor which worker gets which device
+(`seating`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edl.cluster.queue.state import QueueState
 
 
 def resume_or_end(state: QueueState, now: float) -> None:
-    """Before a decision: one that has come about is over, and so is one that cannot, or takes too long."""
+    """End migrations that are complete, have become impossible, or take too long. Runs before a decision."""
     for job in _moving(state):
         if placed(job) == job.moving and is_settled(state, job):
             _end(state, job, now, "migrated", f"it is on {in_words(job.moving)}")
@@ -30,7 +31,9 @@ def resume_or_end(state: QueueState, now: float) -> None:
 
 
 def heed_decision(state: QueueState, now: float) -> None:
-    """After one: a job that is to have another size does not move. Of the others, one may begin to."""
+    """End the migration of a job that is to change its size, and begin another if none is left. Runs after a
+    decision.
+    """
     for job in _moving(state):
         if state.desired.get(job.name) != job.moving:
             _end(state, job, now, "migration_failed", "it is to have another size")
@@ -82,7 +85,7 @@ def _waits(job: JobEntry, most: int) -> bool:
 
 
 def _is_quiet(state: QueueState, job: JobEntry) -> bool:
-    """It trains with all that it has, and has what it is to have."""
+    """Tell whether the job trains with all its workers, placed as decided."""
     return is_settled(state, job) and placed(job) == state.desired.get(job.name)
 
 
@@ -113,7 +116,7 @@ def _has_room(state: QueueState, job: JobEntry, now: float) -> bool:
 
 
 def _give_up(state: QueueState, job: JobEntry, now: float, why: str) -> None:
-    """With as many workers as before: the newest, which have come for it, go."""
+    """Give a migration up, with as many workers as before: the newest, which have come for it, leave."""
     beyond = len(job.staying) - sum(job.moving.values())
     newest = sorted(job.staying, key=lambda worker: -worker.number)[: max(0, beyond)]
     job = _end(state, job, now, "migration_failed", why)

@@ -1,14 +1,15 @@
-"""Which job moves to other nodes, and which workers come and go next.
+"""Choose the job that moves to other nodes, and the workers that come and go next.
 
 A job that grows takes devices where they are free, and stays there when better ones become free: on several nodes it
-passes its gradients through a network that it does not need. And a job on a node that fails its workers, or is being
-emptied, waits there for the next failure. A policy sees numbers of workers, not nodes; so this is decided beside it.
+sends its gradients through a network that it does not need. And a job on a node that fails its workers, or is being
+emptied, waits there for the next failure. A policy sees numbers of workers, not nodes; so migrations are decided apart
+from it.
 
-One job moves at a time, and by a step at a time, so that what a wrong move costs is bounded. To leave a node that is
-shut comes first. A job is packed onto fewer nodes only if it was left as it is for a while and no other waits; it then
-spans fewer nodes than before, so that no two moves undo each other. Newcomers come first where it may have more
-workers, else leavers go first where it keeps its fewest; a job that can do neither is saved and begins elsewhere, and
-only to leave a node that is left out.
+One job moves at a time, and by one step at a time, which bounds the cost of a wrong move. Leaving a closed node comes
+first. A job is packed onto fewer nodes only if it has not changed for a while and no other job waits; it then spans
+fewer nodes than before, so that no two moves undo each other. Newcomers come first if the job may have more workers,
+else leavers go first if it keeps its fewest; a job that can do neither is saved and begins elsewhere, and only to leave
+a node that is left out.
 
 Owns: these rules, as functions of values. Does not own: carrying them out (`migrating`, `seating`).
 """
@@ -27,17 +28,17 @@ FEWER_NODES = "it fits on fewer nodes"
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """What else there is. `room`: devices that no job has or is to have, on nodes that take workers."""
+    """The rest of the cluster. `room`: devices that no job has or is to have, on nodes that take workers."""
 
     room: Mapping[str, int]
     left_out: frozenset[str] = frozenset()
-    closed: frozenset[str] = frozenset()  # they are there, and take no workers
+    closed: frozenset[str] = frozenset()  # nodes whose agents are there, and which take no workers
     waits: bool = False  # a job waits for devices, or is about to
-    quotas: Mapping[str, int] = {}  # user -> devices that it may have beyond those that it has
+    quotas: Mapping[str, int] = {}  # user -> devices that the user may have beyond those held now
 
 
 class JobMove(msgspec.Struct, frozen=True):
-    """Of one job. `stops`: it cannot be moved while it trains."""
+    """The target of one job's migration. `stops`: the job cannot be moved while it trains."""
 
     job: JobEntry
     target: Placement
@@ -46,7 +47,7 @@ class JobMove(msgspec.Struct, frozen=True):
 
 
 def next_migration(jobs: Iterable[JobEntry], around: Surroundings, settled_s: float, now: float) -> JobMove | None:
-    """`jobs`: those that run with all that they are to have."""
+    """Return the migration to begin next. `jobs`: those that run with all the workers that they are to have."""
     jobs = tuple(jobs)
     for job in jobs:
         if (found := _away(job, around)) is not None:
@@ -62,7 +63,7 @@ def next_migration(jobs: Iterable[JobEntry], around: Surroundings, settled_s: fl
 
 
 def _away(job: JobEntry, around: Surroundings) -> JobMove | None:
-    """From the nodes that are shut, as many workers as there is room for elsewhere."""
+    """Move the job off the closed nodes, as far as there is room elsewhere."""
     before = placed(job)
     shut = sorted(node for node in before if node in around.left_out or node in around.closed)
     room = {node: devices for node, devices in around.room.items() if devices > 0}
@@ -89,7 +90,9 @@ def _away(job: JobEntry, around: Surroundings) -> JobMove | None:
 
 
 def packed(before: Placement, room: Mapping[str, int]) -> Placement | None:
-    """On the fewest nodes, with as many workers as can be where they are; None where that is no fewer than now."""
+    """Return the placement on the fewest nodes that moves the fewest workers; None if it uses no fewer nodes than
+    now.
+    """
     workers = sum(before.values())
     holds = {node: before.get(node, 0) + max(0, room.get(node, 0)) for node in {*before, *room}}
     most = sorted(holds, key=lambda node: (-holds[node], -before.get(node, 0), node))
@@ -118,7 +121,7 @@ def _is_mobile(job: JobEntry, around: Surroundings) -> bool:
 
 
 def may_come(job: JobEntry, quotas: Mapping[str, int]) -> int:
-    """Workers beyond those that it has, for a moment."""
+    """Return how many workers the job may have for a moment beyond its present ones."""
     return max(0, min(job.vacancies, quotas.get(job.asked.user, job.vacancies)))
 
 
@@ -127,14 +130,14 @@ def may_go(job: JobEntry) -> int:
 
 
 class MoveStep(msgspec.Struct, frozen=True):
-    """Workers that come, or that go, by node."""
+    """The workers that come, or that leave, by node."""
 
     come: Placement = {}
     go: Placement = {}
 
 
 def next_step(job: JobEntry, quotas: Mapping[str, int]) -> MoveStep:
-    """Of a job that moves, and trains with all its workers."""
+    """Return the next step of a job that migrates, and trains with all its workers."""
     has, target = placed(job), job.moving
     surplus = {node: count - target.get(node, 0) for node, count in has.items() if count > target.get(node, 0)}
     missing = {node: count - has.get(node, 0) for node, count in target.items() if count > has.get(node, 0)}

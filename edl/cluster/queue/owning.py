@@ -1,6 +1,6 @@
-"""Who acts on a queue: one cluster, and for each of its nodes one agent. Pure.
+"""Decide who acts on a queue: one cluster, and for each of its nodes one agent. Pure.
 
-Owns: these rules. Does not own: what is written where (`edl.scheduler.queue_store`).
+Owns: these rules. Does not own: where the owner is stored (`edl.scheduler.queue_store`).
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import msgspec
 
 
 class QueueOwner(msgspec.Struct, frozen=True):
-    """The cluster that a queue belongs to: agents and schedulers of two would each act on it."""
+    """The cluster that a queue belongs to: agents and schedulers of two clusters would each act on it."""
 
     identity: str
-    home: str  # its EDL_HOME, for people
+    home: str  # its EDL_HOME, for people to read
     host: str
 
 
 class AgentHere(msgspec.Struct, frozen=True):
-    """An agent that lives, as far as its session tells. Its pid means it in that space of pids only."""
+    """An agent whose session is alive. Its pid is valid in its own pid namespace only."""
 
     host: str
     pid: int

@@ -1,11 +1,11 @@
-"""A job's life in the queue: its phases, and what leads from one to the next. One table; whatever it lacks is a fault.
+"""The phases of a job in the queue, and the transitions between them. One table; a transition that it lacks is a fault.
 
     submitted ─► QUEUED ──► STARTING ──► RUNNING ◄──► SCALING ──► FINISHED
                   ▲  └────► RESUMING ──►    │            │         FAILED
                   │            ▲            ▼            ▼         CANCELLED
                   └─ again ─   └── PREEMPTED ◄──── PREEMPTING
 
-Owns: the table. Does not own: why something failed (`causes`), nor when a turn is taken (`scheduler`).
+Owns: the table. Does not own: why a job failed (`causes`), nor when a transition is made (`scheduler`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edl.errors import InvalidTransition
 
 
 class JobPhase(StrEnum):
-    """Where a job of the cluster is in its life."""
+    """The phase of a job of the cluster."""
 
     QUEUED = "queued"  # it waits for devices
     STARTING = "starting"  # it has devices, and has not begun to train
@@ -32,7 +32,7 @@ class JobPhase(StrEnum):
 
 
 class Turn(StrEnum):
-    """What happens to a job."""
+    """The events that lead from one phase to the next."""
 
     PLACED = "devices are its own"
     PLACED_AGAIN = "devices are its own once more"

@@ -1,7 +1,7 @@
-"""How many devices a user may have at once.
+"""Bound how many devices a user has at once.
 
-Owns: the rule. A policy does not see a job that its user has no room for, and sees the others with what room is left
-to them: so no policy need know of quotas.
+Owns: the rule. A policy does not see a job that its user has no room for, and sees the other jobs with the room that is
+left to them: so no policy need know of quotas.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from edl.cluster.views import JobView
 def within_quotas(
     jobs: Iterable[JobView], quotas: Mapping[str, int], held: Mapping[str, int] = MappingProxyType({})
 ) -> tuple[JobView, ...]:
-    """Sort jobs into their order. Who runs comes first, then higher priorities, then who came first. `held`: devices
-    of a user's workers that are to go, and of jobs that are over, saved or sent away.
+    """Return the jobs that fit into their users' quotas, with their sizes bounded. Running jobs come first, then higher
+    priorities, then the first that came. `held`: devices of a user's workers that are to leave, and of jobs that are
+    over, saved or preempted.
     """
     jobs = tuple(jobs)
     if not quotas:
@@ -32,7 +33,7 @@ def within_quotas(
             room[job.user] -= job.smallest
             let_in[job.name] = job
     for name, job in let_in.items():
-        if job.user in room:  # the first ones have what is left beyond the fewest of all
+        if job.user in room:  # the first jobs get the room left beyond the smallest sizes of all
             largest = min(job.largest, job.smallest + room[job.user])
             room[job.user] -= largest - job.smallest
             request = max(job.smallest, min(job.request, largest))

@@ -1,4 +1,4 @@
-"""Whether a job that has failed is tried again: a budget that progress refills, and no third time for the same fault.
+"""Decide whether a failed job is tried again: progress refills a budget, and the same fault is not tried a third time.
 
 Owns: the rule. Does not own: what a failure is (`causes`).
 """
@@ -13,30 +13,30 @@ import msgspec
 from edl.cluster.queue.causes import Domain, EndCause
 from edl.cluster.queue.entries import FailureKept, JobEntry
 
-KEPT: Final = 10  # strikes
+KEPT: Final = 10  # strikes kept of one job
 HOPELESS: Final = "another try would end alike"
 
 
 class RetryRules(msgspec.Struct, frozen=True):
-    """For all jobs of a cluster."""
+    """Retry rules for all jobs of a cluster."""
 
     tries: int = 3  # failures without progress in between
-    spare: int = 10  # of these, those that the machines are to blame for
+    spare: int = 10  # the same for failures that the machines are to blame for
     progress: int = 10  # steps after which the budget is full again
-    rest_s: float = 1.0  # after the first failure; twice as long after each further one
+    rest_s: float = 1.0  # rest after the first failure; twice as long after each further one
     longest_rest_s: float = 60.0
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """What follows from a failure."""
+    """The verdict about a failure."""
 
     again: bool
     words: str
-    job: JobEntry  # with the strike
+    job: JobEntry  # the entry with the strike added
 
 
 def judge(job: JobEntry, cause: EndCause, number: int, now: float, rules: RetryRules) -> Judged:
-    """After a failure of worker `number` at the job's newest step."""
+    """Judge a failure of worker `number` at the job's newest step."""
     step, last = job.step, job.strikes[-1] if job.strikes else None
     said = f"{cause.words}: {cause.root}" if cause.root else cause.words
     if last is not None and (last.life, last.step) == (job.life, step) and number <= last.made:

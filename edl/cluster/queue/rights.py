@@ -1,8 +1,8 @@
-"""Who may do what by a token. Pure.
+"""Decide what the holder of a token may do. Pure.
 
-The owner of the cluster may do everything. A user's token submits in that user's name, and opens that user's jobs;
-of others it shows that they are there, and what they hold. That is a rule of the interface: jobs run as the owner of
-the cluster, so who may submit is trusted as that owner is (docs/security.md).
+The owner of the cluster may do everything. A user's token submits in that user's name, and opens that user's jobs; of
+other users' jobs it shows that they exist and which devices they hold. This is a rule of the interface: jobs run as the
+owner of the cluster, so a user who may submit is trusted as that owner is (docs/security.md).
 
 Owns: these rules, and whose a token is. Does not own: where tokens are kept (`edl.scheduler.tokens`).
 """
@@ -21,7 +21,7 @@ LONGEST_TOKEN = 256
 
 
 class TokenHolder(msgspec.Struct, frozen=True):
-    """Whose token came with a request. `user` empty: the owner of the cluster."""
+    """The holder of the token that came with a request. `user` empty: the owner of the cluster."""
 
     user: str = ""
 
@@ -30,7 +30,7 @@ class TokenHolder(msgspec.Struct, frozen=True):
         return not self.user
 
     def may_open(self, user: str) -> bool:
-        """Jobs of that user: what they are, what they print, and that they end."""
+        """Tell whether the holder may see what that user's jobs are and print, and end them."""
         return self.owner or self.user == user
 
     def sees(self, job: JobShown) -> JobShown:
@@ -38,12 +38,13 @@ class TokenHolder(msgspec.Struct, frozen=True):
 
 
 def digest(token: str) -> str:
-    """What is kept of a token."""
+    """Return the form in which a token is stored."""
     return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
 def caller_of(header: str, owner: str, users: Mapping[str, str]) -> TokenHolder | None:
-    """`header`: of Authorization. `owner`, `users`: digests. Each is compared, and each in constant time."""
+    """Return the holder of the token in `header`, an Authorization header. `owner`, `users`: digests."""
+    # Each digest is compared, and each in constant time.
     kind, _, token = header.partition(" ")
     token = token.strip()
     if kind.lower() != "bearer" or not token or len(token) > LONGEST_TOKEN:

@@ -1,9 +1,10 @@
-"""How much a cluster's queue holds: of each job, of each user, and of all users together. Pure.
+"""Bounds of a cluster's queue: of each job, of each user, and of all users together. Pure.
 
-What waits in the coordinator lies in its memory: the heap of edl's own (`edl.coordination.server_process`) has room
-for it. The variables of the jobs' owners lie in files, and take none of it.
+Waiting jobs lie in the coordinator's memory: the heap of edl's own coordinator (`edl.coordination.server_process`) has
+room for them. The variables of the jobs' owners lie in files, and take none of it.
 
-Owns: these bounds, and what is said to who would go beyond. Does not own: where anything lies (`edl.scheduler`).
+Owns: these bounds, and the message to a user who would exceed them. Does not own: where anything is stored
+(`edl.scheduler`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Final, NamedTuple
 
 from edl.errors import UsageError
 
-ENTRY_BYTES: Final = 64_000  # of a job as it was submitted: most of it is its command
-ENVIRON_BYTES: Final = 400_000  # of its owner's variables
-PATH_BYTES: Final = 1024  # of its folder and of where its checkpoints lie, as the coordinator keeps them
-WORKERS: Final = 2000  # of a job: its entry names those that it has
+ENTRY_BYTES: Final = 64_000  # bound of a job as it was submitted: most of it is its command
+ENVIRON_BYTES: Final = 400_000  # bound of its owner's environment variables
+PATH_BYTES: Final = 1024  # bound of the paths of its folder and of its checkpoints, as the coordinator keeps them
+WORKERS: Final = 2000  # most workers of a job: its entry names those that it has
 USERS: Final = 2  # so many users at their bounds fill the queue
 
 

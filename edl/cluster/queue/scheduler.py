@@ -1,8 +1,8 @@
-"""The scheduler of a cluster, as a machine: what it hears, and what is to be made durable and done.
+"""The scheduler of a cluster, as a machine: its inputs, and the changes and acts that follow from them.
 
-`handle` takes all inputs that have come since the last time. It looks after each job that holds devices, has the policy
+`handle` takes all inputs that have come since the last call. It advances each job that holds devices, has the policy
 decide if something has changed, and gives devices out. A scheduler that dies is followed by another, which begins with
-the entries that were made durable and hears the rest again (I9).
+the durable entries and receives the rest again (I9).
 
 Owns: the order of these. Does not own: the rules (`lives`, `seating`), nor carrying anything out (`edl.scheduler`).
 """
@@ -40,7 +40,7 @@ from edl.cluster.queue.state import QueueState, SeenNode
 
 
 class SchedulerMachine:
-    """One reign's."""
+    """The machine of one reign, from the election of a scheduler to its end."""
 
     def __init__(
         self, policy: ClusterPolicy, speeds: LiveSpeeds, rules: ClusterRules, jobs: Iterable[JobEntry]
@@ -61,20 +61,20 @@ class SchedulerMachine:
 
     @property
     def now(self) -> float:
-        """The time by which it has decided last."""
+        """The time of the last decision."""
         return self._time.now
 
     def left_out(self, now: float) -> tuple[str, ...]:
-        """Nodes on which no worker is started just now, as they have failed theirs."""
+        """Return the nodes on which no worker is started now, because workers have failed there."""
         return self._state.left_out(now)
 
     @property
     def empty(self) -> bool:
-        """No job holds a device."""
+        """Tell whether no job holds a device."""
         return not any(self._state.jobs[name].workers for name in self._state.live)
 
     def handle(self, inputs: Sequence[QueueInput], wall: float, counted: float | None = None) -> Resolved:
-        """`wall`: the wall clock, `counted`: a clock that only counts. When to look again is by the wall clock."""
+        """Handle inputs. `wall` is the wall clock, `counted` a monotonic clock. `look_again` is by the wall clock."""
         state = self._state
         now = self._time.advance(wall, counted, math.inf if self.empty else state.rules.unseen_s)
         if state.began == -math.inf:
@@ -97,19 +97,20 @@ class SchedulerMachine:
         return Resolved(dict(state.changed), tuple(state.told), tuple(state.acts), again)
 
     def _look_after(self, now: float) -> None:
-        """Of those that only wait there may be very many."""
+        """Advance the jobs that hold devices."""
+        # Jobs that only wait are skipped: there may be very many.
         state = self._state
         for name in sorted(name for name in state.live if _holds(state.jobs[name])):
             lives.look_after(state, state.jobs[name], now)
 
     def forget(self, name: str) -> None:
-        """A job that is over, and is kept no more."""
+        """Forget a job that is over."""
         assert name not in self._state.live
         del self._state.jobs[name]
         self._state.desired.pop(name, None)
 
     def validate(self) -> None:
-        """I17, and that terminal states are kept: cheap, for tests and simulations."""
+        """Check I17, and that terminal states stay: cheap, for tests and simulations."""
         held: dict[tuple[str, int], str] = {}
         for job in self._state.jobs.values():
             ids = [worker.id for worker in job.workers]
@@ -227,7 +228,7 @@ class SchedulerMachine:
         return self._state.news or due or now - self._decided >= rules.look_s
 
     def _next(self, now: float) -> float | None:
-        """When something is due, though nothing happens by then."""
+        """Return when something is due, even if nothing happens by then."""
         state, rules = self._state, self._state.rules
         times = [self._decided + rules.look_s] if state.live else []
         if state.news:
@@ -256,10 +257,10 @@ class SchedulerMachine:
 
 
 def _holds(job: JobEntry) -> bool:
-    """It has devices, or a life to be looked after."""
+    """Tell whether the job has devices, or a life that has not ended."""
     return bool(job.workers) or not job.waits
 
 
 def _growing(job: JobEntry) -> bool:
-    """Some leave, and others have come in their place already."""
+    """Tell whether some workers leave and others have already come in their place."""
     return len(job.staying) <= job.asked.max_np

@@ -1,11 +1,11 @@
-"""Devices for jobs: a policy's decision, and how it comes about worker by worker.
+"""Carry out a policy's decision, device by device and worker by worker.
 
 A job begins with all of its fewest workers or with none. It grows onto devices that are free, shrinks by workers that
-leave while it trains, and goes only after it was saved. No device is given twice: one that was taken from a job is
+leave while it trains, and is preempted only after it was saved. No device is given twice: a device taken from a job is
 given on once the process there is gone (I17).
 
-Owns: asking the policy, and the steps from what is to what was decided. Does not own: the policy, which job moves to
-other nodes (`migration`), nor what becomes of a job that has devices (`lives`).
+Owns: asking the policy, and the steps from the present placement to the decided one. Does not own: the policy, which
+job moves to other nodes (`migration`), nor the life of a job that has devices (`lives`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from edl.cluster.queue.state import QueueState
 from edl.cluster.queue.yielding import yielded
 from edl.cluster.views import ClusterView, JobView, Node, Placement
 
-BATCH_AGAIN_S = 30.0  # until a batch that a job does not show is asked for again
+BATCH_AGAIN_S = 30.0  # a batch that a job does not show is asked for again after this time
 MOST_NAMED = 3
 NONE_LEFT = "the cluster has no devices left for it"
 
 
 def outlook(state: QueueState, speeds: LiveSpeeds, now: float) -> ClusterView:
-    """What there is to decide about: jobs that wait or run, and devices that no other job holds."""
+    """Return the policy's view: jobs that wait or run, and devices that no other job holds."""
     most = sum(len(node.devices) for node in state.nodes.values())
     jobs = [job for name in state.live if not (job := state.jobs[name]).over]
     jobs.sort(key=lambda job: (job.asked.submitted, job.name))
@@ -45,7 +45,7 @@ def outlook(state: QueueState, speeds: LiveSpeeds, now: float) -> ClusterView:
 
 
 def _going(state: QueueState, decided: Collection[str]) -> Counter[str]:
-    """Count devices by user, beyond those that a policy decides about."""
+    """Count the devices of each user beyond those that a policy decides about."""
     going: Counter[str] = Counter()
     for job in (state.jobs[name] for name in state.live):
         going[job.asked.user] += len(job.workers) - (len(job.staying) if job.name in decided else 0)
@@ -66,13 +66,12 @@ def _is_open(state: QueueState, job: JobEntry, most: int, now: float) -> bool:
 
 
 def _room(state: QueueState, views: Iterable[JobView], now: float) -> Iterable[Node]:
-    """A node that is away, or left out, has room for those that are there already, and are to stay there.
-
-    What a job that was sent away holds until it is saved was given on when that was decided: if it did not count, the
-    next decision would send another away for the same need.
-    """
+    """Yield the nodes with the devices that a policy may give out."""
+    # A node that is away, or left out, has room for the workers there that are to stay. The devices of a preempted job
+    # were given on when that was decided, though it holds them until it is saved: if they did not count, the next
+    # decision would preempt another job for the same need.
     views = tuple(views)
-    shown = {job.name for job in views}  # of these, who leaves does so by itself: the device can be counted on
+    shown = {job.name for job in views}  # jobs whose leavers go by themselves: their devices can be counted on
     going = {name for name in state.live if state.jobs[name].phase is JobPhase.PREEMPTING}
     stays: Counter[str] = Counter()
     for job in views:
@@ -91,7 +90,7 @@ FreeDevices = dict[str, list[int]]  # by node
 
 
 def decide(state: QueueState, policy: ClusterPolicy, speeds: LiveSpeeds, now: float) -> float | None:
-    """What each job is to have from now on; when to look again."""
+    """Ask the policy what each job is to have from now on; return when to look again."""
     migrating.resume_or_end(state, now)
     shown = outlook(state, speeds, now)
     decision, said = _decision(policy, shown, now)
@@ -114,7 +113,7 @@ def decide(state: QueueState, policy: ClusterPolicy, speeds: LiveSpeeds, now: fl
 
 
 def _for_whom(shown: ClusterView, allotments: Mapping[str, Allotment]) -> str:
-    """Why a job has no device any more, in words for its owner."""
+    """Explain to its owner why a job has no device any more."""
     gains = [job for job in shown.jobs if job.name in allotments and allotments[job.name].workers > job.workers]
     first = sorted(gains, key=lambda job: (-job.priority, job.submitted))
     if not first:
@@ -125,7 +124,8 @@ def _for_whom(shown: ClusterView, allotments: Mapping[str, Allotment]) -> str:
 
 
 def _decision(policy: ClusterPolicy, shown: ClusterView, now: float) -> tuple[ClusterDecision, str]:
-    """A policy may be of a user's own, and a queue does not die of it."""
+    """Ask the policy. Return its decision and "", or an empty decision and what was wrong."""
+    # A policy may be a user's own code, and must not crash the queue.
     try:
         decision = policy.decide(shown, now)
     except Exception as error:  # noqa: BLE001 - it is told, and the cluster stays as it is
@@ -137,7 +137,7 @@ def _decision(policy: ClusterPolicy, shown: ClusterView, now: float) -> tuple[Cl
 
 
 def _clipped(shown: ClusterView, allotments: dict[str, Allotment]) -> dict[str, Allotment]:
-    """Within what each job may have: a quota is not every policy's business."""
+    """Bound the allotments by each job's limits: not every policy knows quotas."""
     views = {job.name: job for job in shown.jobs}
     return {
         name: Allotment(min(one.workers, views[name].largest), one.batch, one.reason)
@@ -155,7 +155,7 @@ def _note(state: QueueState, name: str, notes: dict[str, float], now: float) -> 
 def _tell(
     state: QueueState, shown: JobView, allotted: Allotment | None, before: int, now: float, for_others: str
 ) -> None:
-    """Once for each decision that is another than the one before."""
+    """Record a decision about a job once, when it differs from the one before."""
     workers = 0 if allotted is None else allotted.workers
     if workers not in {shown.workers, before}:
         words = (
@@ -182,7 +182,7 @@ def _batch(state: QueueState, job: JobEntry, allotted: Allotment, now: float) ->
         why = allotted.reason or f"the policy's choice for {allotted.workers} workers"
         state.tell(now, "batch", job.name, f"{batch} samples a step: {why}", batch=batch)
     elif seen.look.batch in {0, batch} or now - seen.batch_at < BATCH_AGAIN_S:
-        return  # else the word was lost: with a scheduler, with a leader, or with the life that it was said to
+        return  # else the request was lost: with a scheduler, with a leader, or with the life that received it
     seen.batch_at = now
     state.acts.append(ChangeBatch(job.name, batch))
 
@@ -191,7 +191,7 @@ def _batch(state: QueueState, job: JobEntry, allotted: Allotment, now: float) ->
 
 
 def seat(state: QueueState, now: float) -> None:
-    """As far as devices are free by now."""
+    """Give devices to jobs, as far as they are free by now."""
     free = _free(state, now)
     for name in sorted(
         state.desired, key=lambda name: (-state.jobs[name].asked.priority, state.jobs[name].since_phase)
@@ -204,7 +204,9 @@ def seat(state: QueueState, now: float) -> None:
 
 
 def _begin(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevices, now: float) -> None:
-    """All of the fewest at once, or none (gang); those beyond them come when their devices are free."""
+    """Begin a job with all of its fewest workers at once, or none (gang); further ones come when their devices are
+    free.
+    """
     seats = _seats(free, wanted)[: _quota_left(state, job)]
     if len(seats) < job.asked.min_np or job.rests_until > now:
         return
@@ -236,19 +238,19 @@ def _worker(job: JobEntry, at: int, seat: tuple[str, int], life: int, now: float
 
 
 def _free(state: QueueState, now: float) -> FreeDevices:
-    """Of nodes that take workers."""
+    """Return the free devices of nodes that take workers."""
     holders = [job for name in state.live if (job := state.jobs[name]).workers]
     there = {name: node for name, node in state.nodes.items() if node.takes(now)}
     return {name: free_devices(node.devices, name, holders) for name, node in there.items()}
 
 
 def _seats(free: FreeDevices, wanted: Placement) -> list[tuple[str, int]]:
-    """Node and device, of those that are free."""
+    """Return the free devices for a placement, as node and device."""
     return [(node, device) for node, count in wanted.items() if count > 0 for device in free.get(node, [])[:count]]
 
 
 def _quota_left(state: QueueState, job: JobEntry) -> int:
-    """Count the devices that its user may have more, whatever of those that the user has is about to be given back."""
+    """Count the devices that the job's user may have more. Devices that the user is about to give back still count."""
     user = job.asked.user
     if user not in state.rules.quotas:
         return job.asked.max_np
@@ -277,7 +279,8 @@ def _change(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevic
 
 
 def _move(state: QueueState, job: JobEntry, free: FreeDevices, now: float) -> None:
-    """A step further, once all that came before trains: who leaves a job is not missed, and no newcomer is refused."""
+    """Make the next step of a migration."""
+    # A step waits until all earlier workers train: then no leaver is missed, and no newcomer is refused.
     if not migrating.is_settled(state, job):
         return
     step = next_step(job, migrating.surroundings(state, now).quotas)
@@ -288,7 +291,8 @@ def _move(state: QueueState, job: JobEntry, free: FreeDevices, now: float) -> No
 
 
 def _shrink(state: QueueState, job: JobEntry, surplus: Placement, now: float) -> bool:
-    """The newest of each node leave. One that does not train yet just goes; who has the model is among the oldest."""
+    """Tell the newest workers of each node to leave."""
+    # One that does not train yet just ends; the oldest have the model.
     leavers: set[str] = set()
     for node, count in surplus.items():
         there = [worker for worker in job.staying if worker.node == node]
@@ -301,7 +305,7 @@ def _shrink(state: QueueState, job: JobEntry, surplus: Placement, now: float) ->
 
 
 def _grow(state: QueueState, job: JobEntry, missing: Placement, free: FreeDevices, now: float) -> None:
-    """Also in the place of workers that have failed, while there are tries left. A job that ends takes no more."""
+    """Add workers, also in the place of failed ones while there are tries left. A job that ends takes no more."""
     if state.is_ending(job):
         return
     if job.strikes and not job.tries_left:

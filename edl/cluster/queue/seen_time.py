@@ -1,7 +1,7 @@
-"""The time by which a queue is decided: seconds since 1970, which neither jump nor go back.
+"""The time that the queue decides by: seconds since 1970, which neither jump nor go back.
 
-The wall clock may be set at any moment, and a process may be paused. Neither makes a deadline pass: time goes on by a
-clock that only counts, by no more than a while between two looks, and comes near to the wall clock slowly.
+The wall clock may be set at any moment, and a process may be paused. Neither makes a deadline pass: time advances by a
+monotonic clock, by at most a bound between two looks, and approaches the wall clock slowly.
 
 Owns: this time, as pure code. Does not own: reading any clock.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-RATE: Final = 0.1  # by which it is faster or slower than the clock that counts, until it is the wall clock's
+RATE: Final = 0.1  # by which it is faster or slower than the monotonic clock, until it equals the wall clock
 
 
 class SeenTime:
@@ -22,8 +22,8 @@ class SeenTime:
         self._wall = self._counted = math.nan  # as they were read last
 
     def advance(self, wall: float, counted: float | None = None, longest_s: float = math.inf) -> float:
-        """Return the time now. `counted`: by a clock that only counts; where there is none, the wall clock stands for
-        it. `longest_s`: no more than that has been seen since the last call.
+        """Return the time now. `counted`: a monotonic clock; None: the wall clock is used instead. `longest_s`: upper
+        bound of the time that passes between two calls.
         """
         counted = wall if counted is None else counted
         if math.isnan(self._wall):

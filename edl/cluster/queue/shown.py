@@ -1,6 +1,7 @@
-"""A job of a queue as it is shown: by `edl queue --json`, by the HTTP interface, on the cluster's page. Pure.
+"""A queue's job as users see it: by `edl queue --json`, by the HTTP interface, on the cluster's page. Pure.
 
-Owns: which of an entry is told, and what of it to people whose job it is not. Does not own: its looks.
+Owns: which parts of an entry are shown, and which of them to people whose job it is not. Does not own: the
+presentation.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class ShownWorker(msgspec.Struct, frozen=True):
 
 
 class JobShown(msgspec.Struct, frozen=True):
-    """`edl describe --json`. Times are seconds since 1970."""
+    """The content of `edl describe --json`. Times are seconds since 1970."""
 
     name: str
     state: str
@@ -57,8 +58,8 @@ class JobShown(msgspec.Struct, frozen=True):
     workers: tuple[ShownWorker, ...]
     used_s: dict[str, float]
     events: tuple[QueueEvent, ...]
-    wanted: int = 0  # workers that were asked for since; 0: as it was submitted
-    held: tuple[DeviceHeld, ...] = ()  # devices that were its own, the newest
+    wanted: int = 0  # workers that its owner has asked for since; 0: as it was submitted
+    held: tuple[DeviceHeld, ...] = ()  # devices that the job held before, the newest
 
     @property
     def over(self) -> bool:
@@ -66,7 +67,7 @@ class JobShown(msgspec.Struct, frozen=True):
 
 
 class JobList(msgspec.Struct, frozen=True):
-    """`edl queue --json`."""
+    """The content of `edl queue --json`."""
 
     jobs: tuple[JobShown, ...]
 
@@ -121,12 +122,12 @@ def left_out_by(story: Iterable[QueueEvent]) -> dict[str, tuple[float, str]]:
 
 
 def outlined(job: JobShown) -> JobShown:
-    """For whom it is not: that it is there, and what it holds; nothing of what it is."""
+    """Reduce a job for users whose job it is not: its existence and its devices, but not what it runs."""
     return msgspec.structs.replace(
         job, reason="", cause=None, command=(), folder="", checkpoint="", events=(), used_s={}
     )
 
 
 def brief(job: JobShown) -> JobShown:
-    """In a list: without what it went through."""
+    """Reduce a job for a list: without its history."""
     return msgspec.structs.replace(job, events=(), held=())

@@ -1,7 +1,7 @@
-"""What a policy is shown of a queue of live jobs, and what each job is doing with the devices that it holds.
+"""A policy's view of a queue's live jobs, and the use that each job makes of the devices that it holds.
 
-Owns: the view made of an entry, and the counting of device-seconds. Does not own: speeds
-(`edl.cluster.analyzer`), nor what is decided.
+Owns: the view made of an entry, and the counting of device-seconds. Does not own: speeds (`edl.cluster.analyzer`), nor
+the decisions.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from edl.cluster.views import JobView, Placement, Speed
 TRAINED: Final = "training"
 LOST: Final = "lost"
 BADPUT: Final = ("starting", "resuming", "preempting", "leaving", "ending", LOST)
-CHANGE_S: Final = 0.5  # what a change of a live job costs it, as measured: docs/benchmarks.md
+CHANGE_S: Final = 0.5  # seconds that a change of a live job costs it, as measured: docs/benchmarks.md
 
 
 def counted(job: JobEntry, now: float) -> JobEntry:
-    """With the time since the last count."""
+    """Return the entry with the time since the last count added."""
     passed = max(0.0, now - job.since)
     used = dict(job.used)
     for worker in job.workers:
@@ -40,7 +40,7 @@ def counted(job: JobEntry, now: float) -> JobEntry:
 
 
 def wasted(job: JobEntry, steps: int, step_s: float) -> JobEntry:
-    """So many steps are to be made again: the devices' time that went into them was lost after all."""
+    """Count the devices' time of `steps` steps as lost: these are to be made again."""
     lost = min(job.used.get(TRAINED, 0.0), steps * step_s * max(1, job.started_with))
     if lost <= 0:
         return job
@@ -49,7 +49,7 @@ def wasted(job: JobEntry, steps: int, step_s: float) -> JobEntry:
 
 
 def view(job: JobEntry, speed: Speed, most: int, left: float | None = None) -> JobView:
-    """Of a job that is not over. `most`: devices that the cluster has."""
+    """Return the policy's view of a job that is not over. `most`: devices that the cluster has."""
     asked = job.asked
     placement = (job.moving or placed(job)) if job.workers else {}
     np, max_np = (job.wanted, job.wanted) if job.wanted else (asked.np, asked.max_np)
@@ -82,12 +82,12 @@ def view(job: JobEntry, speed: Speed, most: int, left: float | None = None) -> J
 
 
 def placed(job: JobEntry) -> Placement:
-    """Of the workers that are to stay."""
+    """Return the placement of the workers that are to stay."""
     return dict(Counter(worker.node for worker in job.staying))
 
 
 def free_devices(devices: Iterable[int], node: str, jobs: Iterable[JobEntry]) -> list[int]:
-    """On which no worker of any job is, whatever that was told (I17)."""
+    """Return the devices that no worker of any job holds, whatever its orders are (I17)."""
     held = {worker.device for job in jobs for worker in job.workers if worker.node == node}
     return [device for device in devices if device not in held]
 

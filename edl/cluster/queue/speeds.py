@@ -1,6 +1,7 @@
-"""What is known of live jobs' speeds: what their leaders measure, made into a model by the analyzer.
+"""The speeds of live jobs: the figures that their leaders measure, fitted to a model by the analyzer.
 
-Owns: telling the analyzer. Does not own: its models. Nothing is kept: a new scheduler hears the jobs again.
+Owns: passing reports to the analyzer. Does not own: its models. Nothing is stored: a new scheduler hears the jobs
+again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LiveSpeeds(Protocol):
-    """Of all jobs of a queue."""
+    """The speeds of all jobs of a queue."""
 
     def hear(self, job: JobEntry, look: JobLook) -> None: ...
 
@@ -28,20 +29,20 @@ class LiveSpeeds(Protocol):
 
 
 class UnknownSpeeds:
-    """For policies that do not ask."""
+    """Speeds for policies that do not use any."""
 
     def hear(self, job: JobEntry, look: JobLook) -> None:
-        """It is of no use."""
+        """Ignore the report."""
 
     def forget(self, job: str) -> None:
-        """There is nothing."""
+        """Do nothing: no job is remembered."""
 
     def speed(self, job: JobEntry) -> Speed:
         return Guess(job.batch)
 
 
 class FittedSpeeds:
-    """What the analyzer makes of what jobs report."""
+    """The speeds that the analyzer fits to jobs' reports."""
 
     def __init__(self, analyzer: Analyzer) -> None:
         self._analyzer = analyzer
@@ -58,9 +59,9 @@ class FittedSpeeds:
         self._analyzer.observe(job.name, look.size, nodes, samples, look.step_s, grad_sqr=sqr, grad_var=var)
 
     def _noise(self, job: str, look: JobLook) -> tuple[float | None, float | None]:
-        """A job tells the variance of one sample's gradient; the analyzer wants that of the job's own batch. Both are
-        estimates, which may come out below 0 where there is next to none.
-        """
+        """Return the squared gradient and its variance at the job's own batch."""
+        # A job reports the variance of one sample's gradient; the analyzer wants that of the job's own batch. Both are
+        # estimates, which may come out below 0 where there is next to none.
         if look.grad_sqr is None or look.grad_var is None:
             return None, None
         return max(look.grad_sqr, 0.0), max(look.grad_var, 0.0) / self._known[job]

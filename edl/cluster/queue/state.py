@@ -1,6 +1,6 @@
-"""What the parts of the scheduler's machine change together: the jobs as decided, and what was seen since it began.
+"""The state shared by the parts of the scheduler's machine: the jobs as decided, and the observations since it began.
 
-Owns: that each change is counted, goes by the table, and is made durable. Does not own: any rule.
+Owns: that each change is counted, follows the table, and is made durable. Does not own: any rule.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SAVE_TIMES = 3
 
 @dataclass
 class SeenNode:
-    """A node whose agent was heard of since this scheduler began."""
+    """A node whose agent has reported since this scheduler began."""
 
     devices: tuple[int, ...]
     there: bool = True
@@ -33,32 +33,32 @@ class SeenNode:
         default_factory=list
     )  # when, and whose job's; empty: the agent has seen it
     left_out_until: float = 0.0
-    left_out_for: str = ""  # the one user whose jobs have failed there
-    closed_since: float = math.inf  # it has nothing to give
+    left_out_for: str = ""  # the only user whose jobs have failed there
+    closed_since: float = math.inf  # since when the node has had no devices to give
 
     def takes(self, now: float) -> bool:
-        """New workers."""
+        """Tell whether the node takes new workers."""
         return self.there and self.left_out_until <= now
 
     def is_closed(self, now: float, seconds: float) -> bool:
-        """For so long by now: an agent that begins has nothing to give for a moment."""
+        """Tell whether the node has had no devices for `seconds`: an agent that begins has none for a moment."""
         return self.there and now - self.closed_since >= seconds
 
 
 @dataclass
 class SeenJob:
-    """What was seen of one life of a job, and asked for."""
+    """The observations of one life of a job, and the acts asked for."""
 
     life: int
     look: JobLook = field(default_factory=JobLook)
     asked: set[str] = field(default_factory=set)  # acts that are under way
     final: bool = False
-    step_s: float = 0.0  # the newest that is known, also of the life before
+    step_s: float = 0.0  # the newest known, also of the life before
     left: float | None = None  # likewise
-    gone: set[str] = field(default_factory=set)  # workers that are
-    batch_at: float = -math.inf  # a batch was asked for
-    save_s: float = 0.0  # the newest that is known, also of the life before
-    over_since: float | None = None  # its leader has said how it ends
+    gone: set[str] = field(default_factory=set)  # workers that are gone
+    batch_at: float = -math.inf  # when a batch was asked for
+    save_s: float = 0.0  # the newest known, also of the life before
+    over_since: float | None = None  # since when its leader has reported how the job ends
 
 
 class QueueState:
@@ -70,14 +70,14 @@ class QueueState:
         self.desired: dict[str, Placement] = {}
         self.live = {name for name, job in jobs.items() if not job.over or job.workers}
         self.draining = self.killing = False
-        self.began = -math.inf  # this scheduler
+        self.began = -math.inf  # when this scheduler began
         self.news = True  # something has happened that a decision may depend on
         self.changed: dict[str, JobEntry] = {}
         self.told: list[QueueEvent] = []
         self.acts: list[Act] = []
 
     def begin(self, now: float) -> None:
-        """Schedulers before this one had clocks of their own: nothing on record is later than now."""
+        """Bound recorded times by now, as schedulers before this one had clocks of their own."""
         self.began = now
         for name in self.live:
             job = self.jobs[name]
@@ -91,11 +91,11 @@ class QueueState:
             )
 
     def seen_since(self, since: float) -> float:
-        """Return from when on time counts for what is due after a while: from where this scheduler has seen it pass."""
+        """Return from when on time counts for a deadline: not before this scheduler began."""
         return max(since, self.began)
 
     def put(self, job: JobEntry, now: float, **changes: Any) -> JobEntry:
-        """The job, counted up to now and changed."""
+        """Store the job, counted up to now and changed."""
         job = counted(job, now)
         before = job.workers
         job = msgspec.structs.replace(job, **changes) if changes else job
@@ -121,7 +121,7 @@ class QueueState:
         return self.jobs[job.name]
 
     def wish(self, job: JobEntry, wish: WorkerWish, now: float, only: frozenset[str] | None = None) -> JobEntry:
-        """For all its workers that are told less, or some of them."""
+        """Raise the wish of all the job's workers, or of those in `only`; a wish never weakens."""
         order = [WorkerWish.RUN, WorkerWish.LEAVE, WorkerWish.DIE]
 
         def told(worker: WorkerEntry) -> WorkerEntry:
@@ -144,7 +144,7 @@ class QueueState:
         return tuple(name for name, node in self.nodes.items() if node.left_out_until > now)
 
     def seen_of(self, job: JobEntry) -> SeenJob:
-        """Of its present life."""
+        """Return the observations of the job's present life."""
         seen = self.seen.get(job.name)
         if seen is None or seen.life != job.life:
             step_s, left, save_s = (0.0, None, 0.0) if seen is None else (seen.step_s, seen.left, seen.save_s)
@@ -152,16 +152,18 @@ class QueueState:
         return seen
 
     def is_ending(self, job: JobEntry) -> bool:
-        """Its present life: a worker has come to its end, or its leader has said how it ends."""
+        """Tell whether the present life ends: a worker has finished, or the leader has reported how the job ends."""
         return any(one.cause is None for one in job.exits) or self.seen_of(job).look.over
 
     def save_s(self, job: JobEntry) -> float:
-        """Return for how long it may be saved before it goes: a multiple of what that took before."""
+        """Return for how long the job may be saved before it is preempted: a multiple of the time that saving took
+        before.
+        """
         known = max(self.rules.save_s, SAVE_TIMES * self.seen_of(job).save_s)
         return max(job.save_s, min(known, self.rules.longest_save_s))
 
     def ends_until(self, job: JobEntry) -> float | None:
-        """Return until when its workers may go on, now that its leader has said how it ends; None: it has not."""
+        """Return until when the job's workers may go on after its leader has reported how it ends; None: it has not."""
         seen = self.seen.get(job.name)
         if seen is None or seen.over_since is None or seen.life != job.life or job.over or job.waits:
             return None
@@ -172,7 +174,7 @@ class QueueState:
         return bool(user) and any(self.jobs[name].asked.user != user for name in self.live)
 
     def ask(self, job: JobEntry, what: str, act: Act) -> None:
-        """Once, as far as this scheduler knows."""
+        """Ask for an act once, as far as this scheduler knows."""
         seen = self.seen_of(job)
         if what not in seen.asked:
             seen.asked.add(what)
@@ -180,7 +182,7 @@ class QueueState:
 
 
 def _let_go(job: JobEntry, before: tuple[WorkerEntry, ...], now: float) -> JobEntry:
-    """Who had which device until when is kept."""
+    """Keep a record of which worker had which device until when."""
     there = {worker.id for worker in job.workers}
     gone = tuple(
         DeviceHeld(worker.id, worker.node, worker.device, worker.began, now)

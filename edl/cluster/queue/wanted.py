@@ -1,6 +1,7 @@
-"""What an owner asks for, and the submission that it becomes. Pure.
+"""An owner's request, and the submission made of it. Pure.
 
-Owns: which requests are whole and go together. Does not own: how they are typed (`edl.cli`) or sent (`edl.scheduler`).
+Owns: which requests are complete and consistent. Does not own: how they are typed (`edl.cli`) or sent
+(`edl.scheduler`).
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ Samples = Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
 
 
 class JobWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A job that is to be run. Left out: as by `edl submit`."""
+    """A request to run a job. A field left out has the default of `edl submit`."""
 
     name: JobName
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=10_000)]
     folder: str  # of the cluster's machine, in which it runs
-    user: UserName | None = None  # whose job it is; left out: whose token this is
+    user: UserName | None = None  # the job's owner; left out: the holder of the token
     np: Count | None = None
     min_np: Count = 1
     max_np: Count | None = None
@@ -40,11 +41,13 @@ class JobWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: str = ""
     spread: bool = False
     environ: Annotated[dict[str, str], msgspec.Meta(max_length=MOST_ENVIRON)] = {}
-    ticket: Annotated[str, msgspec.Meta(max_length=64)] = ""  # the same one again: the same submission
+    ticket: Annotated[str, msgspec.Meta(max_length=64)] = ""  # the same ticket again is the same submission
 
 
 class SizeWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many workers a job is to have at most, within what it was submitted with; null: as it was submitted."""
+    """The most workers that a job is to have, within the bounds that it was submitted with; null: as it was
+    submitted.
+    """
 
     np: Count | None
 

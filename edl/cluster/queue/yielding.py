@@ -1,11 +1,11 @@
-"""Who yields to whom, once a policy has decided: others shrink before any is sent away, and priorities count.
+"""Adjust a policy's decision: jobs shrink before any is preempted, and priorities count.
 
-A policy may know no priorities, and may stop one job to start another where it would be enough that a third shrinks.
-So a decision is read twice:
+A policy may know no priorities, and may stop one job to start another where it would be enough that a third shrinks. So
+a decision is adjusted twice:
 
-1. *priority*: a job takes workers from jobs of lower priority, up to what its owner asked for, as long as these have
-   more than their fewest; to begin at all it takes, if need be, all of a job's: the lowest priority first, and of equal
-   ones who came last.
+1. *priority*: a job takes workers from jobs of lower priority, up to the number that its owner asked for, as long as
+   these have more than their fewest; to begin at all it takes, if need be, all of a job's workers: the lowest priority
+   first, and of equal ones the job that came last.
 2. *rescue*: a job that runs, and is to have no worker, keeps its fewest where others have more than their own fewest,
    if that is enough.
 
@@ -21,7 +21,7 @@ from edl.cluster.views import ClusterView, JobView
 
 
 def yielded(cluster: ClusterView, allotments: Mapping[str, Allotment]) -> dict[str, Allotment]:
-    """The allotments as they are carried out. The sum stays within the devices that there are."""
+    """Return the allotments as they are carried out. Their sum stays within the devices of the cluster."""
     found = Shares(cluster, allotments)
     by_priority = sorted(cluster.jobs, key=lambda job: (-job.priority, job.submitted))
     for job in by_priority:
@@ -33,7 +33,7 @@ def yielded(cluster: ClusterView, allotments: Mapping[str, Allotment]) -> dict[s
 
 
 class Shares:
-    """Workers of each job, as they change hands."""
+    """The workers of each job while they are redistributed."""
 
     def __init__(self, cluster: ClusterView, allotments: Mapping[str, Allotment]) -> None:
         self.allotments = {name: one for name, one in allotments.items() if one.workers}
@@ -46,11 +46,11 @@ class Shares:
         return self.allotments[job.name].workers if job.name in self.allotments else 0
 
     def _holders(self) -> list[JobView]:
-        """Jobs that have workers: as many as devices at most, however many wait."""
+        """Return the jobs that have workers: at most as many as devices, however many wait."""
         return [self._jobs[place] for place in sorted(self._places[name] for name in self.allotments)]
 
     def _lowest_of_all(self) -> int:
-        """The lowest priority of any that has workers: who has no higher one takes from no other."""
+        """Return the lowest priority of a job that has workers: a job of no higher priority takes from no other."""
         return min((job.priority for job in self._holders()), default=0)
 
     def rescue(self, job: JobView) -> None:
@@ -81,7 +81,9 @@ class Shares:
         return sum(max(0, self.workers(job) - job.smallest) for job in jobs)
 
     def _shrink(self, jobs: Sequence[JobView], until_free: int, reason: str) -> None:
-        """One worker after the other: from the lowest priority, there from who has most beyond its fewest."""
+        """Take one worker after the other: from the lowest priority, there from the job with the most beyond its
+        fewest.
+        """
         while self._free < until_free:
             beyond = [job for job in jobs if self.workers(job) > job.smallest]
             if not beyond:
