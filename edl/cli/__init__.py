@@ -1,7 +1,7 @@
-"""The command line: reads what was typed, has it done, and says how it went in one line.
+"""The command line: parse the arguments, run the command, report the result in one line.
 
-Owns: names of commands and flags, help, formats for people and for programs, and exit codes (0 done, 1 the job
-failed, 2 wrong use). Does not own: settings (`edl.config`), starting workers (`edl.launch`), asking a job
+Owns: names of commands and flags, help, formats for people and for programs, and exit codes (0 done, 1 the job failed,
+2 wrong use). Does not own: settings (`edl.config`), starting workers (`edl.launch`), asking a job
 (`edl.outside.client`).
 """
 
@@ -21,8 +21,8 @@ FAILED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    logging.getLogger("edl").addHandler(logging.NullHandler())  # what went wrong is said in one line, at the end
+    """Run a command and return its exit code."""
+    logging.getLogger("edl").addHandler(logging.NullHandler())  # errors are reported in one line, at the end
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
         code: int = arguments.act(arguments)

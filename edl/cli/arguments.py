@@ -1,4 +1,4 @@
-"""What descriptions of commands are made of: a command, a job, a switch, a value, and settings of `edl.config`."""
+"""The parts of a command's description: a command, a job, a switch, a value, and settings of `edl.config`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from edl.errors import ConfigError, UsageError, did_you_mean
 
 
 class Action(Protocol):
-    """A command: gets its arguments, returns the exit code."""
+    """A command: it takes its arguments, and returns the exit code."""
 
     def __call__(self, arguments: argparse.Namespace, /) -> int: ...
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, instead of all that would have been right."""
+    """Report an error in one line, instead of the usage of the whole command."""
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
-        """Raises UsageError for a command that is none, or for a value that is none of the few."""
+        """Raises UsageError for an unknown command, or for a value outside the choices."""
         if action.choices is not None and value not in action.choices:
             kind = "command" if isinstance(action.choices, dict) else f"{action.metavar}:"
             near = did_you_mean(KNOWN_ELSEWHERE.get(str(value), str(value)), map(str, action.choices))
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         return f"see '{self.prog} --help'"
 
     def unknown(self, word: str) -> UsageError:
-        """A word that no flag or argument of this command takes."""
+        """Return the error for a word that no flag or argument of this command takes."""
         flags = [flag for action in self._actions for flag in action.option_strings]
         name = word.partition("=")[0]
         near = did_you_mean(KNOWN_ELSEWHERE.get(name, name), flags) if word.startswith("-") else ""
@@ -49,14 +49,16 @@ class Parser(argparse.ArgumentParser):
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # of edl, or of a group
 Flags: TypeAlias = "Parser | argparse._ArgumentGroup"
 TWINS: set[str] = set()  # variables of all flags that are no settings, once the parser is built
-# What other tools call it: torchrun, horovodrun, kubectl, docker, ray.
+# Words that other tools use: torchrun, horovodrun, kubectl, docker, ray.
 KNOWN_ELSEWHERE = {"list": "status", "ls": "status", "ps": "status", "get": "status", "kill": "stop", "delete": "stop",
                    "start": "run", "launch": "run", "resize": "scale", "--nproc-per-node": "-np",
                    "--nproc_per_node": "-np", "--name": "--job", "--config-file": "--config"}  # fmt: skip
 
 
 def later(module: str, name: str) -> Action:
-    """A command that is imported when it is carried out: `edl hosts` runs each second and needs none of the others."""
+    """Return a command that is imported when it is carried out: `edl hosts` runs each second and needs none of the
+    others.
+    """
 
     def act(arguments: argparse.Namespace, /) -> int:
         carried_out: Action = getattr(importlib.import_module(f"edl.cli.{module}"), name)
@@ -72,7 +74,7 @@ def command(found: Commands, name: str, act: Action, summary: str, examples: str
 
 
 def group(found: Commands, name: str, summary: str, examples: str) -> Commands:
-    """Commands of two words: their first one."""
+    """Add the first word of commands of two words."""
     return _parser(found, name, summary, examples).add_subparsers(metavar="COMMAND", required=True)
 
 
@@ -88,7 +90,7 @@ def _parser(found: Commands, name: str, summary: str, examples: str) -> Parser:
 
 
 def add_job(parser: Parser, nargs: str | None = None) -> None:
-    """The job, and what it takes to find one that was started elsewhere."""
+    """Add the job's name, and the settings that locate a job started elsewhere."""
     parser.add_argument("job", metavar="JOB", nargs=nargs, help="name of the job")
     add_settings(parser.add_argument_group("where the job is"), "coordinator", "secret_file", "home")
 
@@ -113,8 +115,8 @@ def add_value(  # noqa: PLR0913 - as argparse's own
     field: str | None = None,
     also: tuple[str, ...] = (),
 ) -> None:
-    """A flag with a value, which its variable may give too. `field`: its name in the arguments, if not the flag's.
-    `also`: other names of the flag.
+    """Add a flag with a value, which its environment variable may give too. `field`: the name in the arguments, if it
+    differs from the flag's. `also`: other names of the flag.
     """
     variable = _variable(flag)
     value = os.environ.get(variable) or default
@@ -126,7 +128,7 @@ def add_value(  # noqa: PLR0913 - as argparse's own
 def add_values(
     parser: Flags, flags: Mapping[str, tuple[str, str]], groups: Mapping[str, argparse._ArgumentGroup] | None = None
 ) -> None:
-    """`flags`: name -> (metavar, what it stands for)."""
+    """Add flags with values. `flags`: name -> (metavar, help)."""
     for name, (metavar, text) in flags.items():
         add_value((groups or {}).get(name, parser), f"--{name}", metavar, text)
 
@@ -138,7 +140,7 @@ def grouped(parser: Parser, groups: Mapping[str, Sequence[str]]) -> dict[str, ar
 
 
 def add_list(parser: Flags, flag: str, metavar: str, text: str) -> None:
-    """A flag that may be given again; its variable has all of them, with blanks between."""
+    """Add a flag that may be repeated; its environment variable holds all values, separated by blanks."""
     variable = _variable(flag)
     values = os.environ.get(variable, "").split()
     told = f"{text}; may be given again [{variable}]"
@@ -153,7 +155,7 @@ def _variable(flag: str) -> str:
 
 
 def add_settings(parser: Flags, *fields: str, text: str = "") -> None:
-    """`text`: what they stand for here, where that is not what the table says."""
+    """Add flags of settings. `text`: their help here, if it differs from the table's."""
     for setting in TABLE:
         if setting.field in fields:
             add_setting(parser, msgspec.structs.replace(setting, help=text) if text else setting)
@@ -172,7 +174,7 @@ def add_setting(parser: Flags, setting: Setting) -> None:
 
 
 class _Keep(argparse.Action):
-    """Keeps the text of a setting, and how it was typed: `edl.config` reads it, whether it came by flag or variable."""
+    """Keep the text of a setting, and the flag as it was typed: `edl.config` parses it, as it does variables."""
 
     def __init__(self, field: str, **keywords: object) -> None:
         super().__init__(**keywords)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`edl batch`: asks for another batch of a job that trains."""
+"""`edl batch`: ask for another batch of a job that trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edl checkpoint ls|show|verify`: what lies in a folder of checkpoints. They need no job, and change nothing."""
+"""`edl checkpoint ls|show|verify`: inspect a folder of checkpoints. These commands need no job, and change nothing."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ BROKEN = 1
 
 
 class CheckpointCondition(StrEnum):
-    """What can be said of what lies there."""
+    """The condition of a checkpoint in a folder."""
 
     DURABLE = "durable"  # its manifest and the sizes of its files are right
-    WHOLE = "whole"  # and so is every byte of them
-    UNFINISHED = "unfinished"  # being written, or left behind so
+    WHOLE = "whole"  # likewise, and every byte of the files is right
+    UNFINISHED = "unfinished"  # it is being written, or its writer has left it so
     BROKEN = "broken"
-    UNREADABLE = "unreadable"  # now
+    UNREADABLE = "unreadable"  # it cannot be read at present
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One checkpoint, as it is shown."""
+    """A checkpoint as the command lists it."""
 
     job: str
     name: str
     path: str
     condition: CheckpointCondition
-    reason: str = ""  # of what is wrong
-    step: int | None = None  # of all lives
+    reason: str = ""  # of its condition, if the checkpoint is not usable
+    step: int | None = None  # the global step, counted over all lives
     workers: int | None = None
     bytes: int | None = None
     at: float | None = None
@@ -52,7 +52,7 @@ def ls(arguments: argparse.Namespace) -> int:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """The exit code says whether each job there could go on from its newest checkpoint."""
+    """Return an exit code that tells whether each job there could resume from its newest checkpoint."""
     found = list(_listed(_looked(arguments), in_full=True))
     _tell(found, arguments.json)
     newest = {one.job: one for one in reversed(found) if one.condition is not CheckpointCondition.UNFINISHED}
@@ -76,7 +76,7 @@ def _looked(arguments: argparse.Namespace) -> Located:
 
 
 def _listed(looked: Located, *, in_full: bool) -> Iterator[Listed]:
-    """Of each job the newest first."""
+    """List the checkpoints of each job, the newest first."""
     for folder in looked.jobs:
         for name in [looked.name] if looked.name else folder.names():
             yield _listed_one(folder, name, in_full=in_full)

@@ -1,4 +1,4 @@
-"""`edl clean`: removes what jobs that are over have left in a coordinator that outlives them."""
+"""`edl clean`: remove the nodes that finished jobs have left in a coordinator that outlives them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clean(arguments: argparse.Namespace) -> int:
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where to clean. `job` None: whatever is over."""
+    """The coordinator to clean. `job` None: all jobs that are over."""
 
     settings: Settings
     coordinator: Coordinator
@@ -42,7 +42,7 @@ class _Place(msgspec.Struct, frozen=True):
 
     @asynccontextmanager
     async def opened(self, job: str) -> AsyncIterator[Store]:
-        """A connection with the secret of `job`, where this machine has it on record."""
+        """Open a connection with the secret of `job`, if this machine has it on record."""
         coordinator = opening(self.settings, self.coordinator, job)
         store = await connecting.connect(coordinator, self.settings.session_timeout_s)
         try:

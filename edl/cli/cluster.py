@@ -1,4 +1,4 @@
-"""`edl cluster`: a cluster on this machine, started, looked at, stopped."""
+"""`edl cluster`: start, show and stop a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -230,11 +230,11 @@ def token(arguments: argparse.Namespace) -> int:
 
 
 def _credentials(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """The user and the TLS files of a coordinator that is not the cluster's own. Raises ConfigError."""
+    """Return the user and the TLS files of a coordinator that is not the cluster's own. Raises ConfigError."""
     from_environment(environ, hosts=settings.coordinator)
     found = {name: value for name, value in environ.items() if name.startswith("EDL_COORDINATOR_") and value}
     files = {name: str(Path(value).absolute()) for name, value in found.items() if name.removeprefix(TLS) in FILES}
-    return {**found, **files}  # processes of the cluster are in other folders
+    return {**found, **files}  # the cluster's processes run in other folders
 
 
 def _by_user(flag: str, what: str, given: list[str]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What can be typed after `edl cluster`, `submit`, `queue`, `describe`, `cancel`, `logs` and `wait`."""
+"""Arguments of `edl cluster`, `submit`, `queue`, `describe`, `cancel`, `logs` and `wait`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ examples:
 
 Exit code: 0 when the job has finished, 1 when it has failed or was cancelled, 75 when it was preempted.
 """
-# flag -> (metavar, what it stands for)
+# flag -> (metavar, help)
 START_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "nodes": (
         "HOST:SLOTS[,...]",
@@ -234,7 +234,7 @@ def add_jobs(found: Commands) -> None:
 
 
 def _add_reach(parser: Parser) -> None:
-    """Which cluster it speaks to."""
+    """Add the flags that choose the cluster."""
     add_settings(parser, "home")
     add_elsewhere(parser)
 

@@ -1,6 +1,6 @@
-"""`edl scale` for a job of a cluster: the queue is asked, and says how it comes about.
+"""`edl scale` for a job of a cluster: ask the queue, and report progress.
 
-Owns: which jobs are a cluster's, and the words. Does not own: what a size means there (`edl.cluster.queue`).
+Owns: which jobs are a cluster's, and the messages. Does not own: how the queue changes a size (`edl.cluster.queue`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOK_S = 1.0
 
 
 def cluster_of(arguments: argparse.Namespace) -> ReachedCluster | None:
-    """None: it is no cluster's job. Raises EdlError."""
+    """Return the cluster that has the job; None if no cluster has it. Raises EdlError."""
     settings, home = home_of(arguments)
     remote, config, here = is_remote(arguments), home.read(), runs_here(home, arguments.job)
     if not remote and (config is None or here or settings.coordinator not in {None, config.coordinator}):
@@ -60,7 +60,7 @@ def _by_variable(arguments: argparse.Namespace) -> bool:
 
 
 def runs_here(home: ClusterHome, job: str) -> bool:
-    """By `edl run`."""
+    """Tell whether `edl run` runs the job on this machine."""
     folder = find(home.home, job)
     record = folder.read() if folder else None
     return record is not None and record.alive
@@ -89,9 +89,11 @@ def scale_in_cluster(cluster: ReachedCluster, name: str, size: int, *, timeout_s
 def _wait(
     cluster: ReachedCluster, name: str, size: int, timeout_s: float | None, seen: Callable[[JobShown], object]
 ) -> None:
-    """Until it has them. Raises EdlError where it never will, or others have asked for something else."""
+    """Wait until the job has `size` workers. Raises EdlError if it never will, or another size was asked for
+    meanwhile.
+    """
     until = None if timeout_s is None else time.monotonic() + timeout_s
-    taken = False  # by who leads
+    taken = False  # the leading scheduler has taken the request
     while not has(job := _patiently(cluster, name), size):
         if job.over:
             raise EdlError(f"job {name} is over: {job.state}")
@@ -108,7 +110,7 @@ def _wait(
 
 
 def _patiently(cluster: ReachedCluster, name: str) -> JobShown:
-    """For as long as a coordinator takes to come back."""
+    """Read the job's entry; retry for as long as a coordinator takes to come back."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -120,7 +122,7 @@ def _patiently(cluster: ReachedCluster, name: str) -> JobShown:
 
 
 def has(job: JobShown, size: int) -> bool:
-    """As many train, and no other is on its way."""
+    """Tell whether `size` workers train, and no worker is starting or leaving."""
     return job.wanted == size == len(job.workers) == _staying(job) and job.state == JobPhase.RUNNING.value
 
 
@@ -129,7 +131,7 @@ def _staying(job: JobShown) -> int:
 
 
 def far(job: JobShown, size: int) -> str:
-    """How far it is on its way."""
+    """Describe how far the job is on its way to `size` workers."""
     here, leaving = _staying(job), len(job.workers) - _staying(job)
     parts = [f"{here} of {size} workers are there", job.state]
     if here < size:

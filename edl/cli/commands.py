@@ -1,4 +1,4 @@
-"""The commands about a job that is there already: status, events, stop; and doctor. `edl scale` is in `scale`."""
+"""The commands about a running job: status, events, stop; and doctor. `edl scale` is in `scale`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def _status_in(cluster: ReachedCluster, arguments: argparse.Namespace) -> int:
-    """People see what the queue tells, programs what every job's status has."""
+    """Show the queue's entry to people, and to programs the fields that every job's status has."""
     from edl.cli.queue import show_job, status_of  # only where there is a cluster
 
     job = cluster.job(arguments.job)
@@ -55,7 +55,7 @@ def _status_in(cluster: ReachedCluster, arguments: argparse.Namespace) -> int:
         show_job(job)
         return 0
     found = status_of(job)
-    with contextlib.suppress(EdlError):  # it has no leader that can be asked
+    with contextlib.suppress(EdlError):  # its leader cannot be asked
         if job.workers:
             found = asyncio.run(read_status(located(arguments)))
     show.say_json(found)
@@ -63,12 +63,12 @@ def _status_in(cluster: ReachedCluster, arguments: argparse.Namespace) -> int:
 
 
 def located(arguments: argparse.Namespace) -> Whereabouts:
-    """The job that was named on the command line, else by EDL_JOB, else the only one that runs here."""
+    """Locate the job named on the command line, else by EDL_JOB, else the only one that runs here."""
     return locate(settings_for(arguments))
 
 
 def settings_for(arguments: argparse.Namespace) -> Settings:
-    """Return the settings by which the job is found, also one of this machine's cluster. Raises EdlError."""
+    """Return the settings by which the job is found, also a job of this machine's cluster. Raises EdlError."""
     settings = Settings.from_given(arguments.given, os.environ)
     settings = msgspec.structs.replace(settings, job=arguments.job or settings.job)
     if settings.coordinator is None and (cluster := cluster_with(arguments)) is not None:
@@ -77,7 +77,7 @@ def settings_for(arguments: argparse.Namespace) -> Settings:
 
 
 def cluster_with(arguments: argparse.Namespace) -> ReachedCluster | None:
-    """The cluster that has the job; None: the job is one of `edl run`, or none. Raises EdlError."""
+    """Return the cluster that has the job; None if the job was started by `edl run`, or is unknown. Raises EdlError."""
     home = Settings.from_given(arguments.given, os.environ).home
     if arguments.job is None or not (getattr(arguments, "cluster", None) or (home / "cluster/cluster.json").exists()):
         return None
@@ -129,7 +129,7 @@ def stop(arguments: argparse.Namespace) -> int:
 
 
 def wait(arguments: argparse.Namespace) -> int:
-    """Exit code of the job, of either kind."""
+    """Wait until the job is over; return its exit code. The job may be a cluster's or one of `edl run`."""
     timeout_s = seconds(arguments.timeout)
     if (cluster := cluster_with(arguments)) is not None:
         from edl.cli.queue import wait_in  # only where there is a cluster
@@ -163,14 +163,14 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def heed_interrupts() -> None:
-    """Ctrl-C ends the waiting, not the process, so that it can be said what stands."""
+    """Let Ctrl-C cancel the waiting, not the process, so that the command can report which request stays in force."""
     task = asyncio.current_task()
     if task is not None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
 
 
 def seconds(text: str | None, flag: str = "--timeout", *, or_none: bool = False) -> float | None:
-    """What the flag says; None: it was not given. `or_none`: it may be 0."""
+    """Parse the seconds of a flag; None if it was not given. `or_none`: 0 is allowed."""
     if text is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""`edl completion`: what a shell runs at each Tab, and which words fit there.
+"""`edl completion`: the script that a shell runs at each Tab, and the words that fit there.
 
-Owns: the words, read off the parser, and a script for each shell that asks for them. Does not own: names of files,
-which the shells complete themselves where no word fits.
+Owns: the words, taken from the parser, and a script for each shell that asks for them. Does not own: names of files,
+which the shells complete themselves if no word fits.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def complete(arguments: argparse.Namespace) -> int:
 
 
 def fitting(parser: Parser, typed: Sequence[str], jobs: Callable[[], Iterable[str]]) -> list[str]:
-    """The words that the last one of those typed may become; none where it is a file or the user's own."""
+    """Return the words that the last typed one may become; none if it is a file or a word of the user's own command."""
     *before, begun = typed or [""]
     if before[:1] == ["help"]:  # only names of commands follow
         before, jobs = before[1:], list
     places = _positionals(parser)
-    flag: argparse.Action | None = None  # that awaits its value
+    flag: argparse.Action | None = None  # the flag that awaits its value
     for word in before:
         if flag is not None:
             flag = None

@@ -1,4 +1,4 @@
-"""`edl dashboard`: serves a job's page until Ctrl-C, and prints the link that opens it."""
+"""`edl dashboard`: serve a job's page until Ctrl-C, and print the link that opens it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edl.scheduler.client import ClusterStatus
 
 ClusterSeen = tuple[ClusterStatus, tuple[JobShown, ...]]
 
-LOOK_S = 10.0  # for a job to be heard of
+LOOK_S = 10.0  # for the first status of a job to arrive
 
 
 def dashboard(arguments: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ def dashboard(arguments: argparse.Namespace) -> int:
 
 
 def of_cluster(arguments: argparse.Namespace) -> bool:
-    """No job is named, and a cluster is, or one runs here."""
+    """Tell whether the page is a cluster's: no job is named, and a cluster is, or one runs here."""
     if arguments.job is not None:
         return False
     return is_remote(arguments) or ("EDL_JOB" not in os.environ and bool(home_of(arguments)[1].living()))

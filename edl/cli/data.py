@@ -1,4 +1,4 @@
-"""`edl data verify`: what became of every sample of a job, from what its workers wrote down."""
+"""`edl data verify`: account for every sample of a job, from the audits that its workers wrote."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`edl run --detach`: the launcher goes on in the background, and the command returns once it has begun.
+"""`edl run --detach`: the launcher runs in the background, and the command returns once the job has begun.
 
-Owns: the parting of the two, and what the one in the foreground says. Does not own: the job, which is the launcher's.
+Owns: the split into two processes, and the messages of the foreground one. Does not own: the job, which is the
+launcher's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HINTS = """edl: job {0} runs in the background
 
 
 def in_background() -> tuple[int, int] | None:
-    """Fork. In the parent, return the launcher's pid and where to read what it says; None in the launcher, which no
+    """Fork. In the parent, return the launcher's pid and the pipe with its messages; None in the launcher, which no
     terminal reaches any more.
     """
     heard, said = os.pipe()

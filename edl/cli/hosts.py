@@ -1,4 +1,4 @@
-"""`edl hosts`: the size that a job wants as `host:slots` lines, which horovodrun reads each second."""
+"""`edl hosts`: print the size that a job wants as `host:slots` lines, which horovodrun reads each second."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def show_hosts(arguments: argparse.Namespace) -> int:
 
 
 def checked_hosts(text: str | None) -> tuple[Host, ...]:
-    """None: this host, with as many slots as are wanted. Raises ConfigError."""
+    """Return the hosts given; () for this host, with as many slots as the job wants. Raises ConfigError."""
     quote = f"--hosts {text}"
     if text is None:
         text = os.environ.get("EDL_HOSTS", "")
@@ -44,7 +44,7 @@ def checked_hosts(text: str | None) -> tuple[Host, ...]:
 
 
 def warning(job: str, wanted: Wanted, allowed: Sequence[Host]) -> str:
-    """What is not as it should be; empty when all is well."""
+    """Return a warning about the job or its hosts; "" if there is none."""
     if wanted.doubt:
         return f"job {job} cannot be asked how many workers it wants, {wanted.size} it is: {wanted.doubt}"
     slots = sum(host.slots for host in allowed)
@@ -54,7 +54,7 @@ def warning(job: str, wanted: Wanted, allowed: Sequence[Host]) -> str:
 
 
 def _warn(settings: Settings, wanted: Wanted, text: str) -> None:
-    """Once, unless a person looks: what horovodrun runs each second says the same each second."""
+    """Print a warning once, unless stderr is a terminal: horovodrun runs this command each second."""
     coordinator = completed(settings).coordinator or ""
     before = hosts.remembered(Folder(settings.job_home), coordinator)
     if text and (text != before.said or sys.stderr.isatty()):

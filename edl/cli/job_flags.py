@@ -1,4 +1,4 @@
-"""What can be typed of one job: what starts it, looks at it, changes it and ends it."""
+"""Arguments of the commands about one job: to start, show, change and end it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ examples:
 A job that is over also goes by itself, a week after its end (`edl run --keep-nodes SECONDS`), when another job of the
 same coordinator has a leader that may remove it. What `edl run` has on record on this machine stays.
 """
-# title -> settings; those of none are listed first
+# title -> settings; settings in no group are listed first
 RUN_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "the job": ("job", "np", "min_workers", "max_workers", "config", "home"),
     "another size while it runs": ("autoscale", "autoscale_every", "batch_policy", "stragglers"),
@@ -123,7 +123,7 @@ RUN_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "what is written and served": ("output_filename", "audit", "tensorboard", "metrics_port", "metrics_address",
                                    "log_level"),
 }  # fmt: skip
-# flag -> (metavar, what it stands for)
+# flag -> (metavar, help)
 PROFILE_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "min": ("A", "smallest size (default: the job's --min-np)"),
     "max": ("B", "largest size, with which it begins (default: the job's --max-np, else its size)"),

@@ -1,6 +1,6 @@
-"""`edl logs`: what the workers of a job have printed, as `edl run` or, of a cluster's, their wardens have kept it.
+"""`edl logs`: print the output of a job's workers, as kept by `edl run` or, for a cluster's job, by their wardens.
 
-A terminal is shown colours, and no other sequence that would control it: a job may be another user's.
+Colours pass through to a terminal, but no other control sequence: a job may be another user's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def lives(record: LaunchRecord) -> bool:
 
 
 def _cluster(arguments: argparse.Namespace) -> ReachedCluster | None:
-    """The cluster that has the job. What is kept of its job here can be read though it does not run."""
+    """Return the cluster that has the job. Kept output of its job on this machine can be read without a running
+    cluster.
+    """
     home = home_of(arguments)[1]
     if is_remote(arguments) or not home.job_logs(arguments.job).exists() or runs_here(home, arguments.job):
         return cluster_with(arguments)
@@ -51,7 +53,7 @@ def _cluster(arguments: argparse.Namespace) -> ReachedCluster | None:
 
 
 def _show_kept(where: Whereabouts, number: str | None, *, follow: bool) -> None:
-    """Print what `edl run` has shown, here. `number`: only lines that begin with it."""
+    """Print the output that `edl run` has kept here. `number`: only lines that begin with it."""
     if where.folder is None or where.record is None:
         raise UsageError(f"job {where.job} was not started here: its output is where `edl run` was typed")
     printed, final, found = Printed(where.folder.logs, where.folder.output.stem), False, number is None

@@ -1,4 +1,4 @@
-"""`edl migrate`: has all workers of a host leave it for others, and says how it comes about."""
+"""`edl migrate`: move all workers of a host to others, and report progress."""
 
 from __future__ import annotations
 

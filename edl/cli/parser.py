@@ -1,4 +1,4 @@
-"""All that can be typed. The flags of settings come from the table of `edl.config`, so that each has its EDL_ twin."""
+"""The parser of all commands. Flags of settings come from the table of `edl.config`, so that each has its EDL_ twin."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ example:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments; `act` is the command's function. Raises UsageError."""
+    """Parse the arguments; `act` is the command's function. Raises UsageError."""
     parser = build()
     if argv and argv[0].startswith("-") and argv[0] not in parser._option_string_actions:
         raise parser.unknown(argv[0])
@@ -87,7 +87,7 @@ def build() -> Parser:
     _add_doctor(found)
     _add_own(found, parser)
     summaries = {action.dest: action.help for action in found._choices_actions}
-    found._choices_actions.clear()  # else they would be listed a second time, in no groups
+    found._choices_actions.clear()  # else these would be listed a second time, in no groups
     blocks = {title: "".join(f"  {name:<12}{summaries[name]}\n" for name in names) for title, names in GROUPS.items()}
     parser.usage, found.help = "edl COMMAND [flags] [arguments]", argparse.SUPPRESS
     parser.epilog = "".join(f"\n{title}:\n{block}" for title, block in blocks.items()) + MORE
@@ -95,10 +95,10 @@ def build() -> Parser:
 
 
 def _add_own(found: Commands, root: Parser) -> None:
-    """Add the commands that tell of the command line itself."""
+    """Add the commands about the command line itself."""
 
     def tell(arguments: argparse.Namespace, /) -> int:
-        root.parse_args([*arguments.words, "--help"])  # which ends the process, unless a user's command would begin
+        root.parse_args([*arguments.words, "--help"])  # --help ends the process, unless a user's command would begin
         raise UsageError(f"unknown command {' '.join(arguments.words)}; {root.hint}")
 
     def version(_: argparse.Namespace, /) -> int:

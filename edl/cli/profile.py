@@ -1,4 +1,4 @@
-"""`edl profile`: what a job achieves at each size."""
+"""`edl profile`: measure a job's throughput at each size."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _show(found: Profile) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Before minutes are spent on what cannot be drawn."""
+    """Check that a picture can be drawn there, before minutes are spent on measuring. Raises ConfigError."""
     try:
         import matplotlib as _  # noqa: F401, ICN001 - only whether it is there
     except ImportError:
@@ -84,7 +84,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot(found: Profile, path: Path) -> None:
-    """Throughput over size, beside what perfect scaling would be."""
+    """Draw throughput over size, with the line of perfect scaling."""
     import matplotlib as mpl
 
     mpl.use("Agg")

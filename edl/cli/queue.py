@@ -29,7 +29,7 @@ from edl.protocol.job import JobState, Status
 from edl.scheduler.environs import handed_on
 from edl.scheduler.reaching import ReachedCluster
 
-SHOWN_OVER = 10  # jobs that are over, in a list for people
+SHOWN_OVER = 10  # most finished jobs in a list for people
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
 
 
@@ -80,7 +80,8 @@ def _folder(given: str | None) -> str:
 
 
 def _environ(environ: Mapping[str, str], given: list[str], *, remote: bool) -> dict[str, str]:
-    """To another machine go edl's settings, and what was named: the rest is of this one."""
+    """Return the environment of the job, with the variables named by --env."""
+    # Another machine gets edl's own settings and the named variables: the others describe this machine.
     kept = {
         name: value for name, value in environ.items() if name not in TWINS and (not remote or name.startswith("EDL_"))
     }
@@ -93,7 +94,7 @@ def _environ(environ: Mapping[str, str], given: list[str], *, remote: bool) -> d
 
 
 def _user(given: str | None, *, remote: bool) -> str | None:
-    """None: whose token it is."""
+    """Return the job's owner; None: the holder of the token."""
     user = given or getpass.getuser()
     if not re.fullmatch(USER, user):
         raise ConfigError(f"--user {user}: must be 1 to 64 letters, digits, '.', '_', '@' or '-'")
@@ -159,7 +160,9 @@ def describe(arguments: argparse.Namespace) -> int:
 
 
 def status_of(job: JobShown) -> Status:
-    """Return a cluster's job as any job is shown, where its own leader says nothing: it waits, begins or is over."""
+    """Return a cluster's job in the form of any job's status, if its own leader cannot tell: it waits, begins or is
+    over.
+    """
     states = {JobPhase.QUEUED: JobState.STARTING, JobPhase.CANCELLED: JobState.FAILED}
     phase = JobPhase(job.state)
     return Status(

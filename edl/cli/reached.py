@@ -1,4 +1,4 @@
-"""Which cluster a command speaks to: that of EDL_HOME, or one at another address."""
+"""Find the cluster that a command speaks to: that of EDL_HOME, or one at another address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edl.errors import ConfigError
 from edl.scheduler.places import OWN, ClusterHome
 from edl.scheduler.reaching import ClusterHere, ReachedCluster
 
-TOKEN = "token"  # noqa: S105 - a file below EDL_HOME
+TOKEN = "token"  # noqa: S105 - name of a file below EDL_HOME
 
 
 def home_of(arguments: argparse.Namespace) -> tuple[Settings, ClusterHome]:

@@ -28,7 +28,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 async def _page(where: Whereabouts) -> str:
-    """Of one that is over, or was started elsewhere and can be asked."""
+    """Render the page of a job that is over, or was started elsewhere and can be asked."""
     feed = Feed(lambda: where)
     await feed.read_all()
     return dashboard_report.report(feed)

@@ -1,4 +1,4 @@
-"""What can be typed of what a job has left: checkpoints, and the record of its samples."""
+"""Arguments of the commands about checkpoints, and about the audit of a job's samples."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ CHECKPOINTS = {
 
 
 def job_named(argv: Sequence[str]) -> list[str]:
-    """`edl checkpoint JOB` is `edl checkpoint now JOB`: a word that is none of its commands is the name of a job."""
+    """Read `edl checkpoint JOB` as `edl checkpoint now JOB`: a word that is none of its commands is the name of a
+    job.
+    """
     words = list(argv)
     if words[:1] == ["checkpoint"] and len(words) > 1 and words[1] not in {*CHECKPOINTS, NOW, "-h", "--help"}:
         words.insert(1, NOW)

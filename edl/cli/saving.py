@@ -1,4 +1,4 @@
-"""`edl checkpoint JOB` and `edl preempt`: a job is saved now, and perhaps ended."""
+"""`edl checkpoint JOB` and `edl preempt`: save a job now, and perhaps end it."""
 
 from __future__ import annotations
 

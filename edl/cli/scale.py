@@ -1,4 +1,4 @@
-"""`edl scale`: asks for a size, and says how it comes about."""
+"""`edl scale`: ask for a size, and report progress."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edl.launch.whereabouts import Whereabouts
 from edl.outside.client import when_back
 from edl.protocol.job import Status
 
-ASK_S = 60.0  # for a coordinator and a leader to be there again, where `--timeout` says nothing else (I11, I12)
-LEAST_S = 5.0  # to ask, however late the coordinator came
+ASK_S = 60.0  # time for a coordinator and a leader to be back, unless `--timeout` is given (I11, I12)
+LEAST_S = 5.0  # least time for the request itself, however late the coordinator was back
 
 
 def scale(arguments: argparse.Namespace) -> int:
@@ -52,7 +52,8 @@ async def _scale(where: Whereabouts, size: int, progress: show.Progress, *, time
     heed_interrupts()
     patience_s, clock, waiting = timeout_s or ASK_S, asyncio.get_running_loop().time, show.Progress(sys.stderr)
     deadline = clock() + patience_s
-    runs_here = where.record is not None and where.record.alive  # so its coordinator is no mistake: it is away
+    # so the address of its coordinator is right: it is only away
+    runs_here = where.record is not None and where.record.alive
     back = when_back(where.client(), patience_s if runs_here else 0.0, lambda why: waiting.show(_not_asked(size, why)))
     async with back as job:
         waiting.end()
@@ -70,7 +71,7 @@ def _not_asked(size: int, why: str) -> str:
 
 
 def pause(new: list[Event]) -> str:
-    """Of the last switch in which a survivor did, if there was one."""
+    """Describe the newest pause of survivors in these events; "" if there was none."""
     pauses = [event.details.get("pause_ms") for event in new if event.kind is Kind.SCALED]
     known = [one for one in pauses if one is not None]
     return f"; its survivors paused for {known[-1]:.0f} ms" if known else ""

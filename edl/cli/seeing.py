@@ -1,4 +1,4 @@
-"""What can be typed after `edl dashboard`, `edl top` and `edl report`."""
+"""Arguments of `edl dashboard`, `edl top` and `edl report`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How jobs and events look to people: tables on a terminal, plain aligned columns for pipes and files."""
+"""Print jobs and events for people: tables on a terminal, plain aligned columns in pipes and files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edl.launch.records import LaunchRecord
 from edl.protocol.job import OVER, JobState, SavingStatus, Status, WorkerState
 from edl.protocol.saving import SavingFailure
 
-DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]+")  # as much of it as people compare
+DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]+")  # the part of a digest that people compare
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
 
 
@@ -54,7 +54,8 @@ def show_status(status: Status) -> None:
         say(f"  moving from {status.migration.host} to {to}: {moving(status)}")
     for one in status.unfit:
         say(f"  unfit: worker {one.worker} of host {one.host}: {one.reason}", "red")
-    shown = [one for one in status.workers if not over or one.state is WorkerState.DONE]  # of the rest nothing is left
+    # of other workers of a finished job nothing is left
+    shown = [one for one in status.workers if not over or one.state is WorkerState.DONE]
     if shown:
         rows = [
             (
@@ -72,7 +73,7 @@ def show_status(status: Status) -> None:
 
 
 def checkpoints(saving: SavingStatus) -> str:
-    """How often, and which is the newest."""
+    """Describe how often the job is saved, and its newest checkpoint."""
     by_time = f"every {saving.every_s:g} s{f', {saving.why}' if saving.why else ''}" if saving.every_s else ""
     by_steps = f"every {saving.every_steps} steps" if saving.every_steps else ""
     newest = f"the newest after step {saving.step}, {saving.path}" if saving.path else "none is durable yet"
@@ -80,7 +81,7 @@ def checkpoints(saving: SavingStatus) -> str:
 
 
 def failed_checkpoints(failed: SavingFailure | None) -> str:
-    """A line of its own, where none was durable since."""
+    """Describe on a line of its own the failures to save since the last durable checkpoint; "" if there are none."""
     if failed is None:
         return ""
     times = "the last one" if failed.times == 1 else f"the last {failed.times}"
@@ -113,7 +114,7 @@ DOES = {
 
 
 def progress(status: Status) -> str:
-    """How far a job is on its way to the size asked for: "2 of 4 workers train; w3 is importing"."""
+    """Describe how far a job is on its way to its target size: "2 of 4 workers train; w3 is importing"."""
     here = [worker for worker in status.workers if worker.state not in {WorkerState.LEAVING, WorkerState.DONE}]
     parts = [f"{status.size} of {status.target} workers train"]
     for worker in status.workers:
@@ -130,7 +131,7 @@ def progress(status: Status) -> str:
 
 
 def moving(status: Status) -> str:
-    """How far a job is on its way from one host to others: "1 of 2 workers have come; w3 is importing"."""
+    """Describe how far a job is on its way from one host to others: "1 of 2 workers have come; w3 is importing"."""
     migration = status.migration
     if migration is None:
         return "it is over"
@@ -144,7 +145,7 @@ def moving(status: Status) -> str:
 
 
 class Progress:
-    """Lines that follow each other: in one place on a terminal, else one below the other."""
+    """Print lines that follow each other: in one place on a terminal, else one below the other."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -155,7 +156,7 @@ class Progress:
         return bool(self._last)
 
     def show(self, line: str) -> None:
-        """Write it, unless it is what was written last."""
+        """Write the line, unless it equals the line before."""
         line = one_line(line)
         if line == self._last:
             return
@@ -165,14 +166,14 @@ class Progress:
         self._stream.flush()
 
     def end(self) -> None:
-        """Make room for what comes after."""
+        """Clear the line on a terminal, for the next output."""
         if self._last and self._stream.isatty():
             self._stream.write("\r\x1b[K")
             self._stream.flush()
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """One event on one line."""
+    """Format an event as one line."""
     clock = time.strftime("%H:%M:%S", time.localtime(event["ts"])) + f".{int(event['ts'] % 1 * 1000):03d}"
     place = f"step {event['step']:<7} generation {event['generation']:<3}"
     return visible(f"{clock}  {event['kind']:<16}  {place}  {told(event['kind'], details_of(event))}".rstrip())
@@ -194,7 +195,7 @@ def say_json(value: Any) -> None:
 
 
 def complain(line: str) -> None:
-    """Say what does not keep a command from its work."""
+    """Print a warning that does not end the command."""
     sys.stderr.write(f"edl: {one_line(line)}\n")
 
 

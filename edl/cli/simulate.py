@@ -1,4 +1,4 @@
-"""`edl simulate`: what a policy would do with the jobs of a trace, in simulated time."""
+"""`edl simulate`: show the decisions of a policy about the jobs of a trace, in simulated time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from edl.simulator.trace import Trace
 from edl.simulator.traces.reading import read_trace
 
 NODES = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,4})")
-TELL_S = 0.5  # from one look at how far it is to the next, on a terminal
-LINE_S = 10.0  # and elsewhere, where each is a line
+TELL_S = 0.5  # from one progress report to the next, on a terminal
+LINE_S = 10.0  # likewise elsewhere, where each report is a line
 SPEEDS = ("fitted", "oracle")
 
 
@@ -109,7 +109,7 @@ def _faults(flag: str, text: str | None, form: str) -> Faults:
         mean_s, length_s, much = (float(part) for part in text.split(":"))
     except ValueError:
         mean_s = length_s = much = math.nan
-    least = 1 if flag == "stragglers" else 0  # a node that is slow is not faster
+    least = 1 if flag == "stragglers" else 0  # a slow node is not faster
     if not (0 < mean_s < math.inf and 0 < length_s < math.inf and least <= much < math.inf):
         example = "86400:600:300" if flag == "failures" else "36000:600:2"
         raise ConfigError(f"--{flag} {text}: must be {form}, such as {example}")
@@ -117,7 +117,7 @@ def _faults(flag: str, text: str | None, form: str) -> Faults:
 
 
 def _speeds(wanted: str | None, entry: registry.Known, trace: Trace) -> Speeds:
-    """As the simulator that the trace was published with tells its policies, where nothing else is asked for."""
+    """Choose the speeds that the policy is given. The default is that of the simulator that published the trace."""
     if wanted is not None and wanted not in SPEEDS:
         raise ConfigError(f"--speeds {wanted}: must be {' or '.join(SPEEDS)}")
     fits = entry.sees_speed and not entry.sees_left and any(job.course.span is not None for job in trace.jobs)
@@ -138,7 +138,7 @@ def _folder(arguments: argparse.Namespace, name: str) -> Path | None:
 
 
 def _teller(progress: show.Progress) -> Callable[[float, int, int], None]:
-    """Says how far it is, when that has taken a while."""
+    """Return a function that reports progress every now and then."""
     last = time.monotonic()
     every = TELL_S if sys.stderr.isatty() else LINE_S
 

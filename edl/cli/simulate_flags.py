@@ -1,4 +1,4 @@
-"""What can be typed after `edl simulate`."""
+"""Arguments of `edl simulate`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ examples:
 jobs.csv needs submitted, workers and duration, in seconds; docs/simulator.md has the other columns, and other formats.
 Exit code: 0 when it has been simulated, 2 when the trace or a flag is wrong: one line names its row and the remedy.
 """
-# flag -> (metavar, what it stands for, default)
+# flag -> (metavar, help, default)
 FLAGS: Final[dict[str, tuple[str, str, str | None]]] = {
     "nodes": ("NxG", "so many nodes with so many devices each", "16x4"),
     "interval": ("SECONDS", "from one decision to the next; 0: whenever a job comes or ends", "0"),

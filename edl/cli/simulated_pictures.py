@@ -1,4 +1,4 @@
-"""A simulated cluster on one picture: which job had how many workers when, and how many devices were in use."""
+"""Draw a simulated cluster: how many workers each job had when, and how many devices were in use."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _unit(length_s: float) -> tuple[float, str]:
 
 
 def _draw_jobs(axes: Any, outcome: Played, first: float, unit: float) -> None:
-    """A line for each job: pale while it waits, and the darker the more workers it has."""
+    """Draw a line for each job: pale while it waits, and the darker the more workers it has."""
     import matplotlib as mpl
     from matplotlib.collections import LineCollection
 
@@ -68,7 +68,7 @@ def _draw_jobs(axes: Any, outcome: Played, first: float, unit: float) -> None:
 
 
 def usage(outcome: Played) -> tuple[list[float], list[int], list[int]]:
-    """Times, and from each on: devices in use, and jobs that wait."""
+    """Return times, and from each on the number of devices in use and of jobs that wait."""
     changes: dict[float, list[int]] = {}
     for one in outcome.jobs:
         end = one.finished if one.finished is not None else outcome.ended

@@ -1,4 +1,4 @@
-"""`edl top`: a job in the terminal, as it goes on."""
+"""`edl top`: show a job in the terminal while it runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from edl.dashboard.terminal import print_screen, screen
 from edl.errors import EdlError
 from edl.launch.whereabouts import Whereabouts, locate
 
-LOOK_S = 10.0  # for a job to be heard of
-FIRST_S = 1.5  # for a second look: what workers spend their time on is told by two
+LOOK_S = 10.0  # for the first status of a job to arrive
+FIRST_S = 1.5  # for a second report: the use of workers' time is the difference of two
 REDRAW_S = 0.25
 
 
@@ -55,4 +55,4 @@ async def _live(feed: Feed, feeding: asyncio.Task[None]) -> None:
             live.update(screen(feed), refresh=True)
             await feed.wait(news, 1.0)
             await asyncio.sleep(REDRAW_S)
-    print_screen(feed)  # how it ended stays on the terminal
+    print_screen(feed)  # so that the final state stays on the terminal
