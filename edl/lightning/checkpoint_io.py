@@ -1,7 +1,7 @@
-"""Lightning's checkpoints, on disk by the rules of edl's own.
+"""Write Lightning's checkpoints by the rules of edl's own.
 
-Owns: writing them. Does not own: what is in them, nor reading and removing them, which are Lightning's; nor the
-checkpoints that a job goes on from (`edl.checkpoints`).
+Owns: writing them. Does not own: their content, nor reading and removing them, which are Lightning's; nor the
+checkpoints that a job resumes from (`edl.checkpoints`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from edl.checkpoints.local import put
 
 
 class EdlCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
-    """Lightning's own file, whole and flushed before it has its name: what `ModelCheckpoint` removes after it, the best
-    one of before, is then not the only one that a power cut leaves.
-    """
+    """Lightning's checkpoint files, written whole and flushed before a file gets its name."""
 
+    # `ModelCheckpoint` removes the best checkpoint so far after this: after a power cut the new file must be whole.
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """On the first worker alone. Raises CheckpointError where the file cannot be written."""
+        """Write the file; Lightning calls this on the first worker alone. Raises CheckpointError if it cannot be
+        written.
+        """
         if storage_options is not None or not _is_local_file_protocol(path):
             super().save_checkpoint(checkpoint, path, storage_options)  # an object is whole or absent by itself
             return

@@ -1,14 +1,15 @@
 """Lightning's training loop, whose mini-batches end at `edl.notify_batch_end()`.
 
-Owns: where a mini-batch of Lightning's ends, and what follows it: on to the next, or the same again. Does not own: the
-counters (`edl.lightning.progress`), what travels (`edl.lightning.traveller`), the ring (`edl.lightning.strategy`).
+Owns: where a mini-batch of Lightning's ends, and whether the loop goes on to the next or repeats it. Does not own: the
+counters (`edl.lightning.progress`), the state that travels (`edl.lightning.traveller`), the ring
+(`edl.lightning.strategy`).
 
-A mini-batch ends after its callbacks (`on_train_batch_end`) and before what may follow it: a validation, the end of an
-epoch. At that place all workers are alike, the newcomer after its rehearsal too, so it goes on as they do. One that is
-void, or of no samples, or a rehearsal, leaves its loop before its schedules and callbacks.
+A mini-batch ends after its callbacks (`on_train_batch_end`) and before anything that may follow it: a validation, the
+end of an epoch. There all workers are in the same state, and so is a newcomer after its rehearsal; it goes on as they
+do. A mini-batch that is void, has no samples, or is a rehearsal, leaves its loop before its schedules and callbacks.
 
-The loops are Lightning's own objects, which get a class that inherits from theirs. So whatever refers to them still
-does. They are no public interface: what is used of them is tested, and the extra `[lightning]` says with which version.
+The loops are Lightning's own objects, which get a class that inherits from theirs, so that references to them stay
+valid. They are no public interface: the parts used of them are tested, and the extra `[lightning]` names the version.
 """
 
 from __future__ import annotations
@@ -29,24 +30,26 @@ from edl.torch.loop_steps import LoopSteps, StepEnd, StepSeat
 
 
 class Uncounted(Exception):
-    """Leaves the loop's way from a mini-batch that does not count to what follows one that does."""
+    """Raised to leave the loop after a mini-batch that does not count, before the hooks of one that does."""
 
 
 class SavedAtEnd(Exception):
-    """An earlier life was saved at the end of an epoch: what follows that comes before the batch that was fetched."""
+    """Raised where an earlier life was saved at the end of an epoch: the end of the epoch comes before the fetched
+    batch.
+    """
 
 
 class FateOfBatch(Enum):
-    """What became of a batch in Lightning's loop."""
+    """The outcome of a batch in Lightning's loop."""
 
     PART = auto()  # gradients are added up; the step goes on
-    COUNTED = auto()  # the last one of a step
-    UNCOUNTED = auto()  # the same, of a step that does not count
-    NOT_TRAINED = auto()  # an epoch ended before it
+    COUNTED = auto()  # the last batch of a step
+    UNCOUNTED = auto()  # likewise, of a step that does not count
+    NOT_TRAINED = auto()  # an epoch ended before the batch
 
 
 class LightningSteps(LoopSteps):
-    """How one `Trainer.fit` is an elastic job: shared by all loops of it."""
+    """The steps of one `Trainer.fit` as an elastic job: shared by all its loops."""
 
     def __init__(self, trainer: Any, seat: StepSeat, parts: StepParts, limit: float) -> None:
         self.trainer, self.parts = trainer, parts
@@ -56,17 +59,17 @@ class LightningSteps(LoopSteps):
         super().__init__(seat, self.traveller)
 
     def begin_step(self) -> None:
-        """Its first batch was fetched."""
+        """Begin a step whose first batch was fetched."""
         self.counters.begin()
         super().begin_step()
 
     def check_counts(self) -> None:
-        """After the update, or what stands in its place. Raises Uncounted."""
+        """Settle the step after its update, or where it leaves the update out. Raises Uncounted."""
         if self.parts.last and not self.settle():
             raise Uncounted
 
     def end_step(self, *, counted: bool) -> StepEnd:
-        """How it has ended, on all workers alike."""
+        """End the step; return how it ended, which is the same on all workers."""
         rehearsed = self.seat.rehearsing()
         self.counters.end(counted=counted, batches=self.trainer.accumulate_grad_batches)
         ended = super().end_step(counted=counted)
@@ -75,23 +78,23 @@ class LightningSteps(LoopSteps):
         return ended
 
     def is_over(self, fetcher: ElasticFetcher) -> bool:
-        """Lightning's epoch is, with the step that has just ended."""
+        """Tell whether Lightning's epoch ended with the step that has just ended."""
         if math.isinf(self.traveller.limit):
             return not fetcher.look() or self.is_beyond()
         return self.counters.batches >= self.traveller.limit
 
     def was_over(self) -> bool:
-        """An earlier life was saved where an epoch had ended, and what follows that was still to come."""
+        """Tell whether an earlier life was saved where an epoch had ended, before the work that follows an epoch."""
         if math.isinf(self.traveller.limit):
             return self.is_beyond()
         return self.counters.batches >= self.traveller.limit
 
 
 class ElasticFetcher(_PrefetchDataFetcher):  # type: ignore[misc]
-    """Fetches a batch when the one before is trained, and not earlier.
+    """Fetch each batch after the one before is trained, and not earlier.
 
-    Which batch is the last one of an epoch is known only then: a worker that is lost leaves samples, and others go on
-    with them where all had thought to be at the end.
+    Only then is it known whether a batch is the last of an epoch: a lost worker leaves samples, and the others go on
+    with these where all had expected the end.
     """
 
     elastic: LightningSteps
@@ -103,7 +106,7 @@ class ElasticFetcher(_PrefetchDataFetcher):  # type: ignore[misc]
         return super().__iter__()
 
     def look(self) -> bool:
-        """Whether there is one more batch in this pass."""
+        """Tell whether there is one more batch in this pass."""
         try:
             self._coming = self._fetched()
         except StopIteration:
@@ -128,8 +131,9 @@ class ElasticFetcher(_PrefetchDataFetcher):  # type: ignore[misc]
         try:
             return self._plain()
         except StopIteration:
-            # The others are an epoch ahead of a worker that missed its end; and an epoch of so many batches, as the
-            # script wants it, may reach from one pass over the data into the next.
+            # The others are an epoch ahead of a worker that missed its end; and an epoch whose number of batches the
+            # script has
+            # limited may reach from one pass over the data into the next.
             if not anew and math.isinf(elastic.traveller.limit):
                 raise
         super().__iter__()
@@ -139,11 +143,11 @@ class ElasticFetcher(_PrefetchDataFetcher):  # type: ignore[misc]
         try:
             return super().__next__()
         finally:
-            self.done = False  # whatever the loader's length at this size is
+            self.done = False  # Lightning derives it from the loader's length, which changes with the number of workers
 
 
 class ElasticAutomatic(_AutomaticOptimization):  # type: ignore[misc]
-    """One optimizer, which Lightning steps."""
+    """Optimization with one optimizer, which Lightning steps."""
 
     elastic: LightningSteps
 
@@ -157,7 +161,7 @@ class ElasticAutomatic(_AutomaticOptimization):  # type: ignore[misc]
 
 
 class ElasticManual(_ManualOptimization):  # type: ignore[misc]
-    """Optimizers that the script steps."""
+    """Optimization with optimizers that the script steps."""
 
     elastic: LightningSteps
 
@@ -168,13 +172,13 @@ class ElasticManual(_ManualOptimization):  # type: ignore[misc]
 
 
 class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]
-    """The batches of an epoch."""
+    """The loop over the batches of an epoch."""
 
     elastic: LightningSteps
     _outcome = FateOfBatch.COUNTED
 
     def advance(self, data_fetcher: Any) -> None:
-        """Makes one batch."""
+        """Train one batch."""
         hook = self.trainer.lightning_module._current_fx_name
         try:
             super().advance(data_fetcher)
@@ -187,7 +191,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]
             self._outcome = FateOfBatch.NOT_TRAINED
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """What follows a batch: the end of its step, and validation, where one is due."""
+        """End the batch's step, and validate if a validation is due."""
         if self._outcome is FateOfBatch.NOT_TRAINED:
             self.batch_progress.is_last_batch = True
         elif self._outcome is FateOfBatch.PART or not self._end_step(data_fetcher):
@@ -195,7 +199,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]
         super().on_advance_end(data_fetcher)
 
     def _end_step(self, fetcher: ElasticFetcher) -> bool:
-        """Whether what follows a batch is to be done."""
+        """End a step; tell whether the work that follows a batch is to be done."""
         elastic = self.elastic
         ended = elastic.end_step(counted=self._outcome is FateOfBatch.COUNTED)
         if ended is StepEnd.AGAIN:
@@ -211,7 +215,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]
 
 
 def make_elastic(elastic: LightningSteps) -> None:
-    """The loops of a trainer that is about to train."""
+    """Make the loops of a trainer that is about to train elastic."""
     loop = elastic.trainer.fit_loop.epoch_loop
     fetcher = elastic.trainer.fit_loop._data_fetcher
     kinds = (

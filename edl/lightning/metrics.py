@@ -1,10 +1,10 @@
-"""What Lightning has counted in its share of an evaluation: told to the others, and put together of all workers.
+"""Exchange the metrics of each worker's share of an evaluation, and combine them.
 
-Owns: the values that a script logs, and the metrics of torchmetrics that its module holds. Does not own: who computes
-which batch (`edl.core.worker.evaluation`), nor computing it (`edl.lightning.validation`).
+Owns: the values that a script logs, and the metrics of torchmetrics that its module holds. Does not own: which worker
+computes which batch (`edl.core.worker.evaluation`), nor computing it (`edl.lightning.validation`).
 
-Each worker begins an evaluation with empty metrics, so what it has at the end is its share and nothing else. What a
-metric held before comes to it again at the end.
+Each worker begins an evaluation with empty metrics, so that their state at the end is its share and nothing else. The
+state that a metric held before is added again at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 
 class ModuleMetrics:
-    """Those of a module, through one evaluation."""
+    """The metrics of a module, through one evaluation."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
@@ -33,14 +33,14 @@ class ModuleMetrics:
             metric.reset()
 
     def share(self) -> dict[str, State]:
-        """What this worker has counted."""
+        """Return this worker's state of each metric."""
         for one in self._module.modules():
             if isinstance(one, MetricCollection):
-                one._compute_groups_create_state_ref()  # of several with one state, only one was updated
+                one._compute_groups_create_state_ref()  # of several metrics with one state, only one was updated
         return {name: _state(metric) for name, metric in self._metrics() if metric._update_count}
 
     def take(self, shares: Sequence[Mapping[str, State]]) -> None:
-        """What all have counted, after what each metric held before."""
+        """Combine the states of all workers, after the state that each metric held before."""
         for name, metric in self._metrics():
             parts = [share[name] for share in shares if name in share]
             before = self._before[name]
@@ -55,12 +55,12 @@ class ModuleMetrics:
 
 
 def logged_share(results: Any) -> dict[str, State]:
-    """What this worker has logged for the end of the evaluation, of the DataLoader that it is at."""
+    """Return the values that this worker has logged for the end of the evaluation, of the present DataLoader."""
     return {key: _logged(one) for key, one in results.valid_items() if one.meta.on_epoch}
 
 
 def take_logged(results: dict[str, Any], shares: Sequence[Mapping[str, State]], module: Any, reduce: Any) -> None:
-    """What all have logged. Where this worker has not, as it had no batch, it does now."""
+    """Combine the values that all workers have logged, also those that this worker, which had no batch, has not."""
     for key in dict.fromkeys(key for share in shares for key in share):
         parts = [share[key] for share in shares if key in share]
         one = results.get(key)
@@ -124,7 +124,9 @@ def _together(metric: Any, parts: Sequence[State]) -> State:
 
 
 def _reduced(reduction: Any, values: list[Any], updates: list[int], default: Any) -> Any:
-    """As torchmetrics does it over processes; a mean is one of updates. `default`: the state of an untouched metric."""
+    """Combine states as torchmetrics does over processes; a mean is weighted by updates. `default`: an untouched
+    state.
+    """
     if isinstance(values[0], list):
         return [one for value in values for one in value]
     if len(values) == 1:
@@ -141,7 +143,7 @@ def _reduced(reduction: Any, values: list[Any], updates: list[int], default: Any
 
 
 def _rows(values: list[torch.Tensor], default: torch.Tensor) -> torch.Tensor:
-    """One for each worker, also of those that an evaluation before this one has left here."""
+    """Concatenate the rows of all workers, also rows that an earlier evaluation has left here."""
     return torch.cat([one if one.dim() > default.dim() else one[None] for one in values])
 
 

@@ -1,10 +1,10 @@
-"""Lightning's counters: which batch of which epoch, how many updates, and what they were before the present step.
+"""Lightning's counters: the batch, the epoch, the updates, and their values before the present step.
 
-Owns: reading and setting them in the living loops. Does not own: what becomes of a mini-batch (`edl.lightning.loops`),
-nor when counters travel (`edl.lightning.traveller`).
+Owns: reading and setting them in the living loops. Does not own: the fate of a mini-batch (`edl.lightning.loops`), nor
+when counters travel (`edl.lightning.traveller`).
 
-A mini-batch that is void must not have counted. So the counters are remembered as a step begins, which costs some
-microseconds, and what travels in the middle of one is what was remembered.
+A void mini-batch must not have counted. So the counters are remembered as a step begins, which costs some microseconds;
+in the middle of a step the remembered values travel.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ STEPPED = "_batches_that_stepped"
 
 
 class Counters:
-    """Of one `Trainer.fit`."""
+    """The counters of one `Trainer.fit`."""
 
     def __init__(self, fit_loop: Any) -> None:
         epochs = fit_loop.epoch_loop
-        # What Lightning counts while it trains; all are instances of its dataclasses, and live as long as the loops.
+        # The objects in which Lightning counts while it trains; all are instances of its dataclasses, and live as long
+        # as the loops.
         self._holders = [
             *_leaves(fit_loop.epoch_progress),
             *_leaves(epochs.batch_progress),
@@ -30,19 +31,20 @@ class Counters:
             *_leaves(epochs.manual_optimization.optim_step_progress),
             *_leaves(epochs.val_loop.batch_progress),
         ]
-        of_batches = (epochs.batch_progress.total, epochs.batch_progress.current)  # equal ones may be others
+        # compared by identity: other counters may be equal
+        of_batches = (epochs.batch_progress.total, epochs.batch_progress.current)
         self._batches = [place for place, one in enumerate(self._holders) if any(one is two for two in of_batches)]
         self._epochs = epochs
         self._begun: list[Any] | None = None
 
     def begin(self) -> None:
-        """A step begins: until `end` these are the counters."""
+        """Begin a step: until `end` the present counters are the job's."""
         self._begun = self._now()
 
     def end(self, *, counted: bool, batches: int = 1) -> None:
-        """It is over. Not counted, it leaves no trace. Counted, it counts so many batches: a worker whose share of it
-        was short has made fewer, and all must validate at the same ones.
-        """
+        """End the step. A step that does not count leaves no trace; one that counts adds `batches` batches."""
+        # A worker whose share of the step was short has trained fewer batches, and all workers must validate at the
+        # same ones.
         begun, self._begun = self._begun, None
         if begun is None:
             return
@@ -54,11 +56,11 @@ class Counters:
             vars(self._holders[place]).update({name: number + batches for name, number in before.items()})
 
     def read(self) -> list[Any]:
-        """As of the newest step that counts."""
+        """Return the counters as of the newest step that counts."""
         return self._now() if self._begun is None else self._begun
 
     def put(self, values: list[Any]) -> None:
-        """Become what another worker's, or an earlier life's, are."""
+        """Set the counters to those of another worker, or of an earlier life."""
         *numbers, stepped, last = values
         for holder, found in zip(self._holders, numbers, strict=True):
             vars(holder).update(found)
@@ -69,7 +71,7 @@ class Counters:
 
     @property
     def batches(self) -> int:
-        """Of the present epoch."""
+        """Batches of the present epoch."""
         return int(self._epochs.batch_progress.current.ready)
 
     def _now(self) -> list[Any]:
@@ -78,7 +80,7 @@ class Counters:
 
 
 def _leaves(progress: Any) -> Iterator[Any]:
-    """The parts of a progress that hold numbers alone."""
+    """Yield the parts of a progress that hold numbers alone."""
     inner = [value for value in vars(progress).values() if hasattr(value, "__dict__")]
     if not inner:
         yield progress

@@ -1,10 +1,10 @@
-"""The strategy: one device per worker, gradients averaged by edl, and as many workers as there are at the moment.
+"""The strategy: one device per worker, gradients averaged by edl, and as many workers as the job has at the moment.
 
-Owns: what Lightning asks of its strategy. Does not own: the training loop (`edl.lightning.loops`), collectives
-(`edl.torch.ring_words`), the data (`edl.torch.conversion`).
+Owns: the interface that Lightning asks of its strategy. Does not own: the training loop (`edl.lightning.loops`),
+collectives (`edl.torch.ring_words`), the data (`edl.torch.conversion`).
 
-There is no process group of torch's, and no sampler is put in: edl deals out the samples. Size and rank are
-asked anew each time.
+There is no process group of torch's, and no sampler is put in: edl deals out the samples. Size and rank are asked anew
+each time.
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ _REFUSED: Mapping[type[Callback], str] = {  # with the remedy
 
 
 class EdlStrategy(Strategy):  # type: ignore[misc]
-    """`Trainer(strategy="edl")`, or `Trainer(strategy=EdlStrategy(...))` with what `edl.init` takes."""
+    """Train elastically: `Trainer(strategy="edl")`, or `Trainer(strategy=EdlStrategy(...))` with keywords of
+    `edl.init`.
+    """
 
     strategy_name = "edl"
     _checkpoint_io: CheckpointIO | None
-    _trains: EdlStrategy | None = None  # of the class: whose trainer has begun the job's training
+    _trains: EdlStrategy | None = None  # of the class: the strategy whose trainer has begun the job's training
 
     def __init__(
         self,
@@ -76,8 +78,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         share_evaluation: bool = True,
         **joining: Any,
     ) -> None:
-        """Joins the job, unless the script has called `edl.init()` before. `joining`: keywords of `edl.init`.
-
+        """Join the job, unless the script has called `edl.init()` before. `joining`: keywords of `edl.init`.
         `share_evaluation=False`: each worker validates and tests on all of the data.
         """
         super().__init__(accelerator, checkpoint_io, precision_plugin)
@@ -85,12 +86,12 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
             elastic.init(**joining)
         elif joining:
             raise UsageError(f"EdlStrategy({', '.join(joining)}=...): edl.init() was called before; say it there")
-        self.cluster_environment = LightningEnvironment()  # else one of Slurm's might requeue the job by itself
+        self.cluster_environment = LightningEnvironment()  # else Slurm's environment might requeue the job by itself
         self._devices: list[Any] = []
         self._parts: StepParts | None = None
         self._elastic: LightningSteps | None = None
         self._words = RingWords(framework, seat, self._between)
-        self._fits = True  # or is about to
+        self._fits = True  # the trainer fits, or is about to
         self._share_evaluation = share_evaluation
         self._sigterm: Any = None
         self._take_rank()
@@ -100,37 +101,39 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
 
     @property
     def world_size(self) -> int:
-        """Workers at the moment."""
+        """Return the number of workers at the moment."""
         return seat.size()
 
     @property
     def global_rank(self) -> int:
-        """Of this worker, at the moment."""
+        """Return this worker's rank at the moment."""
         return seat.rank()
 
     @property
     def local_rank(self) -> int:
-        """Among the workers of the same host."""
+        """Return the rank among the workers of the same host."""
         return seat.local_rank()
 
     @property
     def node_rank(self) -> int:
-        """Data is prepared by the first worker of each host."""
+        """Return 0: data is prepared by the first worker of each host."""
         return 0
 
     @property
     def is_global_zero(self) -> bool:
-        """The one that writes. A newcomer is none while it rehearses, whatever its rank in the ring of one is."""
+        """Tell whether this worker writes files and logs. A newcomer that rehearses does not, whatever its rank in its
+        own ring.
+        """
         return seat.rank() == 0 and not seat.rehearsing()
 
     @property
     def is_distributed(self) -> bool:
-        """No sampler is to be put in."""
+        """Return False: no sampler is to be put in."""
         return False
 
     @property
     def parallel_devices(self) -> list[Any]:
-        """Those of this host, as Lightning's `devices` says."""
+        """The devices of this host, from Lightning's `devices`."""
         return self._devices
 
     @parallel_devices.setter
@@ -139,7 +142,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
 
     @property
     def root_device(self) -> torch.device:
-        """This worker's."""
+        """Return this worker's device."""
         if not self._devices:
             return torch.device("cpu")
         return torch.device(self._devices[seat.local_rank() % len(self._devices)])
@@ -155,11 +158,11 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
-        """The script's; without one, or inside of one that only wraps another, edl's."""
+        """Return the script's own, or edl's: alone, or inside a script's one that only wraps another."""
         if self._checkpoint_io is None:
             self._checkpoint_io = EdlCheckpointIO()
         elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
-            self._checkpoint_io.checkpoint_io = EdlCheckpointIO()  # which keeps what it was given first
+            self._checkpoint_io.checkpoint_io = EdlCheckpointIO()  # it keeps the first one that it is given
         return self._checkpoint_io
 
     @checkpoint_io.setter
@@ -172,44 +175,44 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------------------ collectives
 
     def _between(self) -> Ask | None:
-        """How to ask all workers, between two mini-batches. A fit that has not trained yet is before all of them: a
-        newcomer sets it up beside the others' training.
-        """
+        """Return how to ask all workers, if the script is between two mini-batches; else None."""
+        # A fit that has not trained yet is not: a newcomer sets it up while the others train.
         if self._elastic is not None:
             return self._elastic.ask if self._elastic.between else None
         return None if self._fits else seat.evaluate_shared
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:  # noqa: ARG002 - there is one
-        """The mean, or the sum, of all workers' tensors."""
+        """Return the mean, or the sum, of all workers' tensors."""
         return self._words.reduced(tensor, reduce_op)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002 - Lightning's name
-        """Whether all workers, or any of them, say so."""
+        """Tell whether all workers, or any of them, decide so."""
         return self._words.decision(decision, of_all=all)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:  # noqa: ARG002
-        """All workers' tensors, by rank, in a first dimension of their own."""
+        """Return all workers' tensors, by rank, in a first dimension of their own."""
         return self._words.gathered(tensor)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """What worker `src` has: plain values, and no object of a class of its own (docs/security.md)."""
+        """Return the value of worker `src`: plain values, and no object of a class of its own (docs/security.md)."""
         return self._words.told(obj, src)
 
     def barrier(self, name: str | None = None) -> None:
-        """Until all workers are here. Not while a trainer sets up: a newcomer does that beside the others' training."""
+        """Wait until all workers are here."""
         if name == "run-stage":
             self._give_sigterm_back()
+        # Workers do not wait while a trainer sets up: a newcomer does that while the others train.
         if name is None or not (name in SETTING_UP or name.endswith(LOADERS)):
             self._words.meet()
 
     # ------------------------------------------------------------------------------------------------- setting up
 
     def model_to_device(self) -> None:
-        """It goes to this worker's."""
+        """Move the model to this worker's device."""
         self.model.to(self.root_device)
 
     def setup(self, trainer: Any) -> None:
-        """Before all of a fit, a validation, a test."""
+        """Prepare a fit, a validation or a test."""
         self._sigterm = signal.getsignal(signal.SIGTERM)
         self._fits = trainer.state.fn == TrainerFn.FITTING
         if self._fits:
@@ -219,7 +222,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         super().setup(trainer)
 
     def _check(self, trainer: Any) -> None:
-        if EdlStrategy._trains is not None:  # a second one would find the data trained, and do nothing
+        if EdlStrategy._trains is not None:  # a second fit would find the data trained, and do nothing
             raise UsageError("Trainer.fit(): a job of edl has one fit; start another job for the next one")
         if trainer.ckpt_path is not None:
             raise UsageError(
@@ -251,17 +254,17 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
             )
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Those of the script, which average gradients from now on."""
+        """Make the script's optimizers average gradients."""
         super().setup_optimizers(trainer)
         found: list[Any] = list(self._optimizers)
         if not found or any(isinstance(one, _MockOptimizer) for one in found):
             raise UsageError("configure_optimizers() gives no optimizer of torch.optim: edl averages gradients in one")
         for optimizer in found:
             elastic.Optimizer(optimizer, model=self.lightning_module)
-        self.optimizers = found  # anew, as Lightning imitates their class, which is another one now
+        self.optimizers = found  # set anew, as Lightning imitates their class, which has changed
 
     def process_dataloader(self, dataloader: object) -> object:
-        """A training loader becomes one over this worker's samples; all others stay as they are."""
+        """Convert a training loader to this worker's samples; all others stay as they are."""
         trainer = self.lightning_module.trainer
         if not trainer.training or trainer.sanity_checking:
             return dataloader
@@ -272,7 +275,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         return self._parts
 
     def on_train_start(self) -> None:
-        """All is set up, and nothing was fetched yet."""
+        """Make the loops elastic, once all is set up and before a batch is fetched."""
         trainer, parts = self.lightning_module.trainer, self._parts
         if parts is None:
             raise UsageError("Trainer.fit(): edl trains on a torch.utils.data.DataLoader")
@@ -283,8 +286,8 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
                 f"Trainer(limit_train_batches={trainer.limit_train_batches}): its {limit:.0f} batches of an epoch must "
                 f"be a multiple of accumulate_grad_batches={trainer.accumulate_grad_batches}"
             )
-        fit._combined_loader.limits = None  # they are counted as the job counts, on a newcomer too
-        fit.max_batches = math.inf  # how many there are of an epoch changes with the number of workers
+        fit._combined_loader.limits = None  # limits are counted by the job's counters, on a newcomer too
+        fit.max_batches = math.inf  # the number of batches of an epoch changes with the number of workers
         trainer.val_check_batch = _batches_between_validations(trainer)
         EdlStrategy._trains = self
         self._elastic = LightningSteps(trainer, seat, parts, limit)
@@ -293,36 +296,38 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         self._give_sigterm_back()
 
     def _give_sigterm_back(self) -> None:
-        """Lightning would end training at the next batch, before edl's switch; its handler is in front of edl's."""
+        """Restore the handler of SIGTERM that Lightning has replaced."""
+        # Lightning's handler would end training at the next batch, before edl's switch.
         if self._sigterm is not None:
-            with contextlib.suppress(ValueError):  # not in the main thread, where Lightning has taken none either
+            # raised outside the main thread, where Lightning has set no handler either
+            with contextlib.suppress(ValueError):
                 signal.signal(signal.SIGTERM, self._sigterm)
 
     # --------------------------------------------------------------------------------------------------- training
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """A worker that leaves a batch out takes part with gradients of zero. Lightning refuses that where there are
-        others, as they would wait for it.
-        """
+        """Run the script's step. A worker that leaves a batch out takes part with gradients of zero."""
+        # Lightning refuses a step that returns None where there are several workers, as the others would wait for it.
         found = super().training_step(*args, **kwargs)
         if found is None and self.lightning_module.automatic_optimization:
             return torch.zeros((), device=self.root_device, requires_grad=True)
         return found
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Gradients of one batch: averaged over the workers once they are those of the whole step."""
+        """Compute the gradients of one batch, averaged over the workers once they are those of the whole step."""
         parts, trainer = self._parts, self.lightning_module.trainer
         if parts is None or trainer.accumulate_grad_batches == 1:
             return super().backward(closure_loss, optimizer, *args, **kwargs)  # type: ignore[no-any-return]
-        loss = closure_loss * (parts.share * trainer.accumulate_grad_batches)  # Lightning has divided it by that
+        # Lightning has divided the loss by that number
+        loss = closure_loss * (parts.share * trainer.accumulate_grad_batches)
         with contextlib.nullcontext() if parts.last else framework.adding_up():
             return super().backward(loss, optimizer, *args, **kwargs)  # type: ignore[no-any-return]
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """One update. Only an optimizer that looks at the loss needs that of all workers here.
+        """Make one update. Only an optimizer that looks at the loss needs that of all workers here.
 
-        Gradients are averaged before the script looks at them or clips them, also where this worker leaves a batch
-        out, and backward has not done it.
+        Gradients are averaged before the script looks at them or clips them, also where this worker leaves a batch out,
+        and backward has not done it.
         """
         if isinstance(optimizer, torch.optim.LBFGS) or not type(optimizer).__module__.startswith("torch.optim"):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
@@ -336,19 +341,22 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         return found[0] if isinstance(found, list) else found
 
     def on_validation_start(self) -> None:
-        """Statistics of batch norm are each worker's own while a ring stands; metrics shall be the same on all. Where
-        the evaluation is shared out, that is seen to in each ring that it is made in.
+        """Give all workers the same statistics of batch norm, which diverge while they train: metrics must be the same
+        on all.
         """
+        # A shared evaluation does that itself, in each ring in which it is made.
         if not getattr(self.lightning_module.trainer._evaluation_loop, "shared", False):
             self._words.share_buffers(self.lightning_module)
 
     def on_test_start(self) -> None:
-        """The same."""
+        """Do the same as before a validation."""
         self.on_validation_start()
 
 
 def _batches_between_validations(trainer: Any) -> float:
-    """Whole steps; or infinity: at the end of each epoch, whenever that is. A whole 1 is each batch."""
+    """Return the batches between two validations, in whole steps; infinity for the end of each epoch. A whole 1 is each
+    batch.
+    """
     if isinstance(trainer.val_check_interval, float) and trainer.val_check_interval == 1.0:
         return math.inf
     parts_of_step: int = trainer.accumulate_grad_batches
@@ -357,7 +365,7 @@ def _batches_between_validations(trainer: Any) -> float:
 
 
 def _limit(trainer: Any) -> float:
-    """Batches of an epoch, where the script has said it."""
+    """Return the batches of an epoch, if the script limits them; else infinity."""
     limits = trainer.fit_loop._combined_loader.limits
     if trainer.limit_train_batches == 1.0 or not limits:
         return math.inf
@@ -366,7 +374,7 @@ def _limit(trainer: Any) -> float:
 
 
 def _asks_the_clock(callbacks: list[Any]) -> str:
-    """The callback that does so at each batch, as a script says it; else nothing."""
+    """Name the callback that looks at the clock at each batch, in the script's words; else ""."""
     for one in callbacks:
         if isinstance(one, ModelCheckpoint) and one._train_time_interval is not None:
             return "ModelCheckpoint(train_time_interval=...)"
@@ -376,7 +384,7 @@ def _asks_the_clock(callbacks: list[Any]) -> str:
 
 
 def _modules_of(callbacks: list[Any]) -> dict[str, torch.nn.Module]:
-    """What callbacks hold besides their state, as a moving average of the model."""
+    """Return the modules that callbacks hold besides their state, such as a moving average of the model."""
     return {
         f"lightning_callback_{number}{name}": value
         for number, callback in enumerate(callbacks)

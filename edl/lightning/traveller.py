@@ -1,6 +1,6 @@
-"""What Lightning knows besides the model, as it travels to newcomers and into checkpoints.
+"""Lightning's state besides the model, as it travels to newcomers and into checkpoints.
 
-Owns: what that is, its form, and giving it back to the living trainer. Does not own: when it travels
+Owns: the content of the state, its form, and putting it back into the living trainer. Does not own: when it travels
 (`edl.trainer.extras`), the counters (`edl.lightning.progress`).
 
 Callbacks' states are not compared between workers: some measure time.
@@ -19,22 +19,23 @@ from edl.lightning.progress import Counters
 from edl.torch.loop_steps import LoopState, StepEnd
 from edl.torch.traveller import as_plain, from_plain
 
-# Of a ModelCheckpoint, which its own state leaves out: whether it saves after the step at which a newcomer comes.
+# Attributes of a ModelCheckpoint that its own state leaves out: they decide whether it saves after the step at which a
+# newcomer comes.
 SAVES = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
 
 
 class Traveller(LoopState):
-    """Of one `Trainer.fit`."""
+    """The state of one `Trainer.fit`."""
 
     def __init__(self, trainer: Any, counters: Counters, ending: Callable[[], StepEnd]) -> None:
-        """`ending`: as what the step under way will end, unless it counts."""
+        """Keep the trainer. `ending`: how the step under way will end, unless it counts."""
         self._trainer = trainer
         self._counters = counters
         self._ending = ending
-        self.limit: float = math.inf  # batches of an epoch, where the script has said so
+        self.limit: float = math.inf  # batches of an epoch, if the script limits them
 
     def take(self, found: Mapping[str, Any]) -> None:
-        """What another worker, or an earlier life, has sent."""
+        """Load the state that another worker, or an earlier life, has sent."""
         trainer = self._trainer
         self._counters.put(list(found["counters"]))
         self.ended, self.open_pass, self.limit = StepEnd(found["ended"]), found["open_pass"], found["limit"]
@@ -50,7 +51,7 @@ class Traveller(LoopState):
             vars(callback).update(state)
 
     def read(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the complete state."""
         trainer, datamodule = self._trainer, self._trainer.datamodule
         return {
             "counters": self._counters.read(),
@@ -73,11 +74,12 @@ class Traveller(LoopState):
         for callback in self._trainer.callbacks:
             if hasattr(
                 callback, "already_saved"
-            ):  # that of LightningCLI's configuration: the first worker has it on disk
-                callback.already_saved = True  # else a newcomer asks the others about it as `test` begins
+            ):  # LightningCLI's callback: the first worker has its configuration on disk
+                callback.already_saved = True  # else a newcomer asks the other workers about it as `test` begins
             state = states.get(callback.state_key)
             if state is None:
                 continue
             if isinstance(callback, ModelCheckpoint):
-                callback.dirpath = state.get("dirpath", callback.dirpath)  # a newcomer has found another name, as free
+                # a newcomer has chosen another name, as a free one
+                callback.dirpath = state.get("dirpath", callback.dirpath)
             callback.load_state_dict(from_plain(state))

@@ -1,7 +1,8 @@
 """Lightning's validation and test, shared out among all workers.
 
-Owns: the loop over this worker's batches, and the figures of all workers at its end. Does not own: who computes which
-(`edl.core.worker.evaluation`), which batches there are (`edl.torch.shared_batches`), metrics (`edl.lightning.metrics`).
+Owns: the loop over this worker's batches, and the figures of all workers at its end. Does not own: which worker
+computes which batch (`edl.core.worker.evaluation`), which batches there are (`edl.torch.shared_batches`), metrics
+(`edl.lightning.metrics`).
 
 As in `edl.lightning.loops`, the loop is Lightning's own object with a class that inherits from its own.
 """
@@ -28,7 +29,7 @@ IN_SETUP = "a newcomer asks for its validation data when the others do not: noth
 
 
 class LoopShare:
-    """`edl.trainer.evaluation.Work`: the batches of one DataLoader, through Lightning's step and its hooks."""
+    """Compute the batches of one DataLoader through Lightning's step and hooks, as `edl.trainer.evaluation.Work`."""
 
     def __init__(self, loop: SharedEvaluationLoop, batches: SharedBatches, place: int) -> None:
         self._loop, self._batches, self._place = loop, batches, place
@@ -52,11 +53,11 @@ class LoopShare:
         return packed_values({"logged": logged_share(self._loop._results), "metrics": self._metrics.share()})
 
     def take(self, found: Sequence[bytes]) -> None:
-        """The figures of all workers, which from here on are this one's. A worker that has computed nothing makes a
-        batch all the same, whose figures are lost in that: the lists that a script fills in its step are empty on none.
-        """
+        """Set this worker's figures to those of all workers."""
         shares = [unpacked_values(one) for one in found]
         loop = self._loop
+        # A worker that has computed nothing computes a batch all the same, and drops its figures: else the lists that a
+        # script fills in its step were empty on this worker.
         if self.units and not self._has_computed:
             logged = set(loop._results)
             self.compute([0], lambda: True)
@@ -65,19 +66,19 @@ class LoopShare:
         self._metrics.take([share["metrics"] for share in shares])
         module, strategy = loop.trainer.lightning_module, loop.trainer.strategy
         take_logged(loop._results, [share["logged"] for share in shares], module, strategy.reduce)
-        with loop.words.apart(IN_STEP):  # they are those of all workers: `sync_dist` has nothing to add
+        with loop.words.apart(IN_STEP):  # the figures are those of all workers: `sync_dist` has nothing to add
             loop._results.metrics(on_step=False)
 
 
 class SharedEvaluationLoop(_EvaluationLoop):  # type: ignore[misc]
-    """Of `trainer.fit`, `validate` or `test`."""
+    """The evaluation loop of `trainer.fit`, `validate` or `test`."""
 
     words: RingWords
     between: Callable[[], Ask | None]
-    shared = False  # the evaluation under way is
+    shared = False  # whether the evaluation under way is shared
 
     def setup_data(self) -> None:
-        """Each worker by itself, as a newcomer comes to it at another time."""
+        """Load the data on each worker by itself, as a newcomer does so at another time."""
         with self.words.apart(IN_SETUP):
             super().setup_data()
 
@@ -95,19 +96,19 @@ class SharedEvaluationLoop(_EvaluationLoop):  # type: ignore[misc]
             share = LoopShare(self, batches, place)
             share.take((self.between() or seat.evaluate_shared)(share))
             self._store_dataloader_outputs()
-        self._has_run = True  # also where all batches were others': callbacks decide by it
+        self._has_run = True  # also if other workers had all batches: callbacks decide by it
         return self.on_run_end()
 
     def _begin(self) -> None:
-        """Lightning's `reset()`, without fetching the first batches."""
+        """Do Lightning's `reset()`, without fetching the first batches."""
         self._has_run = False
         self._logged_outputs: list[Any] = []
         self.batch_progress.reset_on_run()
         self._data_fetcher = _select_data_fetcher(self.trainer, self.trainer.state.stage)
-        self._results.clear()  # what was made in the place of what another worker has logged
+        self._results.clear()  # drops the entries made for values that other workers have logged
 
     def _plan(self) -> list[SharedBatches] | None:
-        """The batches of each DataLoader; None where one cannot be shared out."""
+        """Return the batches of each DataLoader; None if one of them cannot be shared out."""
         loaders: Any = self._combined_loader
         fetcher = _select_data_fetcher(self.trainer, self.trainer.state.stage)
         if not self._is_sequential or isinstance(fetcher, _DataLoaderIterDataFetcher):
@@ -117,7 +118,7 @@ class SharedEvaluationLoop(_EvaluationLoop):  # type: ignore[misc]
 
 
 def share_out(trainer: Any, words: RingWords, between: Callable[[], Ask | None]) -> None:
-    """The evaluations of a trainer. `between`: as `words` knows it."""
+    """Share out the evaluations of a trainer. `between`: as in `words`."""
     for loop in (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
         loop.__class__ = SharedEvaluationLoop
         loop.words, loop.between = words, between
