@@ -1,11 +1,11 @@
 """The evaluation and prediction of Hugging Face's Trainer, shared out among all workers.
 
-Owns: which batches this worker computes, and giving those of all workers to the Trainer's loop. Does not own: who
-computes which (`edl.core.worker.evaluation`), nor what the loop makes of it (the Trainer).
+Owns: which batches this worker computes, and giving those of all workers to the Trainer's loop. Does not own: which
+worker computes which (`edl.core.worker.evaluation`), nor the use that the loop makes of them (the Trainer).
 
-The Trainer asks for a batch, and for what the model says of it. At the first of these questions all workers compute
-their shares and exchange them; from there on the answers are read off. So all find the figures that one worker alone
-would have found, and hold what it would have held.
+The Trainer asks for a batch, and for the model's output for it. At the first of these questions all workers compute
+their shares and exchange them; from then on the answers are read from memory. So all workers get the figures that one
+worker alone would have got, and hold the state that it would hold.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from edl.torch.shared_batches import SharedBatches, packed_values, unpacked_valu
 
 Predict = Callable[[Any], tuple[Any, Any, Any]]  # of a batch: loss, logits, labels
 
-TUPLE = "\0tuple"  # marks what must not come back as a list
+TUPLE = "\0tuple"  # marks a tuple, which must not come back as a list
 
 
 class PredictedShare:
-    """`edl.trainer.evaluation.Work`: the batches of one DataLoader, through the Trainer's prediction step."""
+    """Compute the batches of one DataLoader through the Trainer's prediction step, as `edl.trainer.evaluation.Work`."""
 
     def __init__(self, batches: SharedBatches, predict: Predict, kept: str | None) -> None:
         self.units = batches.count
@@ -47,7 +47,7 @@ class PredictedShare:
 
 
 class PredictedBatches:
-    """What the Trainer's loop iterates: batches of which it is known already what the model says."""
+    """The batches that the Trainer's loop iterates, for which the model's output is already known."""
 
     def __init__(
         self,
@@ -59,27 +59,29 @@ class PredictedBatches:
         keeps: bool,
         ask: Ask,
     ) -> None:
-        """`keeps`: the loop reads the model's main input, too. `ask`: all workers."""
+        """Keep the settings. `keeps`: the loop reads the model's main input, too. `ask`: exchanges shares among all
+        workers.
+        """
         self._batches, self._predict, self._main_input = batches, predict, main_input
         self._accelerator, self._keeps, self._ask = accelerator, keeps, ask
         self._answer: tuple[Any, Any, Any] = (None, None, None)
-        # What Accelerate asks for, to count a loss as often as its batch has samples.
+        # Attributes that Accelerate reads, to count a loss as often as its batch has samples.
         self.end_of_dataloader = False  # with the newest batch
         whole = batches.loader.batch_sampler.drop_last  # type: ignore[union-attr]  # Accelerate's loaders lose their own
         self.remainder = -1 if whole else len(batches.loader.dataset) % batches.size  # type: ignore[arg-type]
 
     @property
     def dataset(self) -> Any:
-        """What is evaluated."""
+        """Return the dataset that is evaluated."""
         return self._batches.loader.dataset
 
     @property
     def batch_size(self) -> int:
-        """Samples of a batch."""
+        """Return the samples of a batch."""
         return self._batches.size
 
     def __len__(self) -> int:
-        """Batches of all workers."""
+        """Return the number of batches of all workers."""
         return self._batches.count
 
     def __iter__(self) -> Iterator[Mapping[str, torch.Tensor]]:
@@ -98,7 +100,7 @@ class PredictedBatches:
             state._remove_dataloader(self)
 
     def answer(self, *_: Any, **__: Any) -> tuple[Any, Any, Any]:
-        """What the model says of the newest batch: in the place of the Trainer's `prediction_step`."""
+        """Return the model's output for the newest batch, in the place of the Trainer's `prediction_step`."""
         return self._answer
 
 

@@ -1,4 +1,4 @@
-"""The steps of Hugging Face's Trainer, and what of it travels.
+"""The steps of Hugging Face's Trainer, and its state that travels.
 
 Owns: fetching the batches of a step, and the Trainer's state as it travels. Does not own: making the step
 (`edl.transformers.mixin`), nor where it ends (`edl.torch.loop_steps`).
@@ -24,17 +24,17 @@ Parts = list[tuple[Any, int]]
 
 
 class TrainerTravels(LoopState):
-    """What the Trainer knows besides the model."""
+    """The state of the Trainer besides the model."""
 
     def __init__(self, trainer: Any, plan: UpdatePlan, ending: Callable[[], StepEnd]) -> None:
         self.plan = plan
-        self.epoch = 0  # the Trainer's number of it
+        self.epoch = 0  # the Trainer's number of the present epoch
         self.epochs_done = 0
         self._trainer = trainer
         self._ending = ending
 
     def read(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the complete state."""
         trainer = self._trainer
         state = {field.name: getattr(trainer.state, field.name) for field in dataclasses.fields(trainer.state)}
         schedule, scaler = trainer.lr_scheduler, getattr(trainer.accelerator, "scaler", None)
@@ -53,7 +53,7 @@ class TrainerTravels(LoopState):
         }
 
     def take(self, found: Mapping[str, Any]) -> None:
-        """What another worker, or an earlier life, has sent."""
+        """Load the state that another worker, or an earlier life, has sent."""
         trainer = self._trainer
         self.ended, self.open_pass = StepEnd(found["ended"]), found["open_pass"]
         self.epoch, self.epochs_done = found["epoch"], found["epochs_done"]
@@ -78,7 +78,7 @@ class TrainerTravels(LoopState):
 
 
 class TrainerSteps(LoopSteps):
-    """Of one `Trainer.train()`."""
+    """The steps of one `Trainer.train()`."""
 
     def __init__(self, trainer: Any, seat: StepSeat, parts: StepParts, plan: UpdatePlan) -> None:
         self.travels = TrainerTravels(trainer, plan, self.ending)
@@ -88,14 +88,14 @@ class TrainerSteps(LoopSteps):
         self._coming: Parts | None = None
 
     def begin_epoch(self) -> None:
-        """Of the Trainer."""
+        """Begin an epoch of the Trainer."""
         self._coming, self.travels.open_pass = None, None
         self._iterator = iter(self._loader)
 
     def next(self) -> Parts | None:
-        """The batches of the next step; None where what follows an epoch comes before it."""
+        """Return the batches of the next step; None if the end of an epoch comes before it."""
         parts, self._coming = self._coming or self._fetched(), None
-        if self.take_over() and (parts is None or self.is_beyond()):  # an earlier life was saved there
+        if self.take_over() and (parts is None or self.is_beyond()):  # an earlier life was saved at the end of an epoch
             self.between = True
             return None
         if parts is None:
@@ -104,7 +104,8 @@ class TrainerSteps(LoopSteps):
         return parts
 
     def pass_is_over(self) -> bool:
-        """With the step that has just ended. Only then it is known: a worker that is lost leaves samples."""
+        """Tell whether the pass ended with the step that has just ended."""
+        # It is known only now: a worker that is lost leaves samples.
         self._coming = self._fetched()
         return self._coming is None or self.is_beyond()
 

@@ -1,10 +1,10 @@
 """Hugging Face's Trainer as an elastic training loop.
 
-Owns: `EdlTrainer`, and the one loop over the steps of an epoch that stands in the place of the Trainer's. Does not own:
-the steps (`edl.transformers.loop`), who writes (`edl.transformers.arguments`), how long it lasts
+Owns: `EdlTrainer`, and the one loop over the steps of an epoch that replaces the Trainer's. Does not own: the steps
+(`edl.transformers.loop`), which worker writes (`edl.transformers.arguments`), the length of the training
 (`edl.transformers.plan`).
 
-All else is the Trainer's: arguments, losses, callbacks, evaluation, saving. Accelerate's state stays that of one
+The rest is the Trainer's: arguments, losses, callbacks, evaluation, saving. Accelerate's state stays that of one
 process. A step ends after its update and the schedule, and before callbacks, logs, evaluation and saving.
 """
 
@@ -36,20 +36,20 @@ ONE_TRAINING = "Trainer.train(): a job of edl has one training; start another jo
 
 
 class EdlTrainerMixin:
-    """For a subclass of `Trainer` of your own: `class MyElasticTrainer(EdlTrainerMixin, MyTrainer)`."""
+    """The elastic part of a `Trainer` of your own: `class MyElasticTrainer(EdlTrainerMixin, MyTrainer)`."""
 
     _tr_loss: Any
     _losses: list[torch.Tensor]  # of the parts of the step under way
-    _share = 1.0  # of a part, in the samples of its step
-    _over = False  # the pass that was trained last
-    _trains: EdlTrainerMixin | None = None  # of the class: who has begun the job's training
-    _evaluates = False  # `evaluate()` is called, which may call itself
-    _evaluated: Any  # the model, as the Trainer evaluates it
-    _preprocess: Any  # the script's, of logits
+    _share = 1.0  # the share of a part in the samples of its step
+    _over = False  # the pass that was trained last has ended
+    _trains: EdlTrainerMixin | None = None  # of the class: the trainer that has begun the job's training
+    _evaluates = False  # `evaluate()` is running; it may call itself
+    _evaluated: Any  # the model, as the Trainer wraps it for evaluation
+    _preprocess: Any  # the script's function for logits
     prediction_step: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Joins the job, unless the script has called `edl.init()` before. What it takes is the Trainer's."""
+        """Join the job, unless the script has called `edl.init()` before. The arguments are the Trainer's."""
         if not seat.began:
             elastic.init()
         given = next((one for one in (*args, *kwargs.values()) if isinstance(one, TrainingArguments)), None)
@@ -64,7 +64,7 @@ class EdlTrainerMixin:
         seat.on_resize(lambda _old, _new: self._take_rank())
 
     def _between(self) -> Ask | None:
-        """How to ask all workers, between two mini-batches."""
+        """Return how to ask all workers, if the script is between two mini-batches; else None."""
         return self._steps.ask if self._steps is not None and self._steps.between else None
 
     def _take_rank(self) -> None:
@@ -74,13 +74,13 @@ class EdlTrainerMixin:
     # ------------------------------------------------------------------------------------------------- setting up
 
     def get_train_dataloader(self) -> Any:
-        """The Trainer's, over this worker's samples: those of one update a step."""
+        """Return the Trainer's loader over this worker's samples: a step has the samples of one update."""
         self.args: Any
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return converted(super().get_train_dataloader(), self.args.gradient_accumulation_steps, seed)  # type: ignore[misc]
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """The Trainer's, or the script's, which averages gradients from now on."""
+        """Create the Trainer's or the script's optimizer, and make it average gradients."""
         optimizer: Any = super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
         if self._steps is not None:
             raise UsageError(ONE_TRAINING)
@@ -89,14 +89,14 @@ class EdlTrainerMixin:
         return optimizer
 
     def rebuild_schedule(self, updates: int) -> None:
-        """For as many updates as the others have planned."""
+        """Create the schedule anew for the number of updates that the other workers have planned."""
         self._created_lr_scheduler: bool
         if self._created_lr_scheduler:
             rates = [group["lr"] for group in self.optimizer.param_groups]
             self.lr_scheduler: Any = None
             self.create_scheduler(num_training_steps=updates)  # type: ignore[attr-defined]
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate  # the others', which have come; a new schedule begins with its first one
+                group["lr"] = rate  # the rate sent by the others; a new schedule begins with its first one
             self.callback_handler: Any
             self.callback_handler.lr_scheduler = self.lr_scheduler
 
@@ -105,7 +105,7 @@ class EdlTrainerMixin:
             raise UsageError(
                 "Trainer.train(resume_from_checkpoint=...): a job goes on at the exact sample by `edl run --checkpoint`"
             )
-        if EdlTrainerMixin._trains not in (None, self):  # it would find the data trained, and do nothing
+        if EdlTrainerMixin._trains not in (None, self):  # a second training would find the data trained, and do nothing
             raise UsageError(ONE_TRAINING)
         EdlTrainerMixin._trains = self
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)  # type: ignore[misc]
@@ -117,25 +117,27 @@ class EdlTrainerMixin:
         return prepared
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-        """The Trainer's; but how many epochs so many updates take, changes with the number of workers."""
+        """Return the Trainer's values."""
+        # The number of epochs that `max_steps` updates take changes with the number of workers: it must not end the
+        # loop.
         epochs, *rest = super().set_initial_training_values(args, dataloader)  # type: ignore[misc]
         return (sys.maxsize if args.max_steps > 0 else epochs, *rest)
 
     def get_total_train_batch_size(self, *args: Any, **kwargs: Any) -> int:
-        """Samples of an update, of all workers at the moment."""
+        """Return the samples of an update, of all workers at the moment."""
         found: int = super().get_total_train_batch_size(*args, **kwargs)  # type: ignore[misc]
         return found * seat.size()
 
     # --------------------------------------------------------------------------------------------------- training
 
     def _run_epoch(self, *, model: Any, epoch: int, trial: Any, ignore_keys_for_eval: Any, **more: Any) -> None:
-        """In the place of the Trainer's: one pass over the data, whatever the number of workers."""
+        """Train one pass over the data, whatever the number of workers, in the place of the Trainer's method."""
         steps = self._steps
         assert steps is not None  # prepared
         if not hasattr(steps, "registered"):
             steps.registered = seat.register(loop=steps.travels)
         if epoch < steps.travels.epochs_done:
-            return  # a newcomer's, which the others had trained when it came
+            return  # an epoch that the others had trained when this newcomer came
         self.control: Any
         self._in_loop = True
         finish = functools.partial(
@@ -165,7 +167,7 @@ class EdlTrainerMixin:
         self._in_loop = False
 
     def _update(self, model: Any, parts: Parts) -> tuple[Any, Any]:
-        """All of a step but its end."""
+        """Make a step up to its update, and return the gradients' norm and the learning rate."""
         batches = [batch for batch, _ in parts]
         whole = sum(samples for _, samples in parts)
         items = self._items_of_all(self._get_num_items_in_batch(batches, self.args.device))  # type: ignore[attr-defined]
@@ -195,17 +197,16 @@ class EdlTrainerMixin:
         return norm, rate
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-        """The Trainer's; that of a part of a step counts by its samples."""
+        """Compute the Trainer's loss; the loss of a part of a step is weighted by its samples."""
         found: Any = super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)  # type: ignore[misc]
         if not self._in_loop or not model.training or self._share == 1.0:
             return found
         return (found[0] * self._share, found[1]) if return_outputs else found * self._share
 
     def _items_of_all(self, own: Any) -> Any:
-        """Tokens of all workers in a step, in the measure in which this worker's gradients count. In an evaluation the
-        Trainer counts those of a batch, which is this worker's alone: no other worker may be asked there.
-        """
+        """Return the tokens of all workers in a step, scaled as this worker's gradients are."""
         size = seat.size()
+        # In an evaluation the Trainer counts the tokens of this worker's batch: no other worker may be asked there.
         if own is None or size == 1 or not self.args.average_tokens_across_devices:
             return own
         share = framework.share_of_step(size)
@@ -214,14 +215,14 @@ class EdlTrainerMixin:
         return (mean * share).to(torch.float32) if share else own
 
     def _add_losses(self) -> None:
-        """Of a step that counts, before it is counted."""
+        """Add the losses of a step that counts, before the step is counted."""
         since: int = 1 + self.state.global_step - self._globalstep_last_logged  # type: ignore[attr-defined]
         for loss in self._losses:
             filtered = self.args.logging_nan_inf_filter and not bool(torch.isfinite(loss))
             self._tr_loss += self._tr_loss / since if filtered else loss
 
     def _end_step(self, steps: TrainerSteps) -> bool:
-        """Whether what follows an update is to be done."""
+        """End a step; tell whether the work that follows an update is to be done."""
         counted = steps.settle()
         if counted:
             self._add_losses()
@@ -250,7 +251,7 @@ class EdlTrainerMixin:
         self.state.global_step += 1
 
     def _fraction(self, travels: Any) -> float:
-        """Of the epochs, trained."""
+        """Return the epochs trained, with the fraction of the present one."""
         per_epoch: float = travels.plan.updates / travels.plan.epochs if travels.plan.by_epochs else 0.0
         if not per_epoch:
             return float(travels.epoch)
@@ -259,7 +260,7 @@ class EdlTrainerMixin:
     # ---------------------------------------------------------------------------------- evaluating, and what is saved
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """While it trains, all go by the figures that the first worker has: those of time are each worker's own."""
+        """Evaluate. While the job trains, all workers use the first one's figures, as times differ between workers."""
         if not self._in_loop or self._evaluates:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
         self._evaluates = True
@@ -269,7 +270,7 @@ class EdlTrainerMixin:
             self._evaluates = False
 
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> Any:
-        """The Trainer's, of evaluation and prediction; each batch is computed by one worker."""
+        """Run the Trainer's loop of evaluation or prediction; each batch is computed by one worker."""
         whole = super().evaluation_loop  # type: ignore[misc]
         batches = shared_batches(dataloader)
         if batches is None:
@@ -283,7 +284,7 @@ class EdlTrainerMixin:
             batches, predict, main_input, self.accelerator, keeps=keeps, ask=self._between() or seat.evaluate_shared
         )
         own = self.preprocess_logits_for_metrics
-        # Of the object: in front of whatever a subclass makes of them, which is asked for in `_predict`.
+        # Set on the object, these hide the methods of a subclass, which `_predict` calls.
         vars(self).update(prediction_step=predicted.answer, preprocess_logits_for_metrics=None)
         self._preprocess = own
         try:
@@ -300,7 +301,7 @@ class EdlTrainerMixin:
         return wrapped
 
     def _predict(self, loss_only: bool | None, ignore_keys: Any, inputs: Any) -> tuple[Any, Any, Any]:
-        """What the model says of a batch of this worker's share."""
+        """Return the model's output for a batch of this worker's share."""
         loss_only = self.args.prediction_loss_only if loss_only is None else loss_only
         step: Any = type(self).prediction_step
         loss, logits, labels = step(self, self._evaluated, inputs, loss_only, ignore_keys=ignore_keys)
@@ -309,23 +310,23 @@ class EdlTrainerMixin:
         return loss, logits, labels
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """By one worker. The others know then where the best one lies."""
+        """Save on one worker, and tell the others where the best checkpoint lies."""
         if self.args.should_save:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
         self.state.best_model_checkpoint = self._words.told(self.state.best_model_checkpoint, 0)
 
 
 class EdlTrainer(EdlTrainerMixin, Trainer):  # type: ignore[misc]
-    """`transformers.Trainer`, of a job whose workers come and go."""
+    """`transformers.Trainer`, for a job whose workers come and go."""
 
 
 def _goes_by_metrics(schedule: Any) -> bool:
-    """It moves where there is an evaluation, as "reduce_lr_on_plateau" and "greedy" do."""
+    """Tell whether the schedule moves at evaluations, as "reduce_lr_on_plateau" and "greedy" do."""
     return "metrics" in inspect.signature(schedule.step).parameters
 
 
 def _check(given: Any) -> None:
-    """Raises UsageError for what an elastic job cannot serve."""
+    """Raises UsageError for arguments that an elastic job cannot serve."""
     refused = {
         "deepspeed": (given.deepspeed, "edl is data-parallel only: leave it away"),
         "fsdp": (given.fsdp, "edl is data-parallel only: leave it away"),
