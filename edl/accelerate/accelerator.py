@@ -1,10 +1,11 @@
-"""Accelerate's Accelerator, of a job whose workers come and go.
+"""Accelerate's Accelerator, for a job whose workers come and go.
 
-Owns: what `prepare()` makes elastic, adding gradients up, and which worker writes. Does not own: where steps end
-(`edl.torch.batches`).
+Owns: the objects that `prepare()` makes elastic, adding gradients up, and which worker writes. Does not own: where
+steps end (`edl.torch.batches`).
 
-Accelerate's own state stays that of one process: there is no process group. Loaders of other data than that which is
-trained on are shared out in rounds (`edl.accelerate.evaluation`), where the script is between two passes over it.
+Accelerate's own state stays that of one process: there is no process group. Loaders of data other than the training
+data are shared out in rounds (`edl.accelerate.evaluation`), while the script is between two passes over the training
+data.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from edl.torch.shared_batches import shared_batches
 
 
 class ElasticScheduler(AcceleratedScheduler):  # type: ignore[misc]
-    """A step of n workers is n steps of the script's schedule, as with Accelerate; n may change."""
+    """A schedule that moves n steps at a step of n workers, as with Accelerate; n may change."""
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """After an update."""
+        """Move the schedule after an update."""
         moves = seat.size() if self.gradient_state.sync_gradients and not self.split_batches else 1
         for _ in range(moves if self.step_with_optimizer else 1):
             super().step(*args, **kwargs)
 
 
 class EdlAccelerator(Accelerator):  # type: ignore[misc]
-    """`accelerate.Accelerator`. The first DataLoader that it prepares is the one to train on."""
+    """The elastic `accelerate.Accelerator`. The first DataLoader that it prepares is the one to train on."""
 
     def __init__(self, *args: Any, data_seed: int = 0, **kwargs: Any) -> None:
-        """Joins the job, unless the script has called `edl.init()` before.
+        """Join the job, unless the script has called `edl.init()` before.
 
-        `data_seed`: of the shuffling, where the DataLoader has no generator of its own; the same on all workers.
+        `data_seed`: seed of the shuffling, if the DataLoader has no generator of its own; the same on all workers.
         """
         if not seat.began:
             elastic.init()
@@ -65,7 +66,7 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
     # --------------------------------------------------------------------------------------------------- preparing
 
     def prepare_data_loader(self, data_loader: Any, device_placement: Any = None, **more: Any) -> Any:
-        """The first one is trained on; all others are evaluated."""
+        """Prepare a loader: the first one is trained on; all others are evaluated."""
         if isinstance(data_loader, (ElasticBatches, SharedLoader)):
             return data_loader
         place = self.device_placement if device_placement is None else device_placement
@@ -83,23 +84,23 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         return self._batches
 
     def prepare_model(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """It travels to newcomers."""
+        """Prepare a model; it travels to newcomers."""
         framework.track(model)
         return super().prepare_model(model, *args, **kwargs)
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: Any = None) -> Any:
-        """It averages gradients over the workers."""
+        """Make an optimizer average gradients over the workers."""
         return super().prepare_optimizer(elastic.Optimizer(optimizer), device_placement)
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
-        """It travels to newcomers."""
+        """Prepare a schedule; it travels to newcomers."""
         prepared = super().prepare_scheduler(scheduler)
         prepared.__class__ = ElasticScheduler
         self._register(prepared.scheduler)
         return prepared
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """Accelerate's, with the training made elastic."""
+        """Prepare as Accelerate does, with the training made elastic."""
         prepared = super().prepare(*args, **kwargs)
         if self.scaler is not None and not self._scales:
             self._scales = True
@@ -107,7 +108,7 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         return prepared
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """They travel to newcomers, and into the job's checkpoints, too."""
+        """Register objects that travel to newcomers, and into the job's checkpoints, too."""
         super().register_for_checkpointing(*objects)
         for one in objects:
             self._register(one)
@@ -122,14 +123,14 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
     # ---------------------------------------------------------------------------------------------------- training
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Averages the gradients of a step with its last batch."""
+        """Compute gradients; those of a step are averaged with its last batch."""
         steps = self.gradient_accumulation_steps
         if self._batches is None or steps == 1:
             super().backward(loss, **kwargs)
             return
         parts = self._batches.parts
         with contextlib.nullcontext() if parts.last else framework.adding_up():
-            super().backward(loss * (parts.share * steps), **kwargs)  # which it divides by `steps`
+            super().backward(loss * (parts.share * steps), **kwargs)  # which Accelerate divides by `steps`
 
     def _do_sync(self) -> None:
         if self._batches is None:
@@ -140,7 +141,7 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
     # -------------------------------------------------------------------------------------------------- evaluating
 
     def _in_step(self) -> bool:
-        """The script is in the middle of a mini-batch, where workers may not all do the same."""
+        """Tell whether the script is in the middle of a mini-batch, where workers may not all do the same."""
         return self._batches is not None and self._batches.in_step
 
     @property
@@ -148,26 +149,30 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         return next((one.round for one in self._evaluated if one.round is not None), None)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:  # noqa: ARG002 - either way
-        """In a loop over a prepared loader, between two passes of the training: what all workers have found, each
-        sample once. Elsewhere it gives what it was given.
+        """Join the values of all workers, each sample once, in a loop over a prepared loader between two passes of
+        training. Elsewhere return `input_data`.
         """
         now = self._round
         return input_data if now is None else joined(input_data, now.gathered(now.cut(input_data)))
 
     def gather(self, tensor: Any) -> Any:
-        """As `gather_for_metrics`; elsewhere between two passes what each worker has, one after another."""
+        """Do the same as `gather_for_metrics` in such a loop; else join each worker's values between two passes, by
+        rank.
+        """
         if self._round is not None:
             return self.gather_for_metrics(tensor)
         return recursively_apply(lambda one: joined(one, told_by_all(one)), tensor) if self._between() else tensor
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Between two passes, the sum or the mean of what the workers have. Elsewhere what it was given."""
+        """Return the sum or the mean of all workers' values between two passes of training; elsewhere `tensor`
+        itself.
+        """
         if not self._between() or reduction == "none":
             return super().reduce(tensor, reduction, scale)
         return recursively_apply(lambda one: _reduced(one, told_by_all(one), reduction) * scale, tensor)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """In such a loop: as long as the longest one of this round."""
+        """Pad to the longest tensor of this round, in a loop over a prepared loader; elsewhere return `tensor`."""
         now = self._round
         if now is None:
             return tensor
@@ -175,44 +180,44 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         return padded(tensor, dim, sizes, pad_index, first=pad_first)
 
     def _stands(self) -> bool:
-        """Between two passes, where all workers do the same, also one that has just come."""
+        """Tell whether the script is between two passes, where all workers, newcomers too, do the same."""
         return self._batches is not None and self._batches.between
 
     def _between(self) -> bool:
-        """The same, and in no round of an evaluation."""
+        """Tell whether the script is between two passes, and in no round of an evaluation."""
         return self._stands() and self._round is None
 
     # -------------------------------------------------------------------------------------------------- who writes
 
     @property
     def is_main_process(self) -> bool:
-        """One worker of the job is, and no newcomer that rehearses."""
+        """Tell whether this is the job's main process; a newcomer that rehearses is not."""
         return seat.rank() == 0 and not seat.rehearsing()
 
     @property
     def is_local_main_process(self) -> bool:
-        """The same: a worker of each host may have gone."""
+        """Tell the same for each host: the first worker of a host may have left."""
         return self.is_main_process
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """On the main process alone."""
+        """Print on the main process alone."""
         if self.is_main_process:
-            print(*args, **kwargs)  # noqa: T201 - what it is for
+            print(*args, **kwargs)  # noqa: T201 - the method's purpose
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorated, it does nothing on others; which one is the main process is asked at each call."""
+        """Decorate a function to do nothing on other processes; the main process is determined at each call."""
         return _only_where(lambda: self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same."""
+        """Decorate as `on_main_process` does."""
         return self.on_main_process(function)
 
     def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, of the worker with the last rank."""
+        """Decorate a function to run on the worker with the last rank alone."""
         return _only_where(lambda: seat.rank() == seat.size() - 1 and not seat.rehearsing(), function)
 
     def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
-        """The same, of the worker with this rank."""
+        """Decorate a function to run on the worker with this rank alone."""
         if function is None:
             return functools.partial(self.on_process, process_index=process_index)
         return _only_where(lambda: seat.rank() == (process_index or 0) and not seat.rehearsing(), function)
@@ -220,24 +225,24 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Any:
-        """The same, of the worker with this rank on each host."""
+        """Decorate a function to run on the worker with this local rank of each host alone."""
         if function is None:
             return functools.partial(self.on_local_process, local_process_index=local_process_index)
         wanted = local_process_index or 0
         return _only_where(lambda: seat.local_rank() == wanted and not seat.rehearsing(), function)
 
     def init_trackers(self, *args: Any, **kwargs: Any) -> None:
-        """On the main process alone. Another one that takes its place begins trackers of its own as it logs."""
+        """Begin trackers on the main process. A worker that takes its place begins trackers of its own as it logs."""
         self._trackers_due = functools.partial(super().init_trackers, *args, **kwargs)
         self._begin_trackers()
 
     def get_tracker(self, *args: Any, **kwargs: Any) -> Any:
-        """A blank one where this is not the main process."""
+        """Return a tracker; a blank one if this is not the main process."""
         self._begin_trackers()
         return super().get_tracker(*args, **kwargs)
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        """By the main process alone."""
+        """Log on the main process alone."""
         self._begin_trackers()
         if self.is_main_process:
             super().log(*args, **kwargs)
@@ -248,15 +253,14 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
             due()
 
     def wait_for_everyone(self) -> None:
-        """All workers call it, at the same place."""
+        """Wait for all workers, which must call this at the same place."""
         if self._saves:
             return
         self._words.meet()
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
-        """By the main process alone; no other worker waits for it, as a script that counts batches by itself counts
-        others on a newcomer. A whole job goes on by `edl run --checkpoint`, at the exact sample.
-        """
+        """Save on the main process alone. A whole job resumes by `edl run --checkpoint`, at the exact sample."""
+        # No other worker waits for it: a script that counts batches by itself counts other ones on a newcomer.
         if not self.is_main_process:
             return None
         naming = self.project_configuration
@@ -269,12 +273,12 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
             self._saves = False
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """By the main process alone."""
+        """Save on the main process alone."""
         if self.is_main_process:
             super().save_model(*args, **kwargs)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """By the main process alone."""
+        """Save on the main process alone."""
         if self.is_main_process:
             super().save(*args, **kwargs)
 
@@ -293,6 +297,6 @@ def _reduced(like: torch.Tensor, parts: list[torch.Tensor], reduction: str) -> t
 
 
 def _next_number(folder: Path) -> int:
-    """Of the checkpoints that Accelerate has numbered."""
+    """Return the next number of the checkpoints that Accelerate has numbered."""
     names = (one.name.removeprefix("checkpoint_") for one in folder.glob("checkpoint_*"))
     return max((int(name) + 1 for name in names if name.isdigit()), default=0)

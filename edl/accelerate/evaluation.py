@@ -1,12 +1,13 @@
-"""A loader of other data than that which is trained on, shared out among all workers, batch by batch.
+"""Share a loader of data other than the training data out among all workers, batch by batch.
 
-Owns: which batch of it this worker gets next, and gathering what all have found for theirs. Does not own: the ring
+Owns: which batch this worker gets next, and gathering all workers' results. Does not own: the ring
 (`edl.trainer.evaluation`), nor loading (`edl.torch.shared_batches`).
 
-The script owns the loop, so all workers go through it in rounds: in each one they get a batch each, and tell each other
-at `gather_for_metrics()`, or else at the end of the round, which batches are done. If a worker dies, what it had not
-told comes again in a later round, to another one. In the last round some may have no batch left. They get one that
-another one has, too, which counts once; so there is something to gather, whichever worker dies.
+The script owns the loop, so all workers go through it in rounds: in each round they get a batch each, and report at
+`gather_for_metrics()`, or else at the end of the round, which batches are done. If a worker dies, the batch that it had
+not reported comes again in a later round, on another worker. In the last round some workers may have no batch left.
+They get a batch that another worker has, too, which counts once; so there is something to gather, whichever worker
+dies.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from edl.torch.shared_batches import SharedBatches, packed_values, unpacked_valu
 
 
 class RoundWord:
-    """`edl.trainer.evaluation.Work`: nothing is computed here, each worker says what it has."""
+    """Exchange values as `edl.trainer.evaluation.Work`: nothing is computed, each worker reports its own value."""
 
     def __init__(self, found: bytes = b"", units: int = 0) -> None:
-        """With one unit: all make sure first that they evaluate the same model."""
+        """Keep the value. With one unit, all workers first make sure that they evaluate the same model."""
         self.units, self._found = units, found
 
     def compute(self, units: Sequence[int], goes_on: Callable[[], bool]) -> Sequence[int]:  # noqa: ARG002 - the port's
@@ -37,15 +38,19 @@ class RoundWord:
 
 
 class EvaluationRound:
-    """One turn of the script's loop, on all workers."""
+    """A turn of the script's loop, on all workers."""
 
     def __init__(self, mine: int, samples: int, usual: int) -> None:
-        """This worker's batch: its number, and how many samples it has, `usual` in each but the last one."""
+        """Begin a round. `mine`: the number of this worker's batch, `samples`: its samples, `usual`: those of all but
+        the last.
+        """
         self._mine, self._samples, self._usual = mine, samples, usual
-        self.done: set[int] | None = None  # batches, of all workers, once they have told
+        self.done: set[int] | None = None  # batches of all workers, once they have reported
 
     def cut(self, values: Any) -> Any:
-        """A loss that was repeated as often as a usual batch has samples counts as often as this one has."""
+        """Shorten the values of a short batch to its samples: a loss is repeated as often as a usual batch has
+        samples.
+        """
         if self._samples == self._usual:
             return values
         return recursively_apply(
@@ -53,7 +58,7 @@ class EvaluationRound:
         )
 
     def told(self, values: Any) -> dict[int, Any]:
-        """What the workers say beforehand of what they will gather, by the number of their batch."""
+        """Exchange values before they are gathered; return them by the number of the workers' batches."""
         told = seat.evaluate_shared(RoundWord(packed_values([self._mine, values])))
         found: dict[int, Any] = {}
         for batch, theirs in map(unpacked_values, told):
@@ -61,7 +66,7 @@ class EvaluationRound:
         return found
 
     def gathered(self, values: Any) -> list[Any]:
-        """What the workers have, by the number of their batch, which is done then."""
+        """Return the workers' values in the order of their batches, which are done then."""
         found = self.told(values)
         if self.done is not None and self.done != set(found):
             raise JobFailed(
@@ -73,24 +78,27 @@ class EvaluationRound:
 
 
 def told_by_all(value: Any) -> list[Any]:
-    """What each worker has, by rank. As an evaluation, of which a newcomer learns what came of it."""
+    """Return each worker's value, by rank."""
+    # The exchange is an evaluation, so that a newcomer learns its result.
     return [unpacked_values(one) for one in seat.evaluate_shared(RoundWord(packed_values(value)))]
 
 
 class SharedLoader:
-    """What `prepare()` gives for such a loader."""
+    """The loader that `prepare()` returns for such data."""
 
     def __init__(
         self, whole: Any, batches: SharedBatches, placed: Callable[[Any], Any], apart: Callable[[], bool]
     ) -> None:
-        """`whole`: Accelerate's own. `apart`: the script is in the middle of a step, where it is given that one."""
+        """Keep the loaders. `whole`: Accelerate's own, which is used while the script is in the middle of a step
+        (`apart`).
+        """
         self.whole = whole
         self.batches = batches
-        self.round: EvaluationRound | None = None  # the one under way
+        self.round: EvaluationRound | None = None  # the round under way
         self._placed, self._apart = placed, apart
 
     def __len__(self) -> int:
-        """Batches, of all workers."""
+        """Return the number of batches of all workers."""
         return len(self.whole)
 
     def __getattr__(self, name: str) -> Any:
@@ -117,7 +125,7 @@ class SharedLoader:
 
 
 class OwnBatches:
-    """Loads this worker's, and ahead as the loader does; another size, or a death, is another order."""
+    """Load this worker's batches, and ahead as the loader does; another size, or a death, changes their order."""
 
     def __init__(self, batches: SharedBatches) -> None:
         self._batches = batches
@@ -125,7 +133,7 @@ class OwnBatches:
         self._loading: Iterator[Any] = iter(())
 
     def next(self, missing: Sequence[int]) -> tuple[int, Any]:
-        """With its number. Where none is left for this worker, it is one of another worker's."""
+        """Return a batch and its number. If none is left for this worker, it is a batch of another worker."""
         mine = list(missing[seat.rank() :: seat.size()])
         mine = mine or [missing[seat.rank() % len(missing)]]
         if mine != self._expected:
@@ -139,7 +147,7 @@ def _has_rows(value: Any) -> bool:
 
 
 def joined(like: Any, parts: Sequence[Any]) -> Any:
-    """The rows of all parts, nested as `like` is."""
+    """Concatenate the rows of all parts, nested as `like` is."""
     if isinstance(like, torch.Tensor):
         return torch.cat([one if one.dim() else one[None] for one in parts]).to(like.device)
     if isinstance(like, Mapping):
@@ -151,7 +159,7 @@ def joined(like: Any, parts: Sequence[Any]) -> Any:
 
 
 def lengths(values: Any, dim: int) -> Any:
-    """Of nested tensors, nested alike; 0 where one has no such dimension."""
+    """Return the lengths of nested tensors, nested alike; 0 if a tensor has no such dimension."""
     if isinstance(values, torch.Tensor):
         return values.shape[dim] if dim < values.dim() else 0
     if isinstance(values, Mapping):
@@ -160,7 +168,7 @@ def lengths(values: Any, dim: int) -> Any:
 
 
 def padded(values: Any, dim: int, wanted: Sequence[Any], filling: float, *, first: bool) -> Any:
-    """Nested tensors, each as long as the longest that is `wanted`."""
+    """Pad nested tensors, each to the longest length in `wanted`."""
     if isinstance(values, Mapping):
         found = {
             name: padded(one, dim, [to[name] for to in wanted], filling, first=first) for name, one in values.items()

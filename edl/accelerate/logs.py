@@ -1,10 +1,9 @@
 """Accelerate's logger (`accelerate.logging.get_logger`), by the ranks of the job.
 
-Owns: which worker a line is of, and whether it says it. Does not own: where the line goes.
+Owns: which worker logs a line, and the rank in it. Does not own: where the line goes.
 
-Each worker is alone to Accelerate, which would let all of them log, and call each of them `[RANK 0]`. Scripts make
-their loggers at the top, before there is an Accelerator. So it is the class that is told, and what scripts have heeds
-it.
+To Accelerate each worker is alone, so it would let all of them log, and call each of them `[RANK 0]`. Scripts make
+their loggers at the top, before there is an Accelerator: so the class is changed, and existing loggers follow.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from accelerate.logging import MultiProcessAdapter
 
 
 def log_by_rank(is_main: Callable[[], bool], rank: Callable[[], int]) -> None:
-    """From now on, in this process. Both are asked at each line."""
+    """Let loggers of this process use the job's ranks. Both functions are called at each line."""
 
     def should_log(main_process_only: bool) -> bool:
         return is_main() or not main_process_only
