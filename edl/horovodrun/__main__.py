@@ -1,4 +1,4 @@
-"""Entry of the stand-in's process."""
+"""Entry point of the stand-in's process."""
 
 import sys
 

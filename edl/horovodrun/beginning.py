@@ -1,7 +1,7 @@
-"""What a job that horovodrun has started begins with: one of its first workers chooses, and all others are told.
+"""Choose the checkpoint that a job of horovodrun resumes from: one of its first workers chooses, for all others.
 
-Owns: when a life begins here, and what is said of it. Does not own: which checkpoint it goes on from
-(`edl.checkpoints.lives`), nor what a former life has left in a coordinator (`edl.launch.former`).
+Owns: when a life begins here, and the messages about it. Does not own: the choice of the checkpoint
+(`edl.checkpoints.lives`), nor the nodes that an earlier life has left in a coordinator (`edl.launch.former`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from edl.config import Settings
 
 
 class GoesOnFrom(msgspec.Struct, frozen=True):
-    """Of one life."""
+    """The checkpoint that one life of a job resumes from."""
 
-    life: int = 1  # its number
-    path: str = ""  # of the checkpoint that it goes on from; empty: it begins anew
+    life: int = 1  # number of the life
+    path: str = ""  # of the checkpoint; empty: the job begins anew
 
 
 async def name_of(settings: Settings) -> str | None:
-    """As it was given, or that of the only job which is saved there. Raises CheckpointError."""
+    """Return the job's name: the given one, or that of the only job saved in the folder. Raises CheckpointError."""
     if settings.job is not None or not settings.checkpoint:
         return settings.job
     from edl.checkpoints.lives import only_job  # here and below: imports for jobs that are saved only
@@ -31,7 +31,9 @@ async def name_of(settings: Settings) -> str | None:
 
 
 async def begin(settings: Settings, say: Callable[[str], object]) -> GoesOnFrom:
-    """Raises ConfigError, UsageError, CheckpointError."""
+    """Begin a life of the job; return the checkpoint that it resumes from. Raises ConfigError, UsageError,
+    CheckpointError.
+    """
     job = settings.job
     if not settings.checkpoint or job is None:
         return GoesOnFrom()
@@ -39,7 +41,7 @@ async def begin(settings: Settings, say: Callable[[str], object]) -> GoesOnFrom:
         from edl.launch.former import clear
 
         living = await clear(settings, say)
-        if living is not None:  # by another line, with which these workers go
+        if living is not None:  # begun by another command line, which these workers join
             return GoesOnFrom(path=living.resumed)
     from edl.checkpoints import lives
     from edl.launch.lives import in_a_thread

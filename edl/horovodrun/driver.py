@@ -1,6 +1,6 @@
-"""Requests to the rendezvous server of horovodrun's driver: plain HTTP, without pickles in what is read.
+"""Send requests to the rendezvous server of horovodrun's driver: plain HTTP, without loading pickles.
 
-It answers a question for a rank only after each of its slots has asked; that may take hours.
+The server answers a question for a rank only after each of its slots has asked; that may take hours.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ ANSWER_S = 5.0
 
 
 class SlotCount(msgspec.Struct, frozen=True):
-    """What the driver has for one slot: `rank` -1 when it is not one of its workers any more."""
+    """The driver's numbers for one slot: `rank` is -1 once the slot is none of its workers any more."""
 
     rank: int
     size: int
-    slots: int  # of them on the same host
+    slots: int  # slots on the same host
 
 
 class Driver:
-    """One driver's server."""
+    """The client of one driver's server."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
 
     async def ask(self, slot: str) -> SlotCount:
-        """The slot's rank after the next recount. Raises PeerError when the driver is gone."""
+        """Return the slot's rank after the next recount. Raises PeerError when the driver is gone."""
         body = await self._request("GET", f"/rank_and_size/{slot}", b"", None)
         try:
             rank, size, _, slots = (int(number) for number in (body or b"").split(b",")[:4])
@@ -41,7 +41,9 @@ class Driver:
         return SlotCount(rank, size, slots)
 
     async def is_there(self) -> bool:
-        """False: its process has ended. Raises PeerError when its host is not reached, which says nothing of it."""
+        """Return False if the driver's process has ended. Raises PeerError if its host is not reached, which tells
+        nothing of it.
+        """
         try:
             async with asyncio.timeout(ANSWER_S):
                 _, writer = await asyncio.open_connection(self._host, self._port)
@@ -53,16 +55,16 @@ class Driver:
         return True
 
     async def get(self, scope: str, key: str) -> bytes | None:
-        """What was put there since the driver's last recount. Raises PeerError."""
+        """Return the value put there since the driver's last recount. Raises PeerError."""
         return await self._request("GET", f"/{scope}/{key}", b"", ANSWER_S)
 
     async def put(self, scope: str, key: str, value: bytes) -> None:
-        """Raises PeerError."""
+        """Put a value into the driver's store. Raises PeerError."""
         await self._request("PUT", f"/{scope}/{key}", value, ANSWER_S)
 
     async def announce(self, slot: str, interface: str, address: str, port: int, key: bytes) -> None:
-        """Where the driver tells of changed hosts, in the form in which Horovod's own workers say it."""
-        value = pickles.written(({interface: [(address, port)]}, key))  # it reads nothing else
+        """Tell the driver where to report changed hosts, in the form that Horovod's own workers use."""
+        value = pickles.written(({interface: [(address, port)]}, key))  # the driver reads no other form
         await self.put("worker_addresses", slot, base64.b64encode(value))
 
     async def _request(self, method: str, path: str, body: bytes, timeout_s: float | None) -> bytes | None:
@@ -73,12 +75,12 @@ class Driver:
             raise PeerError(f"horovodrun's driver at {self._host}:{self._port} does not answer: {error!r}") from None
 
     async def _exchange(self, method: str, path: str, body: bytes) -> bytes | None:
-        """The body of the answer; None when there is nothing by that name."""
+        """Return the body of the answer; None if there is nothing by that name."""
         reader, writer = await asyncio.open_connection(self._host, self._port)
         try:
             head = f"{method} {path} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode() + body)
-            answer = await reader.read(LONGEST)  # it hangs up after each answer
+            answer = await reader.read(LONGEST)  # the server closes the connection after each answer
             while piece := await reader.read(LONGEST):
                 answer += piece
                 if len(answer) > 16 * LONGEST:

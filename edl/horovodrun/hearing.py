@@ -1,6 +1,6 @@
-"""Whether a reader is left for what this process prints.
+"""Detect that no reader is left for the output of this process.
 
-On a remote host that is all that tells of the end of the ssh by which horovodrun has started it: neither killing
+On a remote host nothing else tells of the end of the ssh by which horovodrun has started this process: neither killing
 horovodrun nor Ctrl-C sends a signal there, and sshd only closes the pipes.
 """
 
@@ -13,17 +13,18 @@ from collections.abc import Callable, Sequence
 
 
 class Hearing:
-    """Calls `lost` once, on the running loop, when all of `descriptors` that are pipes have lost their readers."""
+    """Call `lost` once, on the running loop, when all of `descriptors` that are pipes have lost their readers."""
 
     def __init__(self, descriptors: Sequence[int], lost: Callable[[], object]) -> None:
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._heard = {descriptor for descriptor in descriptors if stat.S_ISFIFO(os.fstat(descriptor).st_mode)}
         for descriptor in self._heard:
-            self._loop.add_reader(descriptor, self._on_error, descriptor)  # all that a writing end can report
+            # an error is all that a writing end can report
+            self._loop.add_reader(descriptor, self._on_error, descriptor)
 
     def stop(self) -> None:
-        """No call from now on. Harmless twice."""
+        """Stop the calls. Harmless twice."""
         for descriptor in self._heard:
             self._loop.remove_reader(descriptor)
         self._heard = set()

@@ -1,8 +1,8 @@
 """The coordinator of a job that horovodrun has started and for which none was named.
 
-A process of its own on the first worker's host, which belongs to no worker: it outlives horovodrun and the worker that
-started it, and ends when the job is over or when no worker of it is left. It keeps the job's record there, so that
-`edl status`, `edl scale` and the others find the job by its name.
+It is a process of its own on the first worker's host, and belongs to no worker: it outlives horovodrun and the worker
+that started it, and ends when the job is over or when no worker of the job is left. It keeps the job's record there, so
+that `edl status`, `edl scale` and the other commands find the job by its name.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from edl.protocol import tree
 START_S = 90.0
 LOOK_S = 0.05
 PERIOD_S = 1.0
-FIRST_S = 600.0  # until the first worker comes: scripts import for long
-NOBODY_S = 60.0  # then no worker of the job is left on any host
-LINGER_S = 5.0  # after the end of the job and of its workers, for the last looks of stand-ins and people
+FIRST_S = 600.0  # until the first worker comes: scripts may import for long
+NOBODY_S = 60.0  # without a worker of the job on any host
+LINGER_S = 5.0  # after the end of the job and of its workers, for the last requests of stand-ins and people
 
 
 async def start_keeper(settings: Settings, interface: str, command: Sequence[str]) -> str:
-    """Start one that outlives us; returns where its coordinator is. Raises ConfigError with its own last words."""
+    """Start a coordinator process that outlives this one; return its address. Raises ConfigError with its last line."""
     claimed = msgspec.structs.replace(settings, slot=None, worker_id=None)
     log = _log(settings)
     before = Folder(settings.job_home).read()
@@ -70,19 +70,19 @@ async def start_keeper(settings: Settings, interface: str, command: Sequence[str
 
 
 def _say(line: str) -> None:
-    """Write a line to the keeper's log, as it has no terminal."""
+    """Write a line to the process's log, as it has no terminal."""
     sys.stderr.write(f"edl: {line}\n")
 
 
 def _log(settings: Settings) -> Path:
-    """Beside the job's folder, which is made anew by the process that claims the name."""
+    """Return the log's path, beside the job's folder: the process that claims the name makes that folder anew."""
     check_home(settings.home)
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return settings.home / f"keeper-{settings.job}.log"
 
 
 class Keeper:
-    """One job's coordinator and record."""
+    """The coordinator and the record of one job."""
 
     def __init__(self, settings: Settings, record: LaunchRecord) -> None:
         self._settings = settings
@@ -92,7 +92,7 @@ class Keeper:
         self._stopped = asyncio.Event()
 
     async def run(self, address: str) -> None:
-        """Until the job is over, or no worker of it is left. Raises ConfigError when it cannot begin."""
+        """Serve until the job is over, or no worker of it is left. Raises ConfigError if it cannot begin."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, self._stopped.set)
         claim(self._settings.home, self._record)
@@ -108,7 +108,7 @@ class Keeper:
             self._write(state=state, reason=reason, ended=self._clock.wall())
 
     async def _keep(self, coordinator: Coordinator) -> tuple[str, str]:
-        """How the job ended, and why."""
+        """Watch the job; return how it ended, and why."""
         store = await connecting.connect(coordinator, self._settings.session_timeout_s)
         try:
             async with JobClient(coordinator, self._record.job, self._settings.secret()) as client:
@@ -139,7 +139,8 @@ class Keeper:
         return status.state.value, status.reason
 
     async def _until_left(self, store: Store) -> None:
-        """A trainer may take long to end on a busy machine, and its stand-in only then asks how the job ended."""
+        """Wait until the job's workers are gone."""
+        # A trainer may take long to end on a busy machine, and only then its stand-in asks how the job ended.
         deadline = self._clock.now() + NOBODY_S
         while self._clock.now() < deadline and not await self._is_stopped(PERIOD_S):
             with contextlib.suppress(EdlError):
@@ -162,13 +163,13 @@ class Keeper:
 
 
 async def keep(settings: Settings, interface: str, command: Sequence[str]) -> None:
-    """See `Keeper.run`."""
+    """Run the coordinator of a job; see `Keeper.run`."""
     record = msgspec.structs.replace(launch_record(settings, command), launcher="horovodrun")
     await Keeper(settings, record).run(address_of(interface))
 
 
 def main() -> int:
-    """Entry of `python -m edl.horovodrun.keeper`."""
+    """Entry point of `python -m edl.horovodrun.keeper`."""
     parser = argparse.ArgumentParser(prog="edl.horovodrun.keeper", description="A job's coordinator; edl starts it.")
     parser.add_argument("--interface", required=True)
     parser.add_argument("command", nargs="*")

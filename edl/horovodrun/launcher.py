@@ -1,8 +1,8 @@
-"""The processes above a stand-in: horovodrun's driver, and the one between that carries out its orders.
+"""Find the processes above a stand-in: horovodrun's driver, and the process between that carries out its orders.
 
-Horovod starts each local worker below a process of its own, a leader of a session, which ends all that is below it as
-soon as the driver is gone. So when the driver was killed, that one is killed first: it waits five seconds between
-asking and killing. On another host there is none: sshd leaves what it has started alone.
+Horovod starts each local worker below a process of its own, the leader of a session, which ends all processes below it
+as soon as the driver is gone. So when the driver was killed, that process is killed first: it waits five seconds
+between asking and killing. On another host there is none: sshd leaves the processes that it has started alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MARK = b"multiprocessing"
 
 
 class Launcher:
-    """What is above this process, or nothing that is known."""
+    """The known processes above this one; possibly none."""
 
     def __init__(self, middleman: int | None, driver: int | None) -> None:
         self._middleman, self._driver = middleman, driver
@@ -36,11 +36,11 @@ class Launcher:
 
     @property
     def is_here(self) -> bool:
-        """Whether the driver is on this host, so that `watch` tells of its end."""
+        """Tell whether the driver is on this host, so that `watch` reports its end."""
         return self._driver is not None
 
     def watch(self, gone: Callable[[], object]) -> None:
-        """Call `gone` when the driver has ended, and nothing will be killed for that any more."""
+        """Call `gone` when the driver has ended, once its end makes no process be killed any more."""
         if self._driver is not None:
             self._watch = watch_exit(self._driver, lambda _: self._on_gone(gone))
 
@@ -54,7 +54,7 @@ class Launcher:
 
 
 def _ancestors(pid: int) -> list[int]:
-    """Parents first."""
+    """Return the ancestors of a process, the nearest first."""
     found: list[int] = []
     while (pid := _parent(pid)) > 1:
         found.append(pid)

@@ -1,13 +1,13 @@
-"""Where the workers of a job find each other when nothing was configured: in the store of horovodrun's own server.
+"""The rendezvous of a job's workers without configuration: in the store of horovodrun's own server.
 
-One stand-in writes the job's name and coordinator there, all others read it: one on the driver's own host if there is
-any, since the job depends on that host already, else the first worker's. The driver empties that store at each recount,
-so each stand-in that has asked it writes it again.
+One stand-in writes the job's name and coordinator there, and all others read it: a stand-in on the driver's own host if
+there is any, since the job depends on that host already, else that of the first worker. The driver empties the store at
+each recount, so each stand-in that has asked the driver writes the entry again.
 
-That store is open to all that reach its port. So the job's secret goes into it only where a job may span hosts and
-no file with a secret was given (docs/security.md).
+The store is open to all that reach its port. So the job's secret goes into it only if the job may span hosts and no
+file with a secret was given (docs/security.md).
 
-The one that begins the job also chooses, once for all, the checkpoint that this life goes on from
+The stand-in that begins the job also chooses, once for all, the checkpoint that this life resumes from
 (`edl.horovodrun.beginning`).
 """
 
@@ -31,38 +31,38 @@ from edl.host.network import address_of
 from edl.launch.records import Folder, find, new_name
 
 SCOPE, KEY = "edl", "job"
-AT_DRIVER, ELSEWHERE = b"at the driver", b"elsewhere"  # under a rank's number: where that one is
-ALL_S = 120.0  # for all of the first workers to come; scripts import for long
-PATIENCE_S = 600.0  # as Horovod's own for slots
+AT_DRIVER, ELSEWHERE = b"at the driver", b"elsewhere"  # values under a rank's number: where that stand-in is
+ALL_S = 120.0  # for all of the first workers to come; scripts may import for long
+PATIENCE_S = 600.0  # as long as Horovod itself waits for slots
 NOTE_S = 10.0
 LOOK_S = 0.2
 
 
 class MeetingPlace(msgspec.Struct, frozen=True):
-    """Where to meet."""
+    """The entry in the store: the job and its coordinator."""
 
     job: str
     coordinator: str
-    host: str  # where the coordinator's record is
+    host: str  # host of the coordinator's record
     secret: str = ""
-    recounts: int = 0  # of the driver, so far: each stand-in that it starts takes part in each one after that
-    beginning: GoesOnFrom = GoesOnFrom()  # what this life of the job goes on from
+    recounts: int = 0  # of the driver, so far: each stand-in that it starts takes part in all later ones
+    beginning: GoesOnFrom = GoesOnFrom()  # the checkpoint that this life of the job resumes from
 
 
 class WayToMeeting:
-    """One stand-in's way to the meeting place."""
+    """The way of one stand-in to the rendezvous."""
 
     def __init__(self, about: HorovodrunEnv, settings: Settings, driver: Driver, folder: Path) -> None:
-        """`folder`: private, for a secret that came from elsewhere."""
+        """Keep the settings. `folder`: private, for a secret that came from another host."""
         self._about = about
         self._settings = settings
         self._driver = driver
         self._folder = folder
         self._place: MeetingPlace | None = None
-        self._come = 0  # ranks that are known to have come, and not at the driver
+        self._come = 0  # ranks that are known to have come, and are not at the driver
 
     async def attend(self, command: list[str], say: Callable[[str], object]) -> Settings:
-        """Find the place, or make it. Raises ConfigError, PeerError."""
+        """Read the rendezvous entry, or write it. Raises ConfigError, PeerError."""
         place = await self._read()
         if place is None:
             mark = AT_DRIVER if self._is_at_driver() else ELSEWHERE
@@ -73,16 +73,15 @@ class WayToMeeting:
 
     @property
     def recounts(self) -> int:
-        """How many there have been when this stand-in was started."""
+        """Return the number of recounts when this stand-in was started."""
         return self._place.recounts if self._place is not None else 0
 
     async def renew(self, recounts: int = 0) -> None:
-        """After a recount nothing is in the store. Raises PeerError.
-
-        A stand-in that asked too late for the one before has a smaller number than the others: the largest counts.
-        """
+        """Write the entry again after a recount, which empties the store. Raises PeerError."""
         if self._place is not None:
             there = await self._read()
+            # A stand-in that asked too late for the recount before has a smaller number than the others: the largest
+            # counts.
             largest = max(recounts, there.recounts if there is not None else 0)
             place = msgspec.structs.replace(self._place, recounts=largest)
             await self._driver.put(SCOPE, KEY, msgspec.json.encode(place))
@@ -114,7 +113,8 @@ class WayToMeeting:
         return self._about.one_host or address_of(self._about.interface) == self._about.driver
 
     async def _is_founder(self, waited_s: float) -> bool:
-        """Rank 0, if it is elsewhere, first waits until all have come: none of them may be at the driver."""
+        """Tell whether this stand-in begins the job."""
+        # Rank 0, if it is not at the driver, first waits until all have come, as none of them may be at the driver.
         if self._is_at_driver() or self._about.rank:
             return self._is_at_driver() and self._about.slot == 0
         while self._come < self._about.size:
@@ -127,7 +127,7 @@ class WayToMeeting:
         return True
 
     async def _found(self, command: list[str], say: Callable[[str], object]) -> MeetingPlace:
-        """By one of the first workers."""
+        """Begin the job, as one of its first workers."""
         settings, host = self._settings, socket.gethostname()
         job = await name_of(settings) or new_name(settings.home)
         settings = msgspec.structs.replace(settings, job=job, np=self._about.size)
@@ -143,7 +143,7 @@ class WayToMeeting:
         return folder.secret.read_text()
 
     def _completed(self, place: MeetingPlace) -> Settings:
-        """What the trainer is told."""
+        """Return the trainer's settings."""
         settings = msgspec.structs.replace(
             self._settings,
             job=place.job,

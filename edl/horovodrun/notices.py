@@ -1,8 +1,8 @@
-"""Hearing from horovodrun's driver that its hosts have changed.
+"""Receive notices of horovodrun's driver that its hosts have changed.
 
 The driver speaks Horovod's service protocol: a digest of 32 bytes, a length, and a pickle. Here no pickle is ever
-loaded. A sender without the key that we gave the driver is refused by the digest; of the rest it is enough to
-know which class the pickle names, and that is read without carrying it out.
+loaded. A sender without the key that the driver was given is refused by the digest; of other messages only the class
+that the pickle names matters, which is read without executing the pickle.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _SERVICE = "worker notification service"
 
 
 class Notices:
-    """One slot's listener."""
+    """The listener of one slot."""
 
     def __init__(self, changed: Callable[[], object]) -> None:
-        self.key = secrets.token_hex(16).encode()  # in the form of Horovod's own
+        self.key = secrets.token_hex(16).encode()  # in the form that Horovod's own key has
         self._changed = changed
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str) -> int:
-        """Listen there; returns the port."""
+        """Listen at `address`; return the port."""
         self._server = await asyncio.start_server(self._serve, address, 0)
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -51,12 +51,12 @@ class Notices:
                     writer.write(digest + _LENGTH.pack(len(answer)) + answer)
                     await writer.drain()
         except (OSError, EOFError, TimeoutError):
-            pass  # the caller hung up, or said nothing
+            pass  # the caller closed the connection, or sent nothing
         finally:
             writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes | None:
-        """One message of a sender that has the key."""
+        """Read one message; return None if its sender does not have the key."""
         digest = await reader.readexactly(_DIGEST)
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if not 0 < length <= _LONGEST:

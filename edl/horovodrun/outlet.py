@@ -1,4 +1,4 @@
-"""Where a trainer's output goes: to horovodrun, and to a file once horovodrun is gone."""
+"""Write a trainer's output to horovodrun, and to a file once horovodrun is gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edl.launch.output import Sink
 
 
 class Outlet(Sink):
-    """A sink that does not end with its reader."""
+    """A sink that outlives its reader."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor)

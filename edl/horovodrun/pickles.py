@@ -1,7 +1,7 @@
-"""The little of Python's pickle format that Horovod's driver speaks: written by hand, and read without being loaded.
+"""The part of Python's pickle format that Horovod's driver speaks: written by hand, and read without being loaded.
 
-What a pickle says is carried out by its reader. We load none; and of what we write, the driver gets names of its
-own classes and plain values only.
+A pickle's reader executes it. Here none is loaded; and pickles written here contain names of the driver's own classes
+and plain values only.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ Value = str | bytes | int | tuple["Value", "Value"] | Sequence["Value"] | Mappin
 
 
 def written(value: Value) -> bytes:
-    """A plain value."""
+    """Pickle a plain value."""
     return b"\x80\x03" + _body(value) + b"."
 
 
 def written_object(module: str, name: str, state: Mapping[str, Value]) -> bytes:
-    """An object of that class with these attributes."""
+    """Pickle an object of that class with these attributes."""
     return b"\x80\x03" + f"c{module}\n{name}\n".encode() + b")\x81" + _body(state) + b"b."
 
 
 def names_in(pickled: bytes) -> set[str]:
-    """The texts in a pickle, the names of its classes among them."""
+    """Return the texts in a pickle, the names of its classes among them."""
     found: set[str] = set()
     try:
         for _, argument, _ in pickletools.genops(pickled):
             if isinstance(argument, str):
                 found.update((argument, *argument.split(" ")))
-    except (ValueError, IndexError, struct.error, OverflowError):  # it is no pickle, or not all of one
+    except (ValueError, IndexError, struct.error, OverflowError):  # no pickle, or a truncated one
         return set()
     return found
 

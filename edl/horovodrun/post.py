@@ -1,8 +1,8 @@
-"""What a stand-in does about its trainer: a pure decision from what has happened.
+"""Decide how a stand-in reacts to its trainer, the job and the driver: a pure machine.
 
-horovodrun's driver takes the stand-in's end for the worker's, and goes by these rules: one that ends while it is
-counted makes an end of the job at the next recount, if it ends well, or of its host, if it does not. So a stand-in
-ends only when its slot is freed, when the job is over, or when it is told to.
+horovodrun's driver takes the stand-in's end for the worker's, by these rules: if a stand-in ends while it is counted,
+the next recount ends the job if it has ended well, and gives up its host if not. So a stand-in ends only when its slot
+is freed, when the job is over, or when it is told to.
 """
 
 from __future__ import annotations
@@ -11,49 +11,51 @@ from dataclasses import dataclass
 
 from edl.protocol.saving import PREEMPTED_CODE
 
-TERMINATED = 143  # as of a process that SIGTERM has ended: the job was not finished by it
-UNKNOWN_S = 30.0  # how long a job that cannot be asked is waited for
-GRACE_S = 3.0  # how long after a word to end the job's end is waited for; the driver kills after 5 s
+TERMINATED = 143  # exit status of a process that SIGTERM has ended: the job has not finished
+UNKNOWN_S = 30.0  # how long to wait for a job that cannot be asked
+GRACE_S = 3.0  # how long to wait for the job's end after a request to end; the driver kills after 5 s
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerEnded:
-    """With this exit status; below 0 by that signal."""
+    """The trainer has ended with this exit status; below 0: by that signal."""
 
     status: int
 
 
 @dataclass(frozen=True, slots=True)
 class JobAtEnd:
-    """Asked for after the trainer's end."""
+    """The job's status, read after the trainer's end."""
 
     over: bool
     finished: bool
     reason: str = ""
-    done: bool = False  # the trainer told it of a good end
-    spent: bool = False  # all is trained that was to be: a trainer that is started now comes too late
-    going: bool = False  # it was asked to go: no trainer is started any more
-    resumable: bool = False  # it is gone, and can be gone on with
+    done: bool = False  # the trainer has reported a good end to the job
+    spent: bool = False  # all data is trained: a trainer that is started now comes too late
+    going: bool = False  # the job is being preempted: no trainer is started any more
+    resumable: bool = False  # the job has ended, and can be resumed
 
 
 @dataclass(frozen=True, slots=True)
 class JobUnknown:
-    """There is no leader to ask."""
+    """The job has no leader that answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """The driver does not count this slot any more."""
+    """The driver has freed this slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """A SIGTERM, or on another host the end of ssh, of a driver that lives: it gives up this host, or the job."""
+    """A SIGTERM, or on another host the end of ssh, of a driver that lives: the driver gives up this host, or the
+    job.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class DriverGone:
-    """horovodrun was killed; the workers finish the job."""
+    """The driver was killed; the workers finish the job."""
 
 
 Happening = TrainerEnded | JobAtEnd | JobUnknown | Freed | EndAsked | DriverGone
@@ -61,17 +63,17 @@ Happening = TrainerEnded | JobAtEnd | JobUnknown | Freed | EndAsked | DriverGone
 
 @dataclass(frozen=True, slots=True)
 class StartTrainer:
-    """Another one in the place of the one that crashed."""
+    """Start another trainer in the place of the crashed one."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndTrainer:
-    """Let it leave the job."""
+    """Let the trainer leave the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """To the user."""
+    """Print a line for the user."""
 
     line: str
 
@@ -80,21 +82,21 @@ Command = StartTrainer | EndTrainer | Say
 
 
 class Post:
-    """One slot's. `status` is the exit status once the stand-in may end."""
+    """The rules of one slot. `status` is the exit status once the stand-in may end."""
 
     def __init__(self, restarts: int) -> None:
         self.status: int | None = None
         self._restarts = restarts
         self._ended: int | None = None  # the trainer's exit status
         self._freed = False
-        self._told_to_end: float | None = None  # at this time
-        self._alone = False  # without a driver
+        self._told_to_end: float | None = None  # when the stand-in was told to end
+        self._alone = False  # the driver is gone
         self._unknown_since: float | None = None
         self._gave_up = False
 
     @property
     def looks(self) -> bool:
-        """The trainer has ended, and it depends on the job what follows."""
+        """Tell whether the trainer has ended and the job's status decides how to go on."""
         return self._ended is not None and self.status is None
 
     def handle(self, happened: Happening, now: float) -> list[Command]:
@@ -120,7 +122,7 @@ class Post:
                 return self._on_end_asked(now)
             case DriverGone():
                 self._alone = True
-            case _:  # looks that were overtaken
+            case _:  # answers that were overtaken
                 pass
         return []
 
@@ -128,12 +130,13 @@ class Post:
         self._told_to_end = now if self._told_to_end is None else self._told_to_end
         if self._ended is None:
             return [EndTrainer()]
-        if self.looks:  # a good end is no success of the job: the same signal may have made the trainer leave
+        # a good end of the trainer is no success of the job: the same signal may have made the trainer leave
+        if self.looks:
             self.status = _code(self._ended) or None
         return []
 
     def _waited_in_vain(self, now: float) -> bool:
-        """Of a trainer that ended well, and a driver that gave up its slot or the job."""
+        """Tell whether the job's end came not in time, after a good end of the trainer and a request to end."""
         return self._told_to_end is not None and now - self._told_to_end >= GRACE_S
 
     def _on_job(self, job: JobAtEnd, now: float) -> list[Command]:
@@ -149,7 +152,7 @@ class Post:
         elif self._told_to_end is not None:  # the trainer ended well, and its slot gets no other
             self.status = TERMINATED if self._waited_in_vain(now) else None
         elif ended and (job.done or job.spent or job.going):
-            pass  # no other trainer can make up for its end: the job's tells whether it matters
+            pass  # no other trainer can make up for its end: the job's own end tells whether it matters
         elif ended and self._restarts > 0:
             self._restarts -= 1
             self._ended = None

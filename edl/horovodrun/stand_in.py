@@ -1,7 +1,7 @@
 """The process that horovodrun's driver takes for a worker.
 
-Owns: the trainer's process and its output, the conversation with the driver, and its own exit status. Does not own:
-what follows from what happens (`edl.horovodrun.post`), nor the worker's part in the job (its daemon's).
+Owns: the trainer's process and its output, the conversation with the driver, and its own exit status. Does not own: the
+decisions (`edl.horovodrun.post`), nor the worker's part in the job (its daemon's).
 
 Everything runs in the main thread's loop: the kernel ties a trainer's life to the thread that started it.
 """
@@ -56,14 +56,14 @@ from edl.protocol.driver import Ask, Word
 from edl.protocol.job import Status, WorkerState
 from edl.transport.pipe import Connection, PipeServer
 
-DOUBT_S = 0.5  # of a SIGTERM: whether the driver that sent it is just dying
+DOUBT_S = 0.5  # after a SIGTERM: whether the driver that sent it is about to die
 LOOK_S = 1.0
 PRINT_S = 2.0
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM", "--")
 
 
 class StandIn:
-    """One slot of the driver's. `run` returns the exit status."""
+    """The stand-in of one slot of the driver. `run` returns the exit status."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = argv
@@ -83,7 +83,9 @@ class StandIn:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, trainer: int, tell: int, outputs: Sequence[IO[bytes]]) -> int:
-        """`trainer` waits at the other end of `tell` for what to do, and prints into `outputs`."""
+        """Serve until the stand-in may end. `trainer` waits at the other end of `tell` for its environment, and prints
+        into `outputs`.
+        """
         folder = Path(tempfile.mkdtemp(prefix="edl-stand-in-"))
         launcher = Launcher.of_this_process()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._on_sigterm, launcher)
@@ -115,8 +117,8 @@ class StandIn:
     # ---------------------------------------------------------------------------------------------------- beginning
 
     async def _prepare(self, meeting: WayToMeeting, server: PipeServer, folder: Path) -> dict[str, str]:
-        """What the trainer needs in its environment. Raises EdlError."""
-        # Where the job has a coordinator of its own, credentials in the environment belong to another one.
+        """Join the rendezvous; return the variables that the trainer needs. Raises EdlError."""
+        # If the job has a coordinator of its own, credentials in the environment belong to another one.
         own = self._settings.coordinator is None
         foreign = {name: "" for name in os.environ if own and name.startswith("EDL_COORDINATOR_")}
         os.environ.update(foreign)
@@ -139,7 +141,7 @@ class StandIn:
         return {**foreign, **settings.to_environment()}
 
     async def _last_status(self) -> int:
-        """Nothing is to be done any more but to hear how the trainer ends."""
+        """Wait for the trainer's end, and return its exit status; nothing else is left to do."""
         while True:
             happened = await self._inbox.get()
             if isinstance(happened, TrainerEnded):
@@ -159,7 +161,7 @@ class StandIn:
         watch_exit(pid, lambda _: self._inbox.put_nowait(TrainerEnded(status())))
 
     def _start_trainer(self) -> None:
-        """The user's command again, from its beginning: it joins the job as a new worker."""
+        """Run the user's command again, from its beginning: it joins the job as a new worker."""
         process = subprocess.Popen(
             [*DIE_WITH_PARENT, sys.executable, *self._argv],
             stdout=subprocess.PIPE,
@@ -170,7 +172,7 @@ class StandIn:
         self._adopt(process.pid, (process.stdout, process.stderr), process.wait)
 
     def _end_trainer(self) -> None:
-        """By its daemon's word to the leader; before it has one, at once."""
+        """Ask the trainer's daemon to leave the job; before there is a daemon, end the trainer at once."""
         if self._daemons:
             self._tell(leave=True)
         else:
@@ -178,7 +180,8 @@ class StandIn:
                 os.kill(self._trainer, signal.SIGTERM)
 
     async def _printed(self) -> None:
-        """Until its output has ended: its children may hold the other end of the pipes after it."""
+        """Wait until the trainer's output has ended."""
+        # Children of the trainer may hold the other end of the pipes after its end: the wait is bounded.
         _, late = await asyncio.wait(self._forwards, timeout=PRINT_S)
         for task in late:
             task.cancel()
@@ -199,16 +202,17 @@ class StandIn:
             if isinstance(happened, TrainerEnded):
                 await self._printed()
                 self._spawn(self._look())
-        if self._asking is not None:  # ended in between, it would be counted twice, and the driver never end
+        # if this ended in between, it would be counted twice, and the driver would never end
+        if self._asking is not None:
             await asyncio.wait({self._asking})
         return self._post.status
 
     async def _look(self) -> None:
-        """While it depends on the job what becomes of this slot."""
+        """Read the job's status, while that decides what follows for this slot."""
         from edl.outside.client import JobClient  # half a second of imports, for the end only
 
         settings = self._settings
-        coordinator = coordinator_of(settings)  # let in as the daemons are
+        coordinator = coordinator_of(settings)  # authorized as the daemons are
         assert coordinator is not None
         while self._post.looks:
             try:
@@ -246,21 +250,22 @@ class StandIn:
         self._tell(noticed=self._clock.wall())
 
     def _ask(self, recount: int) -> None:
-        """Once for each number: a stand-in that asks twice is counted twice."""
+        """Ask the driver for this slot's rank, once for each recount: a stand-in that asks twice is counted twice."""
         if recount <= self._asked or self._word.freed:
             return
-        if recount > self._asked + 1:  # one is over without us: this host was cut off, and the slot is another's by now
+        # a recount is over without this slot: this host was cut off, and the slot is another's by now
+        if recount > self._asked + 1:
             self._inbox.put_nowait(EndAsked())
             return
         self._asked = recount
-        if self._asking is None:  # else what was asked before its time is answered by this recount
+        if self._asking is None:  # else this recount answers the question that was asked before
             self._asking = asyncio.create_task(self._hear_rank())
 
     async def _hear_rank(self) -> None:
         try:
             count = await self._driver.ask(self._about.name)
             await self._meeting.renew(self._asked)
-        except PeerError:  # it is gone; whether the job is over, others say
+        except PeerError:  # the driver is gone; others tell whether the job is over
             self._asking = None
             self._tell(answered=self._asked)
             return
@@ -287,19 +292,20 @@ class StandIn:
         self._spawn(self._judge(launcher))
 
     async def _judge(self, launcher: Launcher) -> None:
-        """A driver that dies takes its processes along; one that lives means it."""
+        """Act on a SIGTERM unless the driver is about to die: a driver that dies ends its processes, too."""
         await asyncio.sleep(DOUBT_S)
         if not launcher.gone:
             self._inbox.put_nowait(EndAsked())
 
     async def _find_out(self) -> None:
-        """The ssh that has started us is gone. With the driver? Else the driver takes this worker for dead."""
+        """Find out whether the driver lives, now that the ssh that has started this process is gone."""
         while True:
             try:
                 there = await self._driver.is_there()
             except PeerError:  # this host is cut off
                 await asyncio.sleep(LOOK_S)
                 continue
+            # A driver that lives takes this worker for dead.
             self._inbox.put_nowait(EndAsked() if there else DriverGone())
             return
 
@@ -314,7 +320,7 @@ async def _main(trainer: int, tell: int, outputs: Sequence[IO[bytes]], argv: Seq
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Entry of `python -m edl.horovodrun`, which a process that forks its stand-in becomes."""
+    """Entry point of `python -m edl.horovodrun`, which a process that forks its stand-in becomes."""
     trainer, tell, *outputs = (int(number) for number in arguments[:4])
     for descriptor in (tell, *outputs):
         os.set_inheritable(descriptor, False)
