@@ -1,1 +1,1 @@
-"""What is said: nouns and messages. Pure."""
+"""The nouns of a job, and the messages between its processes. Pure."""

@@ -1,7 +1,7 @@
-"""The lines of an audit: what each worker writes down of the samples it trains (`EDL_AUDIT`, docs/audit.md).
+"""The lines of an audit: the samples that each worker has trained (`EDL_AUDIT`, docs/audit.md).
 
-Owns: their form, one JSON array a line with the kind in front, and reading it back. Does not own: when a line is
-written (`edl.trainer.data.audit`), nor what all of them together mean (`edl.core.audit.account`).
+Owns: the form of a line, one JSON array with the kind in front, and reading it back. Does not own: when a line is
+written (`edl.trainer.data.audit`), nor the account of all lines together (`edl.core.audit.account`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import msgspec
 from edl.protocol.data import DataSpec, Range
 
 VERSION: Final = 2
-READABLE: Final = (1, VERSION)  # the first knew no lives
+READABLE: Final = (1, VERSION)  # version 1 had no lives
 
 
 class LifeAudited(msgspec.Struct, frozen=True, array_like=True):
-    """Which life of the job, and what it began with."""
+    """The life of the job, and the checkpoint that it resumed from."""
 
     life: int = 1
-    parent: int = 0  # the life that had made the checkpoint it went on from; 0: it began anew
-    step: int = 0  # that checkpoint's, of that life
-    job: str = ""  # that had made it
+    parent: int = 0  # the life that had made the checkpoint it resumed from; 0: it began anew
+    step: int = 0  # step of that checkpoint, counted in that life
+    job: str = ""  # the job that had made the checkpoint
 
 
 FIRST_LIFE: Final = LifeAudited()
@@ -38,13 +38,13 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
 
 
 class DataOpened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
-    """What the worker trains on; again with more epochs."""
+    """The data that the worker trains on; repeated when there are more epochs."""
 
     spec: DataSpec
 
 
 class Sat(msgspec.Struct, frozen=True, array_like=True, tag="sat"):
-    """The worker's ring of this generation stands, and all in it have the state of `step`."""
+    """The worker's ring of this generation stands, and all its members have the state of `step`."""
 
     generation: int
     step: int
@@ -53,11 +53,13 @@ class Sat(msgspec.Struct, frozen=True, array_like=True, tag="sat"):
 
 
 class BatchGiven(msgspec.Struct, frozen=True, array_like=True, tag="given"):
-    """The script is handed what it computes `step` on, maybe some steps ahead. A later line for a step replaces it."""
+    """The script has got the samples of `step`, maybe some steps ahead. A later line for a step replaces an earlier
+    one.
+    """
 
     step: int
-    epoch: int  # the pass that the step belongs to; samples that came back late may be of an earlier one
-    ranges: tuple[Range, ...]  # positions; none at all for stand-ins of weight zero
+    epoch: int  # the pass that the step belongs to; returned samples may be of an earlier one
+    ranges: tuple[Range, ...]  # positions; empty for placeholder samples of weight zero
     check: int  # CRC-32 of the sample ids as they were handed out, 8 bytes each with the lowest first
 
 
@@ -66,11 +68,11 @@ class Committed(msgspec.Struct, frozen=True, array_like=True, tag="committed"):
 
     generation: int
     step: int
-    weight: float | None = None  # with which its samples went into the update; 0.0: no update; None: it was not seen
+    weight: float | None = None  # weight of its samples in the update; 0.0: there was no update; None: unknown
 
 
 class DataEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """The script was told that there is no more data: of so many epochs, whose last step is `step`."""
+    """The script was told that its data has ended: after `epochs` epochs, whose last step is `step`."""
 
     epochs: int
     step: int
@@ -83,7 +85,7 @@ _decoder: Final = msgspec.json.Decoder(Line)
 
 
 class Damaged(ValueError):
-    """What stands at this place of a file is no line of an audit."""
+    """A place of a file holds no line of an audit."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"at byte {offset}: {reason}")
@@ -94,10 +96,10 @@ def encoded(line: Line) -> bytes:
 
 
 def decoded(data: bytes) -> tuple[Line, ...]:
-    """The lines of a file. Its end may be torn: a worker can die, or a disk be full, in the middle of a line."""
+    """Return the lines of a file. Its end may be torn: a worker can die, or a disk be full, in the middle of a line."""
     lines: list[Line] = []
     offset = 0
-    for text in data.split(b"\n")[:-1]:  # without what follows the last newline: nothing, or a torn line
+    for text in data.split(b"\n")[:-1]:  # without the text after the last newline: empty, or a torn line
         try:
             lines.append(_decoder.decode(text))
         except msgspec.DecodeError as error:

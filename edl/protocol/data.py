@@ -1,7 +1,7 @@
-"""The nouns of the data: what a script trains on, and which worker holds which part of it.
+"""The nouns of the data: the samples that a script trains on, and which worker holds which of them.
 
-A *position* is a place in an epoch's own order; which sample stands there is a permutation of (seed, epoch). All the
-bookkeeping is in positions, so shuffling costs it nothing.
+A *position* is a place in an epoch's own order; the sample at a position is given by a permutation of (seed, epoch).
+All bookkeeping is in positions, so that shuffling costs it nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import msgspec
 
 
 class DataSpec(msgspec.Struct, frozen=True):
-    """What a script asked of `elastic_shard_generator`. Equal on all workers, or the job fails with the difference."""
+    """A script's arguments of `elastic_shard_generator`. Equal on all workers, or the job fails with the difference."""
 
     total: int  # samples in one epoch
-    epochs: int  # how many passes are wanted; may grow while the job runs, never shrink
-    batch: int  # samples of a full step: of one worker, or as the job's batch policy has it
+    epochs: int  # passes that are wanted; may grow while the job runs, never shrink
+    batch: int  # samples of a full step: of one worker, or as the job's batch policy decides
     shuffle: bool = False
     seed: int = 0
     whole_epochs: bool = True  # True: a batch never crosses the end of an epoch. False: one stream of samples
@@ -26,11 +26,11 @@ class DataSpec(msgspec.Struct, frozen=True):
 
     @property
     def has_end(self) -> bool:
-        """Whether `epochs` are all that will be wanted; else each pass asks for one more when it begins."""
+        """Tell whether `epochs` is final; else each pass asks for one more epoch when it begins."""
         return not (self.open_ended or (self.by_sample and self.whole_epochs))
 
     def differences(self, other: DataSpec) -> tuple[str, ...]:
-        """Names of the fields in which two workers' wishes contradict each other; `epochs` may differ, as it grows."""
+        """Return the names of fields that contradict another worker's; `epochs` may differ, as it grows."""
         return tuple(
             name for name in self.__struct_fields__ if name != "epochs" and getattr(self, name) != getattr(other, name)
         )
@@ -48,7 +48,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
 
 
 def cut(ranges: Iterable[Range], first: int, last: int) -> tuple[Range, ...]:
-    """Of all positions of `ranges` in order, those from the first-th up to, without, the last-th."""
+    """Cut the positions of `ranges` in order, from index `first` up to, without, index `last`."""
     pieces = []
     for piece in ranges:
         start, stop = max(first, 0), min(last, len(piece))
@@ -63,8 +63,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
     The worker takes `batch` samples a step in the order of `ranges`, as long as there are any. So a step may find
     fewer, or none at all: then the worker takes part in the all-reduce with weight zero. All members of a roster hold
-    leases of the same steps, of the same `epoch` and equally `final`; `ranges` and `number` are a worker's own. Of a
-    newcomer there may be two where others have one: it has no samples in its first steps, where it has no state yet.
+    leases of the same steps, of the same `epoch` and equally `final`; `ranges` and `number` are a worker's own. A
+    newcomer may have two leases where others have one: it has no samples in its first steps, where it has no state yet.
     """
 
     number: int  # 1, 2, 3, ... per worker without gaps
@@ -72,7 +72,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     steps: int
     batch: int
     ranges: tuple[Range, ...]
-    epoch: int = 0  # the pass its steps belong to, never one before; returned samples may be of an earlier one
+    epoch: int = 0  # the pass its steps belong to; returned samples may be of an earlier one
     final: bool = False  # it took the last unassigned samples: of the epoch (whole_epochs), or of the stream
 
     def __len__(self) -> int:
@@ -83,35 +83,35 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def until_step(self) -> int:
-        """The last step that this lease gives a share."""
+        """Return the last step that this lease has samples for."""
         return self.after_step + self.steps
 
     def share(self, step: int) -> int:
-        """Samples that the worker trains in `step`."""
+        """Return the number of samples that the worker trains in `step`."""
         before = (step - self.after_step - 1) * self.batch
         return max(0, min(self.batch, len(self) - before))
 
     def between(self, after_step: int, until_step: int) -> tuple[Range, ...]:
-        """The samples of the steps after_step+1 .. until_step: by I7 a function of step numbers alone."""
+        """Return the samples of the steps after_step+1 .. until_step: by I7 a function of step numbers alone."""
         skipped = max(0, after_step - self.after_step) * self.batch
         return cut(self.ranges, skipped, (until_step - self.after_step) * self.batch)
 
     def up_to(self, step: int) -> Lease:
-        """What remains of it when all of later steps is taken back. Not for a step before its own."""
+        """Return the lease without all steps after `step`, which must not be before its first."""
         if self.until_step <= step:
             return self
         kept = self.between(self.after_step, step)
         return msgspec.structs.replace(self, steps=step - self.after_step, ranges=kept, final=False)
 
     def left(self, step: int) -> tuple[Range, ...]:
-        """What is not yet trained once `step` is committed."""
+        """Return the samples that are not yet trained once `step` is committed."""
         return self.between(step, self.until_step)
 
 
 class Totals(msgspec.Struct, frozen=True, array_like=True):
-    """All workers together train `samples` in each of the steps after the one before's `until_step`, up to this one's.
+    """The samples that all workers train together in each step from the last entry's `until_step` up to this one's.
 
-    `samples` may be 0 (those who held the samples of that step have left): then the step changes nothing.
+    `samples` may be 0, if the holders of a step's samples have left: then the step changes nothing.
     """
 
     until_step: int
@@ -126,7 +126,7 @@ class DataCounts(msgspec.Struct, frozen=True):
     trained: int
     leased: int
     unassigned: int
-    ahead: int  # steps leased beyond those that all have applied: so many can be trained without a leader
-    # Must be 0 (I6). As far as a ledger can see that of itself: what is in none of its places, it takes for trained.
-    lost: int = 0  # of epochs that have ended, and yet not trained
-    repeated: int = 0  # in two places: leased twice, or leased and unassigned
+    ahead: int  # steps leased beyond the last that all have applied: so many can be trained without a leader
+    # Must be 0 (I6), as far as a ledger can see that of itself: a sample in none of its places counts as trained.
+    lost: int = 0  # not trained, though their epochs have ended
+    repeated: int = 0  # held twice: leased twice, or leased and unassigned

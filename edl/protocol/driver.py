@@ -1,7 +1,7 @@
-"""What a daemon and the stand-in of its slot say to each other about horovodrun's driver.
+"""The messages between a daemon and the stand-in of its slot about horovodrun's driver.
 
-The driver counts its workers anew when its hosts change: it waits until each slot has asked for its new rank, frees
-those that it has no room for, and starts those that are missing. That is a recount. The leader numbers them.
+The driver counts its workers anew when its hosts change: it waits until each slot has asked for its new rank, frees the
+slots that it has no room for, and starts the missing ones. Such a count is a recount. The leader numbers recounts.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import msgspec
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """To the stand-in: ask the driver for this slot's rank, once for each number; 0 is not to be asked for."""
+    """The request to the stand-in to ask the driver for this slot's rank, once for each recount; 0 asks for none."""
 
     recount: int
 
 
 class Word(msgspec.Struct, frozen=True, tag="word"):
-    """Of the stand-in, whole each time."""
+    """The complete state of the stand-in."""
 
-    noticed: float = 0.0  # when the driver has told of a change of hosts, by the wall clock here
+    noticed: float = 0.0  # when the driver has told of a change of hosts, by this host's wall clock
     answered: int = 0  # the newest recount that the driver has answered
-    freed: bool = False  # by that answer: the slot is not one of its workers any more
-    size: int = 0  # how many it counted
-    slots: int = 0  # and how many of them on this host
-    gone: bool = False  # the stand-in itself is: in the driver's eyes the slot has failed
-    leave: bool = False  # the driver gives up this host, or the user this worker
+    freed: bool = False  # by that answer the slot is none of the driver's workers any more
+    size: int = 0  # workers in that count
+    slots: int = 0  # workers of this host in that count
+    gone: bool = False  # the stand-in itself is gone: to the driver the slot has failed
+    leave: bool = False  # the driver gives up this host, or the user gives up this worker

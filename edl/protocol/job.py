@@ -1,7 +1,7 @@
-"""The nouns of a job: what its leader has decided, in the form in which it is kept in the coordinator.
+"""The nouns of a job: its leader's decisions, in the form in which the coordinator keeps them.
 
-A `Record` is the whole truth about decisions. What workers were seen doing (steps, pauses) is observation, is never
-kept, and is told again to each new leader by the workers themselves (I9).
+A `Record` is the whole truth about decisions. Observations of workers (steps, pauses) are never kept: the workers
+themselves report them again to each new leader (I9).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from edl.protocol.tally import Tally
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     STARTING = "starting"  # no generation yet: not enough workers
     RUNNING = "running"
     SCALING = "scaling"  # a next generation is planned
-    PREEMPTING = "preempting"  # as people see it: it is to be saved, and then to go
-    PREEMPTED = "preempted"  # it is gone, and can be gone on with
-    RESUMING = "resuming"  # as people see it: it has not begun to train yet, and goes on from a checkpoint
+    PREEMPTING = "preempting"  # shown to people: it is to be saved, and then to end
+    PREEMPTED = "preempted"  # it has ended, and can be resumed
+    RESUMING = "resuming"  # shown to people: it does not train yet, and resumes from a checkpoint
     FINISHED = "finished"
     FAILED = "failed"
 
@@ -39,16 +39,16 @@ OVER = (JobState.FINISHED, JobState.FAILED, JobState.PREEMPTED)
 
 
 class FailedBy(StrEnum):
-    """What a job has failed for: whether another life of it could end otherwise."""
+    """The cause of a job's failure: it tells whether another life of the job could end otherwise."""
 
     FAULT = "fault"  # a machine, a process or a script failed
     STOP = "stop"  # it was told to end
     DIVERGENCE = "divergence"  # its workers were found to differ
-    REFUSAL = "refusal"  # what it was started with does not go together
+    REFUSAL = "refusal"  # its settings or its workers do not go together
 
 
 class WorkerState(StrEnum):
-    """Where a worker is on its way through the job; `edl.core.job.members` has the transitions."""
+    """The state of a worker in its job; `edl.core.job.members` has the transitions."""
 
     JOINING = "joining"  # registered; its script boots
     WARMING = "warming"  # rehearses its first mini-batch in a ring of one
@@ -63,15 +63,15 @@ KEEP_S: Final = 604_800.0  # a week
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What a worker's daemon tells of itself, once."""
+    """The identity of a worker, which its daemon reports once."""
 
     id: str
     host: str
-    address: str  # where the worker's host can be reached by the others
+    address: str  # address at which other hosts reach the worker's host
     pid: int  # of the trainer
     daemon_pid: int
     driver_slot: str = ""  # host:number, where an elastic horovodrun has started it
-    port: int = 0  # where its daemon answers others, at `address`
+    port: int = 0  # port of its daemon for others, at `address`
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -84,16 +84,18 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The next generation, decided and not yet in force. `after_step` None: at once, the present ring is broken."""
+    """The next generation, decided and not yet in force. `after_step` None: at once, as the present ring is broken."""
 
     generation: int
     roster: tuple[str, ...]
     after_step: int | None
-    ledger: LedgerSnapshot | None  # data as of `leased_after`; None while that step is not known
+    ledger: LedgerSnapshot | None  # data as of `leased_after`; None while that step is unknown
     prepared: bool = False  # its ring stands at all members, beside the present one
-    beside: int = 0  # over so many steps newcomers get their state while all compute, and have no samples; 0: before
-    offer: int = 0  # where they get it: from the first of the roster
-    foreseen: int | None = None  # where the present ring is broken: the newest step, as all its survivors have told
+    # over so many steps newcomers get their state while all others compute, and have no samples; 0: before the first
+    # step
+    beside: int = 0
+    offer: int = 0  # address of the first of the roster from which newcomers get the state; 0: none
+    foreseen: int | None = None  # if the present ring is broken: the newest step that its survivors have reported
 
     @property
     def leased_after(self) -> int | None:
@@ -103,38 +105,39 @@ class Plan(msgspec.Struct, frozen=True):
 
 class Muster(msgspec.Struct, frozen=True):
     """The workers of a next generation: they are called, find each other, and form its ring beside the present one.
-
-    Then it is planned. `generation`: of that ring, from when all have met; 0 before, and where they form it in line.
+    Then it is planned. `generation`: of that ring, once all have met; 0 before, and if the ring is formed in line.
     """
 
-    number: int  # of the calls of a job, from 1
+    number: int  # counts the calls of a job, from 1
     roster: tuple[str, ...]
     generation: int = 0
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How large the job may be."""
+    """The bounds of the job's size."""
 
     minimum: int
     maximum: int
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """A worker that is not a member any more. `reason`: why it was given up; empty when it left as it was told to."""
+    """A worker that is not a member any more. `reason`: why it was given up; empty if it left as it was told to."""
 
     worker: str
     reason: str
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """A request for another size that was taken: when it comes again, because its answer was lost, nothing follows."""
+    """A request for another size that was accepted. If it comes again, because its answer was lost, it changes
+    nothing.
+    """
 
     request: str  # its id
-    target: int  # what it was answered with
+    target: int  # the target in its answer
 
 
 class Strike(msgspec.Struct, frozen=True):
-    """A worker whose rings came to nothing so often, since it was last in one that made a step."""
+    """A worker, and the number of rings with it that failed since it was last in one that made a step."""
 
     worker: str
     times: int
@@ -151,41 +154,42 @@ class Unfit(msgspec.Struct, frozen=True):
 
 
 class Trials(msgspec.Struct, frozen=True):
-    """What is known of which workers can be part of a ring (`edl.core.switch.unfit`)."""
+    """The evidence about which workers can be part of a ring (`edl.core.switch.unfit`)."""
 
-    proven: tuple[str, ...] = ()  # the ring before the present one, or before that, that has made a step
-    judged: int = 0  # the newest generation whose coming to nothing was looked into
+    proven: tuple[str, ...] = ()  # roster of the newest ring before the present one that has made a step
+    judged: int = 0  # the newest generation whose failure was examined
     strikes: tuple[Strike, ...] = ()
-    failed: int = 0  # rings in a row that came to nothing for no known reason
-    left_out: str = ""  # of the next ring, to see whether it stands without this member
-    tried: tuple[str, ...] = ()  # those that were left out before, in vain
-    unfit: tuple[Unfit, ...] = ()  # the last ones
-    parted: int = 0  # times that newcomers came to another state than the others, and left
+    failed: int = 0  # rings in a row that failed for no known reason
+    left_out: str = ""  # member left out of the next ring, to see whether the ring stands without it
+    tried: tuple[str, ...] = ()  # members that were left out before, in vain
+    unfit: tuple[Unfit, ...] = ()  # the newest ones
+    parted: int = 0  # times that newcomers reached another state than the others, and left
 
 
 class DriverCount(msgspec.Struct, frozen=True):
-    """The driver of an elastic horovodrun, which alone starts workers and frees their slots, and its counts.
+    """The recounts of an elastic horovodrun's driver, which alone starts workers and frees their slots.
 
     Changed by `edl.core.driver.counting` only.
     """
 
-    begun: int = 0  # counts that all slots were told to ask for
-    answered: int = 0  # and those that the driver has answered
-    asks_from: dict[str, int] = {}  # by worker: the first count that its slot takes part in
-    heeded: dict[str, float] = {}  # its newest notice of other hosts, by slot, when the newest count was begun
-    wished: bool = False  # the target was asked for, and the driver has not come to it yet
-    lost_slots: tuple[str, ...] = ()  # which may have failed in its eyes since its last count
-    told_lost: tuple[str, ...] = ()  # those among them that it must have heard of before it answers the present count
-    given_up: tuple[str, ...] = ()  # hosts that it has given up for that
+    begun: int = 0  # recounts that all slots were told to ask for
+    answered: int = 0  # recounts that the driver has answered
+    asks_from: dict[str, int] = {}  # by worker: the first recount that its slot takes part in
+    heeded: dict[str, float] = {}  # by slot: the newest notice of other hosts when the newest recount was begun
+    wished: bool = False  # the target was asked for, and the driver has not reached it yet
+    lost_slots: tuple[str, ...] = ()  # slots that the driver may take for failed, since its last recount
+    # those among them that the driver must know of before it answers the present recount
+    told_lost: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()  # hosts that the driver has given up for that
 
     @property
     def counting(self) -> bool:
-        """A count was begun, and is not answered yet."""
+        """Tell whether a recount was begun, and is not answered yet."""
         return self.answered < self.begun
 
 
 class Record(msgspec.Struct, frozen=True):
-    """All that the leaders of a job have decided so far."""
+    """The complete decisions of a job's leaders so far."""
 
     job: str
     version: int  # grows with every decision
@@ -203,49 +207,50 @@ class Record(msgspec.Struct, frozen=True):
     planned: int  # number of the newest plan, or of the newest ring that was prepared for one; never used twice
     superseded: tuple[Plan, ...]  # plans since this generation; some survivors may have trained by their leases
     started: float
-    gone: tuple[Gone, ...] = ()  # the last ones: they may not know yet, and an id is never used twice
-    awaited: int = 0  # `arrivals` once all have come that were asked for
+    gone: tuple[Gone, ...] = ()  # the newest ones: they may not know yet, and an id is never used twice
+    awaited: int = 0  # `arrivals` once all workers have come that were asked for
     taken: tuple[Taken, ...] = ()  # the newest requests for another size, oldest first
     driver: DriverCount | None = None  # None: no elastic horovodrun has started the job
-    job_policy: JobPolicy = JobPolicy()  # how its size is chosen, where people do not
-    rates: tuple[Rate, ...] = ()  # what each size was measured at, smallest size first
-    ruling: str = ""  # the newest reason for the size that it has, or should have
+    job_policy: JobPolicy = JobPolicy()  # how its size is chosen, if people do not choose it
+    rates: tuple[Rate, ...] = ()  # the measured rate of each size, smallest size first
+    ruling: str = ""  # the newest reason for the present or the wanted size
     replacing: Replacing | None = None
     rebatch: Rebatch | None = None
-    rebatches: int = 0  # ever begun
-    diverged: tuple[int, int, bool] = (0, 0, False)  # generation and step of the newest divergence told; it persisted
-    differed: str = ""  # what people were told of the first one
-    finals: tuple[EndState, ...] = ()  # in which states the scripts of workers have ended; all the same, but for faults
-    shares: dict[str, float] = {}  # of the batch, by worker, in any unit; 1.0 for those who are not named
-    voided: dict[str, int] = {}  # by worker: the newest generation of whose void mini-batch there is an event
+    rebatches: int = 0  # number of rebatches ever begun
+    # generation and step of the newest divergence reported, and whether it persisted
+    diverged: tuple[int, int, bool] = (0, 0, False)
+    differed: str = ""  # the words that people were told about the first divergence
+    finals: tuple[EndState, ...] = ()  # states in which the scripts of workers have ended; a single one, but for faults
+    shares: dict[str, float] = {}  # shares of the batch, by worker, in any unit; 1.0 for workers that are not named
+    voided: dict[str, int] = {}  # by worker: the newest generation with an event about its void mini-batch
     keep_s: float = KEEP_S  # how long the job's nodes stay once it is over
-    past: tuple[str, ...] = ()  # ids of those who were gone before these, the newest
-    unended: str = ""  # the worker lost, and why: no ring without it has had anything to train since
-    begun: bool = False  # a worker has sat in a ring: newcomers boot alone from then on (I4)
+    past: tuple[str, ...] = ()  # ids of the workers gone before those in `gone`, the newest
+    unended: str = ""  # a lost worker, and why: no ring without it has had data to train on since
+    begun: bool = False  # a worker has been in a ring: newcomers boot alone from then on (I4)
     trials: Trials = Trials()
     muster: Muster | None = None
-    musters: int = 0  # ever called
-    ring: RingKind = RingKind.UNSAID  # as its first worker has said
+    musters: int = 0  # number of calls ever made
+    ring: RingKind = RingKind.UNSAID  # kind of ring, as its first worker has told
     saving: Saving | None = None  # at most one at a time
-    saves: int = 0  # ever begun
-    saved: Saved | None = None  # the newest that is durable
-    save_costs: tuple[Cost, ...] = ()  # of the newest ones, oldest first
-    save_failure: SavingFailure | None = None  # None: none was given up since the newest that is durable
+    saves: int = 0  # number of savings ever begun
+    saved: Saved | None = None  # the newest durable checkpoint
+    save_costs: tuple[Cost, ...] = ()  # costs of the newest checkpoints, oldest first
+    save_failure: SavingFailure | None = None  # None: no saving was given up since the newest durable checkpoint
     losses: int = 0  # workers that were ever lost
     save_requests: tuple[SaveRequest, ...] = ()  # the newest, oldest first
-    save_wanted: int = 0  # the newest step at which a script has asked for one, where nothing was to serve that yet
+    save_wanted: int = 0  # the newest step at which a script has asked for a checkpoint that no saving serves yet
     preemption: Preemption | None = None
-    resumed: Resumed | None = None  # what this life of the job has begun with
+    resumed: Resumed | None = None  # the checkpoint that this life of the job resumed from
     migration: Migration | None = None
-    migrations: int = 0  # ever begun
-    migrated: tuple[Migrated, ...] = ()  # the newest that are over, oldest first
+    migrations: int = 0  # number of migrations ever begun
+    migrated: tuple[Migrated, ...] = ()  # the newest migrations that are over, oldest first
     failed_by: FailedBy = FailedBy.FAULT  # of a job that has failed
-    asked_batch: int = 0  # samples a step, of all workers, that people asked for meanwhile; 0: as `job_policy` says
+    asked_batch: int = 0  # samples a step, of all workers, that people asked for since; 0: as `job_policy` says
     tally: Tally = Tally()
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """One worker, as `edl status` shows it."""
+    """A worker as `edl status` shows it."""
 
     id: str
     rank: int | None
@@ -254,31 +259,31 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     daemon_pid: int
     state: WorkerState
     step: int
-    usage: Usage | None = None  # None: it has told nothing yet
-    pace: float = 1.0  # how fast it works, against the median of all
+    usage: Usage | None = None  # None: no report has come yet
+    pace: float = 1.0  # its speed, relative to the median of all
 
 
 class SavingStatus(msgspec.Struct, frozen=True):
-    """How a job is saved, as `edl status` shows it."""
+    """The saving of a job, as `edl status` shows it."""
 
     every_s: float  # from one checkpoint to the next; 0: not by time
     every_steps: int  # likewise
-    why: str  # it is so often, where the job has chosen that by itself
-    step: int  # of this life, of the newest that is durable; 0: none is yet
+    why: str  # reason for this interval, if the job has chosen it by itself
+    step: int  # step of the newest durable checkpoint, in this life; 0: there is none yet
     path: str
-    failed: SavingFailure | None = None  # since then
-    took_s: float = 0.0  # the longest of the newest ones, until it was durable; 0: not known
+    failed: SavingFailure | None = None  # failures since that checkpoint
+    took_s: float = 0.0  # the longest time until one of the newest checkpoints was durable; 0: unknown
 
 
 class Stable(msgspec.Struct, frozen=True):
-    """How far all workers of the ring are: what is counted here is never taken back."""
+    """The progress of all workers of the ring, which is never taken back."""
 
     step: int
     samples: int  # of all epochs
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The job as it is: `edl status --json`."""
+    """The present state of the job: `edl status --json`."""
 
     job: str
     state: JobState
@@ -297,28 +302,28 @@ class Status(msgspec.Struct, frozen=True):
     spec: DataSpec | None
     refused: dict[str, int] = {}
     recounts: int = 0  # of horovodrun's driver, begun
-    horovodrun: str = ""  # what there is to know of it
-    rates: tuple[Rate, ...] = ()  # what each size was measured at, smallest size first
-    rate: Rate | None = None  # of the present size, since the job has it
-    autoscale: str = ""  # what chooses the size, where people do not
-    ruling: str = ""  # why it is as it is, or should be
-    batching: str = ""  # what the batch depends on
+    horovodrun: str = ""  # words about the driver
+    rates: tuple[Rate, ...] = ()  # the measured rate of each size, smallest size first
+    rate: Rate | None = None  # of the present size, since it took effect
+    autoscale: str = ""  # the policy that chooses the size, if people do not
+    ruling: str = ""  # why the size is as it is, or should be
+    batching: str = ""  # the rule that the batch depends on
     batch: int = 0  # samples of a full step, of all workers together; 0: no worker has asked for data yet
-    unfit: tuple[Unfit, ...] = ()  # workers that could not be part of a ring, the last ones
+    unfit: tuple[Unfit, ...] = ()  # workers that could not be part of a ring, the newest
     failed_by: FailedBy = FailedBy.FAULT  # of a job that has failed
-    resumed: str = ""  # path of the checkpoint that this life of the job has begun with
-    base: int = 0  # steps of all lives before this one: `step` counts those of this one
+    resumed: str = ""  # path of the checkpoint that this life of the job resumed from
+    base: int = 0  # steps of all lives before this one: `step` counts the present one's
     saving: SavingStatus | None = None  # None: the job is not saved
     migration: MigrationStatus | None = None
     started: float = 0.0  # seconds since 1970
     tally: Tally = Tally()
-    stable: Stable | None = None  # None: this leader has not seen all of the ring yet
-    left: int | None = None  # samples of all epochs that are not trained yet; None: there is no end to them
+    stable: Stable | None = None  # None: this leader has not heard of all members of the ring yet
+    left: int | None = None  # samples of all epochs that are not trained yet; None: there is no end
     ring: RingKind = RingKind.UNSAID
 
     @property
     def spent(self) -> bool:
-        """All is trained that was to be: a newcomer now comes too late."""
+        """Tell whether all data is trained: a newcomer now comes too late."""
         if self.spec is None or self.data is None or self.spec.open_ended:
             return False
         return self.data.epoch == self.spec.epochs - 1 and self.data.trained == self.data.total

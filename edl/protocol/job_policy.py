@@ -1,5 +1,5 @@
-"""What a job was started with to govern itself: its size, its batch, its workers' equality, its checkpoints; and what
-is under way of the first two.
+"""The policy of a job for its size, its batch, the equality of its workers and its checkpoints; and the changes of size
+and batch that are under way.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ _AUTOSCALE: Final = rf"\A({_CHOICE}(,(stride|batches|cooldown)={_NUMBER}|,dry-ru
 MOST: Final = 10**9
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 Table = Annotated[tuple[tuple[Count, Count], ...], msgspec.Meta(max_length=10_000)]
-"""Pairs of workers, and the batch of all of them."""
+"""Pairs of a number of workers, and the batch of all of them."""
 
 
 def digest_text(digest: str) -> str:
-    """How code is called where it must not be named."""
+    """Return the name of code whose path must not be shown."""
     return f"sha256:{digest}"
 
 
 class BatchRule(StrEnum):
-    """What the batch of a step depends on (`edl.core.data.batching`)."""
+    """The rule that decides the batch of a step (`edl.core.data.batching`)."""
 
     LOCAL = "fixed-local"
     GLOBAL = "fixed-global"
     TABLE = "function"
-    ASKED = "asked"  # `edl batch`: no job begins with it
+    ASKED = "asked"  # by `edl batch`: no job begins with it
 
 
 class Batching(msgspec.Struct, frozen=True):
-    """How large the batch of a step is, at any number of workers."""
+    """The batch of a step, at any number of workers."""
 
     rule: BatchRule = BatchRule.LOCAL
-    most: Annotated[int, msgspec.Meta(ge=0)] = 0  # of all workers together; 0: no bound (LOCAL). ASKED: just so many
+    # bound for all workers together; 0: no bound (LOCAL). ASKED: exactly so many
+    most: Annotated[int, msgspec.Meta(ge=0)] = 0
     table: Annotated[
         tuple[tuple[Count, Count], ...], msgspec.Meta(max_length=10_000)
-    ] = ()  # what the user's function said: (workers, batch of all), ascending
+    ] = ()  # values of the user's function: (workers, batch of all), ascending
 
     def __str__(self) -> str:
         if self.rule is BatchRule.ASKED:
@@ -53,12 +54,12 @@ class Batching(msgspec.Struct, frozen=True):
 
 
 class JobPolicy(msgspec.Struct, frozen=True):
-    """As its first worker says it; equal for all leaders. What has another form is not taken (I18)."""
+    """The policy that the job's first worker tells; equal for all leaders. Other forms are refused (I18)."""
 
-    # As `edl run --autoscale` takes it, but a user's code by its digest; empty: only people change the size.
+    # As in `edl run --autoscale`, but a user's code by its digest; empty: only people change the size.
     autoscale: Annotated[str, msgspec.Meta(pattern=_AUTOSCALE, max_length=4096)] = ""
-    utility: Annotated[str, msgspec.Meta(max_length=100_000)] = ""  # what the file named there holds
-    every: Count = 10  # steps from one look to the next
+    utility: Annotated[str, msgspec.Meta(max_length=100_000)] = ""  # contents of the file named there
+    every: Count = 10  # steps from one decision to the next
     stragglers: Annotated[str, msgspec.Meta(pattern=r"\A(off|tell|replace|share)\Z")] = "off"
     batching: Batching = Batching()
     checking: Checking = Checking()
@@ -66,15 +67,17 @@ class JobPolicy(msgspec.Struct, frozen=True):
 
 
 class Rebatch(msgspec.Struct, frozen=True):
-    """Leases are about to be cut anew (`edl.core.data.rebatch`): no worker is to read beyond the step `mark`."""
+    """A rebatch: leases are about to be cut anew (`edl.core.data.rebatch`), and no worker is to read beyond step
+    `mark`.
+    """
 
     number: int  # never used twice
     mark: int
-    planned: bool = False  # a plan rests on it: what was leased beyond may be others' in its ring
+    planned: bool = False  # a plan depends on it: samples leased beyond the mark may be others' in its ring
 
 
 class Replacing(msgspec.Struct, frozen=True):
-    """Another worker comes for `worker`; then it leaves. Afterwards the job has `size` workers, as before."""
+    """The replacement of `worker` by a newcomer; then it leaves. Afterwards the job has `size` workers, as before."""
 
     worker: str
     size: int

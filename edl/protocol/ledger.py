@@ -1,4 +1,4 @@
-"""The ledger as a value, as it lies at the coordinator and passes from one leader to the next."""
+"""The ledger as a value, as the coordinator stores it and leaders pass it on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edl.protocol.data import DataSpec, Lease
 
 
 class MemberSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """What one worker of the roster holds."""
+    """The leases of one worker of the roster."""
 
     worker: str
     batch: int
@@ -20,19 +20,19 @@ class Deal(msgspec.Struct, frozen=True, array_like=True):
     """Samples for some steps, dealt to the members in runs. Rounds lease them; until then they are unassigned."""
 
     left: int = 0  # of its steps, those after the newest round
-    steps: int = 0  # that were dealt for at most; 0: the next deal is a first one
+    steps: int = 0  # most steps that were dealt for; 0: the next deal is a first one
 
 
 class LedgerSnapshot(msgspec.Struct, frozen=True):
-    """As large as there are members, leases not yet trained and returned pieces, however many samples there are."""
+    """The ledger's state. Its size depends on members, untrained leases and returned pieces, not on samples."""
 
     spec: DataSpec
-    step: int  # the newest stable one that the ledger knew
+    step: int  # the newest stable step that the ledger knew
     epoch: int  # of the newest round
     closed: bool  # the newest round was final
-    ended: int  # epochs that are trained
+    ended: int  # number of trained epochs
     frontier: int  # places (epoch * total + position) from here on were never leased, or are unassigned again
     returned: tuple[tuple[int, int], ...]  # unassigned places before the frontier: from, to
     members: tuple[MemberSnapshot, ...]  # in order of rank
-    late: int = -1  # the newest epoch whose samples came back after scripts had been given its final round
-    deal: Deal = Deal()  # the newest one
+    late: int = -1  # the newest epoch whose samples came back after its final round was given to scripts
+    deal: Deal = Deal()  # the newest deal

@@ -1,4 +1,4 @@
-"""What a trainer and its own daemon say to each other over their private socket. Steps go through the shared page."""
+"""The messages between a trainer and its own daemon over their private socket. Steps go through the shared page."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from edl.protocol.messages import Pause, ScriptPlace, Void
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The trainer presents itself."""
+    """The first message of a trainer."""
 
-    member: bool = False  # it has had orders, by a daemon before this one
-    prepares: bool = False  # it can form a ring beside the one that it sits in
-    sends_state: bool = False  # it can give its state to a newcomer, or be given it, beside a step
+    member: bool = False  # the trainer has had orders, from a daemon before this one
+    prepares: bool = False  # the trainer can form a ring beside its present one
+    sends_state: bool = False  # the trainer can send its state to a newcomer, or receive it, beside a step
 
 
 class StateSized(msgspec.Struct, frozen=True, tag="state_sized"):
-    """So large is the state that it can give to a newcomer over several steps."""
+    """The size of the state that the trainer can send to a newcomer over several steps."""
 
     bytes: int
 
@@ -35,14 +35,14 @@ class RehearsalBegan(msgspec.Struct, frozen=True, tag="rehearsal_began"):
 
 
 class Rehearsed(msgspec.Struct, frozen=True, tag="rehearsed"):
-    """It has been through that batch: READY."""
+    """The script has finished its rehearsal: READY."""
 
 
 class Entered(msgspec.Struct, frozen=True, tag="entered"):
-    """The ring of `generation` stands, and all in it agreed on the committed step.
+    """The ring of `generation` stands, and all its members agreed on the committed step.
 
-    `awaits_state`: the trainer takes part in the first steps without samples, and has no state yet. It says this again
-    once it has. Until then it counts as a newcomer; but its pipeline reads by the leases of that ring.
+    `awaits_state`: the trainer takes part in the first steps without samples, and has no state yet. The message is sent
+    again once it has. Until then it counts as a newcomer; but its pipeline reads by the leases of that ring.
     """
 
     generation: int
@@ -61,22 +61,22 @@ class Broke(msgspec.Struct, frozen=True, tag="broke"):
 
 
 class Voided(msgspec.Struct, frozen=True, tag="voided"):
-    """The ring has failed the trainer, which is still in the mini-batch. `Broke` follows at the end of that."""
+    """The ring has failed, and the trainer is still in its mini-batch. `Broke` follows at the end of that."""
 
     void: Void
 
 
 class ScriptStands(msgspec.Struct, frozen=True, tag="script_stands"):
-    """The script has not come to the end of its step for long."""
+    """The script has not reached the end of its step for long."""
 
     whereabouts: ScriptPlace
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """The ring of `generation` stands beside the one that the trainer sits in; or why it does not.
+    """The ring of `generation` stands beside the trainer's present one; or the reason why it does not.
 
-    `able`: others may. If not, this worker's rings are formed in line from now on. `offer`: where newcomers get the
-    trainer's state there, beside the first steps; 0: nowhere.
+    `able`: other rings may stand. If not, this worker's rings are formed in line from now on. `offer`: address at which
+    newcomers get the trainer's state there, beside the first steps; 0: none.
     """
 
     generation: int
@@ -86,38 +86,40 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
 
 
 class Missed(msgspec.Struct, frozen=True, tag="missed"):
-    """The word of the switch to `generation` came after its step, and no mini-batch follows whose end it could be at.
-
-    For there are no samples for one: those after the switch are leased with its plan.
+    """The message about the switch to `generation` came after its step, and no later mini-batch ends at which to
+    switch.
     """
 
+    # Samples of the steps after the switch are leased with its plan, so there are none for another mini-batch.
     generation: int
 
 
 class Marked(msgspec.Struct, frozen=True, tag="marked"):
-    """While `rebatch` is under way, nothing beyond `step` is handed out to the script. 0: there is none."""
+    """The script gets no samples beyond `step` while `rebatch` is under way. 0: there is none."""
 
     rebatch: int
     step: int
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied"):
-    """The trainer has its part of saving `number`: the daemon is to make it durable. Said again to another daemon."""
+    """The trainer has copied its part of saving `number`: the daemon is to make it durable. Repeated to another
+    daemon.
+    """
 
     number: int
-    files: tuple[str, ...] = ()  # names in the folder that both share
-    stall_ms: float = 0.0  # for so long copying has held up the script
+    files: tuple[str, ...] = ()  # names in the folder that trainer and daemon share
+    stall_ms: float = 0.0  # for so long copying has delayed the script
 
 
 class CopyMissed(msgspec.Struct, frozen=True, tag="copy_missed"):
-    """It has none, and never will: the word came after that step, say, or copying failed."""
+    """The trainer has no part of the saving, and never will: the order came after that step, say, or copying failed."""
 
     number: int
     reason: str
 
 
 class CheckpointWanted(msgspec.Struct, frozen=True, tag="checkpoint_wanted"):
-    """The script asks that the job be saved after `step`, which it works on, or after a later one."""
+    """The script asks for a checkpoint after `step`, its present one, or after a later one."""
 
     step: int
 
@@ -129,25 +131,25 @@ class Diverged(msgspec.Struct, frozen=True, tag="diverged"):
 
 
 class Figures(msgspec.Struct, frozen=True, tag="figures"):
-    """The script's own, the newest of each name."""
+    """Figures that the script reports, the newest value of each name."""
 
     values: dict[str, float]
 
 
 class LeaveAsked(msgspec.Struct, frozen=True, tag="leave_asked"):
-    """SIGTERM, or the script's own wish."""
+    """The worker was asked to leave, by SIGTERM or by its script."""
 
 
 class GoingHeard(msgspec.Struct, frozen=True, tag="going_heard"):
-    """The job is over, to be gone on with, and this process has heard of it: no native code holds the interpreter."""
+    """The trainer knows that the job is preempted: no native code holds the interpreter."""
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The script's end: `reason` is empty when all went well."""
+    """The script has ended; `reason` is empty if all went well."""
 
     reason: str
-    foreign: bool = False  # what was saved does not go with it
-    state: tuple[Fingerprint, ...] = ()  # of a good end: a sketch of what must be equal; empty: it is not known
+    foreign: bool = False  # the checkpoint does not go with the script
+    state: tuple[Fingerprint, ...] = ()  # of a good end: fingerprints of the values that must be equal; empty: unknown
 
 
 Notes = (
@@ -169,7 +171,7 @@ FromTrainer = (
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):
-    """The newest orders of the leader."""
+    """The leader's newest orders."""
 
     orders: Orders
 
@@ -185,11 +187,11 @@ class GaveUp(msgspec.Struct, frozen=True, tag="gave_up"):
 
 
 class Noted(msgspec.Struct, frozen=True, tag="noted"):
-    """The leader has durably taken the worker's end: the trainer may exit."""
+    """The leader has durably accepted the worker's end: the trainer may exit."""
 
 
 class Said(msgspec.Struct, frozen=True, tag="said"):
-    """What the user is to read, beside what the script prints: one line."""
+    """A line for the user, beside the output of the script."""
 
     line: str
 

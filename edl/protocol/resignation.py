@@ -1,4 +1,4 @@
-"""Leaders that could not lead, as they have left word of it in the coordinator."""
+"""The resignations of leaders that could not lead, as the coordinator keeps them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ KEPT = 64  # more are not needed: the job ends long before
 
 
 class Resignation(msgspec.Struct, frozen=True):
-    """One of them."""
+    """The resignation of one leader."""
 
     worker: str
     term: int
-    cause: str  # equal for those that failed in the same way: what was raised, and where
-    reason: str  # the same, for people
-    version: int  # of the record as it left it; 0: it never had one
+    cause: str  # equal for failures of the same kind: the exception, and its place
+    reason: str  # the cause, for people
+    version: int  # of the record when it left; 0: it never had one
 
 
 def encode(row: Sequence[Resignation]) -> bytes:
-    """The newest ones, oldest first."""
+    """Encode the newest resignations, oldest first."""
     return msgspec.json.encode(row[-KEPT:])
 
 
 def decode(value: bytes) -> tuple[Resignation, ...]:
-    """None where no leader has ever resigned, or all was well since. What cannot be read counts for nothing."""
+    """Decode the resignations: () if there are none, or the value cannot be read."""
     try:
         return msgspec.json.decode(value, type=tuple[Resignation, ...])
     except msgspec.MsgspecError:

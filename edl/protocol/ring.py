@@ -1,4 +1,4 @@
-"""The nouns of the ring: which worker sits where in which generation."""
+"""The nouns of the ring: the place of each worker in each generation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AUTO: Final = "auto"
 
 
 class RingKind(StrEnum):
-    """What the rings of a job are made of: the same on all its workers."""
+    """The library that the rings of a job are made of: the same on all its workers."""
 
     UNSAID = ""
     HOROVOD = "horovod"
@@ -19,8 +19,8 @@ class RingKind(StrEnum):
 
 
 def ring_kind(said: str, *, horovod_alone: bool, has_horovod: bool) -> RingKind:
-    """The ring of a worker whose `--ring` is `said`. `horovod_alone`: there is no other for its framework, or for what
-    has started it. `has_horovod`: it is installed, for the worker's framework.
+    """Return the ring of a worker whose `--ring` is `said`. `horovod_alone`: its framework, or its launcher, allows no
+    other. `has_horovod`: Horovod is installed for the worker's framework.
     """
     if said != AUTO:
         return RingKind(said)
@@ -28,7 +28,7 @@ def ring_kind(said: str, *, horovod_alone: bool, has_horovod: bool) -> RingKind:
 
 
 class Place(msgspec.Struct, frozen=True):
-    """One worker's place in the ring of one generation. Generation 0 is the solo ring: size 1, no rendezvous."""
+    """The place of one worker in the ring of one generation. Generation 0 is the solo ring: size 1, no rendezvous."""
 
     generation: int
     rank: int
@@ -36,21 +36,21 @@ class Place(msgspec.Struct, frozen=True):
     worker: str  # this worker's id: its host name towards Horovod, so that (host, local rank) is unique in a flat ring
     rendezvous: str = ""  # where its trainer finds the others: at its own daemon (`edl.collectives.rendezvous`)
     interface: str = "lo"  # network interface that the ring's own connections use
-    local_rank: int = 0  # unique among the workers of the same host: what pins devices
+    local_rank: int = 0  # unique among the workers of the same host: devices are chosen by it
     local_size: int = 1
-    cross_rank: int = 0  # of this host among those that have this local rank too
+    cross_rank: int = 0  # index of this host among those that have this local rank too
     cross_size: int = 1
     address: str = "127.0.0.1"  # of this worker's host, on that interface
-    key: bytes = b""  # of this ring: by it its members know each other; derived from the job's secret
+    key: bytes = b""  # of this ring: its members authenticate each other by it; derived from the job's secret
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """Another member of a ring, with whose daemon one's own trades addresses."""
+    """A member of a ring, with whose daemon this worker's daemon exchanges addresses."""
 
     rank: int
     address: str  # of its daemon
 
 
 def solo(worker: str, local_rank: int = 0) -> Place:
-    """The ring of one, in which a newcomer boots and rehearses."""
+    """Return the ring of one, in which a newcomer boots and rehearses."""
     return Place(generation=0, rank=0, size=1, worker=worker, local_rank=local_rank)

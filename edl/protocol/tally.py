@@ -1,6 +1,6 @@
-"""What has happened to a job in numbers that only grow: kept in its record, so that they outlive its leaders.
+"""The counters of a job, which only grow: kept in its record, so that they outlive its leaders.
 
-Owns: their form. Does not own: what makes them grow (`edl.core.job.tallying`), nor their names in metrics
+Owns: their form. Does not own: what increments them (`edl.core.job.tallying`), nor their names in metrics
 (`edl.daemon.metrics.families`).
 """
 
@@ -13,7 +13,7 @@ import msgspec
 
 
 class Doing(StrEnum):
-    """What a job spends its time on, as far as its record says. All but TRAINING is a cause of badput."""
+    """The activity of a job, as far as its record tells. All but TRAINING is a cause of badput."""
 
     STARTING = "starting"  # no ring yet
     TRAINING = "training"
@@ -27,7 +27,7 @@ BADPUT: Final = (Doing.STARTING.value, Doing.FAULT.value, SWITCH, CHECKPOINT)
 
 
 class Growth(StrEnum):
-    """What a change of the ring was for."""
+    """The purpose of a change of the ring."""
 
     GROW = "grow"
     SHRINK = "shrink"
@@ -36,19 +36,19 @@ class Growth(StrEnum):
 
 
 class LossCause(StrEnum):
-    """How a worker was lost."""
+    """The cause of a worker's loss."""
 
-    DIED = "died"  # its process ended without a word
+    DIED = "died"  # its process ended without a message
     SCRIPT = "script"  # its script raised
     OVERDUE = "overdue"  # it held up the others for too long
-    SESSION = "session"  # its daemon, or its host, is not heard of any more
-    LEFT_BEHIND = "left_behind"  # the others went on without it
-    DIFFERED = "differed"  # it had come to a job that trained, and came to another state than the others
+    SESSION = "session"  # its daemon, or its host, does not answer any more
+    LEFT_BEHIND = "left_behind"  # the others trained on without it
+    DIFFERED = "differed"  # it had come to a job that trained, and reached another state than the others
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """Of one life of a job, up to `at`. Seconds of goodput and badput together are those since its first worker came,
-    but for `owed_s`: what a pause took is known once it is over, and is made good by what is counted next.
+    """The counters of one life of a job, up to `at`. Goodput and badput together are the seconds since its first worker
+    came, but for `owed_s`: the length of a pause is known once it is over, and what is counted next makes up for it.
     """
 
     at: float = 0.0  # seconds since 1970; 0: not begun
@@ -56,11 +56,11 @@ class Tally(msgspec.Struct, frozen=True):
     good_s: float = 0.0
     owed_s: float = 0.0
     bad_s: dict[str, float] = {}  # by cause
-    pause_s: float = 0.0  # the survivors' longest of each switch, added up
+    pause_s: float = 0.0  # the longest pause of survivors in each switch, summed up
     scalings: dict[str, int] = {}  # by Growth
     lost: dict[str, int] = {}  # workers, by LossCause
     unfit: int = 0
-    asked_more: int = 0  # workers more than were asked for before, by each request
+    asked_more: int = 0  # workers more than before, by each request
     voided: int = 0  # workers whose mini-batch was void, once for each ring
     diverged: int = 0
     decisions: int = 0  # of the job's own policy

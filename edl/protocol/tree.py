@@ -46,21 +46,19 @@ def events(job: str) -> str:
 
 
 def told(job: str, count: int) -> str:
-    """The beginning of the name of a node of so many events; the coordinator appends its number.
-
-    What is written at once lies in one node: a coordinator bounds the operations of a transaction, and a hundred
-    workers may come at once. The name says how many there are, so that no process reads those that it knows.
-    """
+    """Return the beginning of the name of a node of so many events; the coordinator appends its number."""
+    # Events written at once lie in one node: a coordinator bounds the operations of a transaction, and a hundred
+    # workers may come at once. The name tells how many there are, so that no process reads those that it knows.
     return f"{events(job)}/e{'' if count == 1 else count}-"
 
 
 def events_in(name: str) -> int:
-    """How many events the node of this name holds."""
+    """Return the number of events in the node of this name."""
     return int(name[1:].partition("-")[0] or 1)
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """The nodes of events, oldest first."""
+    """Sort the nodes of events, oldest first."""
     return sorted(names, key=lambda name: name.rpartition("-")[2])
 
 
