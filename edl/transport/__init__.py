@@ -1,1 +1,1 @@
-"""How daemons talk to the leader, and a trainer to its daemon."""
+"""Communication between daemons and the leader, and between a trainer and its daemon."""

@@ -1,15 +1,15 @@
-"""The sealed form of a message: who says it to whom, in which job and term, and proof that it was said so (I10).
+"""The sealed form of a message: its sender and recipient, its job and term, and the proof of its origin (I10).
 
     request on the wire:  version (1 byte) | MAC (32) | msgpack of Request
     reply on the wire:    version (1 byte) | MAC (32) | msgpack of Reply
 
 Both MACs are HMAC-SHA256 over the version and all that follows, under two keys derived from the job's secret, so that
-no request can pass for a reply. A request names the address that it is sent to: what was recorded can be said to no
-other daemon, nor to another run of a job of that name and secret. A reply's MAC also covers the MAC of its request, and
-no two requests are alike (boot id and number, see `edl.transport.replay`): a reply can neither be given to another
-request nor be given twice.
+no request can pass for a reply. A request names the address that it is sent to: a recorded request is valid for no
+other daemon, nor for another run of a job of that name and secret. A reply's MAC also covers the MAC of its request,
+and no two requests are alike (boot id and number, see `edl.transport.replay`): a reply can neither answer another
+request nor be used twice.
 
-Owns: bytes. Does not own: who is refused (`edl.transport.service`), nor how bytes travel. Pure.
+Owns: bytes. Does not own: which messages are refused (`edl.transport.service`), nor how bytes travel. Pure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEAD_BYTES = len(_VERSION) + _MAC_BYTES
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """Everything of a request but its seal."""
+    """The contents of a request without its seal."""
 
     job: str
     term: int
@@ -43,7 +43,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """Everything of a reply but its seal. With a refusal the body is empty."""
+    """The contents of a reply without its seal. A refusal has an empty body."""
 
     job: str
     term: int  # the answering leader's, 0 while it does not lead
@@ -53,7 +53,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Seal:
-    """The job's secret at work."""
+    """Seal and open messages by the job's secret."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < SHORTEST_SECRET:
@@ -91,11 +91,12 @@ def _seal(key: bytes, context: bytes, payload: bytes) -> bytes:
 
 
 def _open(key: bytes, context: bytes, wire: bytes) -> bytes:
-    """The payload, once size, version and MAC are right. The version comes first: it says how to read the rest."""
+    """Return the payload, once size, version and MAC are right."""
     if len(wire) > MAX_BYTES:
         raise Refused(Reason.OVERSIZED, detail=f"{len(wire)} bytes of at most {MAX_BYTES}")
     if len(wire) < _HEAD_BYTES:
         raise Unauthentic(f"a message of {len(wire)} bytes carries no seal")
+    # The version is checked first: it decides how to read the rest.
     if wire[:1] != _VERSION:
         raise Refused(Reason.VERSION, detail=f"envelope version {wire[0]}, here {VERSION}")
     payload = wire[_HEAD_BYTES:]

@@ -1,7 +1,7 @@
 """The twin of `edl.transport.rpc` without sockets: the same seals and checks, and faults on request.
 
 Owns: delivery between servers and clients of one process. Does not own: time; deadlines are those of the running loop.
-With no faults, everything happens in a fixed order, so that a simulation replays exactly.
+Without faults, everything happens in a fixed order, so that a simulation replays exactly.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ STOP_GRACE_S = 0.5
 
 
 class Fate(Enum):
-    """What becomes of a message on its way."""
+    """The delivery of a message."""
 
     DELIVER = auto()
-    DROP = auto()  # no server hears of it: the caller waits until its deadline
+    DROP = auto()  # no server receives it: the caller waits until its deadline
     HOLD = auto()  # until `MemoryNetwork.release`
     DOUBLE = auto()  # delivered twice
 
 
 class Parcel(msgspec.Struct, frozen=True):
-    """One message on its way."""
+    """A message in transit."""
 
     sender: str  # of the call, in both directions
     address: str  # of the server, in both directions
@@ -44,7 +44,7 @@ class Parcel(msgspec.Struct, frozen=True):
 
 
 class MemoryNetwork:
-    """Connects its servers and clients. `fate`, when set, is asked for every message."""
+    """Connect servers and clients. `fate`, when set, is asked for every message."""
 
     def __init__(self) -> None:
         self.fate: Callable[[Parcel], Fate] | None = None
@@ -71,27 +71,27 @@ class MemoryNetwork:
         return MemoryClient(self, Speaker(secret, job, sender, address), sender, address)
 
     def cut(self, *names: str) -> None:
-        """Partition: nothing passes to or from these senders and addresses any more."""
+        """Partition the network: nothing passes to or from these senders and addresses any more."""
         self._cut_off.update(names)
 
     def heal(self) -> None:
         self._cut_off.clear()
 
     def release(self, number: int | None = None) -> None:
-        """Lets the oldest held messages go on, all of them by default."""
+        """Release the oldest held messages, all of them by default."""
         for _ in range(len(self.held) if number is None else number):
             _, gate = self.held.popleft()
             if not gate.done():
                 gate.set_result(None)
 
     async def wait_held(self, number: int) -> None:
-        """Until at least so many messages are held."""
+        """Wait until at least `number` messages are held."""
         while len(self.held) < number:
             self._holding.clear()
             await self._holding.wait()
 
     async def carry(self, sender: str, address: str, wire: bytes) -> bytes:
-        """One message there and its answer back. Raises what the server raises, and Unreachable."""
+        """Carry a message to its server, and the answer back. Raises what the server raises, and Unreachable."""
         double = await self._pass(Parcel(sender, address, False, wire))
         server = self._servers.get(address)
         if server is None:
@@ -109,7 +109,7 @@ class MemoryNetwork:
         return answer
 
     async def _pass(self, parcel: Parcel) -> bool:
-        """Returns once the parcel has arrived; True if it arrives twice."""
+        """Return once the parcel has arrived; True if it arrives twice."""
         await asyncio.sleep(0)
         fate = self.fate(parcel) if self.fate is not None else Fate.DELIVER
         if fate is Fate.HOLD:
@@ -123,7 +123,7 @@ class MemoryNetwork:
 
 
 class MemoryListener:
-    """See `edl.transport.port.Listener`."""
+    """The listener of a memory network; see `edl.transport.port.Listener`."""
 
     def __init__(self, network: MemoryNetwork, service: Service) -> None:
         self._network = network
@@ -152,7 +152,7 @@ class MemoryListener:
         self.kill()
 
     def kill(self) -> None:
-        """What SIGKILL does: calls in flight end unanswered."""
+        """End calls in flight without an answer, as SIGKILL does."""
         self._network._servers.pop(self._address, None)
         for task in list(self._answering):
             task.cancel()
@@ -170,7 +170,7 @@ class MemoryListener:
 
 
 class MemoryClient:
-    """See `edl.transport.port.Caller`."""
+    """The caller of a memory network; see `edl.transport.port.Caller`."""
 
     def __init__(self, network: MemoryNetwork, speaker: Speaker, sender: str, address: str) -> None:
         self._network = network

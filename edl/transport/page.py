@@ -1,15 +1,15 @@
 """The page that a trainer and its daemon share: the hot path writes and reads it, and touches no socket.
 
 A memory-mapped file in the worker's private folder, of aligned 8-byte words. Every word has one writer, and CPython
-moves such a word with one store or load, so neither takes a lock. Each word stands alone: no reader may conclude from
-one word that another, written before it, has arrived. What must travel together goes through the pipe.
+moves such a word with one store or load, so neither side takes a lock. Each word stands alone: no reader may conclude
+from one word that another, written before it, has arrived. Values that must travel together go through the pipe.
 
     offset   0  magic, version                                              the page's creator
             64  step, waited, loaded                                        the trainer
            128  attention_step, flags                                       the daemon
 
-The two writers' words lie in cache lines of their own. Put the file in memory (/dev/shm, $XDG_RUNTIME_DIR) where
-possible: on a disk, the kernel may hold up a write to the page while it is being written back.
+The two writers' words lie in cache lines of their own. Put the file in memory (/dev/shm, $XDG_RUNTIME_DIR) if possible:
+on a disk, the kernel may hold up a write to the page while the page is written back.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _AT_FLAGS: Final = 17
 
 
 class Page:
-    """One worker's page. Both sides hold one of these; a reader sees a word as soon as it is written."""
+    """The page of one worker. Both sides hold a `Page`; a reader sees a word as soon as it is written."""
 
     __slots__ = ("_mapping", "_words")
 
@@ -53,12 +53,12 @@ class Page:
 
     @classmethod
     def unshared(cls) -> Page:
-        """A page without a file, which no other process reads."""
+        """Return a page without a file, which no other process reads."""
         return cls(mmap.mmap(-1, _BYTES))
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Page:
-        """A fresh page that asks for no attention. Replaces an older one: it appears whole, or not at all."""
+        """Create a page that asks for no attention. Replaces an older one: the file appears whole, or not at all."""
         target = Path(path)
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         draft.unlink(missing_ok=True)
@@ -76,7 +76,7 @@ class Page:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Page:
-        """The page that the other side created. Raises ConfigError for anything else."""
+        """Open the page that the other side created. Raises ConfigError for anything else."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             facts = os.fstat(descriptor)
@@ -91,7 +91,7 @@ class Page:
         return page
 
     def close(self) -> None:
-        """Unmaps the page; the file stays. Harmless twice. Raises BufferError while there is a count of it."""
+        """Unmap the page; the file stays. Harmless twice. Raises BufferError while there is a `Count` of it."""
         self._words.release()
         self._mapping.close()
 
@@ -99,12 +99,12 @@ class Page:
 
     @property
     def step(self) -> int:
-        """The newest step that this worker has applied (I5)."""
+        """Return the newest step that this worker has applied (I5)."""
         return self._words[_AT_STEP]
 
     @property
     def waited_ns(self) -> int:
-        """For how long the trainer has waited for its peers, in all: for gradients to be averaged."""
+        """Return how long the trainer has waited for its peers to average gradients, in all."""
         return self._words[_AT_WAITED]
 
     def add_waited(self, nanoseconds: int) -> None:
@@ -112,21 +112,21 @@ class Page:
 
     @property
     def loaded_ns(self) -> int:
-        """For how long the trainer has waited for samples, in all."""
+        """Return how long the trainer has waited for samples, in all."""
         return self._words[_AT_LOADED]
 
     def add_loaded(self, nanoseconds: int) -> None:
         self._words[_AT_LOADED] += nanoseconds
 
     def count(self) -> Count:
-        """What writes `step`."""
+        """Return the counter that writes `step`."""
         return Count(self._words[_AT_STEP : _AT_STEP + 1], self._words[_AT_ATTENTION_STEP : _AT_ATTENTION_STEP + 1])
 
     # ------------------------------------------------------------------------------------- the daemon's words
 
     @property
     def attention_step(self) -> int:
-        """The step after which the trainer must look into its orders; 0 = at once, NEVER = go on."""
+        """Return the step after which the trainer must look into its orders; 0 = at once, NEVER = go on."""
         return self._words[_AT_ATTENTION_STEP]
 
     @attention_step.setter
@@ -135,7 +135,7 @@ class Page:
 
     @property
     def flags(self) -> int:
-        """Bits that the daemon sets; the runtime names them."""
+        """Return the bits that the daemon sets; the runtime names them."""
         return self._words[_AT_FLAGS]
 
     @flags.setter

@@ -1,13 +1,12 @@
-"""The private socket between a trainer and its daemon: typed messages both ways, and word at once when one is gone.
+"""The private socket between a trainer and its daemon: typed messages both ways, and immediate notice of either's end.
 
-A Unix socket in a folder of mode 0700; the peer's user is asked of the kernel. A frame is a 4-byte big-endian length
-and a msgpack message, a member of a tagged union. The daemon's side lives on its event loop. The trainer's side is
-blocking, with one reader thread, because a script has no loop. The embedded coordinator (`edl.coordination.embedded`)
-is served by such a pipe, too; its clients have a loop (`LoopClient`).
+A Unix socket in a folder of mode 0700; the kernel names the peer's user. A frame is a 4-byte big-endian length and a
+msgpack message, a member of a tagged union. The daemon's side lives on its event loop. The trainer's side is blocking,
+with one reader thread, because a script has no loop. The embedded coordinator (`edl.coordination.embedded`) is served
+by such a pipe, too; its clients have a loop (`LoopClient`).
 
-The trap in 'gone at once': a socket ends when its *last* descriptor is closed, and a forked child of the trainer (a
-data loader) has one. So forks drop theirs here, and a daemon that must be sure watches the process itself
-(`edl.host.processes.watch_exit`).
+A trap: a socket ends when its *last* descriptor is closed, and a forked child of the trainer (a data loader) has one.
+So forks close theirs here, and a daemon that must be sure watches the process itself (`edl.host.processes.watch_exit`).
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from edl.errors import ConfigError
 from edl.transport.errors import PipeClosed
 
 MAX_BYTES = 16 * 1024 * 1024
-UNSENT_BYTES = 64 * 1024 * 1024  # what a trainer that holds the GIL may owe us before it counts as gone
-SEND_TIMEOUT_S = 10  # a daemon's loop that does not read for so long is wedged
+UNSENT_BYTES = 64 * 1024 * 1024  # unsent bytes to a trainer that holds the GIL, beyond which it counts as gone
+SEND_TIMEOUT_S = 10  # a daemon's loop that does not read for so long is stuck
 STOP_GRACE_S = 1.0
 
 _LENGTH = struct.Struct(">I")
@@ -41,7 +40,7 @@ _LONGEST_ADDRESS = 107
 
 
 def private_folder(path: str | os.PathLike[str]) -> Path:
-    """A folder for this user alone, made if it is not there. Raises ConfigError where others could get in."""
+    """Return a folder for this user alone; make it if it is missing. Raises ConfigError if others could get in."""
     folder = Path(path)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = folder.lstat()
@@ -56,7 +55,7 @@ def private_folder(path: str | os.PathLike[str]) -> Path:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, as an end on an event loop sees it: a trainer's, for its daemon."""
+    """The connection to a peer, as an end on an event loop sees it: to a trainer, for its daemon."""
 
     def __init__(self, end: PipeEnd) -> None:
         self.pid = 0
@@ -69,7 +68,7 @@ class Connection(asyncio.Protocol):
         return self._transport is not None
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queues a message. To a peer that is gone it goes nowhere; `on_gone` tells or has told."""
+        """Queue a message. A message to a peer that is gone is dropped; `on_gone` reports the end."""
         if self._transport is None or self._transport.is_closing():
             return
         if self._transport.get_write_buffer_size() > UNSENT_BYTES:
@@ -78,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(_frame(message))
 
     def close(self) -> None:
-        """What was sent still goes out; nothing more comes in."""
+        """Close the connection once the queued messages are sent; no more are received."""
         if self._transport is not None:
             self._transport.close()
 
@@ -86,7 +85,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # What the event loop calls:
+    # Methods of asyncio.Protocol, called by the event loop:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)
@@ -115,7 +114,7 @@ class Connection(asyncio.Protocol):
 
 
 class PipeEnd:
-    """An end on an event loop, where callbacks run; `on_gone` comes once per connection, however it ended."""
+    """An end on an event loop, where callbacks run; `on_gone` is called once per connection, however it ended."""
 
     def __init__(
         self,
@@ -130,7 +129,7 @@ class PipeEnd:
         self._on_gone = on_gone
 
     def _joined(self, connection: Connection) -> None:
-        """A connection stands, with a process of this user."""
+        """Note a connection with a process of this user."""
 
     def _left(self, connection: Connection) -> None:
         self._on_gone(connection)
@@ -140,7 +139,7 @@ class PipeEnd:
 
 
 class PipeServer(PipeEnd):
-    """Listens for trainers."""
+    """Listen for trainers."""
 
     def __init__(
         self,
@@ -156,7 +155,7 @@ class PipeServer(PipeEnd):
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Replaces the socket of a daemon that died. Raises ConfigError where the folder is not private."""
+        """Listen, in place of a daemon that died. Raises ConfigError if the folder is not private."""
         private_folder(self._path.parent)
         self._path.unlink(missing_ok=True)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -171,7 +170,7 @@ class PipeServer(PipeEnd):
             raise
 
     async def stop(self) -> None:
-        """Sends what is queued, for a moment, ends all connections and removes the socket. Harmless twice."""
+        """Send queued messages, for a moment, end all connections and remove the socket. Harmless twice."""
         if self._server is None:
             return
         server, self._server = self._server, None
@@ -181,7 +180,7 @@ class PipeServer(PipeEnd):
             connection.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), STOP_GRACE_S)
-        for connection in list(self._connections):  # they do not read
+        for connection in list(self._connections):  # peers that do not read
             connection.abort()
 
     def _joined(self, connection: Connection) -> None:
@@ -196,10 +195,10 @@ class PipeServer(PipeEnd):
 
 
 class LoopClient(PipeEnd):
-    """Connects from an event loop."""
+    """Connect from an event loop."""
 
     async def connect(self) -> Connection:
-        """Try once. Raises PipeClosed where no process listens, or another user's does."""
+        """Try once. Raises PipeClosed if no process listens, or another user's does."""
         connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connecting.setblocking(False)  # a server that is behind with its callers refuses at once
         try:
@@ -219,7 +218,9 @@ class LoopClient(PipeEnd):
 
 
 class PipeClient:
-    """The trainer's end. Callbacks run on the reader thread; `on_gone` comes once, last, and not after `close()`."""
+    """The trainer's end. Callbacks run on the reader thread; `on_gone` is called once, last, and not after
+    `close()`.
+    """
 
     def __init__(
         self,
@@ -238,7 +239,7 @@ class PipeClient:
         self._reader: threading.Thread | None = None
 
     def connect(self, timeout_s: float) -> None:
-        """Waits until the daemon listens. Raises PipeClosed when it does not within `timeout_s`."""
+        """Wait until the daemon listens. Raises PipeClosed if it does not within `timeout_s`."""
         connected = _connect(self._path, timeout_s)
         _, uid, _ = _peer(connected)
         if uid != os.geteuid():
@@ -251,13 +252,13 @@ class PipeClient:
 
     @property
     def daemon_pid(self) -> int:
-        """The process at the other end, as the kernel knows it."""
+        """Return the pid at the other end, as the kernel knows it."""
         if self._socket is None:
             raise PipeClosed("not connected")
         return _peer(self._socket)[0]
 
     def send(self, message: msgspec.Struct) -> None:
-        """From any thread. Raises PipeClosed."""
+        """Send a message, from any thread. Raises PipeClosed."""
         frame = _frame(message)
         with self._sending:
             if self._socket is None:
@@ -269,7 +270,7 @@ class PipeClient:
                 raise PipeClosed(f"the daemon does not take messages: {error}") from error
 
     def close(self) -> None:
-        """From any thread, also from a callback. Harmless twice."""
+        """Close the connection, from any thread, also from a callback. Harmless twice."""
         self._closed = True
         with self._sending:
             connected, self._socket = self._socket, None
@@ -290,16 +291,16 @@ class PipeClient:
                         return
                     self._on_message(message)
         except (OSError, PipeClosed):
-            pass  # however it ended, it ended
+            pass  # the connection has ended, for whatever reason
         finally:
             _hang_up(connected)
             if not self._closed:
                 self._on_gone()
 
     def _forget_in_fork(self) -> None:
-        """In a forked child: let go of the parent's connection, without a word to the daemon."""
+        """Close the parent's connection in a forked child, without a message to the daemon."""
         connected, self._socket = self._socket, None
-        self._sending = threading.Lock()  # the parent may have held it at that moment
+        self._sending = threading.Lock()  # the parent may have held the lock at that moment
         self._closed = True
         if connected is not None:
             connected.close()
@@ -327,7 +328,7 @@ def _frame(message: msgspec.Struct) -> bytes:
 
 
 def _messages(received: bytearray, decoder: msgspec.msgpack.Decoder[Any]) -> Iterator[Any]:
-    """Takes the complete messages off the front. Raises PipeClosed for what no peer of this build sends."""
+    """Take the complete messages off the front. Raises PipeClosed for a message that no peer of this build sends."""
     for payload in _frames(received):
         try:
             message = decoder.decode(payload)
@@ -350,7 +351,7 @@ def _frames(received: bytearray) -> Iterator[bytes]:
 
 
 def _peer(connected: socket.socket) -> tuple[int, int, int]:
-    """pid, uid and gid of the other end, as they were when it connected or listened."""
+    """Return pid, uid and gid of the other end, as they were when it connected or listened."""
     raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return pid, uid, gid
@@ -380,7 +381,7 @@ def _hang_up(connected: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _address(path: Path) -> Iterator[str]:
-    """A name for the socket that fits the kernel's 108 bytes, however long the path is."""
+    """Yield a name for the socket that fits the kernel's 108 bytes, however long the path is."""
     if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
         yield str(path)
         return

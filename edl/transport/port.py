@@ -1,4 +1,4 @@
-"""The port: what a leader listens with and a daemon calls with. gRPC behind it, and a twin in memory for simulation."""
+"""The port by which a leader listens and a daemon calls. gRPC implements it, and a twin in memory for simulation."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ class Listener(Protocol):
     term: int
 
     async def start(self, host: str) -> int:
-        """Listens on this address only; returns the port."""
+        """Listen on this address only; return the port."""
 
     async def stop(self) -> None:
-        """Takes no more calls, lets those in flight end for a moment, then cuts them. Harmless twice."""
+        """Take no more calls, let those in flight end for a moment, then cut them. Harmless twice."""
 
 
 class Caller(Protocol):
     """The daemon's side, for one address."""
 
     def connect(self) -> None:
-        """Begins to connect, so that the first call takes no longer than others. Harmless twice."""
+        """Begin to connect, so that the first call takes no longer than others. Harmless twice."""
 
     @overload
     async def call(self, body: msgspec.Struct, reply_type: type[R], *, term: int, deadline_s: float) -> R: ...
     @overload
     async def call(self, body: msgspec.Struct, reply_type: UnionType, *, term: int, deadline_s: float) -> Any: ...
     async def call(self, body: msgspec.Struct, reply_type: Any, *, term: int, deadline_s: float) -> Any:
-        """The reply. Raises Unreachable, DeadlineExceeded, Refused, Unauthentic; all within `deadline_s`."""
+        """Return the reply. Raises Unreachable, DeadlineExceeded, Refused, Unauthentic; all within `deadline_s`."""
 
     async def close(self) -> None:
-        """Ends calls in flight with Unreachable. Harmless twice."""
+        """End calls in flight with Unreachable. Harmless twice."""

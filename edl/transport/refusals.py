@@ -1,4 +1,4 @@
-"""What was refused, counted by reason (I10): a misbehaving peer must not be able to fill a log."""
+"""Count refusals by reason (I10): a misbehaving peer must not be able to fill a log."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from enum import StrEnum
 
 
 class Refusals:
-    """One counter per process, shared by all that refuse. Belongs to the event loop's thread."""
+    """A counter of the process, shared by all parts that refuse messages. Belongs to the event loop's thread."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     def count(self, reason: StrEnum, of: str = "") -> None:
-        """`of`: a server that is not the transport's, and has reasons of its own."""
+        """Count a refusal. `of`: a server other than the transport's, which has reasons of its own."""
         self._counts[f"{of}_{reason.value}" if of else reason.value] += 1
 
     def snapshot(self) -> dict[str, int]:
-        """Reason to number; reasons that never occurred are left out."""
+        """Return the number of refusals by reason, without reasons that never occurred."""
         return dict(self._counts)

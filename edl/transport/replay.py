@@ -1,8 +1,8 @@
-"""Each message is taken once.
+"""Accept each message once.
 
 A sender numbers its messages 1, 2, 3, ... under a boot id that it draws at random when it starts. Numbers may overtake
 each other a little (calls of one process run side by side), so a window of late numbers is remembered, as IPsec does
-(RFC 4303, 3.4.3); whatever is older than the window is refused, whether it was seen or not.
+(RFC 4303, 3.4.3); numbers older than the window are refused, whether they were seen or not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BOOTS = 8192
 
 
 class _Seen:
-    """The numbers of one sender: bit k of `mask` says that `highest - k` was here."""
+    """The numbers of one sender: bit k of `mask` tells that `highest - k` was received."""
 
     __slots__ = ("highest", "mask")
 
@@ -24,10 +24,10 @@ class _Seen:
 
 
 class ReplayGuard:
-    """Remembers what was here, in bounded memory: the sender that was silent longest is forgotten first.
+    """Remember the messages received, in bounded memory: the sender that was silent longest is forgotten first.
 
-    Only holders of the secret can make a new boot id, so a stranger cannot push a sender out. What a forgotten
-    sender once said is still bound to its term.
+    Only holders of the secret can make a new boot id, so a stranger cannot push a sender out. Messages of a forgotten
+    sender are still bound to their term.
     """
 
     def __init__(self, window: int = WINDOW, boots: int = BOOTS) -> None:
@@ -37,7 +37,7 @@ class ReplayGuard:
         self._senders: OrderedDict[bytes, _Seen] = OrderedDict()
 
     def admit(self, boot: bytes, number: int) -> bool:
-        """True the first time, False ever after."""
+        """Return True the first time, False ever after."""
         if number < 1:
             return False
         seen = self._senders.get(boot)

@@ -1,6 +1,6 @@
-"""Daemons and the leader over gRPC: one generic unary method that carries sealed bytes, so no protobuf is needed.
+"""Connect daemons and the leader over gRPC: one generic unary method carries sealed bytes, so no protobuf is needed.
 
-Owns: channels, servers and their limits. Does not own: what the bytes mean (`edl.transport.service`).
+Owns: channels, servers and their limits. Does not own: the meaning of the bytes (`edl.transport.service`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CALLS_AT_ONCE = 8192  # a thousand daemons with a long poll, a report and room t
 CALLS_PER_CONNECTION = 64
 STOP_GRACE_S = 0.5
 
-_FRAMING_BYTES = 4096  # so that what is a little too large is refused here, and counted
+_FRAMING_BYTES = 4096  # so that a message slightly too large is refused here, and counted
 _BOTH = [
     ("grpc.max_receive_message_length", MAX_BYTES + _FRAMING_BYTES),
     ("grpc.max_send_message_length", MAX_BYTES + _FRAMING_BYTES),
@@ -42,7 +42,7 @@ _SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # two leaders must never share a port unknowingly
     ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION),
     # Calls that have come and were not taken yet. From 1,000 on, gRPC's default cancels some, and with them a worker's
-    # conversation: a leader that is busy for half a second has as many, and would be called anew by all of them.
+    # conversation: a leader that is busy for half a second has as many, and all their callers would call anew.
     ("grpc.server.max_pending_requests", CALLS_AT_ONCE),
     ("grpc.server.max_pending_requests_hard_limit", CALLS_AT_ONCE),
     ("grpc.per_message_decompression", 0),  # no peer here compresses: a stranger's few kB would be unpacked to many MB
@@ -54,10 +54,11 @@ _CLIENT_OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # else http_proxy of the environment sends the job's calls to a stranger
     ("grpc.enable_retries", 0),  # the caller decides whether to ask again
     ("grpc.service_config_disable_resolution", 1),  # no look-ups of TXT records
-    ("grpc.use_local_subchannel_pool", 1),  # close() closes the connection, though another calls the same address
+    # close() closes the connection, though another client calls the same address
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     # Despite its name, how long an attempt to connect may take: a thousand workers that call a new leader at once took
-    # 2.2 s here until all hands were shaken. How soon the next attempt follows is the line after.
+    # 2.2 s here until all handshakes were done. The next line bounds how soon the next attempt follows.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.keepalive_time_ms", 10_000),
@@ -76,7 +77,7 @@ _REASON_OF = {status: reason for reason, status in _STATUS_OF.items()} | {
 
 
 class Server(Service):
-    """Listens for one job. Its handler may hold calls for seconds; they do not stand in each other's way."""
+    """Listen for one job. The handler may hold calls for seconds; calls do not delay each other."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Server(Service):
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str) -> int:
-        """Listens on this address only; returns the port. Raises ConfigError."""
+        """Listen on this address only; return the port. Raises ConfigError."""
         server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=CALLS_AT_ONCE)
         method = grpc.unary_unary_rpc_method_handler(self._carry)
         server.add_generic_rpc_handlers((_OneMethod(method, self._refusals),))
@@ -121,7 +122,7 @@ class Server(Service):
 
 
 class _OneMethod:
-    """What gRPC asks for the handler of each call. A caller of another method hears UNIMPLEMENTED, and is counted."""
+    """The handler lookup of gRPC. A call of another method is answered UNIMPLEMENTED, and counted."""
 
     def __init__(self, handler: Any, refusals: Refusals) -> None:
         self._handler = handler
@@ -135,7 +136,7 @@ class _OneMethod:
 
 
 class Client:
-    """Calls one address. Opens its connection with the first call, and again when it was lost."""
+    """Call one address. The connection is opened with the first call, and again when it was lost."""
 
     def __init__(self, secret: bytes, job: str, sender: str, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -145,7 +146,7 @@ class Client:
         self._closed = False
 
     def connect(self) -> None:
-        """Begins to connect, so that the first call takes no longer than others. Harmless twice."""
+        """Begin to connect, so that the first call takes no longer than others. Harmless twice."""
         self._opened().get_state(try_to_connect=True)
 
     @overload
@@ -153,7 +154,7 @@ class Client:
     @overload
     async def call(self, body: msgspec.Struct, reply_type: UnionType, *, term: int, deadline_s: float) -> Any: ...
     async def call(self, body: msgspec.Struct, reply_type: Any, *, term: int, deadline_s: float) -> Any:
-        """The reply. Raises Unreachable, DeadlineExceeded, Refused, Unauthentic; all within `deadline_s`."""
+        """Return the reply. Raises Unreachable, DeadlineExceeded, Refused, Unauthentic; all within `deadline_s`."""
         request = self._speaker.seal(body, term)
         try:
             reply = await self._connected()(request, timeout=deadline_s)

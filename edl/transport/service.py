@@ -1,7 +1,8 @@
-"""What a server does with the bytes of a request, and a client with those of a reply, whatever carries them.
+"""Process the bytes of a request on a server, and of a reply on a client, over any transport.
 
 Owns: the order of the checks, the counting of refusals, numbering. Does not own: sockets (`edl.transport.rpc`), nor
-whether a message's generation is stale: it is part of what is said, and the handler knows (`Reason.GENERATION`).
+whether a message's generation is stale: the generation is part of the body, and the handler knows
+(`Reason.GENERATION`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-REPLY_HEAD_BYTES = 4096  # more than all of a reply but its body takes
+REPLY_HEAD_BYTES = 4096  # upper bound of a reply without its body
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -42,8 +43,8 @@ Handler = Callable[[Call], Awaitable[msgspec.Struct]]
 class Service:
     """The answering side of a job.
 
-    `term` 0 means: not leading. A request of term 0 says 'I do not know the term', and is taken only for the types in
-    `termless`, at any term of the server's.
+    `term` 0 means: not leading. A request of term 0 tells that its sender does not know the term; it is accepted only
+    for the types in `termless`, at any term of the server's.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Service:
         termless: tuple[type, ...] = (),
     ) -> None:
         self.term = 0
-        self.address = ""  # where it listens, once it does: as callers write it
+        self.address = ""  # where it listens, once it does, as callers write it
         self._seal = Seal(secret)
         self._job = job
         self._handler = handler
@@ -67,7 +68,7 @@ class Service:
         self._guard = ReplayGuard()
 
     async def answer(self, wire: bytes) -> bytes:
-        """The sealed reply, a refusal included. Raises Refused or Unauthentic where the sender proved nothing."""
+        """Return the sealed reply, a refusal included. Raises Refused or Unauthentic if the sender proved nothing."""
         request = self._authenticate(wire)
         term = self.term
         try:
@@ -99,7 +100,7 @@ class Service:
         except Exception as error:  # the caller must get an answer, and this leader must go on
             logger.exception("%s of %s failed", type(call.body).__name__, call.sender)
             raise Refused(Reason.FAILED, detail=type(error).__name__) from error
-        if request.term and request.term != self.term:  # the reign ended while the handler held the call
+        if request.term and request.term != self.term:  # the term ended while the handler held the call
             raise Refused(Reason.TERM)
         return reply
 
@@ -121,7 +122,7 @@ class Service:
 
 
 class Speaker:
-    """The asking side of a job: seals requests to the daemon at one address, opens its replies."""
+    """The asking side of a job: seal requests to the daemon at one address, and open its replies."""
 
     def __init__(self, secret: bytes, job: str, sender: str, address: str) -> None:
         self._seal = Seal(secret)
@@ -132,7 +133,7 @@ class Speaker:
         self._numbers = count(1)
 
     def seal(self, body: msgspec.Struct, term: int) -> bytes:
-        """Raises Refused for what no server would take."""
+        """Seal a request. Raises Refused if no server would take it."""
         payload = msgspec.msgpack.encode(body)
         number = next(self._numbers)
         request = Request(self._job, term, self._address, self._sender, self._boot, number, payload)
@@ -146,7 +147,7 @@ class Speaker:
     @overload
     def open(self, wire: bytes, request_wire: bytes, reply_type: UnionType) -> Any: ...
     def open(self, wire: bytes, request_wire: bytes, reply_type: Any) -> Any:
-        """What the leader said. Raises Refused and Unauthentic."""
+        """Return the reply's body. Raises Refused and Unauthentic."""
         reply = self._seal.open_reply(wire, request_wire)
         if reply.refusal is not None:
             raise Refused(reply.refusal, reply.term, reply.detail)
@@ -159,13 +160,13 @@ class Speaker:
 
 
 def being_cancelled() -> bool:
-    """Whether a CancelledError that was caught means this very task, and not the call it waited for."""
+    """Tell whether a caught CancelledError cancels the present task, and not the call it waited for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def unproven(reason: Reason, detail: str) -> NoReturn:
-    """Raises what a peer said without a seal: true or not, the call has failed."""
+    """Raise a failure that a peer reported without a seal: true or not, the call has failed."""
     if reason is Reason.UNAUTHENTIC:
         raise Unauthentic(detail)
     raise Refused(reason, detail=detail)

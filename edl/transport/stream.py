@@ -1,20 +1,21 @@
-"""Bytes from one trainer to others over connections of their own: a state on its way to newcomers.
+"""Send bytes from one trainer to others over connections of their own: a state on its way to newcomers.
 
-    newcomer  MAGIC | generation | number of what it wants | nonce
-    sender    nonce | MAC                       the sender is of this ring, and no other is spoken to
-    newcomer  where it listens itself | MAC     so is the newcomer
-    sender    ELSEWHERE | address | MAC         or: ask the newcomer there, who came before
+    newcomer  MAGIC | generation | number of the state | nonce
+    sender    nonce | MAC                       proves that the sender is of this ring; no other is spoken to
+    newcomer  its own listening address | MAC   proves the same of the newcomer
+    sender    ELSEWHERE | address | MAC         refers it to the newcomer there, who came before; or:
               HERE | lengths | MAC | head       the head is sealed; bytes follow, and at last whether they are whole
 
-All MACs are HMAC-SHA256 under the ring's own key, which daemons derive from the job's secret, over all that was said on
-this connection before. What follows the head is no better sealed than what goes through the ring itself.
+All MACs are HMAC-SHA256 under the ring's own key, which daemons derive from the job's secret, over all bytes exchanged
+on this connection before. The bytes after the head are no better sealed than the ring's own traffic.
 
-Each sends to one other only: the first newcomer that comes is given what it wants, each further one is told to ask the
-one before, which hands on what it has so far. So the bytes go through a chain, and the first sender sends them once.
-What is too large for one step goes as several that follow each other, each with a number and connections of its own.
+Each trainer sends to one other only: the first newcomer that comes gets the state, each further one is referred to the
+one before, which passes on the bytes it has so far. So the bytes go through a chain, and the first sender sends them
+once. A state too large for one step goes as several that follow each other, each with a number and connections of its
+own.
 
-Owns: connections, who may be at their ends, and that every wait has an end (I12). Does not own: what the bytes are, nor
-when they are sent (`edl.trainer.beside`).
+Owns: connections, authentication of their ends, and that every wait has an end (I12). Does not own: the content of the
+bytes, nor when they are sent (`edl.trainer.beside`).
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from edl.errors import PeerError
 MAGIC = b"edl state 2\n"
 NONCE_BYTES = 16
 MAC_BYTES = 32
-HEAD_BYTES = 1 << 28  # a longer one is not of this program
+HEAD_BYTES = 1 << 28  # a longer head does not come from this program
 PART_BYTES = 1 << 20
-GREETING_S = 5.0  # for what is said before the bytes
-MOST_CALLERS = 64  # at once; strangers among them are gone after a greeting's time
+GREETING_S = 5.0  # for the messages before the bytes
+MOST_CALLERS = 64  # at once; strangers among them are dropped after a greeting's time
 
 _ELSEWHERE, _HERE = b"E", b"H"
 _WHOLE, _TORN = b"W", b"T"
@@ -47,25 +48,25 @@ _LENGTHS = struct.Struct(">QQ")
 
 
 class StreamBroken(PeerError):
-    """What was on its way does not come, or no newcomer takes it; the message says why."""
+    """The state does not arrive, or no newcomer takes it; the message tells why."""
 
 
 class Contents(Protocol):
-    """What is sent: from any thread, one part after the other."""
+    """The bytes that are sent: read from any thread, one part after the other."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Return the number of bytes."""
 
     def part(self, begin: int) -> memoryview:
-        """Some bytes from `begin` on, once there are any; not none, and not many. Raises StreamBroken."""
+        """Return some bytes from `begin` on, once there are any; not none, and not many. Raises StreamBroken."""
 
     def whole(self) -> bool:
-        """All was sent: was it one state all the while?"""
+        """Tell, once all was sent, whether it was one state all the while."""
 
 
 def number_of(address: tuple[str, int]) -> int:
-    """An IPv4 address and a port."""
+    """Encode an IPv4 address and a port as one number."""
     return int.from_bytes(socket.inet_aton(address[0]), "big") << 16 | address[1]
 
 
@@ -74,21 +75,21 @@ def address_of(number: int) -> tuple[str, int]:
 
 
 class _Talk:
-    """One connection, with all that was said on it so far: each MAC is over that."""
+    """A connection, with all bytes exchanged on it so far, which each MAC covers."""
 
     def __init__(self, connection: socket.socket, key: bytes, timeout_s: float) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # short words follow each other
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # short messages follow each other
         self.connection = connection
         self._key = key
         self._said = b""
         self.renew(timeout_s)
 
     def renew(self, timeout_s: float) -> None:
-        """What follows has so long."""
+        """Bound the time of all that follows."""
         self._until = time.monotonic() + timeout_s
 
     def wait(self) -> bytes:
-        """The next byte, however long it takes. Raises StreamBroken where the connection was closed."""
+        """Return the next byte, however long it takes. Raises StreamBroken if the connection was closed."""
         self.connection.settimeout(None)
         byte = self.connection.recv(1)
         if not byte:
@@ -102,7 +103,7 @@ class _Talk:
         self._said += words
 
     def hear(self, length: int, *, sealed: bool) -> bytes:
-        """Raises StreamBroken."""
+        """Receive so many bytes, and their seal. Raises StreamBroken."""
         heard = self._take(length + (MAC_BYTES if sealed else 0))
         words, seal = heard[:length], heard[length:]
         if sealed and not hmac.compare_digest(seal, self._mac(words)):
@@ -131,29 +132,29 @@ class _Talk:
 
 
 class _Gift:
-    """What has one number, and who has come for it."""
+    """The state with one number, and the newcomers that have come for it."""
 
     def __init__(self) -> None:
         self.head = b""
         self.contents: Contents | None = None
-        self.last: bytes = b""  # where the newest that came listens
-        self.came = 0  # of this ring
-        self.given: bool | None = None  # the one that came first has all of it; False: it never will
+        self.last: bytes = b""  # the listening address of the newest that came
+        self.came = 0  # number of newcomers of this ring that have come
+        self.given: bool | None = None  # the first newcomer has all of it; False: it never will; None: not yet
 
 
 class Giver:
-    """Listens for those who come for what this trainer has, or will have. All methods belong to any thread.
+    """Listen for newcomers that come for this trainer's state, present or future. All methods belong to any thread.
 
-    A stranger hears a nonce and a MAC of it, and nothing else.
+    A stranger gets a nonce and a MAC of it, and nothing else.
     """
 
     def __init__(self, host: str, key: bytes, generation: int, timeout_s: float) -> None:
-        """Raises OSError. `host`: the one address that it listens at."""
+        """Begin to listen. Raises OSError. `host`: the one address that it listens at."""
         self._key = key
         self._generation = generation
         self._timeout_s = timeout_s
         self._news = threading.Condition()
-        self._gifts: dict[int, _Gift] = {}  # the newest, and what some have asked for ahead of its time
+        self._gifts: dict[int, _Gift] = {}  # the newest, and later ones that newcomers have asked for already
         self._newest = 0
         self._callers: set[socket.socket] = set()
         self._closed = False
@@ -162,7 +163,7 @@ class Giver:
         threading.Thread(target=self._listen, name="edl-giving", daemon=True).start()
 
     def give(self, head: bytes, contents: Contents, number: int = 0) -> None:
-        """This is what they come for, under a number that grows. The head is here; the contents may yet come."""
+        """Offer a state, under a number that grows. The head is complete; the contents may follow."""
         with self._news:
             gift = self._gifts.setdefault(number, _Gift())
             gift.head, gift.contents = head, contents
@@ -172,13 +173,13 @@ class Giver:
 
     @property
     def asked(self) -> bool:
-        """A member of this ring has come for the newest."""
+        """Tell whether a member of this ring has come for the newest state."""
         with self._news:
             return self._newest in self._gifts and self._gifts[self._newest].came > 0
 
     def wait_given(self, callers: int, timeout_s: float) -> bool:
-        """Until so many have come for the newest, and the first has all of it: no thread looks at it any more.
-        False: it does not come to that.
+        """Wait until `callers` newcomers have come for the newest state, and the first has all of it, so that no thread
+        reads it any more. Return False if that fails.
         """
         until = time.monotonic() + timeout_s
         with self._news:
@@ -193,7 +194,7 @@ class Giver:
         return False
 
     def close(self) -> None:
-        """No caller is given anything any more; harmless twice."""
+        """Stop serving callers. Harmless twice."""
         with self._news:
             self._closed = True
             callers, self._callers = self._callers, set()
@@ -221,7 +222,7 @@ class Giver:
             talk = _Talk(caller, self._key, min(GREETING_S, self._timeout_s))
             self._greet(talk)
         except (OSError, PeerError):
-            pass  # a stranger, or one that is gone: whom it concerns finds out by its own wait
+            pass  # a stranger, or a caller that is gone: a newcomer of this ring learns of it by its own wait
         finally:
             with self._news:
                 self._callers.discard(caller)
@@ -251,7 +252,7 @@ class Giver:
             given = True
         finally:
             with self._news:
-                gift.given, gift.contents = given, None  # what is sent may be the giver's own memory, about to change
+                gift.given, gift.contents = given, None  # the contents may be the giver's own memory, about to change
                 self._news.notify_all()
 
     def _send(self, talk: _Talk, gift: _Gift) -> None:
@@ -279,10 +280,12 @@ class Giver:
 
 
 class Taker:
-    """`Contents` that come from another trainer; they can be handed on while they come."""
+    """Receive `Contents` from another trainer; they can be passed on while they arrive."""
 
     def __init__(self, source: int, key: bytes, generation: int, here: int, timeout_s: float, number: int = 0) -> None:
-        """`source`: whom to ask; `here`: where others are told to ask us; `number`: of what is wanted."""
+        """Keep the settings. `source`: whom to ask; `here`: this trainer's own listening address; `number`: of the
+        state.
+        """
         self._source = source
         self._number = number
         self._key = key
@@ -297,8 +300,8 @@ class Taker:
         self._failure = ""
 
     def begin(self) -> bytes:
-        """The head, once the other end has it, is gone, or this is given up; the rest comes on a thread of its own.
-        Raises StreamBroken.
+        """Return the head, once the other end has it; the rest arrives on a thread of its own. Raises StreamBroken if
+        the other end is gone, or this is given up.
         """
         try:
             return self._begin()
@@ -321,7 +324,7 @@ class Taker:
             source = answer
 
     def _ask(self, address: tuple[str, int]) -> bytes | int:
-        """The head, or whom to ask instead."""
+        """Return the head, or the number of the address to ask instead."""
         connection = socket.create_connection(address, timeout=min(GREETING_S, self._timeout_s))
         with self._news:
             self._connection = connection
@@ -334,7 +337,7 @@ class Taker:
         talk.say(MAGIC + wanted + secrets.token_bytes(NONCE_BYTES), sealed=False)
         talk.hear(NONCE_BYTES, sealed=True)
         talk.say(_NUMBER.pack(self._here), sealed=True)
-        kind = talk.wait()  # it may be in a long step, before what it gives is there
+        kind = talk.wait()  # the sender may be in a long step, before its state is ready
         talk.renew(self._timeout_s)
         if kind == _ELSEWHERE:
             elsewhere = _sealed(talk, kind, _NUMBER.size)
@@ -374,7 +377,7 @@ class Taker:
             _end(connection)
 
     def give_up(self, reason: str) -> None:
-        """Any thread: a thread that waits for it is told so. Harmless once it is here."""
+        """Give up, from any thread, and wake threads that wait. Harmless once all has arrived."""
         with self._news:
             self._failure = self._failure or ("" if self._state else reason)
             connection = self._connection
@@ -383,7 +386,7 @@ class Taker:
             _abort(connection)
 
     def wait_first(self, size: int, timeout_s: float) -> memoryview:
-        """So many bytes of it. Raises StreamBroken, in time."""
+        """Return the first `size` bytes. Raises StreamBroken, in time."""
         with self._news:
             came = self._news.wait_for(lambda: self._taken >= size or self._failure, timeout_s)
             if self._taken >= size:
@@ -391,7 +394,7 @@ class Taker:
             raise StreamBroken(self._failure if came else f"its beginning did not come within {timeout_s:g} s")
 
     def wait_whole(self, timeout_s: float) -> memoryview:
-        """All of it. Raises StreamBroken, in time."""
+        """Return all bytes. Raises StreamBroken, in time."""
         with self._news:
             came = self._news.wait_for(lambda: self._state is not None or self._failure, timeout_s)
             if self._failure:
@@ -400,7 +403,7 @@ class Taker:
             raise StreamBroken(f"it did not come within {timeout_s:g} s")
         return self._buffer
 
-    # `Contents`, for those who ask us
+    # `Contents`, for newcomers that are referred to this one
 
     @property
     def size(self) -> int:
@@ -424,14 +427,15 @@ class Taker:
 
 
 def _room(size: int) -> memoryview:
-    """Its pages are not touched before they fill. Pages that could be shared would cost more, and twice."""
+    """Allocate private memory whose pages are not touched before they fill."""
     if not size:
         return memoryview(b"")
+    # Shared pages would cost more, and twice.
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def _sealed(talk: _Talk, kind: bytes, length: int) -> bytes:
-    """What follows the word that says what it is; the seal is over both."""
+    """Return the body after the byte that tells its kind; the seal covers both."""
     words, seal = talk._take(length), talk._take(MAC_BYTES)
     if kind not in (_ELSEWHERE, _HERE) or not hmac.compare_digest(seal, talk._mac(kind + words)):
         raise StreamBroken("the other end is not of this ring")
@@ -440,10 +444,10 @@ def _sealed(talk: _Talk, kind: bytes, length: int) -> bytes:
 
 
 def _abort(connection: socket.socket) -> None:
-    """The other end, which may be sending, is told so at once, whatever else happens here.
+    """Close by a reset, so that the other end, which may be sending, learns it at once.
 
-    Otherwise it may wait for a minute: where it had filled what we can buffer, and our thread empties that between the
-    two halves of `_end`, Linux neither says that there is room nor that the connection is gone.
+    Otherwise the other end may wait for a minute: if it had filled this end's buffer, and the receiving thread empties
+    that between the two halves of `_end`, Linux reports neither that there is room nor that the connection is gone.
     """
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
@@ -451,7 +455,7 @@ def _abort(connection: socket.socket) -> None:
 
 
 def _end(connection: socket.socket) -> None:
-    """Also where a forked child has it, too."""
+    """End the connection, also if a forked child has it, too."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
