@@ -1,1 +1,1 @@
-"""The daemon's process: it speaks for its trainer, and may lead the job."""
+"""The daemon's process: it acts for its trainer in the job, and may lead the job."""

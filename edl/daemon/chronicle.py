@@ -1,7 +1,8 @@
 """A job's record and its events in the coordinator, as one leader writes them.
 
-Owns: what lies there, and carrying out what `edl.core.job.writing` says. Does not own: what is written
-(`edl.core.job.machine`), what becomes of a write whose answer was lost, nor who is told then (`edl.core.job.writing`).
+Owns: the stored nodes, and carrying out the commands of `edl.core.job.writing`. Does not own: the contents
+(`edl.core.job.machine`), nor the order of writes and answers, also if a write's answer was lost
+(`edl.core.job.writing`).
 """
 
 from __future__ import annotations
@@ -48,27 +49,27 @@ T = TypeVar("T")
 
 
 class Chronicle(Generic[A]):
-    """One leader's, for one term."""
+    """The store of one leader, for one term."""
 
     def __init__(
         self, job: str, store: Store, reign: Reign, clock: Clock, tell: Callable[[Telling[A]], None] = lambda _: None
     ) -> None:
-        """`tell` is called with what may be told, once it is durable."""
+        """Keep the parts. `tell` is called with each answer that may be given, once its cause is durable."""
         self._job = job
         self._store = store
         self._reign = reign
         self._clock = clock
         self._tell = tell
         self._writing: Writing[A] | None = None
-        self._composed: tuple[Commit, list[Op]] | None = None  # the newest, for it may have to be tried again
+        self._composed: tuple[Commit, list[Op]] | None = None  # the newest, as it may have to be tried again
 
     @property
     def record(self) -> Record | None:
-        """As it stands in the coordinator; None: not known yet."""
+        """The record as it is in the coordinator; None: unknown yet."""
         return None if self._writing is None else self._writing.record
 
     async def open(self) -> Record:
-        """What the leaders before have decided; the first one finds a job that no worker has joined yet."""
+        """Read the record of the leaders before; the first leader makes one of a job that no worker has joined yet."""
         node = await patiently(lambda: self._store.read(tree.record(self._job)))
         if node is None:
             node = await patiently(self._found)
@@ -77,7 +78,9 @@ class Chronicle(Generic[A]):
         return record
 
     async def keep(self, decided: BatchDecided[A]) -> None:
-        """Until it is durable, and told. Raises Fenced when the reign is over, UsageError when it cannot be kept."""
+        """Make a batch durable, then give its answers. Raises Fenced if the term is over, UsageError if it cannot be
+        stored.
+        """
         assert self._writing is not None
         due = deque(self._writing.handle(decided))
         while due:
@@ -114,7 +117,7 @@ class Chronicle(Generic[A]):
         return version
 
     def _ops(self, commit: Commit) -> list[Op]:
-        """Once for all tries: an event has its time from when it happened."""
+        """Compose the operations once for all tries, so that an event keeps the time at which it happened."""
         if self._composed is None or self._composed[0] is not commit:
             value = keeping.encode(commit.record)
             added = [events_node(self._job, self._reign.term, self._clock.wall(), commit.told)] if commit.told else []
@@ -123,7 +126,8 @@ class Chronicle(Generic[A]):
         return self._composed[1]
 
     async def _look(self) -> int:
-        """Read first: what is there while our fence still stands afterwards, no other leader has written (I1)."""
+        """Return the stored version."""
+        # The order matters: if the fence still holds after the read, no other leader has written that version (I1).
         node = await self._node()
         await self._store.commit((), fence=self._reign.fence)
         return node.version
@@ -135,18 +139,18 @@ class Chronicle(Generic[A]):
         return node
 
     async def _found(self) -> StoredNode:
-        """The job's folders, and a record to be overwritten: later writes are all alike."""
+        """Create the job's folders, and a record to be overwritten, so that all later writes are alike."""
         empty = keeping.encode(new_record(self._job, self._clock.wall()))
         for path in (tree.record(self._job), tree.events(self._job), tree.workers(self._job)):
             try:
                 await self._store.create(path, empty if path == tree.record(self._job) else b"")
-            except NodeExists:  # an earlier try, or a worker that came first
+            except NodeExists:  # made by an earlier try, or by a worker that came first
                 continue
         return await self._node()
 
 
 def _check_size(record: Record, record_bytes: int, events_bytes: int) -> None:
-    """What the coordinator would refuse, in the job's own words."""
+    """Raise UsageError for a write that the coordinator would refuse."""
     if record_bytes + events_bytes > MAX_VALUE_BYTES:
         raise UsageError(
             f"the job's record of {len(record.members)} members has {record_bytes} bytes, and {events_bytes} in events "
@@ -155,7 +159,7 @@ def _check_size(record: Record, record_bytes: int, events_bytes: int) -> None:
 
 
 def events_node(job: str, term: int, ts: float, told: Sequence[Tell]) -> Create:
-    """One node for all events of a write; the leader's log has them, too."""
+    """Compose one node for all events of a write, and log them."""
     happened = [
         events.Event(ts, job, tell.fact.kind, term, tell.generation, tell.step, tell.fact.details()) for tell in told
     ]
@@ -165,7 +169,7 @@ def events_node(job: str, term: int, ts: float, told: Sequence[Tell]) -> Create:
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """Until the coordinator answers, or the reign ends by cancellation: training goes on meanwhile (I11)."""
+    """Retry until the coordinator answers, or the task is cancelled with its term: training goes on meanwhile (I11)."""
     while True:
         try:
             return await call()

@@ -1,10 +1,10 @@
-"""A worker's daemon: it holds the worker's session, speaks for its trainer, and may be elected leader.
+"""A worker's daemon: it holds the worker's session, acts for its trainer in the job, and may be elected leader.
 
 Owns: the process, its tasks and their end. Does not own: decisions (`edl.core`), its part in leading the job
 (`edl.daemon.office`), the conversation with the present leader (`edl.daemon.membership`).
 
-A process of its own, because a trainer holds the GIL for seconds, and because one process must be left to say what a
-trainer had done when it dies.
+The daemon is a process of its own, because a trainer holds the GIL for seconds, and because one process must be left to
+report the trainer's progress when the trainer dies.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("edl")
 
 
-AFTER_END = 2  # session time-outs that a leader is looked for, to be told of the trainer's end
+AFTER_END = 2  # session time-outs for which a leader is searched, to report the trainer's end to
 RETRY_S = 0.5
-DEAF_S = 0.6  # for a trainer to hear that its job is over, to be gone on with
+DEAF_S = 0.6  # time for a trainer to learn that its job is preempted
 
 
 class Daemon:
-    """One worker's daemon, from its trainer's init() to the end of what it has to say."""
+    """The daemon of one worker, from its trainer's init() until the worker's end was reported."""
 
     def __init__(self, settings: Settings, folder: Path, trainer: int, *, anew: bool = False) -> None:
-        """`anew`: in the place of one that died."""
+        """Open the shared folder. `anew`: in place of a daemon that died."""
         self._settings = settings
         self._anew = anew
         self._job = settings.job or "solo"
@@ -97,8 +97,8 @@ class Daemon:
         self._parts = PartStore(folder, self._on_stored, self._on_not_stored)
         self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, self._on_trainer_hung_up)
         self._connection: Connection | None = None
-        self._member = False  # its trainer was one of the job's, by a daemon before this one
-        self._has_heard = False  # the trainer, that its job is over and can be gone on with; or its script has ended
+        self._member = False  # its trainer has had orders from a daemon before this one
+        self._has_heard = False  # the trainer knows that its job is preempted; or its script has ended
         self._greeted = asyncio.Event()
         self._trainer_gone = asyncio.Event()
         self._code: Code | None = None
@@ -115,7 +115,7 @@ class Daemon:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until the worker's end is known to the job, and its trainer is gone. Raises ConfigError."""
+        """Run until the worker's end is known to the job, and its trainer is gone. Raises ConfigError."""
         watch = watch_exit(self._trainer, self._on_trainer_exit)
         watch_life(self._folder / LIFE, self._trainer, self._on_trainer_exit)
         collecting = asyncio.ensure_future(collect_regularly())
@@ -125,7 +125,7 @@ class Daemon:
         try:
             await self._live()
         except StoreUnavailable:
-            raise  # as it begins; the trainer starts another, which waits
+            raise  # at the beginning; the trainer starts another daemon, which waits
         except EdlError as error:
             await self._give_up(str(error))
             raise
@@ -136,7 +136,7 @@ class Daemon:
             self._parts.close()
             if self._stand_in is not None:
                 self._stand_in.close()
-            if self._trainer_gone.is_set():  # else another daemon may be started for it
+            if self._trainer_gone.is_set():  # else another daemon may be started for the trainer
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _live(self) -> None:
@@ -158,10 +158,9 @@ class Daemon:
         return await connecting.connect(coordinator, self._settings.session_timeout_s)
 
     async def _connect_in_time(self, coordinator: Coordinator) -> Store:
-        """The one before had a session there: the coordinator is away just now, and training is not down for that.
-
-        It is waited for as those wait that have a session (I11): while the trainer lives, and a while beyond its end.
-        """
+        """Connect again and again to a coordinator that the daemon before had a session at."""
+        # Training does not stop while the coordinator is away. So the daemon waits like daemons that have a session
+        # (I11): while the trainer lives, and for a bounded time after its end.
         session_s, gone_at = self._settings.session_timeout_s, None
         while True:
             try:
@@ -188,7 +187,8 @@ class Daemon:
             self._answer,
             request_types=messages.Request,
             refusals=self._refusals,
-            termless=(messages.AskAddresses, messages.AskPresence),  # a ring forms on while the job changes leaders
+            # a ring goes on forming while the job changes its leader
+            termless=(messages.AskAddresses, messages.AskPresence),
         )
         port = await server.start(address)
         marks = {tree.worker(self._job, self._worker): socket.gethostname().encode()}
@@ -213,8 +213,9 @@ class Daemon:
             await self._until_the_end_is_known(self._membership, office)
             self._send(say.Noted())
             await self._trainer_gone.wait()
-            # If we lead: those who go on without our trainer form a ring, and wait for its leases. Another leader would
-            # have to be found first. A ring may need a step's time to form.
+            # If this daemon leads: workers that go on without its trainer form a ring, and wait for leases. Otherwise
+            # another
+            # leader would have to be elected first. A ring may need a step's time to form.
             await office.wait_at_rest(2 * self._settings.session_timeout_s)
         finally:
             entry.close()
@@ -228,7 +229,7 @@ class Daemon:
             await server.stop()
 
     async def _offer_metrics(self, office: Office) -> MetricsOffer | None:
-        """Where they were asked for. The trainer says where they can be read.
+        """Serve metrics, if asked for; the trainer prints their address.
 
         Raises ConfigError, but not in the place of a daemon that died: its trainer is not to end for that.
         """
@@ -260,7 +261,9 @@ class Daemon:
         )
 
     def _looking_after(self, store: Store, address: str, candidate: str, marks: dict[str, bytes]) -> Siblings | None:
-        """They find us by one of our `marks`. None where this system does not tell which processes are beside us."""
+        """Watch the other daemons of this host, which find this one by an entry in `marks`; None if the system does not
+        identify processes.
+        """
         host, daemon, trainer = host_id(address), Process.of(os.getpid()), Process.of(self._trainer)
         if host is None or daemon is None or trainer is None:
             return None
@@ -269,7 +272,7 @@ class Daemon:
         return Siblings(store, tree.root(self._job), folder, self._worker, self._on_siblings)
 
     async def _until_the_end_is_known(self, membership: Membership, office: Office) -> None:
-        """Known to the job, that is; or until there is no leader left to tell, long after the trainer is gone (I12)."""
+        """Wait until the job knows the worker's end, or no leader can be told, long after the trainer is gone (I12)."""
         reporting = asyncio.ensure_future(membership.run())
         gone = asyncio.ensure_future(self._trainer_gone.wait())
         try:
@@ -301,8 +304,9 @@ class Daemon:
         settings = self._settings
         slot = settings.driver_slot or ""
         identity = Identity(self._worker, socket.gethostname(), address, self._trainer, os.getpid(), slot, port)
-        answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np of them
-        again = self._member and settings.coordinator is not None  # a job of one alone has its record in its daemon
+        answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np workers
+        # a job without a coordinator has its record in its daemon
+        again = self._member and settings.coordinator is not None
         limits = settings.np, settings.min_workers, settings.max_workers or 0
         policy, keep_s, ring = self._job_policy, settings.keep_nodes_s, RingKind(settings.ring)
         resumed = resumed_from(settings.resume_from)
@@ -329,7 +333,7 @@ class Daemon:
         self._hear(message)
 
     def _hold(self, end: say.Ended) -> None:
-        """The leader hears of it once the part of a checkpoint is durable: after it nothing more is heard."""
+        """Report the script's end once the part of a checkpoint is durable: no later report is accepted."""
         self._tasks.add(task := asyncio.ensure_future(self._hear_late(end)))
         task.add_done_callback(self._tasks.discard)
 
@@ -349,10 +353,10 @@ class Daemon:
 
     def _on_trainer_hung_up(self, connection: Connection) -> None:
         if connection is self._connection:
-            self._connection = None  # its process tells whether it ended (`_on_trainer_exit`)
+            self._connection = None  # the watch of its process tells whether it ended (`_on_trainer_exit`)
 
     def _on_trainer_exit(self, _: int) -> None:
-        if self._trainer_gone.is_set():  # its lock said so before its pidfd
+        if self._trainer_gone.is_set():  # its lock was released before its pidfd was ready
             return
         self._observer.died()
         self._trainer_gone.set()
@@ -370,7 +374,7 @@ class Daemon:
             self._membership.stir()
 
     def _on_met(self) -> None:
-        """All the daemons that we ask are there for the next ring."""
+        """Report that the daemons asked for their presence have answered for the next ring."""
         if self._mustering is not None and self._membership is not None:
             self._observer.met = self._mustering.met
             self._membership.stir()
@@ -393,7 +397,9 @@ class Daemon:
             self._membership.stir()
 
     def _command(self, orders: Orders) -> None:
-        """First the word, then the count that promises it, then the step that asks for attention."""
+        """Pass orders to the trainer: first the message, then the count that promises it, then the step of
+        attention.
+        """
         if self._stand_in is not None:
             self._stand_in.ask(orders.recount)
         rendezvous = "" if self._introductions is None else self._introductions.follow(orders)
@@ -408,7 +414,7 @@ class Daemon:
             asyncio.get_running_loop().call_later(DEAF_S, self._end_deaf_trainer)
 
     def _end_deaf_trainer(self) -> None:
-        """Its job is saved and over, its machine may be taken away at any moment, and it cannot end by itself."""
+        """Kill a trainer that native code keeps from ending, as its machine may be taken away at any moment."""
         if not (self._has_heard or self._trainer_gone.is_set()):
             logger.warning("native code holds the trainer's interpreter: it is killed, as its job is over")
             with contextlib.suppress(ProcessLookupError):
@@ -419,9 +425,9 @@ class Daemon:
             self._connection.send(message)
 
     async def _give_up(self, reason: str) -> None:
-        """The trainer must not wait for orders that will never come."""
+        """Tell the trainer to end: it must not wait for orders that will never come."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(5.0):  # it connects at once, or it is gone
+            async with asyncio.timeout(5.0):  # the trainer connects at once, or it is gone
                 await self._either(self._greeted, self._trainer_gone)
         self._send(say.GaveUp(reason))
 
@@ -445,7 +451,7 @@ class Daemon:
 
 
 def main() -> int:
-    """Entry of `python -m edl.daemon.daemon`."""
+    """Entry point of `python -m edl.daemon.daemon`."""
     parser = argparse.ArgumentParser(prog="edl.daemon.daemon", description="A worker's daemon; edl.init() starts it.")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--trainer", type=int, required=True)
@@ -455,7 +461,7 @@ def main() -> int:
     collect_seldom()
     yield_to_trainers()
     raise_open_files()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer; it ends us by ending itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer, whose end ends the daemon
     try:
         settings = Settings.from_environment(os.environ)
         logging.getLogger().setLevel(settings.log_level.upper())

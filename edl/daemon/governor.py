@@ -1,8 +1,8 @@
-"""The leader's own say in the size of its job: measures, asks the job's policy, and hands on what it rules.
+"""The leader's own control of its job's size: it measures, asks the job's policy, and passes on its decisions.
 
-Owns: how often it looks, the views that policies are shown, and what is told of one that cannot be asked. Does not own:
-the arithmetic (`edl.policy`), the process of a user's policy (`edl.daemon.policy_process`), nor carrying a decision
-out (`edl.core.resize.sizing`).
+Owns: how often it looks, the views that policies see, and the report of a policy that cannot be asked. Does not own:
+the arithmetic (`edl.policy`), the process of a user's policy (`edl.daemon.policy_process`), nor carrying out a decision
+(`edl.core.resize.sizing`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK_S: Final = 1.0
 
 
 class Governor:
-    """One term's. Run it as a task of the leader's."""
+    """The control loop of one term. Run it as a task of the leader's."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class Governor:
         put: Callable[[Input], Awaitable[None]],
         code: Code | None = None,
     ) -> None:
-        """`code`: this daemon's own copy of a policy of the user's. No other is ever run (I18)."""
+        """Keep the parts. `code`: this daemon's own copy of a user's policy. No other code is ever run (I18)."""
         self._code = code
         self._process: PolicyProcess | None = None
         self._loading: asyncio.Future[None] | None = None
-        self._remark = ""  # on the policy, to be told once
+        self._remark = ""  # about the policy, to be reported once
         self._machine = machine
         self._clock = clock
         self._put = put
@@ -57,7 +57,7 @@ class Governor:
         self._generation = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         try:
             self._engine = self._made()
             while True:
@@ -73,11 +73,11 @@ class Governor:
 
     @property
     def paces(self) -> dict[str, float]:
-        """How fast each worker of the ring works, against the median of all."""
+        """The speed of each worker of the ring, relative to the median of all."""
         return self._paces.paces
 
     def _made(self) -> Engine | None:
-        """None: none was asked for."""
+        """Make the engine of the job's policy; None if the job has no policy."""
         self._end_process()
         job_policy = self._job_policy
         if not job_policy.autoscale:
@@ -91,7 +91,7 @@ class Governor:
         return self._without_policy() if policy is None else self._engine_of(policy, choice.pacing(job_policy.every))
 
     def _without_policy(self) -> Engine | None:
-        """A worker that holds up the others is looked for all the same, where that is wanted."""
+        """Make an engine that only looks for stragglers, if the job wants that; else None."""
         job_policy = self._job_policy
         return None if job_policy.stragglers == "off" else self._engine_of(None, Pacing(every=job_policy.every))
 
@@ -99,7 +99,9 @@ class Governor:
         return Engine(policy, pacing, only_tell=self._job_policy.stragglers == "tell")
 
     def _users(self, choice: Choice) -> Policy | None:
-        """Our own copy of the code that was meant; None: we have none."""
+        """Start the process of the user's policy, from this daemon's own copy of the code; None if it has no such
+        copy.
+        """
         if self._code is None or self._code.digest != choice.value:
             ours = "has none" if self._code is None else f"has another ({self._code.digest[:19]})"
             self._remark = (
@@ -144,7 +146,7 @@ class Governor:
                     self._paces.forget()
 
     def _is_loaded(self) -> bool:
-        """A user's imports take their time, and nothing is wrong with that up to some bound."""
+        """Tell whether the policy can be asked. A user's imports take their time, up to some bound."""
         if self._loading is None:
             return True
         if not self._loading.done():
@@ -155,19 +157,19 @@ class Governor:
         return False
 
     def _give_up(self, why: str) -> None:
-        """In this reign it is not asked any more."""
+        """Stop asking the policy in this term."""
         self._remark = f"the job's policy {why}"
         self._engine = self._without_policy()
         self._end_process()
 
     async def _ruling(self, engine: Engine, view: View) -> Ruling | None:
-        """In a thread: a user's policy may take its time, and is waited for there, up to a bound."""
+        """Ask the engine in a thread: a user's policy may take its time, up to a bound."""
         straggler, at_rest = self._straggler(), self._at_rest()
         try:
             return await asyncio.to_thread(engine.look, view, straggler, at_rest=at_rest)
         except PolicyFailed as error:
             self._give_up(f"{error}: it is not asked any more")
-        except (ArithmeticError, LookupError, ValueError) as error:  # one of edl's own, at figures not foreseen
+        except (ArithmeticError, LookupError, ValueError) as error:  # one of edl's own policies, at unforeseen figures
             self._give_up(f"raised {error!r}: it is not asked any more")
         return None
 
@@ -181,13 +183,13 @@ class Governor:
                 return self._paces.verdict()
 
     def _dealt(self, shares: Mapping[str, float]) -> dict[str, int]:
-        """The samples that workers take of a step with such shares of the batch."""
+        """Return the samples that workers take of a step with such shares of the batch."""
         roster, ledger = self._machine.record.roster, self._machine.ledger
         batch = 0 if ledger is None else ledger.batch
         return dict(zip(roster, weighted_shares(batch, [shares.get(one, 1.0) for one in roster]), strict=True))
 
     def _at_rest(self) -> bool:
-        """No change is under way, or waited for."""
+        """Tell whether no change is under way, or expected."""
         record = self._machine.record
         trains = all(member.state is WorkerState.TRAINING for member in record.members)
         return trains and record.plan is None and len(staying(record)) == record.target and record.replacing is None
@@ -210,7 +212,7 @@ class Governor:
         )
 
     def _seated(self) -> list[Seated]:
-        """All of the ring, or none: before each has told something of itself."""
+        """Return the usage of all workers of the ring; nothing before each has reported."""
         members = {member.identity.id: member for member in self._machine.record.members}
         found = []
         for rank, worker in enumerate(self._machine.record.roster):

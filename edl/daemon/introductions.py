@@ -1,12 +1,13 @@
-"""How a ring's members learn where each of them listens: from daemon to daemon, each in touch with a few of the others.
+"""The exchange of addresses between the members of a ring: from daemon to daemon, each in touch with a few others.
 
 A trainer tells its own daemon the addresses that it listens at, and asks it for those of the others
-(`edl.collectives.rendezvous`). The daemons trade them as `edl.core.switch.exchange` says, in sealed calls: one asks,
-and brings what it has for the other, which answers once it can. A question names its generation: a daemon that is
-through with that one refuses it (I10), one that has not heard of it yet lets the question wait, for a time (I12).
+(`edl.collectives.rendezvous`). The daemons exchange them by the rules of `edl.core.switch.exchange`, in sealed calls:
+one asks, and brings its parcels for the other, which answers once it can. A question names its generation: a daemon
+that has finished with that generation refuses it (I10), a daemon that has not heard of it yet lets the question wait,
+for a time (I12).
 
-Owns: one daemon's part in that, from the word of a ring until it stands or is given up. Does not own: who asks whom,
-nor what trainers and daemons say to each other.
+Owns: one daemon's part in that, from the order to form a ring until the ring stands or is given up. Does not own: which
+daemon asks which, nor the messages of trainers and daemons.
 """
 
 from __future__ import annotations
@@ -40,24 +41,26 @@ Connect = Callable[[str], Caller]
 
 
 class Introductions:
-    """All of one daemon's, one ring after the other."""
+    """The address exchanges of one daemon, one ring after the other."""
 
     def __init__(self, connect: Connect, refusals: Refusals, hold_s: float, answer_s: float) -> None:
-        """`connect` makes a caller of an address. Questions wait for `hold_s`, and their answers take `answer_s`."""
+        """Keep the parts. `connect` makes a caller of an address. Questions wait for `hold_s`, and their answers take
+        `answer_s`.
+        """
         self._connect = connect
         self._refusals = refusals
         self.hold_s = hold_s
         self.answer_s = answer_s
-        self._callers: dict[str, Caller] = {}  # those of the ring before stay: most of the next one's are the same
+        self._callers: dict[str, Caller] = {}  # callers of the ring before stay: the next one has mostly the same
         self._open: Introduction | None = None
-        self._over = 0  # generations up to this one: their rings stand, or come to nothing
+        self._over = 0  # generations up to this one: their rings stand, or have failed
         self._news = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
 
     def follow(self, orders: Orders) -> str:
-        """Be ready for the ring that `orders` tell of, if it is new. Returns where our trainer finds the others.
+        """Prepare for the ring that `orders` name, if it is new. Return the address where the trainer finds the others.
 
-        It is the planned one, or one that is prepared for a plan, while another stands: there is one at a time.
+        The ring is the planned one, or one that is prepared for a plan while another stands: there is one at a time.
         """
         place, peers = _next_ring(orders)
         generation = 0 if place is None else place.generation
@@ -72,7 +75,7 @@ class Introductions:
         return self._open.rendezvous
 
     def end(self, generation: int) -> None:
-        """Rings up to this generation stand, or no trainer enters them any more."""
+        """Close rings up to this generation: they stand, or no trainer enters them any more."""
         self._over = max(self._over, generation)
         if self._open is not None and self._open.generation <= generation:
             self._close(self._open.close())
@@ -80,12 +83,12 @@ class Introductions:
         self._tell()
 
     def give_up(self) -> None:
-        """Our trainer is gone: a daemon that asks for what it had to say asks in vain."""
+        """Give up the open ring, as the trainer is gone: daemons that ask for its addresses ask in vain."""
         if self._open is not None:
             self.end(self._open.generation)
 
     async def stop(self) -> None:
-        """Harmless twice."""
+        """Close all exchanges and callers. Harmless twice."""
         self.give_up()
         await asyncio.gather(*self._closing)
         callers, self._callers = self._callers, {}
@@ -93,11 +96,13 @@ class Introductions:
 
     @property
     def awaited(self) -> frozenset[int]:
-        """The ranks whose addresses our trainer has asked for, and waits for."""
+        """The ranks whose addresses the trainer has asked for, and waits for."""
         return frozenset() if self._open is None else self._open.awaited
 
     def explained(self, message: say.FromTrainer) -> say.FromTrainer:
-        """The same, with why its ring cannot form, where another daemon has told. Horovod knows only that it waits."""
+        """Add to a failure of the trainer's ring the reason that another daemon has told: Horovod knows only that it
+        waits.
+        """
         why = "" if self._open is None else self._open.failure
         match message:
             case say.Broke(generation) if why and self._is_open(generation):
@@ -111,7 +116,7 @@ class Introductions:
         return self._open is not None and self._open.generation == generation
 
     async def answer(self, asked: AskAddresses, sender: str) -> Addresses:
-        """A question of another worker's daemon. Raises Refused."""
+        """Answer the question of another worker's daemon. Raises Refused."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(asked.hold_s, self.hold_s)
         while True:
@@ -127,14 +132,14 @@ class Introductions:
                 return Addresses(None)
 
     def caller(self, address: str) -> Caller:
-        """Of a daemon that we keep to. Raises PeerError."""
+        """Return the caller of a connected daemon. Raises PeerError."""
         if address not in self._callers:
             raise PeerError(f"the daemon at {address} is not asked any more")
         return self._callers[address]
 
     def keep_to(self, addresses: Collection[str]) -> None:
-        """Be connected to those whom the open ring asks, or the next one will, and to no others: so asking takes no
-        longer.
+        """Stay connected to the daemons that the open ring asks, or the next one will, and to no others: then asking is
+        quick.
         """
         for address in self._callers.keys() - set(addresses):
             self._close(self._callers.pop(address).close())
@@ -153,35 +158,36 @@ class Introductions:
         return self._open.trade(asked, sender)
 
     async def news(self) -> None:
-        """Until there is something to look at again."""
+        """Wait until there is something to look at again."""
         await self._news.wait()
 
     def _tell(self) -> None:
-        """All that wait for an answer are to look again."""
+        """Wake all tasks that wait for an answer."""
         self._news.set()
         self._news = asyncio.Event()
 
 
 def _next_ring(orders: Orders) -> tuple[Place | None, Sequence[Peer]]:
-    """What our trainer is to form, if anything, and whom we ask for that."""
+    """Return the place in the ring that the trainer is to form, if any, and the peers to ask for it."""
     if orders.assignment is not None:
         return orders.assignment.place, orders.assignment.peers
     return (None, ()) if orders.summons is None else (orders.summons.place, orders.summons.peers)
 
 
 def through_with(message: say.FromTrainer) -> int:
-    """The generation up to which the trainer needs no more addresses. While others may, what is prepared stays open."""
+    """Return the generation up to which the trainer needs no more addresses."""
+    # While other trainers may need them, the exchange of a prepared ring stays open.
     match message:
         case say.Entered(generation) | say.Broke(generation):
             return generation
         case say.Prepared(generation, failure) if failure:
             return generation
-        case _:  # about other things than rings
+        case _:  # messages that are not about rings
             return 0
 
 
 class Keys:
-    """The job's secret: for each ring a key of its own. A trainer is told no other."""
+    """Derive a key for each ring from the job's secret. A trainer gets no other key."""
 
     def __init__(self, secret: bytes, job: str) -> None:
         self._secret = hmac.digest(secret, b"edl ring " + job.encode(), "sha256")
@@ -192,7 +198,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What is so of this worker's host, and only its daemon knows."""
+    """The facts about this worker's host that only its daemon knows."""
 
     interface: str
     address: str
@@ -201,7 +207,7 @@ class Here:
 
 
 def located(orders: Orders, here: Here) -> Orders:
-    """The same, with what this worker's trainer must know of its host to form a ring."""
+    """Complete the orders by the facts about its host that the trainer needs to form a ring."""
     if orders.assignment is not None:
         place = _located(orders.assignment.place, here)
         return msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, place=place))
@@ -222,14 +228,14 @@ def _located(place: Place, here: Here) -> Place:
 
 
 class Introduction:
-    """One ring's."""
+    """The address exchange of one ring."""
 
     def __init__(self, place: Place, ours: Introductions) -> None:
         self.generation = place.generation
         self._place = place
         self._ours = ours
         self._peers: dict[int, str] = {}
-        self.failure = ""  # why the ring cannot form, where that is known
+        self.failure = ""  # why the ring cannot form, if that is known
         self._meshes: dict[str, Exchange] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         refusals = ours._refusals
@@ -239,12 +245,12 @@ class Introduction:
         self.rendezvous = self._server.open()
 
     def hear_of(self, peers: Sequence[Peer]) -> None:
-        """Which peer to ask: a daemon that was started anew listens elsewhere."""
+        """Set the peers to ask: a daemon that was started anew listens at another address."""
         self._peers = {peer.rank: peer.address for peer in peers}
         self._ours.keep_to(self._peers.values())
 
     async def close(self) -> None:
-        """Frees our trainer if it still asks."""
+        """Close the exchange, and free the trainer if it still asks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -255,7 +261,7 @@ class Introduction:
         return self._server.awaited
 
     def trade(self, asked: AskAddresses, sender: str) -> tuple[bytes, ...] | None:
-        """Take what a question brings, and return what is given for that; None: not here yet. Raises Refused."""
+        """Take the parcels of a question, and return the answer's; None: not here yet. Raises Refused."""
         mesh = self._meshes.get(asked.mesh)
         if mesh is None and self._meshes and (TORCH in self._meshes) != (asked.mesh == TORCH):
             self._fail(_other_sort(sender, asked.mesh))
@@ -270,27 +276,27 @@ class Introduction:
         self._deliver(asked.mesh, mesh, arrived, before)
         return mesh.gives(asked.kind, asked.part)
 
-    # What the rendezvous calls:
+    # Callbacks of the rendezvous:
 
     def began(self, mesh: str) -> None:
-        """Our trainer is about to need the others' addresses."""
+        """Begin an exchange: the trainer is about to need the others' addresses."""
         exchange = self._meshes[mesh] = Exchange(self._place.rank, self._place.size)
         self._tasks.add(task := asyncio.ensure_future(self._run_all(mesh, exchange)))
         task.add_done_callback(self._tasks.discard)
 
     def wrote(self, mesh: str, parcels: Sequence[bytes]) -> None:
-        """It has told its own."""
+        """Take the trainer's own addresses."""
         self._meshes[mesh].begin(parcels)
         self._ours._tell()
 
     async def _run_all(self, mesh: str, exchange: Exchange) -> None:
-        """A daemon asks once it has what it brings."""
+        """Run all questions of an exchange, once the trainer's own addresses are known."""
         while not exchange.stage:
             await self._ours.news()
         await asyncio.gather(*(self._run(mesh, exchange, errand) for errand in exchange.errands))
 
     async def _run(self, mesh: str, exchange: Exchange, errand: Errand) -> None:
-        """Until the peer has answered, or is through with this generation, whose ring cannot form then."""
+        """Ask until the peer has answered, or has finished with this generation, whose ring cannot form then."""
         brought = exchange.brings(errand)
         asked = AskAddresses(self.generation, mesh, errand.kind, errand.part, brought, self._ours.hold_s)
         while True:
@@ -306,7 +312,7 @@ class Introduction:
                     self._fail(refusal.detail)
                     return
                 await asyncio.sleep(RETRY_S)
-            except PeerError:  # its daemon is gone: another may come, and orders say where
+            except PeerError:  # the peer's daemon is gone: another may come, and orders tell where
                 await asyncio.sleep(RETRY_S)
 
     def _fail(self, reason: str) -> None:

@@ -1,7 +1,7 @@
-"""Whether a process still listens at the address of a daemon: its host says at once if none does.
+"""Test whether a process still listens at a daemon's address: its host refuses at once if none does.
 
-A host that is gone, or cut off, says nothing; and one that is frozen still takes a connection. So a refusal is sure
-enough to end a session early, which a living daemon would come through as through its session's end.
+A host that is gone, or cut off, does not answer; and a frozen one still accepts a connection. So a refusal is sure
+enough to end a session early, which a living daemon would survive as it survives its session's end.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from edl.protocol.job import Identity
 
 PATIENCE_S = 0.5  # for a connection
-AGAIN_S = 0.1  # between two knocks: the first may have met a daemon that just ends, or begins
+AGAIN_S = 0.1  # between two attempts: the first may have met a daemon that just ends, or begins
 
 
 async def refuses(address: str, port: int) -> bool:
-    """Twice in a row."""
+    """Tell whether a connection is refused twice in a row."""
     if not await _refuses_once(address, port):
         return False
     await asyncio.sleep(AGAIN_S)
@@ -36,22 +36,22 @@ async def _refuses_once(address: str, port: int) -> bool:
 
 
 class Knocking:
-    """One leader's, at the doors of those that are silent (`edl.core.job.silent`)."""
+    """Test the addresses of silent workers, for one leader (`edl.core.job.silent`)."""
 
     def __init__(self, tell: Callable[[tuple[Identity, ...]], None]) -> None:
-        """`tell`: at the doors of these no process listens any more."""
+        """Keep the callback. `tell`: no process listens any more at the addresses of these workers."""
         self._tell = tell
         self._silent: Sequence[Identity] = ()
         self._task: asyncio.Task[None] | None = None
 
     def look_for(self, silent: Sequence[Identity]) -> None:
-        """At these from now on, until others are said, or none."""
+        """Test these workers from now on, until others are given, or none."""
         self._silent = silent
         if silent and self._task is None:
             self._task = asyncio.ensure_future(self._knock())
 
     def close(self) -> None:
-        """No word comes after this."""
+        """Stop; `tell` is not called after this."""
         if self._task is not None:
             self._task.cancel()
 

@@ -1,8 +1,8 @@
-"""One reign: the shell around the job's machine.
+"""The shell around the job's machine, for one term.
 
-Owns: the queue of what happens, answering daemons and the command line, and when they hear of what was decided. Does
-not own: the decisions (`edl.core.job.machine`), that they are durable before they are told
-(`edl.core.job.writing`), nor who leads (`edl.coordination.election`).
+Owns: the queue of inputs, answering daemons and the command line, and when they learn of decisions. Does not own: the
+decisions (`edl.core.job.machine`), that they are durable before they are told (`edl.core.job.writing`), nor which
+daemon leads (`edl.coordination.election`).
 
 One task owns the machine. RPC handlers and watches only put inputs into its queue.
 """
@@ -55,20 +55,20 @@ logger = logging.getLogger("edl")
 
 QUEUE_LENGTH = 10_000
 BATCH = 256
-QUIET = 2 / 3  # of a session time-out: a session says so much earlier that it lives, and a daemon calls more often
-SWEEP_S = 3600.0  # from one look at what other jobs have left to the next
+QUIET = 2 / 3  # of a session time-out: a session is renewed more often than that, and a daemon calls more often still
+SWEEP_S = 3600.0  # from one sweep of other jobs' nodes to the next
 TICK_S = 1.0  # how late an overdue worker may be noticed when nothing else happens
 
 
 class Reigning(msgspec.Struct, frozen=True):
-    """What a leader must know of itself."""
+    """The settings of a leader."""
 
     job: str
     worker: str
-    address: str  # its daemon listens here
+    address: str  # address at which its daemon listens
     session_timeout_s: float
     step_timeout_s: float = 60.0
-    code: Code | None = None  # its own copy of a policy of the user's
+    code: Code | None = None  # its own copy of a user's policy
 
 
 Asked = asyncio.Future[say.Reply]
@@ -76,7 +76,7 @@ Pending = tuple[Input, Asked | None]
 
 
 class Leader:
-    """The leader of one term. Run it as a task; cancel it when the reign is over."""
+    """The leader of one term. Run it as a task; cancel it when the term is over."""
 
     def __init__(
         self,
@@ -87,7 +87,9 @@ class Leader:
         refusals: Refusals,
         restored_at: Callable[[], float] = lambda: float("-inf"),
     ) -> None:
-        """`restored_at`: when our own connection to the coordinator came, or came back, on this clock."""
+        """Keep the parts. `restored_at`: when this daemon's own connection to the coordinator came, or came back, on
+        this clock.
+        """
         self._about = about
         self._store = store
         self._reign = reign
@@ -102,14 +104,16 @@ class Leader:
         self._governor: Governor | None = None
         self._book: OrderBook | None = None
         self._published = asyncio.Event()
-        self._pressing = 0  # the newest version that was published for all to hear at once
+        self._pressing = 0  # the newest version that was published as urgent
         self._at_rest = asyncio.Event()
         self._publisher = Publisher(clock, lambda happened: self._queue.put_nowait((happened, None)))
         self._knocking = Knocking(lambda gone: self._queue.put_nowait((NotListening(gone), None)))
-        self._heard: dict[str, float] = {}  # when a worker's daemon has said something last
+        self._heard: dict[str, float] = {}  # when a worker's daemon has called last
 
     async def run(self) -> None:
-        """Reign until cancelled. Returns when another reigns already; whatever it raises, it cannot lead."""
+        """Lead until cancelled. Returns when another daemon leads already; any exception means that this one cannot
+        lead.
+        """
         roll_call = asyncio.Event()
         watch = self._store.watch(tree.workers(self._about.job), roll_call.set)
         try:
@@ -136,18 +140,18 @@ class Leader:
         record = await self._chronicle.open()
         alive = frozenset(await patiently(lambda: self._store.children(tree.workers(self._about.job))))
         if self._doubt_s() > 0:
-            alive |= {member.identity.id for member in record.members}  # the roll is called later
+            alive |= {member.identity.id for member in record.members}  # lost workers are looked for later
         machine = self._machine = JobMachine(record, self._lead_times, Deadlines.of(self._about.step_timeout_s))
         took_over = TookOver(alive, self._clock.wall())
         decided: BatchDecided[Asked] = decide(machine, [(took_over, None)], self._clock.now())
-        if record.state not in OVER:  # else there is nothing to lead: callers hear how it ended
+        if record.state not in OVER:  # else there is nothing to lead: callers learn how the job ended
             elected = Tell(LeaderElected(worker=self._about.worker), record.generation, machine.newest_step)
             decided = dataclasses.replace(decided, told=(elected, *decided.told))
         await self._chronicle.keep(decided)
         return machine
 
     async def _work(self, machine: JobMachine) -> None:
-        """Take inputs, as many as there are at a time, and make what follows from them durable in one write."""
+        """Take inputs, as many as there are at a time, and make their results durable in one write."""
         while True:
             batch = [await self._next_input(machine.wake_at)]
             while len(batch) < BATCH and not self._queue.empty():
@@ -179,7 +183,9 @@ class Leader:
                 self._at_rest.clear()
 
     def _publish(self, book: OrderBook, *, pressing: bool) -> None:
-        """Daemons that wait for orders are woken for what presses. A thousand answers at once hold up all others."""
+        """Publish orders. Daemons that wait are woken only by urgent ones: a thousand answers at once delay all
+        others.
+        """
         self._book = book
         if self._heard:
             members = {member.identity.id for member in book.record.members}
@@ -194,13 +200,13 @@ class Leader:
             self._publisher.publish(record)
 
     async def wait_at_rest(self) -> None:
-        """Until no worker waits for what a leader says next: a hand-over would hold it up."""
+        """Wait until no worker depends on the leader's next orders, which a change of leader would delay."""
         await self._at_rest.wait()
 
     # ---------------------------------------------------------------------------------------------------- the others
 
     async def _call_roll(self, machine: JobMachine, due: asyncio.Event) -> None:
-        """A worker without a session is lost. None is judged while the coordinator is away (I11), nor just after."""
+        """Give up workers without a session, but none while the coordinator is away (I11), nor just after."""
         due.set()
         while True:
             await due.wait()
@@ -214,19 +220,19 @@ class Leader:
                     await self._queue.put((Vanished(worker, "its daemon's session ended"), None))
 
     def _doubt_of_s(self, worker: str) -> float:
-        """A worker whose daemon talks to us lives, and comes back with another session.
+        """Return for how long a worker without a session still counts as living, as its daemon has called.
 
-        A coordinator that stood still for less than a session time-out may have ended some sessions and not ours,
-        and our connection to it need not have noticed. One that is gone was silent for most of a session time-out.
+        A coordinator that stood still for less than a session time-out may have ended some sessions and not this one,
+        and the connection to it need not have noticed. A daemon that is gone was silent for most of a session time-out.
         """
         quiet_s = QUIET * self._about.session_timeout_s
         return self._heard.get(worker, float("-inf")) + quiet_s - self._clock.now()
 
     def _doubt_s(self) -> float:
-        """How long absence still means nothing.
+        """Return for how long a missing session still means nothing.
 
         A coordinator that stood still, or was started anew, ends all sessions at once; the daemons that live come back
-        with others. That it stood still we know by our own connection; or not at all, if that is our first.
+        with others. That it stood still is known by this daemon's own connection; or not at all, if that is its first.
         """
         return self._restored_at() + self._about.session_timeout_s - self._clock.now()
 
@@ -236,7 +242,7 @@ class Leader:
             await self._queue.put((TimePassed(), None))
 
     async def _sweep(self) -> None:
-        """Other jobs' nodes, those whose time is up: no process of theirs is left to do it."""
+        """Remove other jobs' nodes whose time is up: no process of those jobs is left to do it."""
         while True:
             with contextlib.suppress(StoreUnavailable, AccessDenied):
                 gone = await remains.sweep(self._store, self._clock.wall(), besides=self._about.job)
@@ -245,7 +251,7 @@ class Leader:
             await asyncio.sleep(SWEEP_S)
 
     async def _settle_in(self) -> None:
-        """Leaders that could not lead before are not counted any more, once this one has led for some time."""
+        """Forget the resignations of earlier leaders, once this one has led for some time."""
         while True:
             await asyncio.sleep(self._about.step_timeout_s)
             record = self._chronicle.record
@@ -254,13 +260,13 @@ class Leader:
                 return
 
     def _turn_away(self) -> None:
-        """No caller waits for an answer that never comes."""
+        """Refuse all requests in progress, so that no caller waits for an answer that never comes."""
         for asked in self._asked:
             if not asked.done():
                 asked.set_exception(Refused(Reason.TERM))
 
     async def answer(self, call: Call) -> say.Reply:
-        """One request of a daemon or the command line."""
+        """Answer one request of a daemon or the command line."""
         match call.body:
             case say.Report(observation):
                 self._heard[call.sender] = self._clock.now()
@@ -301,9 +307,9 @@ class Leader:
             self._asked.discard(asked)
 
     async def _orders(self, worker: str, known: tuple[int, int], hold_s: float) -> say.Reply:
-        """A daemon that knows all that presses waits: while a ring breaks or forms, the record changes many times a
-        second, and a thousand daemons would ask anew each time.
-        """
+        """Answer a daemon that waits for orders."""
+        # A daemon that knows all urgent orders waits: while a ring breaks or forms, the record changes many times a
+        # second, and a thousand daemons would ask anew each time.
         book = self._book
         if book is None or (known[0] == self._reign.term and known[1] >= self._pressing):
             published = self._published
@@ -311,22 +317,22 @@ class Leader:
                 async with asyncio.timeout(min(hold_s, self._lead_times.hold_s)):
                     await published.wait()
             except TimeoutError:
-                pass  # the same orders again: it also tells the daemon that this leader lives
+                pass  # the same orders again: these also show the daemon that this leader lives
             book = self._book
         if book is None:
             raise Refused(Reason.TERM, detail="this leader has not taken over yet")
         return say.Ordered(book.orders(worker))
 
     def status(self) -> Status | None:
-        """Of what is durable: while the coordinator is away, what waits to be written is not told (I9). None: this
-        leader has not taken over yet.
+        """Return the status by what is durable: while the coordinator is away, unwritten decisions are not shown (I9).
+        None: this leader has not taken over yet.
         """
         machine, durable = self._machine, self._chronicle.record
         if machine is None or durable is None:
             return None
         wall = machine.wall_at(self._clock.now())
         status = status_of(machine, self._reign.term, self._about.worker, self._refusals.snapshot(), durable, wall)
-        if self._governor is not None:  # it has measured since it was written down
+        if self._governor is not None:  # its measurements are newer than the record's
             meter = self._governor.meter
             workers = with_paces(status.workers, self._governor.paces)
             status = msgspec.structs.replace(status, rates=meter.rates, rate=meter.present, workers=workers)

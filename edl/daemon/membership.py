@@ -1,9 +1,9 @@
 """A worker's conversation with the leader of the job.
 
-Owns: finding the leader, registering with it, reporting to it, hearing its orders, and beginning anew when it changes.
-Does not own: what is reported (`edl.daemon.observer`), nor what orders mean.
+Owns: finding the leader, registering with it, reporting to it, receiving its orders, and beginning anew when it
+changes. Does not own: the report's contents (`edl.daemon.observer`), nor the meaning of orders.
 
-Everything said is whole and may be said twice, so that a lost answer or a new leader needs no special care (I9).
+Every message is whole and may be repeated, so that a lost answer or a new leader needs no special care (I9).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from edl.transport.rpc import Client
 
 logger = logging.getLogger("edl")
 
-FIRST_REPORT_S = 0.05  # a step may be so old when the leader hears of it, at first
+FIRST_REPORT_S = 0.05  # upper bound of a reported step's age, at first
 RETRY_S = 0.1
 
 
 class Candidacy(msgspec.Struct, frozen=True):
-    """What a worker presents itself with."""
+    """The settings with which a worker registers."""
 
     job: str
     secret: bytes
@@ -46,7 +46,7 @@ class Candidacy(msgspec.Struct, frozen=True):
 
 
 class Membership:
-    """One worker's. `run` ends when the leader has durably taken the worker's end."""
+    """The conversation of one worker. `run` ends when the leader has durably accepted the worker's end."""
 
     def __init__(self, about: Candidacy, store: Store, observer: Observer, on_orders: Callable[[Orders], None]) -> None:
         self._about = about
@@ -62,19 +62,19 @@ class Membership:
         self._admitted = False
 
     def stir(self, *, calm: bool = False) -> None:
-        """There is something new to report. `calm`: it may wait a moment for what is not."""
+        """Wake the report, as there is news. `calm`: the news may wait a moment for other news."""
         self._stirred.set()
         if not calm:
             self._urged.set()
 
     def attention_step(self) -> int:
-        """The step after which the trainer must look at the newest orders."""
+        """Return the step after which the trainer must look at the newest orders."""
         if self._orders is None:
             return NEVER
         return attention_step(self._observer.generation, self._orders, self._observer.copied)
 
     async def run(self) -> None:
-        """Talk to one leader after the other. Raises JobFailed when none will have this worker."""
+        """Talk to one leader after the other. Raises JobFailed when none accepts this worker."""
         changed = asyncio.Event()
         watch = self._store.watch(leader_path(self._root), changed.set)
         try:
@@ -86,7 +86,7 @@ class Membership:
             watch.close()
 
     async def _with_one_leader(self, changed: asyncio.Event) -> bool:
-        """True once all is said. False: look for a leader again."""
+        """Return True once the worker's end was reported; False: look for a leader again."""
         changed.clear()
         try:
             leader = await read_leader(self._store, self._root)
@@ -107,10 +107,8 @@ class Membership:
             await client.close()
 
     async def _make_way(self) -> None:
-        """Our ring is broken, and a leader is needed at once: one that died, and others of its fate, lead no more.
-
-        A ring that trains needs none so soon.
-        """
+        """Remove dead candidates from the election, as a broken ring needs a leader at once."""
+        # The old leader may have died, and others with it. A ring that trains needs no leader so soon.
         with contextlib.suppress(StoreUnavailable):
             await strike_off_first(self._store, self._root, _is_dead)
 
@@ -134,19 +132,19 @@ class Membership:
 
     async def _admit(self, client: Client, term: int) -> None:
         if self._admitted:
-            return  # every leader knows from the record
+            return  # every leader knows the worker from the record
         reply = await self._call(client, term, self._about.register)
         if isinstance(reply, say.Rejected):
             raise JobFailed(reply.reason)
         self._admitted = True
 
     async def _report(self, client: Client, term: int) -> None:
-        """Returns when the worker's end was reported.
+        """Report until the worker's end was reported.
 
-        What is new is said at once; but that a planned switch was made is said a moment later: on hosts with few cores
-        it would take these from the first step of the ring, which all wait for. Mere progress is said ever less often,
-        since the leader can reckon it: on hosts whose cores are all busy with training, each report costs a trainer its
-        time.
+        News is sent at once, but the news of a completed planned switch a moment later: on hosts with few cores the
+        report would take these from the first step of the ring, which all wait for. Mere progress is reported ever less
+        often, since the leader can estimate it: on hosts whose cores are all busy with training, each report costs a
+        trainer its time.
         """
         period_s = FIRST_REPORT_S
         while True:
@@ -177,7 +175,7 @@ class Membership:
         return going_report_period_s(orders.present) if orders.going else report_period_s(orders.present)
 
     async def _listen(self, client: Client, term: int) -> None:
-        """Calls are held for times of their own, so that not all workers of a job call again at once."""
+        """Receive orders. Each call is held for a random time, so that not all workers of a job call again at once."""
         longest_s = LeadTimes.of(self._about.session_timeout_s).hold_s
         while True:
             hold_s = random.uniform(longest_s / 2, longest_s)  # noqa: S311 - no secret
@@ -197,11 +195,11 @@ class Membership:
 
 
 async def _is_dead(ident: str) -> bool:
-    """A candidate, whose host says that no process listens where it did."""
+    """Tell whether a candidate's host reports that no process listens at the candidate's address."""
     host, _, port = ident.rpartition(" ")[2].rpartition(":")
     return await refuses(host, int(port))
 
 
 def _differs(observation: say.Observation, sent: say.Observation | None) -> bool:
-    """In more than what the trainer has used meanwhile."""
+    """Tell whether the observations differ in more than the trainer's usage."""
     return sent is None or msgspec.structs.replace(observation, usage=sent.usage, at=sent.at) != sent

@@ -1,11 +1,10 @@
-"""How the daemons of a next ring see that they reach each other, beside a ring that trains
-(`edl.core.switch.mustering`).
+"""Check that the daemons of a next ring reach each other, beside a ring that trains (`edl.core.switch.mustering`).
 
-Each asks the few others with whom it will trade addresses in the switch, and tells the leader which have not answered
-yet. A daemon answers once it has been called itself, while its trainer is there: so one that answers could come to the
-ring.
+Each asks the few others with which it will exchange addresses in the switch, and reports to the leader which have not
+answered yet. A daemon answers once it has been called itself, while its trainer is there: so a daemon that answers
+could enter the ring.
 
-Owns: one daemon's part. Does not own: who is called, nor what follows from it.
+Owns: one daemon's part. Does not own: which workers are called, nor what follows from the answers.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from edl.protocol.ring import Peer
 
 
 class Neighbours:
-    """All of one daemon's, one after the other."""
+    """The presence checks of one daemon, one call after the other."""
 
     def __init__(self, introductions: Introductions, hold_s: float, answer_s: float, tell: Callable[[], None]) -> None:
-        """`tell`: all have answered. Questions wait for `hold_s`, and their answers take `answer_s`."""
+        """Keep the parts. `tell`: all have answered. Questions wait for `hold_s`, and their answers take `answer_s`."""
         self._introductions = introductions
         self._hold_s = hold_s
         self._answer_s = answer_s
@@ -37,11 +36,11 @@ class Neighbours:
 
     @property
     def met(self) -> tuple[int, ...]:
-        """The newest roll that we were called to, and the ranks of those that have not answered us yet."""
+        """The newest call to a ring, and the ranks that have not answered this daemon yet."""
         return (self._called.number, *sorted(self._waits_for))
 
     def follow(self, orders: Orders) -> None:
-        """Answer to the roll that `orders` tell of, and ask the others, if that is news."""
+        """Follow the call in `orders`, and ask the other daemons, if the call is new."""
         called = orders.summons
         if called is None or self._knows(called) or self._over:
             if called is None:
@@ -59,16 +58,16 @@ class Neighbours:
             self._tell()
 
     def _knows(self, called: Summons) -> bool:
-        """It is no other call for us if its ring is to be formed by now."""
+        """Tell whether this call is known; it stays the same call once its ring is to be formed."""
         return (called.number, called.peers) == (self._called.number, self._called.peers)
 
     def give_up(self) -> None:
-        """Our trainer is gone: it comes to no ring."""
+        """Stop, as the trainer is gone: it enters no ring."""
         self._over = True
         self._stop_asking()
 
     async def answer(self, asked: AskPresence) -> Presence:
-        """A question of another daemon: are we called, and could we come?"""
+        """Answer another daemon: tell whether this one is called, and its trainer could come."""
         deadline = asyncio.get_running_loop().time() + min(asked.hold_s, self._hold_s)
         while self._called.number < asked.number and not self._over:
             try:
@@ -79,7 +78,7 @@ class Neighbours:
         return Presence(self._called.number >= asked.number and not self._over)
 
     async def stop(self) -> None:
-        """Harmless twice."""
+        """Stop asking. Harmless twice."""
         asking = list(self._asking)
         self.give_up()
         await asyncio.gather(*asking, return_exceptions=True)
@@ -89,7 +88,7 @@ class Neighbours:
             task.cancel()
 
     async def _ask(self, peer: Peer, number: int) -> None:
-        """Until it has answered; cancelled once that does not matter any more."""
+        """Ask until the peer has answered; cancelled once that does not matter any more."""
         asked = AskPresence(number, self._hold_s)
         while True:
             try:
@@ -97,7 +96,7 @@ class Neighbours:
                 reply = await caller.call(asked, Presence, term=0, deadline_s=self._hold_s + self._answer_s)
                 if reply.here:
                     break
-            except PeerError:  # its daemon is gone: another may come, and orders say where
+            except PeerError:  # the peer's daemon is gone: another may come, and orders tell where
                 pass
             await asyncio.sleep(RETRY_S)
         self._waits_for.discard(peer.rank)

@@ -1,4 +1,4 @@
-"""What a daemon knows of its trainer: the trainer's words, folded with what it writes into the shared page."""
+"""A daemon's view of its trainer: the trainer's messages, combined with its words in the shared page."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edl.protocol.messages import Observation, Phase
 from edl.protocol.saving import PartInfo
 from edl.transport.page import Page
 
-MEMORIES_S = (0.5, 20.0)  # what is so old has lost 63 % of its weight, in each of two mean step times
+MEMORIES_S = (0.5, 20.0)  # time constants of the two mean step times: a value so old has lost 63 % of its weight
 
 
 class Observer:
-    """Folds messages and readings into one Observation; no clock, no socket."""
+    """Combine messages and readings into one Observation; no clock, no socket."""
 
     def __init__(
         self,
@@ -26,66 +26,66 @@ class Observer:
         used: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
         halted: Callable[[], str] = str,
     ) -> None:
-        """`refused`: what the daemon has refused so far. `used`: seconds of CPU and bytes of memory, by the trainer.
-        `halted`: what the system holds the trainer's process up by.
+        """Keep the sources. `refused`: counts of refusals by the daemon. `used`: seconds of CPU and bytes of memory of
+        the trainer. `halted`: what the system holds the trainer's process up by.
         """
         self._used, self._halted = used, halted
         self._page = page
         self._refused = refused
         self._account = TrainerAccount()
-        self.met: tuple[int, ...] = (0,)  # what our daemon has seen of those who are called to a next ring
-        self.dead: tuple[str, ...] = ()  # other workers of this host, as our daemon has seen
-        self.driver: Word | None = None  # what the stand-in has said of horovodrun's driver
+        self.met: tuple[int, ...] = (0,)  # presence of the workers called to a next ring, as this daemon has seen it
+        self.dead: tuple[str, ...] = ()  # other workers of this host, as this daemon has seen
+        self.driver: Word | None = None  # the newest report of the stand-in about horovodrun's driver
         self._step_times_s: tuple[float, ...] = (0.0, 0.0)
-        self._sitting_s = self._computed_s = 0.0  # in rings; and there neither waiting nor loading
+        self._sitting_s = self._computed_s = 0.0  # seconds in rings; and of these, neither waiting nor loading
         self._idle_before_s = self._idle_s()
         self._looked_at: float | None = None
         self._last: tuple[int, float] | None = None  # step and time of the newest measurement
 
     @property
     def generation(self) -> int:
-        """Of the ring that the trainer sits in, or failed to enter."""
+        """The generation of the ring that the trainer is in, or failed to enter."""
         return self._account.generation
 
     @property
     def copied(self) -> int:
-        """The newest saving that the trainer is through with."""
+        """The newest saving whose copy the trainer has finished."""
         return self._account.copied[0]
 
     @property
     def broken(self) -> bool:
-        """Its ring has failed, and it sits in no other yet."""
+        """Tell whether the trainer's ring has failed, and it is in no other yet."""
         return self._account.phase is Phase.BROKEN
 
     @property
     def over(self) -> bool:
-        """The script has ended, one way or the other."""
+        """Tell whether the script has ended, well or not."""
         return self._account.over
 
     def is_calm(self, message: say.FromTrainer) -> bool:
-        """Of a message that the trainer has just sent: the leader need not hear of it at once."""
+        """Tell whether the leader need not learn at once of a message that the trainer has just sent."""
         return self._account.is_calm(message)
 
     def hear(self, message: say.FromTrainer) -> None:
-        """Take a message of the trainer."""
+        """Handle a message of the trainer."""
         self._account.hear(message)
         if isinstance(message, say.Entered):
             self._last = None
 
     def stored(self, number: int, info: PartInfo) -> None:
-        """The trainer's part of that saving is durable."""
+        """Note that the trainer's part of that saving is durable."""
         self._account.stored(number, info)
 
     def not_stored(self, number: int, reason: str) -> None:
-        """It will not be."""
+        """Note that the trainer's part of that saving will not be durable."""
         self._account.not_stored(number, reason)
 
     def died(self) -> None:
-        """The trainer's process is gone."""
+        """Note that the trainer's process is gone."""
         self._account.died(DIED)
 
     def observe(self, now: float) -> Observation:
-        """The trainer at time `now`."""
+        """Return the observation of the trainer at time `now`."""
         self._measure(now)
         self._sit(now)
         account = self._account
@@ -136,22 +136,23 @@ class Observer:
         )
 
     def _idle_s(self) -> float:
-        """For so long the trainer has waited for peers and samples."""
+        """Return how long the trainer has waited for peers and samples."""
         return (self._page.waited_ns + self._page.loaded_ns) / 1e9
 
     def _sit(self, now: float) -> None:
-        """A wait is known once it is over. What was taken for computing until then is not taken back, but paid for by
-        what comes next: a counter must not shrink.
-        """
+        """Count the seconds in rings, and those spent on computing."""
         last, self._looked_at = self._looked_at, now
         if last is not None and self._account.phase is Phase.TRAINING:
             self._sitting_s += now - last
+            # A wait is known once it is over. Time counted as computing until then is not taken back, but offset by
+            # later time: a counter must not shrink.
             self._computed_s = max(self._computed_s, self._sitting_s - (self._idle_s() - self._idle_before_s))
 
     def _measure(self, now: float) -> None:
-        """A look now and then is enough for a mean, and costs the trainer nothing. Of two, the shorter one counts: when
-        a switch is planned, steps have been long for moments, as its ring was prepared, and are about to be short.
-        """
+        """Update the mean step times."""
+        # Occasional readings are enough for a mean, and cost the trainer nothing. Of the two means the shorter one
+        # counts: when a switch is planned, steps have been long for moments, as its ring was prepared, and are about to
+        # be short.
         step, last = self._page.step, self._last
         if last is None:
             self._last = (step, now)

@@ -1,8 +1,9 @@
-"""A daemon's part in leading its job: it stands for election, leads while it is elected, and resigns when it cannot.
+"""A daemon's part in leading its job: it is a candidate for election, leads while elected, and resigns if it cannot
+lead.
 
-Owns: which leader there is in this process, and that one whose task has ended, whatever for, makes room for another.
-Does not own: one reign (`edl.daemon.leader`), who is elected (`edl.coordination.election`), nor when a job has failed
-because no daemon can lead it (`edl.core.job.resigning`).
+Owns: the leader in this process, and that a leader whose task has ended, for any reason, makes room for another. Does
+not own: one term (`edl.daemon.leader`), the election (`edl.coordination.election`), nor when a job has failed because
+no daemon can lead it (`edl.core.job.resigning`).
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ from edl.transport.service import Call
 
 logger = logging.getLogger("edl")
 
-LONGEST: Final = 4  # session time-outs that a daemon stays away after it has resigned
-UNHEARD: Final = 3  # resignations that could not be told: then this daemon has nothing to offer to its job
+LONGEST: Final = 4  # most session time-outs for which a daemon is no candidate after it has resigned
+UNHEARD: Final = 3  # unreported resignations after which this daemon gives up
 
 
 class Door(Protocol):
-    """Where calls come in (`edl.transport.rpc.Server`)."""
+    """The server that receives calls (`edl.transport.rpc.Server`)."""
 
     term: int
 
 
 class Office:
-    """One daemon's."""
+    """The candidacy and leadership of one daemon."""
 
     def __init__(
         self, about: Reigning, port: int, store: Store, door: Door, clock: Clock, lead: Callable[[Reign], Leader]
     ) -> None:
-        """`lead`: a leader for a reign that has just begun. It is run here."""
+        """Keep the parts. `lead`: makes a leader for a term that has just begun, which is run here."""
         self._about = about
         self._store = store
         self._door = door
         self._clock = clock
         self._lead = lead
         self.ident = f"{about.worker} {about.address}:{port}"
-        """As which it stands for election."""
+        """The identity by which the daemon is a candidate for election."""
         root = tree.root(about.job)
         self._candidate = Candidate(store, root, self.ident, self._on_reign, on_crash=self._on_crash)
         self._leader: Leader | None = None
@@ -56,14 +57,14 @@ class Office:
         self._resigning: asyncio.Task[None] | None = None
         self._resigned = self._unheard = 0
         self.hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """The reason, once this daemon will not lead again, and no other is known to: its worker cannot go on."""
+        """The reason, once this daemon will not lead again, and no other is known to lead: its worker cannot go on."""
 
     def stand(self) -> None:
-        """For election, from now on."""
+        """Become a candidate for election."""
         self._candidate.stand()
 
     async def leave(self) -> None:
-        """For good, and let the next one lead at once."""
+        """Leave the election for good, and let the next candidate lead at once."""
         if self._resigning is not None:
             self._resigning.cancel()
             await asyncio.gather(self._resigning, return_exceptions=True)
@@ -74,17 +75,17 @@ class Office:
             await asyncio.gather(reign, return_exceptions=True)
 
     async def answer(self, call: Call) -> messages.Reply:
-        """Raises Refused."""
+        """Answer a call to the leader. Raises Refused."""
         if self._leader is None:
             raise Refused(Reason.TERM)
         return await self._leader.answer(call)
 
     def status(self) -> Status | None:
-        """The job, if we lead it, and have taken over."""
+        """Return the job's status, if this daemon leads it, and has taken over."""
         return None if self._leader is None else self._leader.status()
 
     async def wait_at_rest(self, patience_s: float) -> None:
-        """If we lead: until the others go on without what our host holds; bounded (I12)."""
+        """Wait, if this daemon leads, until the other workers do not depend on this host; bounded (I12)."""
         leader, reign = self._leader, self._reign
         if leader is None or reign is None:
             return
@@ -110,7 +111,7 @@ class Office:
 
     def _on_end(self, reign: Reign, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if task is not self._reign:  # its reign was over before
+        if task is not self._reign:  # its term was over before
             if error is not None:
                 logger.debug("a deposed leader ended by %r", error)
             return
@@ -120,7 +121,8 @@ class Office:
         self._resigning.add_done_callback(self._on_resigned)
 
     async def _resign(self, reign: Reign, error: BaseException | None) -> None:
-        """Without an error another one reigns, and it is only our candidate that has not noticed."""
+        """Resign, and become a candidate again unless that is hopeless."""
+        # Without an error another daemon leads already, and only this candidate has not noticed.
         if error is None:
             await self._candidate.resign(insist=True)
             self._candidate.stand()
@@ -133,7 +135,7 @@ class Office:
         if words.job_was_over or self._unheard >= UNHEARD:
             self._give_up(words.reason)
             return
-        if not words.ends_job:  # else the next leader has only that to tell
+        if not words.ends_job:  # else the next leader has only the end to report
             await asyncio.sleep(min(self._resigned, LONGEST) * about.session_timeout_s)
         self._candidate.stand()
 

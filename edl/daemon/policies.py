@@ -1,10 +1,10 @@
-"""What this process was given to choose a job's size and batch by, read once: code of the user's, and data.
+"""Read the code and data by which this process chooses a job's size and batch, once.
 
-Owns: reading it, and by what a user's code is known to others: its digest. Does not own: the form of what was typed
-(`edl.config`), what it means (`edl.policy.choice`), nor running code (`edl.daemon.policy_process`).
+Owns: reading them, and the digest by which a user's code is known to others. Does not own: the form of the flags
+(`edl.config`), their meaning (`edl.policy.choice`), nor running code (`edl.daemon.policy_process`).
 
-Nothing that arrives or is on record names code to run (I18). A job's record has a digest. The leader runs its own
-copy, which its own settings name, if that is the one which was meant.
+Nothing that arrives or is on record names code to run (I18). A job's record has a digest. The leader runs its own copy,
+which its own settings name, if the digest is the same.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ FUNCTION: Final = "--batch-policy function"
 
 
 class Code(msgspec.Struct, frozen=True):
-    """Code of the user's, as it was when it was read."""
+    """A user's code, as it was when it was read."""
 
     option: str  # for messages
-    name: str  # as it was typed: FILE.py:NAME, or that of an entry point
+    name: str  # as it was typed: FILE.py:NAME, or the name of an entry point
     file: str  # where it was read; empty: an entry point
     source: bytes
     attribute: str
 
     @property
     def digest(self) -> str:
-        """Of the code and of which part of it is meant; of an entry point, of the release that has it."""
+        """The digest of the code and the name of its part; for an entry point, of the release that has it."""
         return digest_text(hashlib.sha256(b"\n".join((self.source, self.attribute.encode()))).hexdigest())
 
 
 def read_code(option: str, name: str, copy: Path | None = None) -> Code:
-    """`copy`: where the file lies that was read before, when it was typed. Raises ConfigError."""
+    """Read a user's code. `copy`: the path of the copy made when the option was typed. Raises ConfigError."""
     path, colon, attribute = name.rpartition(":")
     if not colon:
         point = _entry_point(option, name)
@@ -58,7 +58,7 @@ def read_code(option: str, name: str, copy: Path | None = None) -> Code:
 
 
 def own_code(settings: Settings) -> Code | None:
-    """That of the policy which these settings name; None: they name none. Raises ConfigError."""
+    """Return the code of the policy that these settings name; None: they name none. Raises ConfigError."""
     choice = Choice.of(settings.autoscale) if settings.autoscale else None
     if choice is None or not choice.is_users:
         return None
@@ -66,7 +66,7 @@ def own_code(settings: Settings) -> Code | None:
 
 
 def job_policy(settings: Settings, code: Code | None) -> JobPolicy:
-    """What the job's first worker says to all that will lead. Raises ConfigError."""
+    """Return the policy that the job's first worker tells all future leaders. Raises ConfigError."""
     return JobPolicy(
         autoscale=settings.autoscale if code is None else Choice.of(settings.autoscale).naming(code.digest),
         utility=file_of(settings.autoscale),
@@ -95,7 +95,7 @@ def _checkpointing(settings: Settings) -> Checkpointing:
 
 
 def try_policy(settings: Settings) -> Code | None:
-    """A leader can only tell of what is wrong, so it is tried where it was typed. Raises ConfigError."""
+    """Try the policy where it was typed, as a leader could only report an error. Raises ConfigError."""
     code = own_code(settings)
     if code is not None:
         with PolicyProcess(code) as process:
@@ -106,7 +106,7 @@ def try_policy(settings: Settings) -> Code | None:
 
 
 def file_of(text: str) -> str:
-    """What the file that `--autoscale utility=FILE` names holds; empty for the others. Raises ConfigError."""
+    """Return the contents of FILE in `--autoscale utility=FILE`; "" for other policies. Raises ConfigError."""
     choice = Choice.of(text) if text else None
     if choice is None or choice.kind != "utility":
         return ""
@@ -117,7 +117,7 @@ def file_of(text: str) -> str:
 
 
 def batching(text: str, most_workers: int | None) -> Batching:
-    """Of a text that has the right form. A function is asked once, for all sizes there may be. Raises ConfigError."""
+    """Parse a batch policy of valid form. A function is asked once, for all possible sizes. Raises ConfigError."""
     rule, _, value = text.partition("=")
     match rule:
         case BatchRule.TABLE:
@@ -131,7 +131,9 @@ def batching(text: str, most_workers: int | None) -> Batching:
 
 
 def tabulated(text: str, most_workers: int | None) -> str:
-    """The same without code: what a function says, for those who are handed it down. Raises ConfigError."""
+    """Return the batch policy without code: a function becomes its table, for processes that inherit it. Raises
+    ConfigError.
+    """
     if not text.startswith(f"{BatchRule.TABLE}="):
         return text
     pairs = batching(text, most_workers).table

@@ -1,8 +1,7 @@
-"""The process in which a user's policy runs: it is told the code, imports it, and answers, until it is asked no more.
+"""The process in which a user's policy runs: it receives the code, imports it, and answers questions until they end.
 
-Owns: this process. Does not own: for how long an answer is waited for (`edl.daemon.policy_process`).
-
-What it prints goes to the log of the daemon that has started it.
+Owns: this process. Does not own: for how long an answer is awaited (`edl.daemon.policy_process`). Its output goes to
+the log of the daemon that has started it.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from edl.policy.choice import GROUP
 
 
 class Wrong(Exception):
-    """What is wrong with the user's code, for people."""
+    """The user's code has an error; the message is for people."""
 
 
 def load(said: wire.Load) -> Any:
-    """What was named; of a class, one of it. Raises Wrong."""
+    """Import the named object; if it is a class, make an instance. Raises Wrong."""
     found = _entry_point(said.attribute) if not said.file else _attribute(said)
     if not said.is_class:
         return found
@@ -39,7 +38,7 @@ def load(said: wire.Load) -> Any:
 
 
 def tabulate(function: Callable[[int], object], most: int) -> tuple[tuple[int, int], ...]:
-    """Raises Wrong."""
+    """Compute the function's batch for 1 to `most` workers. Raises Wrong."""
     table = []
     for workers in range(1, most + 1):
         batch = _call(lambda: function(workers), "it", f" for {workers} workers")  # noqa: B023 - called at once
@@ -55,7 +54,7 @@ def tabulate(function: Callable[[int], object], most: int) -> tuple[tuple[int, i
 def _attribute(said: wire.Load) -> Any:
     module = types.ModuleType(Path(said.file).stem)
     module.__file__ = said.file
-    sys.modules.setdefault(module.__name__, module)  # where dataclasses look for what they are declared in
+    sys.modules.setdefault(module.__name__, module)  # where dataclasses look up the module that declares them
     try:
         exec(compile(said.source, said.file, "exec"), module.__dict__)  # noqa: S102 - the user's own, by own settings
     except BaseException as error:  # noqa: BLE001 - a user's code may raise anything, and end by sys.exit()
@@ -78,7 +77,7 @@ def _call(function: Callable[[], Any], what: str, where: str = "") -> Any:
 
 
 class Child:
-    """One user's code."""
+    """The loop of questions about one user's code."""
 
     def __init__(self, read: BinaryIO, write: BinaryIO) -> None:
         self._read = read
@@ -86,7 +85,7 @@ class Child:
         self._code: Any = None
 
     def serve(self) -> None:
-        """Until it is asked no more."""
+        """Answer questions until they end."""
         questions = msgspec.msgpack.Decoder(wire.Question)
         while head := self._read.read(wire.LENGTH.size):
             (length,) = wire.LENGTH.unpack(head)
@@ -111,7 +110,7 @@ class Child:
 
 
 def main() -> int:
-    """Entry of `python -m edl.daemon.policy_child PARENT`."""
+    """Entry point of `python -m edl.daemon.policy_child PARENT`."""
     die_with_parent(int(sys.argv[1]), signal.SIGKILL)
     read, write = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)

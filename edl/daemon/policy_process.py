@@ -1,9 +1,9 @@
-"""A user's policy, asked from outside the process that it runs in: it may raise, hang or end, and does no harm.
+"""Run a user's policy in a process of its own: it may raise, hang or end, and does no harm.
 
-Owns: that process, and that each question has a bound. Does not own: what it is asked (`edl.daemon.governor`).
+Owns: that process, and that each question has a bound. Does not own: the questions (`edl.daemon.governor`).
 
-Its methods block, for as long as BOOT_S or DECIDE_S: call them on a thread. Make one on the main thread, though, with
-whose end it ends (`edl.host.processes.die_with_parent`).
+The methods block, for at most BOOT_S or DECIDE_S: call them on a thread. Make the process on the main thread, though,
+as it ends with the thread that made it (`edl.host.processes.die_with_parent`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from edl.policy.view import Decision, View
 
 A = TypeVar("A", wire.Loaded, wire.Decided, wire.Tabulated)
 
-BOOT_S: Final = 30.0  # that a user's imports may take, of a framework too
+BOOT_S: Final = 30.0  # for a user's imports, of a framework too
 DECIDE_S: Final = 5.0
 REASON_LENGTH: Final = 500
 MOST_NUMBERS: Final = 100
 
 
 class PolicyFailed(EdlError):
-    """It raised, hung, ended, or said what no policy may. The message goes on from "the job's policy"."""
+    """The policy raised, hung, ended, or gave an invalid answer. The message continues "the job's policy"."""
 
 
 class Code(Protocol):
-    """What is run: `edl.daemon.policies.Code`."""
+    """The code to run: `edl.daemon.policies.Code`."""
 
     @property
     def option(self) -> str: ...
@@ -54,7 +54,7 @@ class Code(Protocol):
 
 
 class PolicyProcess:
-    """One process with one user's code in it. Close it, or use it as a context."""
+    """A process with one user's code in it. Close it, or use it as a context."""
 
     def __init__(self, code: Code) -> None:
         self._code = code
@@ -79,7 +79,7 @@ class PolicyProcess:
         self.close()
 
     def close(self) -> None:
-        """End it, whatever it does. Harmless twice, and while a thread waits for an answer, which then fails."""
+        """End the process. Harmless twice, and while a thread waits for an answer, which then fails."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -99,12 +99,12 @@ class PolicyProcess:
             raise self._wrong(error) from None
 
     def decide(self, view: View) -> Decision | None:
-        """As any policy does. Raises PolicyFailed."""
+        """Decide as any policy does. Raises PolicyFailed."""
         answer = self._ask(wire.AskPolicy(view), DECIDE_S, wire.Decided)
         return None if answer.decision is None else _checked(answer.decision)
 
     def table(self, most: int) -> tuple[tuple[int, int], ...]:
-        """Of a function that says the batch for a number of workers. Raises ConfigError."""
+        """Tabulate a function from numbers of workers to the batch. Raises ConfigError."""
         self.load(is_class=False)
         try:
             answer = self._ask(wire.Tabulate(most), BOOT_S, wire.Tabulated)
@@ -168,7 +168,9 @@ def _wait(descriptor: int, what: int, deadline: float) -> None:
 
 
 def _checked(decision: Decision) -> Decision:
-    """What is told and kept of it is bounded; shares that nothing can be dealt by are refused."""
+    """Check a decision: bound the texts and numbers that are kept, and refuse shares by which no batch can be
+    divided.
+    """
     if not all(math.isfinite(share) and share > 0 for share in decision.shares.values()):
         raise PolicyFailed(f"gave shares that are no positive numbers: {decision.shares}"[:REASON_LENGTH])
     numbers = dict(list(decision.numbers.items())[:MOST_NUMBERS])

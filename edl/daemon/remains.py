@@ -1,11 +1,11 @@
-"""What jobs that are over have left in a coordinator that outlives them, and how it goes.
+"""Remove the nodes that finished jobs have left in a coordinator that outlives them.
 
-Owns: what is left of a job, whether it may go, and in which order its nodes do: the secret first, the record last, so
-that what was broken off can be gone on with. Does not own: when that is asked for (`edl.cli.clean`; each leader, for
-the jobs of others, `edl.daemon.leader`).
+Owns: which nodes a job has left, whether they may be removed, and in which order: the secret first, the record last, so
+that an interrupted removal can be continued. Does not own: when a removal is asked for (`edl.cli.clean`; each leader,
+for other jobs, `edl.daemon.leader`).
 
-A job is over when its record says so. One whose workers all vanished without a word is only *deserted*: a coordinator
-that was away ends all sessions at once, and their owners come back a moment later.
+A job is over when its record tells so. A job whose workers all vanished without a message is only *deserted*: a
+coordinator that was away ends all sessions at once, and their owners come back a moment later.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from edl.coordination.store import MAX_OPS, AccessDenied, Check, Delete, NoNode,
 from edl.protocol import keeping, tree
 from edl.protocol.job import OVER
 
-AT_ONCE = MAX_OPS - 1  # nodes that are deleted in one transaction, beside the check
+AT_ONCE = MAX_OPS - 1  # nodes that are deleted in one transaction, besides the check
 
 
 class Standing(Enum):
-    """What a job's nodes are."""
+    """The condition of a job that has nodes."""
 
     LIVING = auto()  # some worker has a session, or the job has only begun
     DESERTED = auto()  # it is not over, and no worker has a session
@@ -33,32 +33,32 @@ class Standing(Enum):
 
 
 class _Stamp(msgspec.Struct, frozen=True):
-    """Of an event of any version of edl."""
+    """The time of an event of any version of edl."""
 
     ts: float
 
 
 class Remains(msgspec.Struct, frozen=True):
-    """One job's nodes."""
+    """The nodes that one job has left."""
 
     job: str
     verdict: Standing
     state: str
-    newest: float  # when its newest event was; when the job began, where it has none
+    newest: float  # time of its newest event; if there is none, when the job began
     keep_s: float  # how long after its end the job's nodes are to stay
 
     def is_due(self, now: float) -> bool:
-        """By the time that the job itself was started with."""
+        """Tell whether the time that the job itself was started with is over."""
         return self.verdict is Standing.OVER and now - self.newest >= self.keep_s
 
 
 async def jobs(store: Store) -> tuple[str, ...]:
-    """Names of all jobs that have nodes there."""
+    """Return the names of all jobs that have nodes."""
     return await store.children(tree.ROOT)
 
 
 async def look(store: Store, job: str) -> Remains | None:
-    """None: there is no such job, or what is there is none of ours. Raises AccessDenied where it is closed to us."""
+    """Examine a job's nodes; None if there are none, or they are not edl's. Raises AccessDenied."""
     node = await store.read(tree.record(job))
     if node is None:
         return None
@@ -82,11 +82,11 @@ async def present(store: Store, job: str) -> tuple[str, ...]:
 
 
 async def remove(store: Store, job: str, fence: str | None = None) -> None:
-    """All nodes of a job, its secret first. Harmless twice, and beside another process that does the same: where the
-    record is gone, or is that of another life by now, what else is there is not of this one.
+    """Remove all nodes of a job, its secret first. Harmless twice, and beside another process that does the same: once
+    the record is gone, or belongs to another life, all other nodes are not this life's.
 
-    Raises StoreRefused when a worker has come meanwhile, or another life has begun; what these have made stays, but for
-    the node of a worker that had come before. `fence`: of the scheduler that leads. Raises Fenced.
+    Raises StoreRefused if a worker has come meanwhile, or another life has begun; their nodes stay, but for the node of
+    a worker that had come before. `fence`: of the scheduler that leads. Raises Fenced.
     """
     root, record = tree.root(job), tree.record(job)
     node = await store.read(record)
@@ -100,23 +100,24 @@ async def remove(store: Store, job: str, fence: str | None = None) -> None:
         if folder != root:
             await _delete(store, [folder], mine, fence)
     await store.commit([Delete(record, node.version)], fence=fence)
-    with contextlib.suppress(AccessDenied, NoNode, NotEmpty):  # another user's folder keeps a name; or a life has begun
+    with contextlib.suppress(AccessDenied, NoNode, NotEmpty):  # another user's folder keeps a node; or a life has begun
         await store.delete(root)
 
 
 async def forget_secret(store: Store, job: str) -> None:
-    """Of a job that is over: it is not needed any more, and a reader could speak in the job's name."""
+    """Delete the secret of a job that is over: it is not needed any more, and a reader could act in the job's name."""
     with contextlib.suppress(NoNode):
         await store.delete(tree.secret(job))
 
 
 async def sweep(store: Store, now: float, besides: str) -> list[str]:
-    """Remove the jobs whose time is up, as far as they open to us; not the job `besides`. Returns their names."""
+    """Remove the jobs whose time is up, as far as access is granted; not the job `besides`. Return their names."""
     gone = []
     for job in await jobs(store):
         if job == besides:
             continue
-        with contextlib.suppress(AccessDenied, StoreRefused):  # closed to us, or another leader does the same just now
+        # access is denied, or another leader does the same just now
+        with contextlib.suppress(AccessDenied, StoreRefused):
             remains = await look(store, job)
             if remains is not None and remains.is_due(now):
                 await remove(store, job)
@@ -136,7 +137,7 @@ async def _newest_event(store: Store, job: str) -> float | None:
 
 
 async def _below(store: Store, folder: str, last: str) -> AsyncIterator[tuple[str, list[str]]]:
-    """Each folder with the leaves in it, the deepest first; `last` is left out."""
+    """Yield each folder with the leaves in it, the deepest first; `last` is left out."""
     leaves = []
     for name in await store.children(folder):
         path = f"{folder}/{name}"
@@ -149,7 +150,7 @@ async def _below(store: Store, folder: str, last: str) -> AsyncIterator[tuple[st
 
 
 async def _delete(store: Store, paths: Sequence[str], mine: Check, fence: str | None) -> None:
-    """At once, while the record is still that one; one by one where some of them are gone already."""
+    """Delete nodes in one transaction while the record is unchanged; one by one if some of them are gone already."""
     if not paths:
         return
     try:

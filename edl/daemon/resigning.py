@@ -1,6 +1,6 @@
-"""The last words of a leader that cannot lead: that it resigns, why, and whether another one shall try.
+"""The last write of a leader that cannot lead: its resignation, the cause, and whether another one shall try.
 
-Owns: what is written down of that, in the transaction that ends the reign. Does not own: that transaction
+Owns: the contents of that write, in the transaction that ends the term. Does not own: that transaction
 (`edl.coordination.election`), nor whether another one shall try (`edl.core.job.resigning`).
 """
 
@@ -28,12 +28,14 @@ from edl.protocol.job import OVER, Record
 from edl.protocol.resignation import Resignation, decode, encode
 
 REASON_LENGTH: Final = 500
-SPARE_BYTES: Final = 100_000  # for what is written with the record
+SPARE_BYTES: Final = 100_000  # space for the nodes written with the record
 PACKAGE: Final = Path(__file__).parents[1]
 
 
 class LastWords:
-    """Of one leader. Call it for what is to be written; it may be called again, when that could not be."""
+    """The last write of one leader. Call it for the operations; it may be called again, if they could not be
+    written.
+    """
 
     def __init__(self, job: str, worker: str, store: Store, reign: Reign, clock: Clock, error: BaseException) -> None:
         self._job = job
@@ -42,16 +44,16 @@ class LastWords:
         self._reign = reign
         self._clock = clock
         self.cause, self.reason = cause_of(error), reason_of(error)
-        self.ends_job = False  # as they were last asked for
-        self.job_was_over = False  # nothing is left to lead, and not even that could be told
+        self.ends_job = False  # by the last call: the write ends the job
+        self.job_was_over = False  # by the last call: nothing is left to lead, and not even that could be reported
 
     async def __call__(self) -> Sequence[Op]:
-        """Raises StoreUnavailable."""
+        """Return the operations to write. Raises StoreUnavailable."""
         kept = await self._store.read(tree.record(self._job))
         record = _decoded(kept)
         self.job_was_over = record is not None and record.state in OVER
         for folder in (tree.events(self._job), tree.workers(self._job)):
-            with contextlib.suppress(NodeExists):  # all but a job's first leader find them
+            with contextlib.suppress(NodeExists):  # only a job's first leader has to make these folders
                 await self._store.create(folder)
         row, put = await self._row(0 if record is None else record.version)
         ops, told = [put], list[Fact]([LeaderResigned(worker=self._worker, reason=self.reason)])
@@ -63,7 +65,7 @@ class LastWords:
         return [*ops, self._events(record, told)]
 
     async def _row(self, version: int) -> tuple[tuple[Resignation, ...], Op]:
-        """Those before and this one, and how that is written down."""
+        """Return the resignations with the present one added, and the operation that writes them."""
         path = tree.resigned(self._job)
         node = await self._store.read(path)
         before = decode(node.value) if node is not None else ()
@@ -71,7 +73,9 @@ class LastWords:
         return row, _put(path, node, encode(row))
 
     def _end(self, record: Record | None, reason: str) -> bytes:
-        """As much of the record as can be kept; nothing of one that tells of its end and cannot be led by even so."""
+        """Return the ended record, cut to the size that can be stored; only its essence if even an ended record cannot
+        be led.
+        """
         whole = keeping.encode(resigning.ended(record, reason)) if record is not None and not self.job_was_over else b""
         if 0 < len(whole) <= MAX_VALUE_BYTES - SPARE_BYTES:
             return whole
@@ -85,7 +89,7 @@ class LastWords:
 
 
 def _decoded(node: StoredNode | None) -> Record | None:
-    """None: there is none, or none that can be read."""
+    """Decode a record; None if there is none, or it cannot be read."""
     try:
         return None if node is None else keeping.decode(node.value)
     except (msgspec.MsgspecError, zlib.error, UnicodeDecodeError):
@@ -93,7 +97,9 @@ def _decoded(node: StoredNode | None) -> Record | None:
 
 
 async def forget(job: str, store: Store, reign: Reign, version: int) -> bool:
-    """One that has led for long, and decided something, forgets those that could not. False: it has decided nothing."""
+    """Forget earlier resignations once this leader has led for long, and has decided something. False: it has not
+    decided.
+    """
     node = await store.read(tree.resigned(job))
     row = decode(node.value) if node is not None else ()
     if row and row[-1].version >= version:
@@ -104,7 +110,9 @@ async def forget(job: str, store: Store, reign: Reign, version: int) -> bool:
 
 
 def cause_of(error: BaseException) -> str:
-    """Alike for leaders that fail in the same way, although the words may differ: what was raised, and where in edl."""
+    """Return the exception's type and its place in edl: equal for leaders that fail in the same way, whatever the
+    message.
+    """
     error = first_of(error)
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(PACKAGE)
@@ -114,7 +122,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """In one line for people."""
+    """Return the reason in one line for people."""
     error = first_of(error)
     line = (str(error).splitlines() or [""])[0]
     if isinstance(error, InvalidTransition) or not line:
@@ -125,7 +133,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def first_of(error: BaseException) -> BaseException:
-    """What a group of tasks ended by."""
+    """Return the first exception of a group of tasks."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

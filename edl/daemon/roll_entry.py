@@ -1,4 +1,6 @@
-"""What says in the coordinator that this daemon lives: nodes that go with its session, and come back with the next."""
+"""The nodes by which the coordinator knows that this daemon lives: they go with its session, and return with the
+next.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,22 @@ from edl.errors import StoreUnavailable
 
 
 class RollEntry:
-    """One daemon's."""
+    """The presence nodes of one daemon."""
 
     def __init__(self, store: Store, clock: Clock, marks: Mapping[str, bytes]) -> None:
-        """`marks`: the nodes and their values. The connection has just come."""
+        """Watch the connection, which has just come. `marks`: the nodes and their values."""
         self._store = store
         self._clock = clock
         self._marks = marks
         self._tasks: set[asyncio.Task[None]] = set()
         self._watch = store.watch_link(self._on_link)
         self.restored_at = clock.now()
-        """The connection to the coordinator: since when it is there."""
+        """When the present connection to the coordinator was made."""
 
     async def begin(self) -> None:
-        """Be there in this session. A node of an earlier session of ours gives way in one transaction."""
+        """Create the nodes in this session. Nodes of an earlier session of this daemon are replaced in one
+        transaction.
+        """
         for path, value in self._marks.items():
             try:
                 await self._store.create(path, value, ephemeral=True)
@@ -33,7 +37,7 @@ class RollEntry:
                 await self._store.commit([Delete(path), Create(path, value, ephemeral=True)])
 
     def close(self) -> None:
-        """The nodes stay until the session ends."""
+        """Stop; the nodes stay until the session ends."""
         self._watch.close()
 
     def _on_link(self, link: Link) -> None:
@@ -43,7 +47,7 @@ class RollEntry:
             task.add_done_callback(self._tasks.discard)
 
     async def _begin_again(self) -> None:
-        with contextlib.suppress(StoreUnavailable, StoreRefused):  # the link changes again, and we come back here
+        with contextlib.suppress(StoreUnavailable, StoreRefused):  # the link changes again, and this is called again
             nodes = [await self._store.read(path) for path in self._marks]
             if any(node is None or node.owner != self._store.session for node in nodes):
                 await self.begin()

@@ -1,11 +1,11 @@
-"""The daemons of one job on one host, its siblings, look after each other: a worker that is killed whole, trainer and
-daemon at once, has no process left that could say so, and its session would end long after.
+"""Watch the other daemons of a job on this host, its siblings.
 
-Owns: what this daemon has seen of its siblings' processes, and that a dead one stands in no election. Does not own:
-what follows from a worker's death (`edl.core.job.machine`), nor that one whose host is gone is found (its session).
+If trainer and daemon of a worker are killed at once, no process is left to report it, and its session would end long
+after. Owns: the observations of the siblings' processes, and that a dead one is no candidate in an election. Does not
+own: the consequences of a worker's death (`edl.core.job.machine`), nor a worker whose host is gone (its session tells).
 
-What was seen is sure: a process counts as dead only if it was there, with that pid and begun at that moment, when this
-daemon looked first.
+The observations are sure: a process counts as dead only if it was there, with that pid and begun at that moment, when
+this daemon looked first.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ RETRY_S = 0.1
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One that no later process can be taken for."""
+    """The identity of a process, which no later process shares."""
 
     pid: int
     started: int
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """The one that has this pid now."""
+        """Return the process that has this pid now."""
         started = process_start_time(pid)
         return None if started is None else cls(pid, started)
 
 
 class Kin(msgspec.Struct, frozen=True):
-    """What a daemon lets its siblings know."""
+    """The entry of a daemon for its siblings."""
 
-    candidate: str  # as it stands for election
+    candidate: str  # its identity as a candidate for election
     daemon: Process
     trainer: Process
 
 
 class _Followed:
-    """One sibling, while it is on the list."""
+    """The watch of one sibling, while it is listed."""
 
     def __init__(self, kin: Kin, on_daemons_end: Callable[[], None], on_end: Callable[[], None]) -> None:
         self.kin = kin
@@ -72,7 +72,8 @@ class _Followed:
         if process == self.kin.daemon:
             self._on_daemons_end()
             if self.kin.trainer in self._living and is_ending(self.kin.trainer.pid):
-                self._living.discard(self.kin.trainer)  # it was killed with it; its memory takes a while to go
+                # it was killed with its daemon; freeing its memory takes a while
+                self._living.discard(self.kin.trainer)
         if self.is_dead:
             self._on_end()
 
@@ -84,10 +85,12 @@ class _Followed:
 
 
 class Siblings:
-    """One daemon's."""
+    """The sibling watches of one daemon."""
 
     def __init__(self, store: Store, root: str, folder: str, worker: str, tell: Callable[[], None]) -> None:
-        """`folder`: the list of those on this host, of which `worker` is ours. `tell`: `dead` may have changed."""
+        """Keep the parts. `folder`: the list of this host's workers, of which `worker` is this one. `tell`: `dead` may
+        have changed.
+        """
         self._store = store
         self._root = root
         self._folder = folder
@@ -102,12 +105,12 @@ class Siblings:
         return tuple(sorted(worker for worker, one in self._followed.items() if one.is_dead))
 
     def start(self) -> None:
-        """Look after them, until `stop`."""
+        """Watch the siblings, until `stop`."""
         self._running = asyncio.ensure_future(self._run())
         self._running.add_done_callback(_tell_of_crash)
 
     async def stop(self) -> None:
-        """No word comes after this."""
+        """Stop; `tell` is not called after this."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -143,7 +146,7 @@ class Siblings:
         node = await self._store.read(f"{self._folder}/{worker}")
         try:
             return None if node is None else msgspec.json.decode(node.value, type=Kin)
-        except msgspec.DecodeError:  # of another version of edl: its session tells
+        except msgspec.DecodeError:  # of another version of edl: its session tells of its end
             logger.debug("no process of worker %s is known here", worker)
             return None
 
@@ -154,9 +157,11 @@ class Siblings:
         followed = self._followed[worker] = _Followed(kin, strike_off_the_dead, self._tell)
 
     async def _strike_off(self, worker: str, kin: Kin) -> None:
-        """That the next leader comes at once, also where this worker's trainer lives and starts another daemon.
+        """Remove a dead daemon from the election, so that the next leader comes at once, also if its trainer starts
+        another daemon.
 
-        One that has ended well has closed its session before: then there is nothing to look for among all candidates.
+        A daemon that has ended well has closed its session before: then there is nothing to look for among all
+        candidates.
         """
         while True:
             try:

@@ -17,14 +17,16 @@ from edl.transport.pipe import PipeClient
 
 logger = logging.getLogger("edl")
 
-CONNECT_S = 5.0  # it listens before it lets its trainer begin
+CONNECT_S = 5.0  # the stand-in listens before it lets its trainer begin
 
 
 class StandInLink:
-    """The daemon's end. A stand-in that is gone is not come by again: its slot takes part in no recount any more."""
+    """The daemon's end. The link to a stand-in that is gone is not made again: its slot takes part in no later
+    recount.
+    """
 
     def __init__(self, path: Path, hear: Callable[[Word], object]) -> None:
-        """`hear` is called on the running loop."""
+        """Connect. `hear` is called on the running loop."""
         loop = asyncio.get_running_loop()
         self._hear: Callable[[Word], object] = lambda word: loop.call_soon_threadsafe(partial(hear, word))
         self._word = Word()
@@ -32,12 +34,12 @@ class StandInLink:
         self._pipe = PipeClient(path, Word, self._on_word, self._on_gone)
         try:
             self._pipe.connect(CONNECT_S)
-            self._pipe.send(Ask(0))  # so that it tells what it knows
+            self._pipe.send(Ask(0))  # so that the stand-in sends its state
         except PipeClosed as error:
             logger.warning("no stand-in: %s", error)
 
     def ask(self, recount: int) -> None:
-        """Have the driver asked, unless it was for this recount."""
+        """Have the driver asked for this recount, once."""
         if recount <= self._asked:
             return
         self._asked = recount

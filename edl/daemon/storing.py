@@ -1,9 +1,9 @@
-"""A daemon makes durable what its trainer has copied for a checkpoint; a leader's daemon writes the manifests.
+"""Make a trainer's copy for a checkpoint durable; write manifests, in a leader's daemon.
 
-Owns: the threads in which that is done, one thing at a time, and what is told of it. Does not own: when
-(`edl.core.checkpoint`), nor how it becomes durable (`edl.checkpoints`).
+Owns: the threads that write, one job at a time, and the report of the result. Does not own: when
+(`edl.core.checkpoint`), nor how files become durable (`edl.checkpoints`).
 
-Writing never holds up the daemon's loop: a slow disk costs a checkpoint its time, and training nothing.
+Writing never blocks the daemon's loop: a slow disk delays a checkpoint, and not training.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ logger = logging.getLogger("edl")
 
 
 class PartStore:
-    """Of one trainer's daemon."""
+    """The checkpoint parts of one trainer."""
 
     def __init__(
         self, folder: Path, stored: Callable[[int, PartInfo], object], failed: Callable[[int, str], object]
     ) -> None:
-        """`folder` is that which the trainer shares; in the loop, `stored` or `failed` is told what came of it."""
+        """Keep the parts. `folder`: shared with the trainer; `stored` or `failed` is called in the loop with the
+        result.
+        """
         self._folder = folder
         self._stored = stored
         self._failed = failed
@@ -45,7 +47,8 @@ class PartStore:
         self._newest = 0
 
     def take(self, copied: say.Copied) -> None:
-        """Said again by a trainer to the daemon that follows another one: it may be durable already, or not."""
+        """Store a copy once."""
+        # A trainer repeats the message to a daemon that replaces another one: the copy may be durable already, or not.
         if copied.number <= self._newest or len(copied.files) != 2:
             return
         self._newest = copied.number
@@ -55,16 +58,16 @@ class PartStore:
 
     @property
     def busy(self) -> bool:
-        """Something is being written."""
+        """Tell whether a part is being written."""
         return bool(self._tasks)
 
     async def wait_idle(self, timeout_s: float) -> None:
-        """Until it is not, or for so long."""
+        """Wait until no part is being written, or for `timeout_s`."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
     def close(self) -> None:
-        """What is being written may come to its end; the process waits for that."""
+        """Stop; a write in progress may finish, and the process waits for it."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _store(self, copied: say.Copied) -> None:
@@ -92,12 +95,12 @@ def _store(about: Path, content: Path, stall_ms: float) -> PartInfo:
     with content.open("rb") as opened:
         if not (size := content.stat().st_size):
             return store(copied, memoryview(b""), stall_ms)
-        # Not closed here: where it fails, the error still has views of it. It goes with the last of them.
+        # Not closed here: if it fails, the error still has views of it, and it is freed with the last of them.
         return store(copied, memoryview(mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ)), stall_ms)
 
 
 def resumed_from(path: str) -> tuple[Resumed | None, str]:
-    """What the job begins with, None: it begins anew; and why that cannot be read."""
+    """Return the checkpoint that the job resumes from, None if it begins anew; and why it cannot be read."""
     if not path:
         return None, ""
     from edl.checkpoints.places import placed
@@ -114,23 +117,23 @@ def resumed_from(path: str) -> tuple[Resumed | None, str]:
 
 
 class Publisher:
-    """Of one leader."""
+    """The manifests of one leader."""
 
     def __init__(self, clock: Clock, hear: Callable[[SavingPublished | PublishingFailed], object]) -> None:
-        """`hear` is told in the loop what came of it."""
+        """Keep the clock. `hear` is called in the loop with the result."""
         self._clock = clock
         self._hear = hear
         self._thread = ThreadPoolExecutor(1, "edl-publish")
         self._tasks: set[asyncio.Task[None]] = set()
 
     def publish(self, record: Record) -> None:
-        """The saving of `record`; comes back at once."""
+        """Publish the saving of `record`; return at once."""
         task = asyncio.get_running_loop().create_task(self._publish(record))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """What is being written may come to its end: it was announced by a leader that reigned."""
+        """Stop; a write in progress may finish, as it was announced by a leader in its term."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _publish(self, record: Record) -> None:

@@ -1,1 +1,1 @@
-"""What Prometheus reads of a daemon, and of the job where it leads it."""
+"""Metrics for Prometheus: of a daemon, and of the job that it leads."""

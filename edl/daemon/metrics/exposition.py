@@ -1,4 +1,4 @@
-"""The text of a scrape, as Prometheus and OpenMetrics have it. Only here: prometheus_client."""
+"""Format a scrape as text, for Prometheus and OpenMetrics. Only this module imports prometheus_client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Encoder = Callable[[CollectorRegistry], bytes]
 
 
 class FamilyCollector:
-    """One collector over one snapshot."""
+    """A collector over one snapshot."""
 
     def __init__(self, families: Sequence[Family]) -> None:
         self._families = families
@@ -30,7 +30,7 @@ class FamilyCollector:
 
 
 def encoded(families: Sequence[Family], accepted: str) -> tuple[bytes, str]:
-    """The page and its content type, as a reader that accepts such types understands it."""
+    """Return the page and its content type, in the form that the reader accepts."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(FamilyCollector(families))
     encoder, content_type = choose_encoder(accepted)

@@ -1,11 +1,11 @@
-"""What a scrape shows, as values: a pure function of what a daemon knows.
+"""Compute the metrics of a scrape as values: a pure function of a daemon's state.
 
 Owns: names, units and labels of all metrics. Does not own: the text that Prometheus reads
-(`edl.daemon.metrics.exposition`), nor who may read it (`edl.daemon.metrics.server`).
+(`edl.daemon.metrics.exposition`), nor access to it (`edl.daemon.metrics.server`).
 
-Labels have few values: the job, the ids of workers that are members now, and causes from closed lists. A number that
-grows is the job's, from its record, so that it goes on growing under the next leader. A leader that does not know how
-far the ring is, as it has only just come, leaves those lines out: a gap is no reset.
+Labels have few values: the job, the ids of workers that are members now, and causes from closed lists. A counter is the
+job's, from its record, so that it goes on growing under the next leader. A leader that does not know the ring's
+progress yet, as it has only just taken over, leaves those lines out: a gap is no reset.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 class DaemonSeen(msgspec.Struct, frozen=True):
-    """What a daemon knows of itself."""
+    """A daemon's state, as its metrics show it."""
 
     job: str
     worker: str
@@ -54,7 +54,7 @@ ACTIVITIES: Final = ("compute", "data", "wait")
 
 
 def families(own: DaemonSeen, status: Status | None, wall: float) -> list[Family]:
-    """`status`: of the job, where this daemon leads it. `wall`: now."""
+    """Return all metrics. `status`: of the job, if this daemon leads it. `wall`: now."""
     return [*of_daemon(own), *([] if status is None else of_job(status, wall))]
 
 
@@ -94,7 +94,7 @@ def of_daemon(own: DaemonSeen) -> list[Family]:
 
 
 def of_job(status: Status, wall: float) -> list[Family]:
-    """By its leader."""
+    """Return the job's metrics, as its leader serves them."""
     job = {"job": status.job}
     tally = status.tally
     return [
@@ -226,7 +226,9 @@ def _workers(workers: Iterable[WorkerStatus], job: dict[str, str]) -> list[Famil
 
 
 def _reported(workers: Iterable[WorkerStatus], job: dict[str, str]) -> list[Family]:
-    """The mean over the members, so that there is one line for each name, of which a script may have 32."""
+    """Return the mean of each reported figure over the members, so that there is one line for each of at most 32
+    names.
+    """
     values: dict[str, list[float]] = {}
     for worker in workers:
         for name, value in (worker.usage.reported if worker.usage else {}).items():

@@ -1,10 +1,11 @@
-"""Where Prometheus reads: HTTP on one address of this host, for one page.
+"""Serve metrics to Prometheus: HTTP on one address of this host, for one page.
 
-Owns: who is answered, how many at a time and for how long. Does not own: what is said (`edl.daemon.metrics.families`).
+Owns: which requests are answered, how many at a time and for how long. Does not own: the contents
+(`edl.daemon.metrics.families`).
 
-It runs in the daemon's own loop and is bounded in all it takes, so that no reader holds up the job: a request has 8 kB
-and 5 seconds to be made and to take its answer, 16 are answered at a time, the others hear that they come too many.
-Text is made in a thread, and each form of it once a second at most.
+It runs in the daemon's own loop and is bounded in all resources, so that no reader delays the job: a request has 8 kB
+and 5 seconds to be made and to take its answer, 16 are answered at a time, and further ones are refused. Text is made
+in a thread, and each form of it once a second at most.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ logger = logging.getLogger("edl")
 AT_ONCE: Final = 16
 REQUEST_S: Final = 5.0
 REQUEST_BYTES: Final = 8192
-KEPT_S: Final = 1.0  # for so long an answer is given again
-FORMS: Final = 4  # that are made meanwhile, by what readers accept
-NEIGHBOURS: Final = 100  # ports from the one that was asked for: as many workers of a host can be read
-NAMES: Final = frozenset({"localhost", LOOPBACK, "[::1]"})  # of a host that is asked for on loopback
+KEPT_S: Final = 1.0  # for so long an answer is reused
+FORMS: Final = 4  # distinct forms made in that time, by the types that readers accept
+NEIGHBOURS: Final = 100  # ports from the given one on: so many workers of a host can be read
+NAMES: Final = frozenset({"localhost", LOOPBACK, "[::1]"})  # host names accepted on loopback
 
 
 class MetricsServer:
-    """One daemon's."""
+    """The server of one daemon."""
 
     def __init__(self, read: Callable[[], list[Family]]) -> None:
-        """`read`: what there is to be shown now; called in the loop."""
+        """Keep the source. `read`: returns the present metrics; called in the loop."""
         from edl.daemon.metrics import exposition  # only where it was asked for: its import takes a tenth of a boot
 
         self._encoded = exposition.encoded
         self._read = read
         self._making = asyncio.Lock()
-        self._made: dict[str, tuple[float, bytes, str]] = {}  # when, page, content type; by what was accepted
+        self._made: dict[str, tuple[float, bytes, str]] = {}  # time, page and content type, by accepted types
         self._busy: set[asyncio.Task[None]] = set()
         self._address = ""
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str, port: int) -> int:
-        """Listen there, or on the next port that is free; 0: on any. Returns it. Raises OSError."""
+        """Listen on `port`, or on the next free one; 0: on any. Return the port. Raises OSError."""
         self._address = address
         last = min(port + NEIGHBOURS, 65536) - 1 if port else 0
         for candidate in range(port, last):
@@ -73,7 +74,7 @@ class MetricsServer:
         task = asyncio.current_task()
         assert task is not None
         self._busy.add(task)
-        writer.transport.set_write_buffer_limits(high=0)  # so that drained is sent
+        writer.transport.set_write_buffer_limits(high=0)  # so that drained means sent
         sent = False
         try:
             with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
@@ -83,7 +84,8 @@ class MetricsServer:
                     sent = True
         finally:
             self._busy.discard(task)
-            writer.close() if sent else writer.transport.abort()  # one that does not read would be waited for for ever
+            # closing would wait for ever for a reader that does not read
+            writer.close() if sent else writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
         if len(self._busy) > AT_ONCE:
@@ -105,7 +107,7 @@ class MetricsServer:
         return await self._page(headers.get("accept", ""), shown=method == "GET")
 
     async def _page(self, accepted: str, *, shown: bool) -> bytes:
-        """In the form that is asked for, made once however many ask."""
+        """Return the page in the accepted form, made once for all readers."""
         async with self._making:
             now = asyncio.get_running_loop().time()
             self._made = {form: made for form, made in self._made.items() if now - made[0] < KEPT_S}
@@ -118,7 +120,7 @@ class MetricsServer:
 
 
 def _name(host: str) -> str:
-    """Without its port, which browsers leave out where it is 80."""
+    """Return the host name without its port, which browsers leave out if it is 80."""
     return re.sub(r":\d*$", "", host)
 
 

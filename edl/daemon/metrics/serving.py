@@ -1,4 +1,4 @@
-"""Serving metrics from a daemon: where it listens, who hears of that, and what a scrape reads.
+"""Serve metrics from a daemon, and announce their address.
 
 Owns: the server's begin and end, and the file by which Prometheus finds it. Does not own: the numbers
 (`edl.daemon.metrics.families`), nor the answers (`edl.daemon.metrics.server`).
@@ -25,10 +25,10 @@ logger = logging.getLogger("edl")
 
 
 class MetricsOffer:
-    """Of one daemon, where metrics were asked for."""
+    """The metrics server of a daemon, if metrics were asked for."""
 
     def __init__(self, job: str, worker: str, clock: Clock, folder: Path | None) -> None:
-        """`folder`: of the job's record on this host; None: it has none."""
+        """Keep the parts. `folder`: of the job's record on this host; None: there is no record."""
         self._job = job
         self._worker = worker
         self._clock = clock
@@ -42,8 +42,8 @@ class MetricsOffer:
         seen: Callable[[], tuple[Observation, dict[str, int]]],
         leading: Callable[[], Status | None],
     ) -> str:
-        """Where it can be read. `seen`: the worker and what was refused; `leading`: the job, if we lead it. Raises
-        ConfigError.
+        """Begin to serve; return the URL. `seen`: the worker and the refusals; `leading`: the job, if this daemon leads
+        it. Raises ConfigError.
         """
 
         def read() -> list[Family]:
@@ -72,7 +72,7 @@ class MetricsOffer:
                 self._file.unlink(missing_ok=True)
 
     def _write(self, target: str) -> None:
-        """As Prometheus' file_sd reads it. A worker does not end for it."""
+        """Write the target for Prometheus' file_sd. A failure does not end the worker."""
         if self._file is None:
             return
         draft = self._file.with_suffix(f".{os.getpid()}")
