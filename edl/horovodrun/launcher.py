@@ -40,7 +40,7 @@ class Launcher:
         return self._driver is not None
 
     def watch(self, gone: Callable[[], object]) -> None:
-        """Call `gone` when the driver has ended, once its end makes no process be killed any more."""
+        """Call `gone` when the driver has ended, after killing the process between, which would kill the workers."""
         if self._driver is not None:
             self._watch = watch_exit(self._driver, lambda _: self._on_gone(gone))
 

@@ -20,7 +20,7 @@ from edl.protocol.saving import PartInfo, Resumed
 
 LONGEST_REASON: Final = 2000
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
-"""The reason that a worker gives for its end. Bounded, as the record keeps it: an exception's text may hold a tensor."""
+"""The reason that a worker gives for its end; bounded, as the record keeps it, and an exception may quote a tensor."""
 
 GRADIENTS: Final = "the gradients"  # the awaited collective of a step; any other collective has a name of its own
 
