@@ -134,7 +134,7 @@ def add_values(
 
 
 def grouped(parser: Parser, groups: Mapping[str, Sequence[str]]) -> dict[str, argparse._ArgumentGroup]:
-    """Make groups of the help; return, by the name of each flag or setting, the one that has it."""
+    """Make groups of the help; return the group of each flag or setting, by name."""
     made = {title: parser.add_argument_group(title) for title in groups}
     return {name: made[title] for title, names in groups.items() for name in names}
 

@@ -30,7 +30,7 @@ from edl.torch.loop_steps import LoopSteps, StepEnd, StepSeat
 
 
 class Uncounted(Exception):
-    """Raised to leave the loop after a mini-batch that does not count, before the hooks of one that does."""
+    """Raised to leave the loop after a mini-batch that does not count, before the hooks of a batch that counts."""
 
 
 class SavedAtEnd(Exception):

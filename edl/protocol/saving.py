@@ -1,4 +1,4 @@
-"""The nouns of checkpoints: what is saved of a job, by which workers, where, and what a later life resumes from.
+"""The nouns of checkpoints: the parts that workers save of a job, their place, and the start of a later life.
 
 A *life* of a job goes from one start to its end; a later life may resume from a checkpoint of an earlier one. A
 *saving* is a checkpoint in the making: it has a number that is never used twice in a life, which is part of its path.

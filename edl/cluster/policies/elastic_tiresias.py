@@ -1,10 +1,10 @@
 """Elastic-Tiresias (arXiv 1909.11985): Tiresias, whose jobs shrink when many wait, and grow when devices are idle.
 
-1. The jobs stand in Tiresias' order, and have what their owners asked for, as far as that fits. One that runs with
-   fewer workers than that has as many as it had. One of the first queue that has waited for `passed_s`, and `promote`
-   times as long as those of it that run, is passed over no more: none of that queue that came later runs instead.
-2. Compaction: when more than `pending` jobs wait, those that run and have fallen from the first queue shrink to
-   `shrink` times their request, and what that frees starts jobs that wait.
+1. The jobs stand in Tiresias' order, and have the workers that their owners asked for, as far as these fit. A job that
+   runs with fewer workers keeps as many as it had. A job of the first queue that has waited for `passed_s`, and
+   `promote` times as long as that queue's running jobs, is passed over no more: no later job of that queue runs instead.
+2. Compaction: when more than `pending` jobs wait, running jobs that have fallen from the first queue shrink to
+   `shrink` times their request, and the devices that this frees start jobs that wait.
 3. Expansion: idle devices go where they add most, as a share of the job's speed for each device: a job that scales
    well does not take all. A job that waits may begin with `shrink` times its request. Gains are looked for one, two,
    four and a node's devices ahead, as real curves dip between. A device that adds less than `floor` of what one worker
@@ -68,7 +68,7 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
         return ClusterDecision(found, notes, min((look for look in looks if look is not None), default=None))
 
     def _usual_wait(self, cluster: ClusterView, now: float) -> float:
-        """Return for how many seconds those of the first queue have waited that run now: where all wait long, none is
+        """Return the mean seconds that running jobs of the first queue have waited: if all wait long, none of them is
         passed over.
         """
         waits = [job.waited_by(now) for job in cluster.jobs if job.running and not (job.notes or BEGUN)["queue"]]

@@ -6,18 +6,18 @@ sample of a large batch is still worth. The policy chooses the sizes with the la
     weight x ((speed-up x exp(-doubt x sigma) x kept) ^ power) / power
 
 - `power` below 1 makes the second device of one job worth less than the first one of another.
-- `kept` is the share of its time that a job keeps, if it is changed: what a change costs, over the time until the next
-  one. A job is expected to go on as long as it has run, as lifetimes with heavy tails do, and `settle_s` at least. A
-  change must be worth `hesitation` beyond that: nothing moves for nothing.
-- the weight falls with the device-seconds that a job has had, for the same reason: who has had much, needs much.
-- `doubt` says what a speed is worth that no one has measured; `reach` how far beyond what was tried a job may go.
+- `kept` is the share of its time that a job keeps, if it is changed: the cost of a change, over the time until the
+  next one. A job is expected to run for as long again as it has run, as lifetimes with heavy tails do, and for
+  `settle_s` at least. A change must be worth `hesitation` beyond its cost, so that no job changes for nothing.
+- the weight falls with the device-seconds that a job has had, for the same reason: a job that has had much needs much.
+- `doubt` discounts speeds that were not measured; `reach` bounds how far a job may go beyond the sizes it has tried.
 
-The largest stand first in a decision, so that they are placed before the small ones have taken a part of each node.
+The largest jobs stand first in a decision, so that they are placed before small ones have taken a part of each node.
 
-Where not all jobs fit with their fewest workers: a job that has waited longer than `patience` times what it has run
-comes first, by how many times as long, in powers of `TURN`. For one that runs `TURN` times as long counts: it has run
-for half as long again as before when another takes its place, so jobs do not just take turns. Then those with the least
-service, by powers of 4, for the same reason.
+Where not all jobs fit with their fewest workers: a job that has waited longer than `patience` times its running time
+comes first, by the ratio of both, in powers of `TURN`. The wait of a running job counts `TURN` times: it has run for
+half as long again as before when another job takes its place, so jobs do not just take turns. Then come the jobs with
+the least service, by powers of 4, for the same reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shortest remaining time first: an oracle, as it must be told how much work each job has left.
 
-Each job that still fits has all workers that its owner asked for; one that does not is passed over. A job that has
-waited `promote` times as long as it had run, or as its run takes, stands before all others; `promote` 0: it may
+Each job that still fits has all workers that its owner asked for; a job that does not fit is passed over. A job that
+has waited `promote` times as long as it had run, or as its run takes, stands before all others; `promote` 0: it may
 starve.
 """
 

@@ -1,8 +1,8 @@
 """Tiresias (NSDI 2019): the least attained service first, in two dimensions: workers times seconds.
 
 Jobs begin in the first queue, and fall to the next one when their service crosses a limit. All of a queue stand before
-those of the next. In this order each job that still fits has all workers that its owner asked for; one that does not
-is passed over. A job that has waited `promote` times as long as it had run returns to the first queue, with a service
+those of the next. In this order each job that still fits has all workers that its owner asked for; a job that does not
+fit is passed over. A job that has waited `promote` times as long as it had run returns to the first queue, with a service
 of 0. With `promote` 0, as published figures have it, it never does, and may starve; 8 is a good value.
 
 Inside a queue, `order` says which is first: `arrival` (the first that came to the queue), or `running-first` (those
@@ -10,7 +10,7 @@ that run, with which equals do not push each other out, and those that have wait
 queue as if they had run to its end; then the first that came). `rank` `gittins` puts those first that are most likely
 to end for the service that is spent on them, by `sample`: services of jobs like these, in device-seconds.
 
-What is remembered of a job: its queue, when it came there, its service and seconds of running at its last promotion,
+The notes about a job are its queue, when it came there, its service and seconds of running at its last promotion,
 and how long it had waited when it ran the last time, and whether it has waited too long since.
 """
 
@@ -138,7 +138,7 @@ def _settled(job: JobView, size: int, promote: float, now: float) -> float:
 
 
 def _patience(job: JobView, known: Notes, queues: Queues) -> float:
-    """Return for how many seconds it may wait: in the first queue as if it had run until its end there, and no longer
+    """Return for how many seconds a job may wait: in the first queue as if it had run until its end there, and no longer
     than `passed_s`.
     """
     if known["queue"]:

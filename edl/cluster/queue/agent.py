@@ -48,7 +48,9 @@ class WorkerBegan:
 
 @dataclass(frozen=True, slots=True)
 class WorkerClaimed:
-    """The worker's id was claimed before: by an agent that has died, or by another one that goes on after a pause."""
+    """The worker's id was claimed before: by an agent that has died, or by another agent, which continues after a
+    pause.
+    """
 
     id: str
 

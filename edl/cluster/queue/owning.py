@@ -26,8 +26,8 @@ class AgentHere(msgspec.Struct, frozen=True):
 
 
 def is_owner(found: QueueOwner, mine: QueueOwner, *, takes: bool, in_use: bool) -> bool:
-    """Tell whether a queue whose owner was found is ours, or is to be. `takes`: we may have one that is `in_use` by no
-    process, worker or waiting job of its owner.
+    """Tell whether this cluster owns a queue, or may take it over. `takes`: a queue may be taken over if it is `in_use`
+    by no process, worker or waiting job of its owner.
     """
     return found.identity == mine.identity or (takes and not in_use)
 

@@ -108,8 +108,8 @@ def shown(job: JobEntry, now: float) -> JobShown:
 
 
 def left_out_by(story: Iterable[QueueEvent]) -> dict[str, tuple[float, str]]:
-    """List the nodes that were left out, by the cluster's story: until when, and on the word of which user's jobs
-    alone.
+    """Return the nodes that were left out, by the cluster's events: until when, and the user whose jobs alone have
+    failed there.
     """
     found: dict[str, tuple[float, str]] = {}
     for event in story:
