@@ -2,7 +2,8 @@
 
 1. The jobs stand in Tiresias' order, and have the workers that their owners asked for, as far as these fit. A job that
    runs with fewer workers keeps as many as it had. A job of the first queue that has waited for `passed_s`, and
-   `promote` times as long as that queue's running jobs, is passed over no more: no later job of that queue runs instead.
+   `promote` times as long as that queue's running jobs, is passed over no more: no later job of that queue runs
+   instead.
 2. Compaction: when more than `pending` jobs wait, running jobs that have fallen from the first queue shrink to
    `shrink` times their request, and the devices that this frees start jobs that wait.
 3. Expansion: idle devices go where they add most, as a share of the job's speed for each device: a job that scales

@@ -2,8 +2,8 @@
 
 Jobs begin in the first queue, and fall to the next one when their service crosses a limit. All of a queue stand before
 those of the next. In this order each job that still fits has all workers that its owner asked for; a job that does not
-fit is passed over. A job that has waited `promote` times as long as it had run returns to the first queue, with a service
-of 0. With `promote` 0, as published figures have it, it never does, and may starve; 8 is a good value.
+fit is passed over. A job that has waited `promote` times as long as it had run returns to the first queue, with a
+service of 0. With `promote` 0, as published figures have it, it never does, and may starve; 8 is a good value.
 
 Inside a queue, `order` says which is first: `arrival` (the first that came to the queue), or `running-first` (those
 that run, with which equals do not push each other out, and those that have waited so long as said above, in the first
@@ -138,8 +138,8 @@ def _settled(job: JobView, size: int, promote: float, now: float) -> float:
 
 
 def _patience(job: JobView, known: Notes, queues: Queues) -> float:
-    """Return for how many seconds a job may wait: in the first queue as if it had run until its end there, and no longer
-    than `passed_s`.
+    """Return for how many seconds a job may wait: in the first queue as if it had run until its end there, and no
+    longer than `passed_s`.
     """
     if known["queue"]:
         return queues.promote * (job.ran - known["ran"]) - NEAR
