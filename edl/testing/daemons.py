@@ -13,7 +13,7 @@ import msgspec
 from edl.core.job.inputs import Reported
 from edl.core.job.orders import OrderBook
 from edl.core.worker.account import CALM_S
-from edl.core.worker.inputs import OrdersHeard, StillWaiting
+from edl.core.worker.inputs import OrdersHeard
 from edl.core.worker.moves import are_newer, attention_step
 from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Assignment
@@ -194,8 +194,8 @@ class SimDaemons:
             self.job.rings.arm(self.job.rings.rings[worker.generation])
         if worker.waits or worker.is_held:
             self.job.shells.look(worker)
-        elif worker.is_hungry() and worker.busy_until <= self.job.now:
-            self.job.shells.tell(worker, StillWaiting(orders))
+        elif worker.busy_until <= self.job.now:
+            self.job.shells.wait_on(worker)
 
     def _interrupt(self, worker: SimWorker) -> None:
         """Its script is at something of its own, and its job is gone."""

@@ -98,6 +98,7 @@ class Rings:
                 supplied.append(worker)
             else:
                 self.job.checks.pace.waits(worker)
+                self.job.shells.wait_on(worker)
         if not whole and supplied + astray and self.job.random.random() < 0.4 and not ring.tarries:
             ring.tarries = True  # some notice late, once: their mini-batch is long
             self.arm(ring, LONG_STEP * STEP_S)

@@ -148,7 +148,12 @@ class SimShells:
             self._open(worker)
         if worker.machine.has_share or self.job.spec is None:
             self.job.rings.arm(self.job.rings.rings[worker.generation])
-        elif worker.alive and worker.is_hungry() and worker.orders is not None:  # what it has heard on the way
+        elif worker.alive:  # what it has heard on the way
+            self.wait_on(worker)
+
+    def wait_on(self, worker: SimWorker) -> None:
+        """Its script may wait for samples: between two looks at whether they have come it looks at its orders."""
+        if worker.orders is not None and worker.is_hungry():
             self.tell(worker, StillWaiting(worker.orders))
 
     def stepped(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
@@ -229,5 +234,4 @@ class SimShells:
         if worker.busy_until > self.job.now or worker.stalled or worker.doing is not TrainerState.TRAINING:
             return
         self.job.rings.arm(self.job.rings.rings[worker.generation])
-        if worker.orders is not None and worker.is_hungry():
-            self.tell(worker, StillWaiting(worker.orders))
+        self.wait_on(worker)

@@ -67,7 +67,7 @@ class TrainerAccount:
             case say.RehearsalBegan():  # alone, whatever first ring it has failed in before
                 self.phase, self.generation = Phase.REHEARSING, 0
             case say.Rehearsed():
-                self.phase, self.booted = Phase.READY, True
+                self.phase, self.generation, self.booted = Phase.READY, 0, True
             case say.Entered(generation, _, leases_of, pause, awaits_state):
                 self.leases_of, self.booted, self.void = leases_of, True, None
                 if awaits_state:  # a newcomer still, whatever ring it has failed in before

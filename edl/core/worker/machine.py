@@ -401,9 +401,15 @@ class WorkerMachine:
             # The training thread may be taking down the iterator, which waits for this one; the leases that this one
             # waits for come only after that.
             return [BreakIteration()]
-        elif isinstance(move, Enter) and not self.has_share and self.generation in given_up(self.orders):
+        elif isinstance(move, Enter) and self.generation in given_up(self.orders) and self._lacks_data():
             return self._stand_in()
         return self._tell_passed() or self._miss(where, move)
+
+    def _lacks_data(self) -> bool:
+        """No samples of this ring have come, or none are handed out beyond its step: it was at the mark just before it
+        heard of that.
+        """
+        return not self.has_share or self.leases.holds_at(self.count.step)
 
     def _stand_in(self) -> list[Command]:
         """Once: a pipeline that reads ahead asks again, and what it is given then would be trained in the next ring."""
@@ -631,7 +637,7 @@ class WorkerMachine:
 
     def _end_batch(self, attention: bool) -> list[Command]:
         if not self.generation:
-            self.rehearsed = True
+            self.rehearsed, self._broke = True, None  # whatever first ring it has failed in before
             self._move(StateChange.BATCH_ENDED)
             return [TellDaemon(say.Rehearsed()), ReadOrders()]
         if self.void is not None:  # unless a peer has applied it

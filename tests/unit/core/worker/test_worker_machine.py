@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from edl.core.worker import inputs as happens
+from edl.core.worker.account import TrainerAccount
 from edl.core.worker.agreement import Vote, newness
 from edl.core.worker.inputs import (
     AbortRings,
@@ -55,7 +56,7 @@ from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
 from edl.protocol.data import DataSpec, Lease, Range, Totals
 from edl.protocol.divergence import Checking, Fingerprint
-from edl.protocol.messages import Void
+from edl.protocol.messages import Phase, Void
 from edl.protocol.ring import Place
 from edl.protocol.saving import Origin
 
@@ -183,6 +184,18 @@ def test_who_could_not_form_the_first_ring_waits_inside_init_again() -> None:
     assert commands == [LeaveRing(), TellDaemon(say.Broke(1, 0, "no route")), AwaitOrders()]
     assert worker.machine.state is TrainerState.COMING
     assert worker.reads(assignment=worker.seat(1, 0)) == [AwaitOrders()], "it has failed there"
+
+
+def test_a_script_with_data_of_its_own_that_has_booted_alone_says_no_more_that_its_first_ring_failed() -> None:
+    worker, account = Worker(), TrainerAccount()
+    worker.reads(assignment=worker.seat(1, 0))
+    told = said(worker.machine.handle(RingFailed("a member is gone")))
+    worker.reads(boot_alone=True)
+    told += said(worker.machine.handle(BatchEnded()))
+    assert worker.machine.story() == [say.Rehearsed()]
+    for message in told:
+        account.hear(message)
+    assert (account.phase, account.generation, account.booted) == (Phase.READY, 0, True)
 
 
 def test_one_whose_data_never_comes_is_given_an_uncounted_mini_batch_once() -> None:
@@ -321,6 +334,18 @@ def test_a_ring_whose_data_never_comes_is_left_for_the_next_one() -> None:
     assert worker.reads(shares=(worker.share(1, 0),)) == [AwaitOrders()], "that of the ring before"
     (enter,) = worker.reads(assignment=worker.seat(3, None))
     assert enter == EnterRing(worker.seat(3, None), cut=True)
+
+
+def test_who_waits_beyond_a_mark_in_a_ring_that_is_given_up_is_given_an_uncounted_mini_batch() -> None:
+    """It was counting its step as it heard of the mark, and so does not look at its orders after that."""
+    worker = Worker().sits().trains(3)
+    worker.machine.handle(OrdersHeard(worker.orders(shares=(worker.share(1, 0, rebatch=7, mark=2),))))
+    worker.count.step = 4
+    waits = {"shares": (worker.share(1, 0, rebatch=7, mark=2),)}
+    assert worker.machine.handle(StillWaiting(worker.orders(**waits))) == [], "the ring may go on"
+    broken = worker.orders(assignment=worker.seat(2, None), **waits)
+    assert worker.machine.handle(StillWaiting(broken)) == [TrainStandIns()]
+    assert isinstance(said(worker.machine.handle(BatchEnded()))[0], say.Broke)
 
 
 # ---------------------------------------------------------------------------------------------- words, from any thread
