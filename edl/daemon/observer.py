@@ -130,6 +130,7 @@ class Observer:
             foreign=account.foreign,
             dead=self.dead,
             void=account.void,
+            began=account.began,
             whereabouts=account.whereabouts,
             halted=self._halted(),
             at=now,

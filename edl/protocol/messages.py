@@ -105,6 +105,7 @@ class Observation(msgspec.Struct, frozen=True):
     foreign: bool = False  # it has failed, as the checkpoint does not go with its script
     dead: tuple[str, ...] = ()  # other workers of its host of which neither the trainer nor the daemon lives
     void: Void | None = None  # of its present mini-batch
+    began: int | None = None  # the step after which its present or last ring took over; None: not known
     whereabouts: ScriptPlace | None = None  # the newest; the step may have ended since
     halted: str = ""  # what the system holds its process up by, if it does
     at: float = 0.0  # when that was so, by a monotonic clock of the worker's machine

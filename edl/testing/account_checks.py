@@ -48,6 +48,7 @@ def known_of(account: TrainerAccount) -> Known:
     return {
         "phase": account.phase,
         "generation": account.generation,
+        "began": account.began,
         "reason": account.reason if failed else "",
         "foreign": account.foreign,
         "data": account.data,

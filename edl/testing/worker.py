@@ -279,4 +279,5 @@ class SimWorker:
             final=account.final,
             dead=self.dead,
             void=account.void,
+            began=account.began,
         )

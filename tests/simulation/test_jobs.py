@@ -110,6 +110,13 @@ def test_where_none_has_trained_each_has_the_state(seed: int) -> None:
 OF_LATE = [45001044, 60007028, 70013352, 90015273]
 
 
+# A new leader heard of the last ring, of one, as its script had ended: it had made a step anew that another one had made.
+def test_who_ended_after_a_step_that_the_last_ring_made_anew_is_compared_with_no_other() -> None:
+    job = scenario(90009716)
+    job.run()
+    assert (job.durable.state, job.durable.began_step) == (JobState.FINISHED, 1)
+
+
 # Of a member that is ahead of others, which have waited for one that hangs; of a newcomer that waits in `init` while
 # the first ring comes to nothing again and again; of a member that went to a planned ring in time, as another one that
 # heard of it late found the ring of before broken; of one that went there from a mark, as the others' ring lost one; of

@@ -250,7 +250,8 @@ class Leasing:
         seen = [worker for worker in plan.roster if working.seen.get(worker)]
         source = max(map(working.seen.leases_of, seen))
         planned = source == plan.generation and plan.leased_after is not None
-        step = plan.leased_after if planned else min(map(working.seen.step, seen))
+        sit = (worker for worker in seen if working.seen.sits(worker, plan.generation))
+        step = plan.leased_after if planned else min(map(working.seen.began, sit))
         assert step is not None
         read = None if planned or source != working.record.generation else self._read_by_survivors(plan, step)
         superseded, ahead = working.record.superseded, self._lease_steps()

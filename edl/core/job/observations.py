@@ -197,6 +197,11 @@ class Observations:
         """Committed by `worker`, which was seen."""
         return self._newest[worker].observation.step
 
+    def began(self, worker: str) -> int:
+        """Return the step after which the ring took over that `worker` sits in, if that was told, else its own."""
+        seen = self._newest[worker].observation
+        return seen.step if seen.began is None else seen.began
+
     def leases_of(self, worker: str) -> int:
         """The generation by whose leases `worker`, which was seen, has trained its steps so far."""
         return self._newest[worker].observation.leases_of

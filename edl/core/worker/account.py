@@ -26,6 +26,7 @@ class TrainerAccount:
     def __init__(self) -> None:
         self.phase = Phase.BOOTING
         self.generation = 0  # of the ring that the trainer sits in, or failed to enter
+        self.began: int | None = None
         self.leases_of = 0
         self.data: DataSpec | None = None
         self.pause: Pause | None = None
@@ -68,8 +69,8 @@ class TrainerAccount:
                 self.phase, self.generation = Phase.REHEARSING, 0
             case say.Rehearsed():
                 self.phase, self.generation, self.booted = Phase.READY, 0, True
-            case say.Entered(generation, _, leases_of, pause, awaits_state):
-                self.leases_of, self.booted, self.void = leases_of, True, None
+            case say.Entered(generation, began, leases_of, pause, awaits_state):
+                self.began, self.leases_of, self.booted, self.void = began, leases_of, True, None
                 if awaits_state:  # a newcomer still, whatever ring it has failed in before
                     self.phase, self.generation = Phase.READY, 0
                 else:

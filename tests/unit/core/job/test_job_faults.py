@@ -10,11 +10,13 @@ from edl.core.job.inputs import Refuse, Reported, Tell, TimePassed, TookOver, Va
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
 from edl.core.job.orders import OrderBook
+from edl.core.worker.digest import final
 from edl.core.worker.moves import Enter, Location, Stay, are_newer, given_up, next_move
 from edl.events import Kind
 from edl.facts import WorkerLost
 from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.data import DataSpec
+from edl.protocol.divergence import Fingerprint
 from edl.protocol.job import OVER, Identity, JobState, WorkerState
 from edl.protocol.messages import AskScale, Observation, Phase, Register
 from edl.protocol.tally import LossCause
@@ -173,6 +175,24 @@ def test_a_job_is_over_when_the_others_of_that_ring_cannot_come_to_their_ends(br
     else:
         job.feed(Vanished("w2", "gone"))
     assert job.machine.record.state in OVER
+
+
+@pytest.mark.parametrize("began", [1, 2])
+def test_a_script_that_ended_after_a_step_which_the_last_ring_has_made_anew_is_compared_with_no_other(
+    began: int,
+) -> None:
+    """The leader hears of that ring as its script ends there: the ring has told after which step it began."""
+    job = Job("w0", "w1", "w2")
+    for worker in ("w0", "w1", "w2"):
+        job.see(worker, Phase.TRAINING, 1, 1, data=None, leases_of=0, began=0)
+    job.feed(Vanished("w2", "gone"))
+    job.see("w0", Phase.DONE, 1, 2, data=None, leases_of=0, began=0, final=final(2, [Fingerprint("weight", 5)]))
+    job.succeed("w1")
+    assert job.plan.roster == ("w1",)
+    mine = final(2, [Fingerprint("weight", 6)])
+    job.see("w1", Phase.DONE, job.plan.generation, 2, data=None, leases_of=0, began=began, final=mine)
+    assert job.machine.record.began_step == began
+    assert job.machine.record.state is (JobState.FINISHED if began == 1 else JobState.FAILED)
 
 
 def test_who_waits_for_the_last_samples_in_a_ring_that_is_broken_gets_a_step_without_any_that_shows_it() -> None:
