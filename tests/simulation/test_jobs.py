@@ -94,8 +94,8 @@ def test_what_was_found_where_rings_are_prepared_stays_mended(seed: int) -> None
 # Of members that have long to train until a switch, for which a newcomer waits already; of a leaver that misses a
 # switch and is called back, as of its ring only newcomers are left, and of one whose leader has yet to hear where it
 # is; and of the simulation: of a newcomer that is taken for unfit in place of a member of the ring that trains, and can
-# form no other one; of one that is killed as another one finds their ring broken. Of scripts with data of their own that
-# boot alone after their first ring has failed.
+# form no other one; of one that is killed as another one finds their ring broken. Of scripts with data of their own
+# that boot alone after their first ring has failed.
 @pytest.mark.parametrize("seed", [2090001, 9101001, 9104198, 9832100, 9855052, 9937568, 90005902, 90019408])
 def test_what_was_found_of_late_stays_mended(seed: int) -> None:
     scenario(seed).run()
@@ -110,7 +110,7 @@ def test_where_none_has_trained_each_has_the_state(seed: int) -> None:
 OF_LATE = [45001044, 60007028, 70013352, 90015273]
 
 
-# A new leader heard of the last ring, of one, as its script had ended: it had made a step anew that another one had made.
+# A new leader heard of the last ring, of one, as its script had ended: it had made a step anew that another had made.
 def test_who_ended_after_a_step_that_the_last_ring_made_anew_is_compared_with_no_other() -> None:
     job = scenario(90009716)
     job.run()
@@ -122,9 +122,9 @@ def test_who_ended_after_a_step_that_the_last_ring_made_anew_is_compared_with_no
 # heard of it late found the ring of before broken; of one that went there from a mark, as the others' ring lost one; of
 # a newcomer that waits for the state of one that hangs; of a member that waited in its ring for a step that another one
 # had made, which then hung, and after that in the next ring, for as long again; of a newcomer that boots after a first
-# ring that failed; of members that waited in the next ring for one that had begun another step; of one that waits beyond
-# a mark as its ring is given up; and of the simulation: workers had died unheard of, with three leaders, and nothing
-# started others; daemons did not register anew with a new leader.
+# ring that failed; of members that waited in the next ring for one that had begun another step; of one that waits
+# beyond a mark as its ring is given up; and of the simulation: workers had died unheard of, with three leaders, and
+# nothing started others; daemons did not register anew with a new leader.
 @pytest.mark.parametrize("seed", [803394, 20100243, 38, 31006599, 31018297, 819060, 31017023, 31029896, *OF_LATE])
 def test_no_sound_worker_is_taken_for_one_that_hangs(seed: int) -> None:
     scenario(seed).run()
