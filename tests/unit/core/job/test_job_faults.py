@@ -126,6 +126,18 @@ def test_a_job_does_not_begin_anew_once_a_script_has_ended_in_its_first_ring() -
     assert "w0 did not come to the end of its script" in job.machine.record.reason
 
 
+def test_a_first_ring_began_where_the_member_says_that_has_ended_there() -> None:
+    """The others have told of one before it alone, which the leader never saw stand."""
+    job = Job("w0", "w1", "w2")
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.BROKEN, 1, 3, data=None, leases_of=0, booted=True, began=0)
+    job.feed(Vanished("w2", "gone"))
+    job.join("w3")
+    job.see("w3", Phase.READY, 0, data=None, leases_of=0, booted=True)
+    job.see("w3", Phase.DONE, job.plan.generation, 5, data=None, leases_of=0, began=3)
+    assert (job.machine.record.generation, job.machine.record.began_step) == (2, 3)
+
+
 def test_one_that_was_to_leave_and_has_trained_to_the_end_of_the_first_ring_has_not_left() -> None:
     """The leader was away meanwhile. It let nobody go, and the job would begin anew."""
     job = Job("w0", "w1")
