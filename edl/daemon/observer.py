@@ -117,6 +117,7 @@ class Observer:
             marked=account.marked,
             diverged=account.diverged,
             final=account.final,
+            joined=account.joined,
             booted=account.booted,
             prepares=account.prepares,
             sends_state=account.sends_state,

@@ -36,6 +36,7 @@ class EndState(msgspec.Struct, frozen=True, array_like=True):
 
     workers: tuple[str, ...]
     state: tuple[Fingerprint, ...]
+    joined: dict[str, int] = {}  # after which step each of them came that was a newcomer still
 
 
 class SameValue(msgspec.Struct, frozen=True, array_like=True):

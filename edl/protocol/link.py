@@ -150,6 +150,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     reason: str
     foreign: bool = False  # the checkpoint does not go with the script
     state: tuple[Fingerprint, ...] = ()  # of a good end: fingerprints of the values that must be equal; empty: unknown
+    joined: int = 0  # of a newcomer: the step after which it joined; 0: it is none
 
 
 Notes = (

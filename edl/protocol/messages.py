@@ -91,6 +91,7 @@ class Observation(msgspec.Struct, frozen=True):
     marked: tuple[int, int] = (0, 0)  # number of a rebatch, and the step beyond which no samples are handed out for now
     diverged: Divergence | None = None  # the newest that its ring has found
     final: tuple[Fingerprint, ...] = ()  # fingerprints of its state, if its script came to its end
+    joined: int = 0  # of a newcomer that has ended: the step after which it joined; 0: it is none
     met: tuple[int, ...] = (0,)  # the newest call to a next ring, and the ranks that it has not met there yet
     booted: bool = False  # it has been in a ring of the job, or through its rehearsal
     prepares: bool = False  # it can form a ring beside its present one

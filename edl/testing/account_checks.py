@@ -60,5 +60,6 @@ def known_of(account: TrainerAccount) -> Known:
         "prepared": account.prepared,
         "diverged": account.diverged,
         "final": account.final,
+        "joined": account.joined,
         "copied": account.copied,
     }

@@ -277,6 +277,7 @@ class SimWorker:
             save_wanted=account.save_wanted,
             foreign=account.foreign,
             final=account.final,
+            joined=account.joined,
             dead=self.dead,
             void=account.void,
             began=account.began,

@@ -19,22 +19,26 @@ def diverged(edl, job: str) -> list[dict]:
 class Growing:
     """A job of two workers that another one joins, with one of the faults of its script."""
 
-    def __init__(self, edl, folder: Path, script: str, fault: str) -> None:
+    def __init__(self, edl, folder: Path, script: str, fault: str, *, after_step: int = 2) -> None:
         self._edl, self._until = edl, folder / "until"
         command = edl.warm.command(JOBS / script)
         options = ("--until", str(self._until), "--fault", fault)
         flags = ("-np", "2", "--max-np", "3", "--job", "d")
         self.launcher = edl.start("run", *flags, *command, *options, TF_CPP_MIN_LOG_LEVEL="3")
-        edl.wait(lambda: edl.status("d")["step"] > 2, "it trains", timeout_s=120)
+        edl.wait(lambda: edl.status("d")["step"] > after_step, "it trains", timeout_s=120)
         assert edl("scale", "d", "3").returncode == 0
 
     def lost(self) -> list[dict]:
         return [event for event in self._edl.events("d") if event["kind"] == "worker_lost"]
 
-    def end(self) -> subprocess.CompletedProcess[str]:
-        """All workers after the same step."""
+    def joined(self) -> int:
+        """The step after which the newcomer has come."""
+        return next(one["step"] for one in self._edl.events("d") if one["kind"] == "scaled")
+
+    def end(self, step: int = 0) -> subprocess.CompletedProcess[str]:
+        """All workers after the same step: this one, or one to come."""
         new = self._until.with_suffix(".new")
-        new.write_text(str(self._edl.status("d")["step"] + 60))
+        new.write_text(str(step or self._edl.status("d")["step"] + 60))
         new.rename(self._until)
         out, err = self.launcher.communicate(timeout=120)
         return subprocess.CompletedProcess([], self.launcher.returncode, out, err)
@@ -117,14 +121,26 @@ def test_a_newcomer_that_differs_goes_and_the_others_train_on(edl, tmp_path, scr
     (event, *_) = diverged(edl, "d")
     (lost, *_) = job.lost()
     assert (lost["cause"], lost["worker"]) == ("differed", event["workers"][0])
-    joined = next(one["step"] for one in edl.events("d") if one["kind"] == "scaled")
     found = [one for one in diverged(edl, "d") if one["action"] == "part"]
     assert words in found[0]["told"]
-    assert found[0]["after_step"] < joined + 64 or fault == "schedule"  # by the comparison of the sixteenth step
+    assert found[0]["after_step"] < job.joined() + 64 or fault == "schedule"  # by the comparison of the sixteenth step
     done = job.end()
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("edl: the workers' states differ after step") >= 1
     assert edl.status("d")["state"] == "finished"
+
+
+def test_a_newcomer_that_ends_in_another_state_says_nothing_against_the_others(edl, tmp_path):
+    """It differs from its twenty-fifth mini-batch on, after the comparison of the sixteenth step."""
+    job = Growing(edl, tmp_path, "torch_newcomer_differs.py", "late", after_step=24)
+    edl.wait(lambda: edl.status("d")["size"] == 3, "three workers", timeout_s=120)
+    done = job.end(job.joined() + 50)
+    assert done.returncode == 0, done.stderr
+    (event,) = diverged(edl, "d")
+    assert (event["action"], len(event["workers"])) == ("part", 1)
+    assert "which joined after step" in event["told"]
+    assert edl.status("d")["state"] == "finished"
+    assert "edl: the workers' states differ at the end of their scripts" in done.stderr
 
 
 def test_a_value_that_becomes_a_tensor_on_some_workers_is_each_ones_own(edl, tmp_path):

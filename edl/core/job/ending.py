@@ -6,13 +6,14 @@ worker's end makes of that worker (`edl.core.job.machine`).
 All of the last ring must have come to the end of their scripts. A lost worker is made up for by a ring that stands
 without it: the others train on, and one of them does what it would have done at the end. After the last step there is
 no such ring. Nothing makes up for what the lost one was about, its last checkpoint perhaps: then the job has failed.
-So it has where the scripts have ended in states that differ, by what each worker tells of its own (I15).
+So it has where the scripts have ended in states that differ, by what each worker tells of its own (I15), unless only
+newcomers do.
 """
 
 from __future__ import annotations
 
 from edl.core.job.working_state import WorkingState
-from edl.core.worker.divergence import Consequence, at_end, ended_in
+from edl.core.worker.divergence import at_end, ended_in, outcome
 from edl.protocol.job import JobState, WorkerState
 
 
@@ -37,7 +38,8 @@ class Ending:
         """Put on record in which state the script of `worker` has ended, so that a later leader can compare it (I9)."""
         working, seen = self._working, self._working.seen.observation(worker)
         if seen is not None and seen.final:
-            working.change(finals=ended_in(working.record.finals, worker, seen.final), pressing=False)
+            finals = ended_in(working.record.finals, worker, seen.final, seen.joined)
+            working.change(finals=finals, pressing=False)
 
     def follow(self) -> None:
         """End the job when it is time.
@@ -59,10 +61,11 @@ class Ending:
             working.end(JobState.FAILED, reason)
         elif record.unended:
             working.end(JobState.FAILED, record.unended)
-        elif (differ := at_end(record.finals, record.generation, working.newest()[0])) is not None:
-            working.tell_diverged(differ, Consequence.FAIL)
         else:
-            working.end(JobState.FINISHED, reason)
+            differ = at_end(record.finals, record.generation, working.newest()[0])
+            if differ is not None:
+                working.tell_diverged(differ, outcome(differ, record.job_policy.checking.on_divergence))
+            working.end(JobState.FINISHED, reason)  # unless it has failed for that
 
     def _others_will_tell(self) -> bool:
         """A script has ended in the planned ring, and the others are on their way there, or to their own ends in it:

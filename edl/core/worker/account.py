@@ -42,6 +42,7 @@ class TrainerAccount:
         self.marked = (0, 0)
         self.diverged: Divergence | None = None
         self.final: tuple[Fingerprint, ...] = ()
+        self.joined = 0
         self.booted = False
         self.reported: dict[str, float] = {}
         self.copied = (0, "")  # the newest saving that the trainer is through with; why it has no part, if it has none
@@ -79,9 +80,9 @@ class TrainerAccount:
                 self.phase, self.generation, self.reason = Phase.BROKEN, generation, clipped(reason)
             case say.LeaveAsked():
                 self.leaving = True
-            case say.Ended(reason, foreign, state):
+            case say.Ended(reason, foreign, state, joined):
                 self.phase, self.reason = (Phase.FAILED if reason else Phase.DONE), clipped(reason)
-                self.foreign, self.final = foreign, state
+                self.foreign, self.final, self.joined = foreign, state, joined
             case say.Voided(void):
                 self.void = void
             case say.ScriptStands(whereabouts):

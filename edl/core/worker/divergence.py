@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from edl.core.worker.divergence_words import STEPS
 from edl.core.worker.moves import NEVER
 from edl.protocol.divergence import Divergence, EndState, Fingerprint, OnDivergence, SameValue
 
@@ -117,11 +118,17 @@ def _held(by_rank: Sequence[Fingerprint | None]) -> tuple[tuple[str, tuple[int, 
 
 
 def at_end(finals: Sequence[EndState], generation: int, step: int) -> Divergence | None:
-    """Find the difference between workers whose scripts have ended; None: they have ended in one state."""
+    """Find the difference between workers whose scripts have ended; None: they have ended in one state. That only
+    newcomers differ says nothing against the others, unless these have ended after another step.
+    """
     names = [worker for one in finals for worker in one.workers]
-    found = difference([one.state for one in finals for _ in one.workers])
+    states = [one.state for one in finals for _ in one.workers]
+    joined = [one.joined.get(worker, 0) for one in finals for worker in one.workers]
+    found = difference(states)
     if found is None:
         return None
+    found = found if found.first == STEPS else difference(states, [step > 0 for step in joined])
+    assert found is not None
     return Divergence(
         generation=generation,
         step=step,
@@ -132,18 +139,27 @@ def at_end(finals: Sequence[EndState], generation: int, step: int) -> Divergence
         workers=tuple(names[rank] for rank in found.ranks),
         root=names[found.root],
         majority=found.majority,
+        newcomers=found.newcomers,
+        joined=tuple(joined[rank] for rank in found.ranks),
         held=tuple(SameValue(value, tuple(names[rank] for rank in ranks)) for value, ranks in found.held),
         at_end=True,
     )
 
 
-def ended_in(finals: Sequence[EndState], worker: str, state: tuple[Fingerprint, ...]) -> tuple[EndState, ...]:
-    """Add a worker to those that have ended in the same `state`, up to so many states."""
-    digests = tuple(one.digest for one in state)
+def ended_in(
+    finals: Sequence[EndState], worker: str, state: tuple[Fingerprint, ...], joined: int = 0
+) -> tuple[EndState, ...]:
+    """Add a worker to those that have ended in the same `state`, up to so many states, and so many of newcomers alone.
+
+    `joined`: the step after which it came, if it was a newcomer still.
+    """
+    digests, new = tuple(one.digest for one in state), {worker: joined} if joined else {}
     for place, known in enumerate(finals):
         if tuple(one.digest for one in known.state) == digests:
-            return (*finals[:place], EndState((*known.workers, worker), known.state), *finals[place + 1 :])
-    return (*finals, EndState((worker,), state)) if len(finals) < END_STATES else tuple(finals)
+            among = EndState((*known.workers, worker), known.state, known.joined | new)
+            return (*finals[:place], among, *finals[place + 1 :])
+    like = [one for one in finals if (len(one.joined) == len(one.workers)) == bool(new)]
+    return (*finals, EndState((worker,), state, new)) if len(like) < END_STATES else tuple(finals)
 
 
 def up_to(finals: Sequence[EndState], step: int) -> tuple[EndState, ...]:

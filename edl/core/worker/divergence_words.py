@@ -47,6 +47,8 @@ def causes(found: Divergence) -> str:
     set_by_script = bool(found.held)
     if found.newcomers and set_by_script:
         return OWN_COUNT if found.first.startswith(REGISTERED) else OWN_SCHEDULE
+    if found.newcomers and found.at_end:
+        return f"{OWN_COUNT}; or {AFTERWARDS}"
     if found.newcomers:
         return OWN_COUNT if found.equal_step else AT_FIRST
     likely = f"{OWN_VALUES}; or {CAUSES}" if set_by_script else CAUSES

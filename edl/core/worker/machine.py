@@ -691,7 +691,8 @@ class WorkerMachine:
                 return []
             case ScriptEnded(state):
                 self._move(StateChange.ENDED)
-                self._ended = say.Ended(self.failure, self._foreign, () if self.failure else state)
+                joined = self.joined if self.is_new else 0
+                self._ended = say.Ended(self.failure, self._foreign, () if self.failure else state, joined)
                 return [*self.next_ring.release(), TellDaemon(self._ended)]
 
     def _open(self, spec: DataSpec) -> list[Command]:

@@ -11,7 +11,7 @@ import edl.torch as edl
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--until", type=Path, required=True, help="train until the step that this file names")
-parser.add_argument("--fault", choices=["rate", "schedule", "float", "enumerate"], required=True)
+parser.add_argument("--fault", choices=["rate", "late", "schedule", "float", "enumerate"], required=True)
 options = parser.parse_args()
 
 
@@ -37,6 +37,9 @@ for count, ids in enumerate(shards.batches(4)):
     if options.fault != "enumerate" or updates(count):
         optimizer.step()
         optimizer.zero_grad()
+    if options.fault == "late" and count == 24:
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
     if options.fault == "schedule":
         schedule.step()
     if options.fault == "float" and count % 8 == 7:

@@ -327,8 +327,8 @@ def test_every_member_of_a_ring_is_told_the_same_of_when_to_compare() -> None:
 # ----------------------------------------------------------------------------------------------- the ends of scripts
 
 
-def ends(job: Job, worker: str, weight: int, step: int = 200) -> None:
-    job.see(worker, Phase.DONE, 1, step, final=final(step, [Fingerprint("fc.weight", weight)]))
+def ends(job: Job, worker: str, weight: int, step: int = 200, joined: int = 0) -> None:
+    job.see(worker, Phase.DONE, 1, step, final=final(step, [Fingerprint("fc.weight", weight)]), joined=joined)
 
 
 def test_scripts_that_end_in_one_state_finish_the_job() -> None:
@@ -360,6 +360,39 @@ def test_scripts_that_end_after_different_steps_do_not() -> None:
     assert job.machine.record.state is JobState.FAILED
     assert "the number of steps is 150 on w0 and 200 on w1 (2 of 2 differ)" in job.machine.record.reason
     assert "edl.step()" in job.machine.record.reason
+
+
+@pytest.mark.parametrize("leader_dies", [False, True])
+def test_a_newcomer_that_ends_in_another_state_says_nothing_against_the_others(leader_dies: bool) -> None:
+    job = training(OnDivergence.HEAL)
+    ends(job, "w1", 8, joined=180)
+    if leader_dies:
+        job.machine = JobMachine(job.machine.record, LeadTimes.of(10.0))
+        job.feed(TookOver(frozenset({"w0"})))
+    ends(job, "w0", 7)
+    assert job.machine.record.state is JobState.FINISHED
+    assert job.kinds()[-2:] == ["diverged", "job_finished"]
+    (event,) = [event.fact.details() for event in job.told if event.fact.kind is Kind.DIVERGED]
+    assert (event["action"], event["workers"], event["like"]) == ("part", ("w1",), "w0")
+    assert "w1, which joined after step 180, differs from w0" in event["told"]
+
+
+def test_a_newcomer_that_ends_after_another_step_does() -> None:
+    job = training(OnDivergence.FAIL)
+    ends(job, "w0", 7, 200)
+    ends(job, "w1", 8, 210, joined=180)
+    assert job.machine.record.state is JobState.FAILED
+
+
+def test_newcomers_that_end_in_many_states_hide_no_other_that_differs() -> None:
+    finals = ended_in((), "w0", final(9, [Fingerprint("a", 0)]))
+    for number in range(20):
+        finals = ended_in(finals, f"new {number}", final(9, [Fingerprint("a", 1 + number % 10)]), 5)
+    found = at_end(finals, 3, 9)
+    assert found is not None and found.newcomers and set(found.joined) == {5}
+    finals = ended_in(finals, "w1", final(9, [Fingerprint("a", 99)]))
+    found = at_end(finals, 3, 9)
+    assert found is not None and not found.newcomers
 
 
 def test_what_is_not_known_of_a_workers_end_is_not_compared() -> None:

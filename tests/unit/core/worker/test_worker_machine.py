@@ -198,6 +198,16 @@ def test_a_script_with_data_of_its_own_that_has_booted_alone_says_no_more_that_i
     assert (account.phase, account.generation, account.booted) == (Phase.READY, 0, True)
 
 
+def test_a_newcomer_says_at_its_end_that_it_is_one() -> None:
+    worker = Worker()
+    worker.reads(boot_alone=True)
+    worker.machine.handle(BatchEnded())
+    worker.enters(worker.seat(2, 5, newcomers=1), in_state_of(5, rank=1))
+    worker.machine.handle(StateCopied())
+    (told,) = said(worker.machine.handle(ScriptEnded(STATE)))
+    assert told == say.Ended("", state=STATE, joined=5)
+
+
 def test_one_whose_data_never_comes_is_given_an_uncounted_mini_batch_once() -> None:
     """The first ring is gone before the leader knew that it stood: nothing is ever leased for it."""
     worker = Worker()
