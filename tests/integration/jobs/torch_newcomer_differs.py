@@ -15,17 +15,19 @@ parser.add_argument("--fault", choices=["rate", "late", "schedule", "float", "en
 options = parser.parse_args()
 
 
-def updates(count: int) -> bool:
-    """Whether gradients have been added up for long enough: for a few mini-batches, in no period that a newcomer
-    could fall into by chance.
-    """
-    return random.Random(count).random() < 0.5
+def is_one_of(count: int, every: int) -> bool:
+    """Say that of one count in so many, in no period that a newcomer could fall into by chance."""
+    return random.Random(count).random() < 1 / every
+
+
+def decay(count: int) -> float:
+    return 0.9 if is_one_of(count, every=20) else 1.0
 
 
 edl.init()
 model = torch.nn.Linear(4, 1)
 optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model=model)
-schedule = torch.optim.lr_scheduler.StepLR(optimizer, 20, gamma=0.9)
+schedule = torch.optim.lr_scheduler.MultiplicativeLR(optimizer, decay)
 kept = edl.register(best=9e9)
 shards = edl.elastic_shard_generator(1 << 20, epochs=1)
 for count, ids in enumerate(shards.batches(4)):
@@ -34,7 +36,7 @@ for count, ids in enumerate(shards.batches(4)):
             group["lr"] = 0.05 * 0.99**count
     loss = model(torch.rand(len(ids), 4)).square().mean()
     loss.backward()
-    if options.fault != "enumerate" or updates(count):
+    if options.fault != "enumerate" or is_one_of(count, every=2):  # gradients are added up until then
         optimizer.step()
         optimizer.zero_grad()
     if options.fault == "late" and count == 24:
