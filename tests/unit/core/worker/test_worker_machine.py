@@ -194,6 +194,7 @@ def test_a_script_with_data_of_its_own_that_has_booted_alone_says_no_more_that_i
     told += said(worker.machine.handle(BatchEnded()))
     assert worker.machine.story() == [say.Rehearsed()]
     for message in told:
+        assert isinstance(message, say.Broke | say.Rehearsed)
         account.hear(message)
     assert (account.phase, account.generation, account.booted) == (Phase.READY, 0, True)
 
