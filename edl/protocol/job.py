@@ -221,6 +221,7 @@ class Record(msgspec.Struct, frozen=True):
     diverged: tuple[int, int, bool] = (0, 0, False)
     differed: str = ""  # the words that people were told about the first divergence
     finals: tuple[EndState, ...] = ()  # states in which the scripts of workers have ended; a single one, but for faults
+    alone: tuple[str, ...] = ()  # workers that ended with a step which others made anew, as a member was lost in it
     shares: dict[str, float] = {}  # shares of the batch, by worker, in any unit; 1.0 for workers that are not named
     voided: dict[str, int] = {}  # by worker: the newest generation with an event about its void mini-batch
     keep_s: float = KEEP_S  # how long the job's nodes stay once it is over

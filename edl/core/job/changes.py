@@ -46,6 +46,7 @@ class OtherChanges(TypedDict, total=False):
     diverged: tuple[int, int, bool]
     differed: str
     finals: tuple[EndState, ...]
+    alone: tuple[str, ...]
     shares: dict[str, float]
     asked_batch: int
     voided: dict[str, int]

@@ -12,8 +12,11 @@ newcomers do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edl.core.job.working_state import WorkingState
 from edl.core.worker.divergence import at_end, ended_in, outcome
+from edl.core.worker.divergence_words import named
 from edl.protocol.job import JobState, WorkerState
 
 
@@ -65,7 +68,8 @@ class Ending:
             differ = at_end(record.finals, record.generation, working.newest()[0])
             if differ is not None:
                 working.tell_diverged(differ, outcome(differ, record.job_policy.checking.on_divergence))
-            working.end(JobState.FINISHED, reason)  # unless it has failed for that
+            # Unless the job has failed for that.
+            working.end(JobState.FINISHED, "; ".join(one for one in (reason, made_alone(record.alone)) if one))
 
     def _others_will_tell(self) -> bool:
         """A script has ended in the planned ring, and the others are on their way there, or to their own ends in it:
@@ -88,3 +92,13 @@ class Ending:
             return False
         self._clear_since = working.now if self._clear_since is None else self._clear_since
         return working.now - self._clear_since >= self._others_s
+
+
+def made_alone(workers: Sequence[str]) -> str:
+    """Say, for people, whose state was not compared with the others', and why; nothing where there are none."""
+    if not workers:
+        return ""
+    return (
+        f"the state of {named(workers)} was not compared: a member of the ring was lost in the last step, which the "
+        "others then made anew"
+    )

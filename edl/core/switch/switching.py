@@ -88,6 +88,11 @@ class Switching:
         step, trials = self._leasing.enter(plan), working.record.trials
         lost = next((gone for gone in map(working.gone, plan.roster) if gone is not None), None)
         unended = working.record.unended if working.ledgers.spent else ""  # nothing left makes up for its end
+        ended = working.record.finals
+        # As a member of the ring before was lost, the others may make anew a step that one has ended with. If none was,
+        # a script has left something out.
+        finals = up_to(ended, step) if working.record.unended else ended
+        alone = [worker for one in ended if one not in finals for worker in one.workers]
         if old and step > working.record.began_step:
             trials = msgspec.structs.replace(trials, proven=old)
         working.change(
@@ -98,7 +103,8 @@ class Switching:
             superseded=(),
             state=JobState.RUNNING,
             unended=unended if lost is None else did_not_end(lost.worker, lost.reason),
-            finals=up_to(working.record.finals, step),  # what else has ended had made a step that this ring makes anew
+            finals=finals,
+            alone=(*working.record.alone, *alone),
             begun=True,
             rebatch=None,
             trials=trials,

@@ -13,8 +13,8 @@ from edl.protocol.divergence import Divergence
 NAMED: Final = 8  # workers, in a reason
 REGISTERED: Final = "edl.register("  # names of what scripts register begin so
 CAUSES: Final = (
-    "something was changed outside the optimizer on some workers only; an `if` went another way on some of them; an "
-    "operation does not give the same twice; or hardware erred"
+    "something was changed outside the optimizer on some workers only; an `if` went another way on some of them, or an "
+    "exception was caught there; an operation does not give the same twice; or hardware erred"
 )
 OWN_VALUES: Final = "it is set by what is each worker's own, such as its loss, its time, or a count of its batches"
 AT_FIRST: Final = (
@@ -32,7 +32,8 @@ OWN_SCHEDULE: Final = (
 AFTERWARDS: Final = "some changed their model or optimizer after the last step: change a copy of it, or do so on all"
 APART: Final = (
     "the script leaves its loop by a time or a count of its own: leave it by edl.step() or edl.epoch(), at the same "
-    "step on all workers"
+    "step on all workers; or it catches an exception on some of them, without the update that others make: skip a "
+    "mini-batch on all workers or on none"
 )
 LEFT_ALONE: Final = "call edl.local("  # a name with it ends by what is to be done, as only one cause is likely
 STEPS: Final = "the number of steps"  # what is told first of a worker whose script has ended
@@ -68,12 +69,12 @@ def told(found: Divergence) -> str:
 def _who(found: Divergence) -> str:
     joined = _joined(found)
     if found.held:
-        values = [f"{one.value} on {_named(one.workers)}" for one in found.held]
+        values = [f"{one.value} on {named(one.workers)}" for one in found.held]
         return f"{found.first} is {', '.join(values[:-1])} and {values[-1]}{joined and f', {joined}'}"
     right = f"{found.root} and most others" if found.majority else f"{found.root}, the lowest rank's"
     right = found.root if found.newcomers else right
     differ = "differs" if len(found.workers) == 1 else "differ"
-    return f"{_named(found.workers)}{joined and f', {joined},'} {differ} from {right}, first in {found.first}"
+    return f"{named(found.workers)}{joined and f', {joined},'} {differ} from {right}, first in {found.first}"
 
 
 def _joined(found: Divergence) -> str:
@@ -82,6 +83,7 @@ def _joined(found: Divergence) -> str:
     return "which joined after step " + " or ".join(map(str, sorted(set(found.joined))))
 
 
-def _named(workers: Sequence[str]) -> str:
+def named(workers: Sequence[str]) -> str:
+    """Name some of the workers, for people."""
     more = f" and {len(workers) - NAMED} others" if len(workers) > NAMED else ""
     return ", ".join(workers[:NAMED]) + more

@@ -17,20 +17,23 @@ from edl.protocol.messages import Phase
 SPEC = DataSpec(total=8, epochs=1, batch=2)
 LONG = DataSpec(total=2000, epochs=1, batch=2)
 STEPS = 2  # of two workers
+BEFORE = 1  # the step before the last one
 REASON = "OSError: No space left on device"
 FAILED = (JobState.FAILED, f"worker w0 did not come to the end of its script: {REASON}")
 FINISHED = (JobState.FINISHED, "")
 
 
 class Job(Machine):
-    """Two workers in a ring."""
+    """Workers in a ring, two of them unless others are named."""
 
-    def __init__(self, spec: DataSpec | None = SPEC, minimum: int = 1) -> None:
-        super().__init__(np=2, minimum=minimum)
+    def __init__(
+        self, spec: DataSpec | None = SPEC, minimum: int = 1, workers: tuple[str, ...] = ("w0", "w1")
+    ) -> None:
+        super().__init__(np=len(workers), minimum=minimum)
         self.spec = spec
-        for worker in ("w0", "w1"):
+        for worker in workers:
             self.join(worker)
-        self.train(1, 0, "w0", "w1")
+        self.train(1, 0, *workers)
 
     def train(self, generation: int, step: int, *workers: str) -> None:
         for worker in workers:
@@ -134,19 +137,41 @@ def test_a_crash_is_made_up_for_by_a_ring_that_stands_without_it():
     assert job.end == FINISHED
 
 
-@pytest.mark.parametrize(("made", "end"), [(STEPS, JobState.FINISHED), (STEPS - 1, JobState.FAILED)])
-def test_who_alone_has_made_the_last_step_may_differ_from_those_who_make_it_anew(made, end):
-    """The other one never got its result. Who has left its loop before that step does differ."""
-    job = Job()
-    job.train(1, STEPS - 1, "w0", "w1")
-    job.ends("w0", step=made, state=final(made, []))
-    job.see("w1", Phase.BROKEN, 1, STEPS - 1, reason="reset", data=SPEC)
+def made_anew(step: int, *, lost: bool) -> Job:
+    """w0 has ended after `step`, and w1 was a step behind: it goes on without the others. `lost`: w2 died then."""
+    job = Job(workers=("w0", "w1", "w2"))
+    job.train(1, BEFORE, "w0", "w1", "w2")
+    job.ends("w0", step=step, state=final(step, []))
+    if lost:
+        job.feed(Vanished("w2", REASON))
+    else:
+        job.ends("w2", step=step, state=final(step, []))
+    job.see("w1", Phase.BROKEN, 1, BEFORE, reason="reset", data=SPEC)
     wait(job, 2.0)
     plan = job.machine.record.plan
     assert plan is not None and plan.roster == ("w1",)
-    job.train(plan.generation, STEPS - 1, "w1")
-    job.ends("w1", plan.generation, STEPS + 1, state=final(STEPS + 1, []))
-    assert job.machine.record.state is end
+    job.train(plan.generation, BEFORE, "w1")
+    job.machine = JobMachine(job.machine.record, job.machine.lead_times)  # the next leader
+    job.ends("w1", plan.generation, BEFORE + 3, state=final(BEFORE + 3, []))
+    return job
+
+
+def test_who_alone_has_made_the_last_step_may_differ_from_those_who_make_it_anew_as_a_member_was_lost():
+    """The others never got its result. The job says that it was not compared."""
+    state, told = made_anew(BEFORE + 1, lost=True).end
+    assert state is JobState.FINISHED
+    assert told.startswith("the state of w0 was not compared")
+
+
+def test_who_has_left_its_loop_before_that_step_differs():
+    state, told = made_anew(BEFORE, lost=True).end
+    assert state is JobState.FAILED and "the number of steps is" in told
+
+
+def test_a_step_that_a_worker_makes_anew_though_no_member_was_lost_fails_the_job_if_the_others_differ():
+    """Its script may have left an update out, which the others' have made."""
+    state, told = made_anew(BEFORE + 1, lost=False).end
+    assert state is JobState.FAILED and "the number of steps is" in told
 
 
 def test_a_job_with_data_of_its_own_whose_others_end_without_another_ring_has_failed():
