@@ -36,6 +36,11 @@ class CountedUpdates(UpdatesDue):
                 self.note(number, step)
         return super().missing(step)
 
+    def made_after(self, step: int) -> int:
+        """Return what `UpdatesDue` does."""
+        self.missing(step + 1)
+        return super().made_after(step)
+
     def begin_ring(self, void: tuple[int, ...] = (), step: int = 0) -> None:
         """Do what `UpdatesDue` does; another worker's state may have come."""
         self._seen = [counts(optimizer) for optimizer in self._optimizers]

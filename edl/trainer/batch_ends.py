@@ -240,8 +240,11 @@ class BatchEnds:
 
     def state_at_end(self) -> tuple[Fingerprint, ...]:
         """Return what the leader compares of this worker, whose script has ended; nothing where it never trained."""
-        machine = self._machine
-        return final(machine.step, self._comparison.last()) if machine.generation and machine.step else ()
+        machine, due = self._machine, self._framework.updates_due
+        if not machine.generation or not machine.step:
+            return ()
+        updates = 0 if machine.void is not None else due.made_after(machine.step)
+        return final(machine.step, self._comparison.last(), updates)
 
     # ------------------------------------------------------------------------------------ evaluations between batches
 

@@ -45,6 +45,10 @@ class UpdatesDue:
         """Return the optimizers whose updates were due by the end of mini-batch `step`, and have not come."""
         return tuple(optimizer for optimizer, due in self._due.items() if due <= step)
 
+    def made_after(self, step: int) -> int:
+        """Return how many optimizers have made an update in a mini-batch that begins after `step`."""
+        return sum(newest > step for newest in self._newest.values())
+
     def skip(self, step: int) -> None:
         """No worker has made what is missing."""
         for optimizer in self.missing(step):

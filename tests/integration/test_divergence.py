@@ -82,6 +82,19 @@ def test_scripts_that_end_after_different_steps_are_no_success(edl, tmp_path):
     assert event["first"] == "the number of steps"
 
 
+@pytest.mark.parametrize(("how", "ring"), [("without 20", "horovod"), ("without 40", "torch")])
+def test_an_update_that_one_worker_leaves_out_between_the_last_comparison_and_the_end_is_no_success(
+    edl, tmp_path, how: str, ring: str
+):
+    """In a script whose updates are not regular it is a mini-batch behind; in the last of all it makes that one anew."""
+    command = [*edl.warm.command(JOBS / "torch_ending.py"), "--how", how, "--out", str(tmp_path)]
+    done = edl("run", "-np", "2", "--ring", ring, "--job", "d", *command, timeout_s=200)
+    assert done.returncode == 1, done.stderr
+    (event,) = diverged(edl, "d")
+    assert event["action"] == "fail"
+    assert "the workers' states differ at the end of their scripts" in done.stderr
+
+
 @pytest.mark.parametrize("how", ["halved", "saved", "exit"])
 def test_what_a_script_does_after_all_its_data_is_its_own(edl, tmp_path, how: str):
     command = edl.warm.command(JOBS / "torch_ending.py")

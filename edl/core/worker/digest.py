@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.core.worker.divergence_words import STEPS
+from edl.core.worker.divergence_words import STEPS, UPDATES
 from edl.protocol.divergence import Fingerprint
 
 try:
@@ -93,11 +93,12 @@ def of_all(fingerprints: Sequence[Fingerprint]) -> int:
     return _short(b"", np.array([one.digest for one in fingerprints], np.uint64).tobytes())
 
 
-def final(step: int, fingerprints: Sequence[Fingerprint]) -> tuple[Fingerprint, ...]:
-    """Return what a worker tells of its state at its script's end, after so many steps."""
-    steps = fingerprint_of_value(STEPS, step)
-    assert steps is not None
-    return (steps, *sketch(fingerprints))
+def final(step: int, fingerprints: Sequence[Fingerprint], updates: int = 0) -> tuple[Fingerprint, ...]:
+    """Return what a worker tells of its state at its script's end, after so many steps. `updates`: made since the last
+    one, as by a script that adds gradients up over mini-batches.
+    """
+    counts = (fingerprint_of_value(STEPS, step), fingerprint_of_value(UPDATES, updates))
+    return (*(one for one in counts if one is not None), *sketch(fingerprints))
 
 
 def sketch(fingerprints: Sequence[Fingerprint]) -> tuple[Fingerprint, ...]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from edl.core.worker.divergence_words import STEPS
+from edl.core.worker.divergence_words import STEPS, UPDATES
 from edl.core.worker.moves import NEVER
 from edl.protocol.divergence import Divergence, EndState, Fingerprint, OnDivergence, SameValue
 
@@ -127,7 +127,7 @@ def at_end(finals: Sequence[EndState], generation: int, step: int) -> Divergence
     found = difference(states)
     if found is None:
         return None
-    found = found if found.first == STEPS else difference(states, [step > 0 for step in joined])
+    found = found if found.first in {STEPS, UPDATES} else difference(states, [step > 0 for step in joined])
     assert found is not None
     return Divergence(
         generation=generation,

@@ -36,6 +36,7 @@ APART: Final = (
     "mini-batch on all workers or on none"
 )
 LEFT_ALONE: Final = "call edl.local("  # a name with it ends by what is to be done, as only one cause is likely
+UPDATES: Final = "the number of updates after the last step"
 STEPS: Final = "the number of steps"  # what is told first of a worker whose script has ended
 
 
@@ -43,7 +44,7 @@ def causes(found: Divergence) -> str:
     """Name the likely causes of a difference, for people; nothing where what differs first says its own."""
     if LEFT_ALONE in found.first:
         return ""
-    if found.at_end and found.first == STEPS:
+    if found.at_end and found.first in {STEPS, UPDATES}:
         return APART
     set_by_script = bool(found.held)
     if found.newcomers and set_by_script:

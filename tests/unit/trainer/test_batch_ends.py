@@ -234,3 +234,15 @@ def test_models_are_equal_before_an_evaluation_before_the_first_mini_batch() -> 
     worker.framework.synchronize_rest = lambda root, *, only_statistics: heard.append("statistics")
     worker.ends.begin_evaluation()
     assert [type(one).__name__ for one in heard] == ["BatchBegins", "str"]
+
+
+@pytest.mark.parametrize("void", [False, True])
+def test_a_script_that_has_ended_tells_of_updates_after_its_last_step_but_of_none_that_is_void(void: bool) -> None:
+    worker = survivor()
+    worker.ends._comparison = untyped(SimpleNamespace(last=list))
+    worker.framework.updates_due.note(0, STEP)
+    worker.framework.updates_due.note(1, STEP + 1)
+    if void:
+        worker.fails()
+    steps, updates = worker.ends.state_at_end()
+    assert (steps.value, updates.value) == (str(STEP), "0" if void else "1")

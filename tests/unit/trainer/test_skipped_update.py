@@ -80,6 +80,14 @@ def test_in_another_ring_all_begins_anew_but_what_comes_again() -> None:
     assert due.soonest == NEVER
 
 
+def test_an_update_after_the_last_step_is_counted_once_for_each_optimizer() -> None:
+    due = UpdatesDue()
+    for step in (3, 4, 4):
+        due.note(0, step)
+    due.note(1, 3)
+    assert [due.made_after(step) for step in (2, 3, 4)] == [2, 1, 0]
+
+
 class Ring:
     """Whose members all answer, or none: then it is cut."""
 

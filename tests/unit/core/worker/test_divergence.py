@@ -327,8 +327,9 @@ def test_every_member_of_a_ring_is_told_the_same_of_when_to_compare() -> None:
 # ----------------------------------------------------------------------------------------------- the ends of scripts
 
 
-def ends(job: Job, worker: str, weight: int, step: int = 200, joined: int = 0) -> None:
-    job.see(worker, Phase.DONE, 1, step, final=final(step, [Fingerprint("fc.weight", weight)]), joined=joined)
+def ends(job: Job, worker: str, weight: int, step: int = 200, updates: int = 0, joined: int = 0) -> None:
+    state = final(step, [Fingerprint("fc.weight", weight)], updates)
+    job.see(worker, Phase.DONE, 1, step, final=state, joined=joined)
 
 
 def test_scripts_that_end_in_one_state_finish_the_job() -> None:
@@ -358,7 +359,7 @@ def test_scripts_that_end_after_different_steps_do_not() -> None:
     ends(job, "w0", 7, 150)
     ends(job, "w1", 8, 200)
     assert job.machine.record.state is JobState.FAILED
-    assert "the number of steps is 150 on w0 and 200 on w1 (2 of 2 differ)" in job.machine.record.reason
+    assert "the number of steps is 150 on w0 and 200 on w1 (2 of 3 differ)" in job.machine.record.reason
     assert "edl.step()" in job.machine.record.reason
 
 
@@ -393,6 +394,23 @@ def test_newcomers_that_end_in_many_states_hide_no_other_that_differs() -> None:
     finals = ended_in(finals, "w1", final(9, [Fingerprint("a", 99)]))
     found = at_end(finals, 3, 9)
     assert found is not None and not found.newcomers
+
+
+def test_scripts_that_make_other_numbers_of_updates_after_the_last_step_do_not() -> None:
+    """What is in the weights after the last step of all data is not compared."""
+    job = training(OnDivergence.FAIL)
+    ends(job, "w0", 7, updates=1)
+    ends(job, "w1", 7)
+    assert job.machine.record.state is JobState.FAILED
+    assert "the number of updates after the last step is 1 on w0 and 0 on w1 (only that)" in job.machine.record.reason
+    assert "catches an exception" in job.machine.record.reason
+
+
+def test_a_newcomer_that_makes_another_number_of_updates_after_the_last_step_fails_the_job_too() -> None:
+    job = training(OnDivergence.FAIL)
+    ends(job, "w0", 7, updates=1)
+    ends(job, "w1", 8, joined=180)
+    assert job.machine.record.state is JobState.FAILED
 
 
 def test_what_is_not_known_of_a_workers_end_is_not_compared() -> None:
