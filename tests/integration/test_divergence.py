@@ -86,7 +86,7 @@ def test_scripts_that_end_after_different_steps_are_no_success(edl, tmp_path):
 def test_an_update_that_one_worker_leaves_out_between_the_last_comparison_and_the_end_is_no_success(
     edl, tmp_path, how: str, ring: str
 ):
-    """In a script whose updates are not regular it is a mini-batch behind; in the last of all it makes that one anew."""
+    """Where updates are not regular it is a mini-batch behind; the last of all it makes anew."""
     command = [*edl.warm.command(JOBS / "torch_ending.py"), "--how", how, "--out", str(tmp_path)]
     done = edl("run", "-np", "2", "--ring", ring, "--job", "d", *command, timeout_s=200)
     assert done.returncode == 1, done.stderr

@@ -26,9 +26,7 @@ FINISHED = (JobState.FINISHED, "")
 class Job(Machine):
     """Workers in a ring, two of them unless others are named."""
 
-    def __init__(
-        self, spec: DataSpec | None = SPEC, minimum: int = 1, workers: tuple[str, ...] = ("w0", "w1")
-    ) -> None:
+    def __init__(self, spec: DataSpec | None = SPEC, minimum: int = 1, workers: tuple[str, ...] = ("w0", "w1")) -> None:
         super().__init__(np=len(workers), minimum=minimum)
         self.spec = spec
         for worker in workers:
