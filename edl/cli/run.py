@@ -34,6 +34,7 @@ from edl.launch.output import OutputFile
 from edl.launch.records import Folder, launch_record, new_name
 from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, EndKind, LaunchVerdict
 from edl.launch.workers import search_path
+from edl.protocol.job import JobState
 from edl.protocol.tally import LossCause
 from edl.trainer.data.audit import check_free, prepare
 
@@ -186,7 +187,8 @@ def last_line(outcome: Outcome, folder: Folder, resume: str = "auto") -> str:
     if verdict.code == 0 and _trained_nothing(outcome):
         return f"job {job} has finished: nothing is left to train"
     if verdict.code == 0:
-        return f"job {job}: {verdict.note}" if verdict.note else f"job {job} finished{_lost_on_its_way(outcome, job)}"
+        finished = f"job {job} finished{_to_be_known(outcome)}{_lost_on_its_way(outcome, job)}"
+        return f"job {job}: {verdict.note}" if verdict.note else finished
     if verdict.state == "preempted":
         return _preempted(f"job {job}", verdict, resume)
     if verdict.reason == "interrupted":
@@ -202,6 +204,12 @@ def _preempted(job: str, verdict: LaunchVerdict, resume: str) -> str:
     if resume not in GOES_ON and verdict != NOT_BEGUN:  # that line would begin once more where this one did
         again = f"the line is typed again without --resume {resume}"
     return f"{job} is preempted, and goes on when {again}: {verdict.reason}"
+
+
+def _to_be_known(outcome: Outcome) -> str:
+    """Repeat what the leader says of a good end."""
+    status = outcome.status
+    return f": {status.reason}" if status is not None and status.state is JobState.FINISHED and status.reason else ""
 
 
 def _lost_on_its_way(outcome: Outcome, job: str) -> str:

@@ -511,6 +511,12 @@ def test_the_last_line_of_a_good_end_hides_no_script_that_came_to_none(lost, mor
     assert last_line(Outcome(LaunchVerdict(0, "finished"), status), Folder(Path("h/x"))) == f"job x finished{more}"
 
 
+@pytest.mark.parametrize(("state", "more"), [(JobState.FINISHED, ": w0 was not compared"), (JobState.RUNNING, "")])
+def test_the_last_line_of_a_good_end_says_what_is_to_be_known_of_it(state, more):
+    status = msgspec.structs.replace(STATUS, state=state, reason="w0 was not compared")
+    assert last_line(Outcome(LaunchVerdict(0, "finished"), status), Folder(Path("h/x"))) == f"job x finished{more}"
+
+
 @pytest.mark.parametrize(
     ("resume", "verdict", "again"),
     [
