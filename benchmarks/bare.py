@@ -1,14 +1,16 @@
-"""A bare machine: `scripts/demo` from the clone to the first change of size, and once more.
+"""A bare machine: from the clone, or from `pip install`, to the first change of size, and once more.
 
-    python -m benchmarks.bare [--suite bookworm] [--mirror URL] [--share PATH...] [--keep FOLDER]
+    python -m benchmarks.bare [--suite bookworm] [--user] [--wheel FILE] [--mirror URL] [--share PATH...] [--keep FOLDER]
 
-Makes a bare Debian with debootstrap: git, bash and Python 3.11, and no compiler, Java, ZooKeeper, etcd or Horovod. A
-clone of the last commit is made there and `scripts/demo` is started in it, twice.
+Makes a bare Debian with debootstrap: git and bash, and no compiler, Java, ZooKeeper, etcd or Horovod. A clone of the
+last commit is made there and `scripts/demo` is started in it, twice. `--wheel`: into an empty environment that wheel is
+installed with pip, and a job of two workers started that is told to have three. `--user`: as a user who is not root and
+finds Debian's python3-venv, which root installs.
 
     ready     from the start until the set-up is done; for the first time, from the beginning of the clone
     training  until two workers train
     changed   until a third one has joined them
-    over      until the demonstration is over
+    over      until the job is over
 
 Downloads count: what pip and apt are set to counts, too. `--share` shows files and folders of this machine there, to be
 read only, such as a pip.conf and a folder of wheels; environment variables PIP_* are passed on.
@@ -32,16 +34,44 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BROUGHT = ("ca-certificates", "git", "python3.11")
+BROUGHT = ("ca-certificates", "git")
 MUST_NOT_BE = ("g++", "gcc", "make", "cmake", "java", "etcd")
 GOAL_S = 180.0
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MILESTONES = {  # the first line that has these words
-    "ready": "[setup] ready",
+    "ready": "] ready",
     "training": "a third worker joins",
     "changed": " scaled",
-    "over": "demo: job ",
+    "over": ": job ",
 }
+CLONE = "git config --global --add safe.directory '*' && git clone --quiet file:///clone ~/edl && cd ~/edl && scripts/demo"
+AGAIN = "cd ~/edl && scripts/demo"
+JOB = """
+import time
+import torch
+import edl.torch as edl
+
+edl.init()
+model = torch.nn.Linear(8, 1)
+optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=0.01), model=model)
+x, y = torch.randn(256, 8), torch.randn(256, 1)
+for ids in edl.elastic_shard_generator(256, epochs=1000, shuffle=True, seed=0).batches(16):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x[ids]), y[ids]).backward()
+    optimizer.step()
+    edl.notify_batch_end()
+    time.sleep(0.02)
+"""
+INSTALL = "cd ~ && rm -rf new && python3 -m venv new && new/bin/pip install --quiet '{wheel}[torch]'"
+TRAIN = f"""
+cd ~ && PATH=~/new/bin:$PATH && echo "[pip] ready"
+echo {shlex.quote(JOB)} >train.py
+edl run -np 2 --job bare python train.py & run=$!
+until edl status bare 2>/dev/null | grep -q "step [1-9]"; do kill -0 $run && sleep 0.1; done
+echo "two workers train: a third worker joins"
+edl scale bare 3 --wait && echo "bare: scaled"
+edl stop bare && wait $run; echo "bare: job over"
+"""
 
 INSIDE = """
 set -eu
@@ -58,7 +88,7 @@ while read -r path; do
 done <<END
 $SHARED
 END
-exec chroot "$MACHINE" bash -c "$COMMAND"
+exec chroot --userspec="$USER" "$MACHINE" bash -c "$COMMAND"
 """
 
 
@@ -68,13 +98,20 @@ class Machine:
 
     folder: Path
     shared: tuple[Path, ...]
+    user: str  # root, or guest
 
-    def make(self, suite: str, mirror: str) -> None:
-        what = ["--variant=minbase", f"--include={','.join(BROUGHT)}", suite, str(self.folder), mirror]
+    @property
+    def home(self) -> str:
+        return "/root" if self.user == "root" else f"/home/{self.user}"
+
+    def make(self, suite: str, mirror: str, brought: tuple[str, ...]) -> None:
+        what = ["--variant=minbase", f"--include={','.join(brought)}", suite, str(self.folder), mirror]
         made = subprocess.run(["debootstrap", *what], capture_output=True, text=True, check=False)
         if made.returncode:
             raise SystemExit(f"bare: debootstrap failed:\n{made.stdout[-1000:]}{made.stderr[-1000:]}")
         shutil.copy("/etc/resolv.conf", self.folder / "etc" / "resolv.conf")
+        if self.user != "root":
+            subprocess.run(["chroot", str(self.folder), "useradd", "--create-home", self.user], check=True)
 
     def lines(self, command: str) -> Iterator[str]:
         """What the command prints, as it does. Raises CalledProcessError if it fails."""
@@ -87,7 +124,7 @@ class Machine:
         }
         process = subprocess.Popen(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", INSIDE],
-            env={"HOME": "/root", "LANG": "C.UTF-8", "PATH": PATH, **outside, **told},
+            env={"HOME": self.home, "USER": self.user, "LANG": "C.UTF-8", "PATH": PATH, **outside, **told},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -108,7 +145,8 @@ class Machine:
 
     @property
     def has_horovod(self) -> bool:
-        return any(self.folder.glob("root/edl/.venv/lib/python*/site-packages/horovod"))
+        home = self.home.lstrip("/")
+        return any(self.folder.glob(f"{home}/*/.venv/lib/python*/site-packages/horovod"))
 
 
 def demonstrate(machine: Machine, command: str) -> dict[str, float]:
@@ -142,7 +180,9 @@ def _why_not() -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", help="of Debian, one that has Python 3.11 (default: this machine's)")
+    parser.add_argument("--suite", help="of Debian, 12 or newer (default: this machine's)")
+    parser.add_argument("--user", action="store_true", help="not as root")
+    parser.add_argument("--wheel", type=Path, metavar="FILE", help="what pip installs, in place of a clone")
     parser.add_argument("--mirror", help="of Debian (default: the first that apt here is set to)")
     parser.add_argument("--share", type=Path, nargs="+", default=[], metavar="PATH", help="to be seen there, too")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the bare machine in a new folder")
@@ -151,15 +191,18 @@ def main() -> int:
         parser.error(why)
     mirror, suite = _mirror()
     with tempfile.TemporaryDirectory(prefix="edl-bare-") as work:
-        machine = Machine(options.keep or Path(work) / "machine", tuple(options.share))
+        shared = (*options.share, *([options.wheel] if options.wheel else []))
+        machine = Machine(options.keep or Path(work) / "machine", shared, "guest" if options.user else "root")
         print(f"a bare {options.suite or suite} by debootstrap", flush=True)
-        machine.make(options.suite or suite, options.mirror or mirror)
+        brought = (*BROUGHT, "python3-venv") if options.user or options.wheel else BROUGHT
+        machine.make(options.suite or suite, options.mirror or mirror, brought)
         found = [name for name in MUST_NOT_BE if machine.has(name)]
-        clone = shlex.join(["git", "clone", "--quiet", "file:///clone", "/root/edl"])
-        trust = "git config --global --add safe.directory '*'"
+        install, again = CLONE, AGAIN
+        if options.wheel:
+            install, again = f"{INSTALL.format(wheel=options.wheel.resolve())} && {TRAIN.strip()}", TRAIN
         try:
-            first = demonstrate(machine, f"{trust} && {clone} && cd /root/edl && scripts/demo")
-            second = demonstrate(machine, "cd /root/edl && scripts/demo")
+            first = demonstrate(machine, install)
+            second = demonstrate(machine, again)
         except subprocess.CalledProcessError as error:
             print(f"bare: exit code {error.returncode}", file=sys.stderr)
             return 1

@@ -1,6 +1,6 @@
 """Tests of Keras, Accelerate, Lightning and Hugging Face's Trainer, unmodified, with edl where a script puts it.
 
-Those of Keras and Accelerate come from the source packages of the versions that scripts/constraints.txt names, fetched
+Those of Keras and Accelerate come from the source packages of the versions that scripts/lock.txt names, fetched
 by pip as it is set up here. Packages of Lightning and Transformers have none of their trainers: name a checkout of the
 repository, `lightning=FOLDER`, `transformers=FOLDER`.
 Each test runs twice, in a process of its own: with the library alone, and with a plugin of pytest (`in_place_*.py`)
@@ -131,8 +131,8 @@ def compare(library: str, checkout: str, chosen: str) -> None:
 
 def pinned(library: str) -> str:
     """Its version here."""
-    lines = (ROOT / "scripts" / "constraints.txt").read_text().splitlines()
-    return next(line.partition("==")[2] for line in lines if line.startswith(f"{library}=="))
+    lines = (ROOT / "scripts" / "lock.txt").read_text().splitlines()
+    return next(line.partition("==")[2].split()[0] for line in lines if line.startswith(f"{library}=="))
 
 
 def unpacked(library: str, version: str) -> Path:

@@ -22,7 +22,7 @@ import pytest
 from real_slurm import end, free_ports, kill_tree
 
 COMMAND = Path(sys.executable).with_name("ray")
-CONSTRAINTS = Path(__file__).parents[2] / "scripts" / "constraints.txt"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 TOKEN = secrets.token_hex(32)  # Ray keeps the first that it is told for as long as a process lives: one for all of ours
 
@@ -82,7 +82,8 @@ def install() -> None:
     """Into this virtual environment: set-up leaves its 240 MB to who runs this. Skips the test where that cannot be."""
     if importlib.util.find_spec("ray") is None and sys.prefix != sys.base_prefix:
         sys.stderr.write(f"installing Ray into {sys.prefix}\n")
-        line = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS), "ray"]
+        line = [str(SCRIPTS / "uv"), "pip", "install", "--quiet", "--python", sys.executable]
+        line += ["--constraint", str(SCRIPTS / "lock.txt"), "ray"]
         subprocess.run(line, timeout=600, check=False)
         importlib.invalidate_caches()
     if importlib.util.find_spec("ray") is None:
