@@ -37,6 +37,12 @@ def foreign_package() -> str | None:
 
 def main() -> int:
     """The console script `edl`."""
+    if sys.argv[1:2] == ["run"] and sys.platform != "linux":
+        print(
+            f"edl: `edl run` needs Linux, and this is {sys.platform}: start it in a container or on a host of Linux",
+            file=sys.stderr,
+        )
+        return 2
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as in `edl run &`
     if heeded:
         signal.signal(signal.SIGINT, _interrupted)

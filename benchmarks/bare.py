@@ -1,6 +1,7 @@
 """A bare machine: from the clone, or from `pip install`, to the first change of size, and once more.
 
-    python -m benchmarks.bare [--suite bookworm] [--user] [--wheel FILE] [--mirror URL] [--share PATH...] [--keep FOLDER]
+    python -m benchmarks.bare [--suite bookworm] [--user] [--wheel FILE]
+                              [--mirror URL] [--share PATH...] [--keep FOLDER]
 
 Makes a bare Debian with debootstrap: git and bash, and no compiler, Java, ZooKeeper, etcd or Horovod. A clone of the
 last commit is made there and `scripts/demo` is started in it, twice. `--wheel`: into an empty environment that wheel is
@@ -44,8 +45,8 @@ MILESTONES = {  # the first line that has these words
     "changed": " scaled",
     "over": ": job ",
 }
-CLONE = "git config --global --add safe.directory '*' && git clone --quiet file:///clone ~/edl && cd ~/edl && scripts/demo"
 AGAIN = "cd ~/edl && scripts/demo"
+CLONE = f"git config --global --add safe.directory '*' && git clone --quiet file:///clone ~/edl && {AGAIN}"
 JOB = """
 import time
 import torch

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -85,8 +86,16 @@ def path_without(folder: Path, *others: str) -> str:
 
 
 def fitting(wheels: Iterable[Path]) -> list[Path]:
-    tag = f"-cp{sys.version_info[0]}{sys.version_info[1]}-"
-    return [wheel for wheel in wheels if tag in wheel.name or wheel.name.endswith("-none-any.whl")]
+    """Those that this Python takes: of one Python, of the stable ABI of this one or an older one, or pure."""
+    here = sys.version_info[1]
+
+    def fits(name: str) -> bool:
+        found = re.search(r"-cp3(\d+)-(abi3|cp3\d+)-", name)
+        if found is None:
+            return name.endswith("-none-any.whl")
+        return int(found[1]) <= here if found[2] == "abi3" else int(found[1]) == here
+
+    return [wheel for wheel in wheels if fits(wheel.name)]
 
 
 class Trial:

@@ -37,14 +37,15 @@ static PyObject *
 Count_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
     PyObject *step, *attention;
-    if (keywords != NULL && PyDict_GET_SIZE(keywords) != 0) {
+    if (keywords != NULL && PyDict_Size(keywords) != 0) {
         PyErr_SetString(PyExc_TypeError, "Count() takes no keyword arguments");
         return NULL;
     }
     if (!PyArg_ParseTuple(arguments, "OO:Count", &step, &attention)) {
         return NULL;
     }
-    Count *self = (Count *)type->tp_alloc(type, 0); /* all zero: releasing a buffer that was not taken does nothing */
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Count *self = (Count *)allocate(type, 0); /* all zero: releasing a buffer that was not taken does nothing */
     if (self == NULL) {
         return NULL;
     }
@@ -62,7 +63,10 @@ Count_dealloc(Count *self)
 {
     PyBuffer_Release(&self->step_buffer);
     PyBuffer_Release(&self->attention_buffer);
-    Py_TYPE(self)->tp_free(self);
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type); /* of which each instance holds a reference, as it is no static type */
 }
 
 static PyObject *
@@ -112,16 +116,20 @@ static PyMemberDef Count_members[] = {
     {NULL},
 };
 
-static PyTypeObject Count_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "edl.transport._count.Count",
-    .tp_basicsize = sizeof(Count),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = Count_new,
-    .tp_dealloc = (destructor)Count_dealloc,
-    .tp_methods = Count_methods,
-    .tp_getset = Count_properties,
-    .tp_members = Count_members,
+static PyType_Slot Count_slots[] = {
+    {Py_tp_new, Count_new},
+    {Py_tp_dealloc, Count_dealloc},
+    {Py_tp_methods, Count_methods},
+    {Py_tp_getset, Count_properties},
+    {Py_tp_members, Count_members},
+    {0, NULL},
+};
+
+static PyType_Spec Count_spec = {
+    .name = "edl.transport._count.Count",
+    .basicsize = sizeof(Count),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = Count_slots,
 };
 
 static struct PyModuleDef module = {
@@ -134,8 +142,10 @@ PyMODINIT_FUNC
 PyInit__count(void)
 {
     PyObject *made = PyModule_Create(&module);
-    if (made != NULL && PyModule_AddType(made, &Count_type) < 0) {
+    PyObject *type = made == NULL ? NULL : PyType_FromSpec(&Count_spec);
+    if (type == NULL || PyModule_AddType(made, (PyTypeObject *)type) < 0) {
         Py_CLEAR(made);
     }
+    Py_XDECREF(type);
     return made;
 }

@@ -37,7 +37,9 @@ def test_the_tests_of_a_folder_are_of_its_package(folder: str) -> None:
 
 
 def test_the_tests_at_the_root_are_of_no_package() -> None:
-    outside = re.compile(r"^(?:from|import) (?:benchmarks|demo|house|their_tests|wheel_\w+)\b|subprocess", re.MULTILINE)
+    outside = re.compile(
+        r"^(?:from|import) (?:benchmarks|demo|house|pip_settings|their_tests|wheel_\w+)\b|subprocess", re.MULTILINE
+    )
     for test in sorted(UNIT.glob("test_*.py")):
         beside = (ROOT / "edl" / test.name.removeprefix("test_")).exists()
         assert beside or outside.search(test.read_text()), f"{test.name} is of a package of edl: move it there"

@@ -67,6 +67,15 @@ def test_nothing_at_all(entry):
     assert "finds nothing" in the_line(run_entry(entry))
 
 
+def test_run_elsewhere_than_on_linux_is_one_line(entry):
+    pretend = (
+        f"import sys; sys.path.insert(0, {str(entry)!r}); sys.platform = 'darwin'; sys.argv = ['edl', 'run', 'true']"
+    )
+    code = f"{pretend}; import horovod_edl; sys.exit(horovod_edl.main())"
+    line = the_line(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False))
+    assert line == "edl: `edl run` needs Linux, and this is darwin: start it in a container or on a host of Linux"
+
+
 def test_ours_goes_on_to_the_command_line(tmp_path, entry):
     package = tmp_path / "ours" / "edl"
     package.mkdir(parents=True)

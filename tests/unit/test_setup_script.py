@@ -1,13 +1,16 @@
-"""The command line of scripts/setup: what it takes, and what it says to what it does not."""
+"""The command line of scripts/setup: what it takes, and what it says to what it does not; and its lock."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 SETUP = Path(__file__).resolve().parents[2] / "scripts" / "setup"
+LOCK = SETUP.with_name("lock.txt").read_text()
+ENTRY = re.compile(r"[a-z0-9-]+==[^ ]+( ; [^\\\n]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n")
 
 
 def asked(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,3 +32,11 @@ def test_what_it_does_not_take_is_one_line(arguments: tuple[str, ...]):
     assert said.stderr == (
         f"[setup] scripts/setup takes --all (the default), --torch or nothing, not: {' '.join(arguments)}\n"
     )
+
+
+def test_each_line_of_the_lock_is_a_version_with_hashes() -> None:
+    assert ENTRY.sub("", LOCK) == ""
+
+
+def test_the_lock_names_no_place_that_packages_come_from() -> None:
+    assert "://" not in LOCK and "--index" not in LOCK

@@ -15,8 +15,8 @@ INFO = {f"horovod_edl-1.dist-info/{name}": b"" for name in ("METADATA", "RECORD"
 }
 SOURCE = dict.fromkeys(NEEDED, b"words") | {"edl/a.py": b"code"} | {f"{path}.c": b"" for path in COMPILED}
 PURE = {path: content for path, content in SOURCE.items() if not path.endswith(".c")} | INFO
-NATIVE = {f"{path}.cpython-311-x86_64-linux-gnu.so": b"" for path in COMPILED}
-PURE_NAME, NATIVE_NAME = "horovod_edl-1-py3-none-any.whl", "horovod_edl-1-cp311-cp311-linux_x86_64.whl"
+NATIVE = {f"{path}.abi3.so": b"" for path in COMPILED}
+PURE_NAME, NATIVE_NAME = "horovod_edl-1-py3-none-any.whl", "horovod_edl-1-cp311-abi3-manylinux_2_34_x86_64.whl"
 SDIST = SOURCE | dict.fromkeys(("pyproject.toml", "setup.py", "README.md", "LICENSE", "PKG-INFO"), b"")
 
 
@@ -39,7 +39,7 @@ def test_what_is_missing_is_named(path: str) -> None:
         (PURE_NAME, {"tests/test_a.py": b""}, "tests/test_a.py does not belong into it"),
         (PURE_NAME, {"edl/transport/_count.c": b""}, "edl/transport/_count.c does not belong into it"),
         (PURE_NAME, {"edl/a.py": b"of another time"}, "edl/a.py is not that of the tree"),
-        (PURE_NAME, {"edl/transport/_count.cpython-311.so": b""}, "edl/transport/_count is compiled"),
+        (PURE_NAME, {"edl/transport/_count.abi3.so": b""}, "edl/transport/_count is compiled"),
         (NATIVE_NAME, {**NATIVE, "edl/x.so": b""}, "edl/x is compiled"),
     ],
 )

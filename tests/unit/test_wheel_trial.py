@@ -24,6 +24,7 @@ def test_neither_compilers_nor_what_is_named_is_found(tmp_path: Path, monkeypatc
 
 
 def test_a_python_is_given_its_own_wheels_and_the_pure_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["edl-1-cp311-cp311-linux_x86_64.whl", "edl-1-cp312-cp312-linux_x86_64.whl", "edl-1-py3-none-any.whl"]
+    others = ["edl-1-cp311-cp311-linux_x86_64.whl", "edl-1-cp313-abi3-manylinux_2_34_x86_64.whl"]
+    own = ["edl-1-cp312-cp312-linux_x86_64.whl", "edl-1-cp311-abi3-linux_x86_64.whl", "edl-1-py3-none-any.whl"]
     monkeypatch.setattr("sys.version_info", (3, 12, 1))
-    assert [wheel.name for wheel in fitting(Path(name) for name in names)] == names[1:]
+    assert [wheel.name for wheel in fitting(Path(name) for name in others + own)] == own

@@ -95,7 +95,7 @@ sums_of_rows(PyObject *Py_UNUSED(module), PyObject *arguments)
         Py_ssize_t full = (words + row - 1) / row * WORD;
         found = PyBytes_FromStringAndSize(NULL, full + left);
         if (found != NULL) {
-            char *digests = PyBytes_AS_STRING(found);
+            char *digests = PyBytes_AsString(found);
             Py_BEGIN_ALLOW_THREADS
             of_rows(contents.buf, words, row, of_words.buf, of_halves.buf, digests);
             Py_END_ALLOW_THREADS
