@@ -10,7 +10,7 @@ import pytest
 
 SETUP = Path(__file__).resolve().parents[2] / "scripts" / "setup"
 LOCK = SETUP.with_name("lock.txt").read_text()
-ENTRY = re.compile(r"[a-z0-9-]+==[^ ]+( ; [^\\\n]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n")
+ENTRY = re.compile(r"[a-z0-9-]+==[^ \n]+( ; [^\\\n]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n")
 
 
 def asked(*arguments: str) -> subprocess.CompletedProcess[str]:
