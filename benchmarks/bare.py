@@ -43,7 +43,7 @@ MILESTONES = {  # the first line that has these words
     "ready": "] ready",
     "training": "a third worker joins",
     "changed": " scaled",
-    "over": ": job ",
+    "over": "demo: job ",
 }
 AGAIN = "cd ~/edl && scripts/demo"
 CLONE = f"git config --global --add safe.directory '*' && git clone --quiet file:///clone ~/edl && {AGAIN}"
@@ -68,10 +68,10 @@ TRAIN = f"""
 cd ~ && PATH=~/new/bin:$PATH && echo "[pip] ready"
 echo {shlex.quote(JOB)} >train.py
 edl run -np 2 --job bare python train.py & run=$!
-until edl status bare 2>/dev/null | grep -q "step [1-9]"; do kill -0 $run && sleep 0.1; done
+until edl status bare 2>/dev/null | grep -q "step [1-9]"; do kill -0 $run && sleep 0.1 || exit 1; done
 echo "two workers train: a third worker joins"
 edl scale bare 3 --wait && echo "bare: scaled"
-edl stop bare && wait $run; echo "bare: job over"
+edl stop bare && wait $run; echo "demo: job bare is over"
 """
 
 INSIDE = """
