@@ -84,7 +84,7 @@ mount --bind "$CLONED" "$MACHINE/clone"
 while read -r path; do
     [ -n "$path" ] || continue
     mkdir -p "$MACHINE$(dirname "$path")"
-    if [ -d "$path" ]; then mkdir -p "$MACHINE$path"; else touch "$MACHINE$path"; fi
+    if [ -d "$path" ]; then mkdir -p "$MACHINE$path"; elif [ ! -e "$MACHINE$path" ]; then touch "$MACHINE$path"; fi
     mount --bind -o ro "$path" "$MACHINE$path"
 done <<END
 $SHARED
