@@ -34,6 +34,16 @@ def test_what_it_does_not_take_is_one_line(arguments: tuple[str, ...]):
     )
 
 
+def test_a_python_that_does_not_fit_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDL_PYTHON", "/bin/false")
+    said = asked("--all")
+    assert said.returncode == 2
+    assert said.stderr == (
+        "[setup] EDL_PYTHON=/bin/false is no Python 3.11 to 3.12, the newest that TensorFlow 2.18 has a wheel for; "
+        "scripts/setup --torch takes newer ones\n"
+    )
+
+
 def test_each_line_of_the_lock_is_a_version_with_hashes() -> None:
     assert ENTRY.sub("", LOCK) == ""
 
