@@ -67,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     output_filename: Path | None = None
     audit: Path | None = None
     tensorboard: Path | None = None
+    warm_starts: str = "on"
     log_level: str = "info"
     config: Path | None = None  # file of the settings that neither a flag nor a variable gives
     home: Path = msgspec.field(default_factory=lambda: Path("~/.edl").expanduser())

@@ -269,6 +269,14 @@ TABLE: tuple[Setting, ...] = (
         "TensorBoard (default: nothing is written)",
     ),
     Setting(
+        "warm_starts",
+        forms.one_of("on", "off"),
+        ("EDL_WARM_STARTS",),
+        ("--warm-starts",),
+        "on|off",
+        "keep a process that has imported what the workers have, and fork later workers from it (default: on)",
+    ),
+    Setting(
         "log_level",
         forms.log_level,
         ("EDL_LOG_LEVEL",),

@@ -26,6 +26,12 @@ def make_folder(parent: Path | None = None) -> Path:
     return Path(tempfile.mkdtemp(prefix=name, dir=parent))
 
 
+def folder_of(pid: int, parent: Path | None = None) -> list[Path]:
+    """Find those of one living process of this user."""
+    found = (parent or _parent()).glob(f"edl-{_namespace()}-{pid}-{process_start_time(pid)}-*")
+    return [folder for folder in found if folder.lstat().st_uid == os.geteuid()]
+
+
 def sweep(parent: Path | None = None) -> None:
     """Remove the folders of this user's ended processes. Folders of another pid namespace stay, because their processes
     cannot be seen from here.

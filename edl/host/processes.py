@@ -15,12 +15,13 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from edl.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _START_TIME_FIELD = 22 - 3  # of /proc/<pid>/stat, counted after the name
 _USER_TIME_FIELD = 14 - 3
 _FLAGS_FIELD = 9 - 3
@@ -180,6 +181,18 @@ def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:  # the parent ended before the prctl call
         os.kill(os.getpid(), number)
+
+
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Meanwhile, processes below this one that lose their parent become its children."""
+    libc, before = ctypes.CDLL(None), ctypes.c_int()
+    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 def spawn_daemon(argv: Sequence[str], env: Mapping[str, str], log_path: str | os.PathLike[str]) -> int:

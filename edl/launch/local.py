@@ -31,6 +31,7 @@ from edl.host.folders import sweep
 from edl.host.processes import wait_exit
 from edl.launch.bounds import TELL_GRACE_S, Bounds
 from edl.launch.coordinator import coordinator_of
+from edl.launch.forking import Forks
 from edl.launch.happenings import (
     AskedToGo,
     AskForLastWord,
@@ -55,10 +56,10 @@ from edl.launch.happenings import (
 from edl.launch.output import Printer, ToldOnce, WorkerNumbers, rank_folder
 from edl.launch.processes import MARK, end_marked, wait_marked_gone
 from edl.launch.records import OVER, Folder, LaunchRecord
-from edl.launch.supervision import Stage, Supervisor
+from edl.launch.supervision import RUNNING, Stage, Supervisor
 from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.launch.watch import JobWatch
-from edl.launch.workers import Worker, WorkersTold, search_path, start_worker
+from edl.launch.workers import Worker, WorkersTold, search_path, start_process
 from edl.outside.client import JobClient
 from edl.outside.saving import PREEMPT_S
 from edl.protocol.job import Status
@@ -127,6 +128,9 @@ class Launch:
         self._announced = self._compared = False
         self._waited = False  # for the daemons to end
         self._restarts = settings.max_restarts
+        self._forks = Forks(
+            record.command, self._folder.logs / "warm.log", self._tell_warm, wanted=settings.warm_starts == "on"
+        )
 
     async def run(self) -> Outcome:
         """Raises ConfigError when the life cannot even begin. No process is left behind in any case."""
@@ -223,6 +227,14 @@ class Launch:
         return task.result()
 
     def _start_worker(self, slot: int) -> None:
+        environ = self._environ(slot)
+        process = self._forks.start(environ) or start_process(self.record.command, environ)
+        worker = Worker(slot, process, self._printer, self._output_folder(slot), self._told)
+        worker.when_exited(lambda slot, code: self._inbox.put_nowait(WorkerExited(slot, code)))
+        self._workers.append(worker)
+
+    def _environ(self, slot: int) -> dict[str, str]:
+        """Return the variables of a worker."""
         settings = msgspec.structs.replace(
             self._settings,
             slot=slot,
@@ -233,10 +245,10 @@ class Launch:
         )
         ours = {MARK: self.record.mark, "PYTHONUNBUFFERED": "1"}  # unbuffered: a line shows when it is printed
         inherited = scrubbed(os.environ, credentials=self.record.own_coordinator)
-        environ = {**inherited, **settings.to_environment(), **ours, "PATH": search_path(os.environ)}
-        worker = start_worker(slot, self.record.command, environ, self._printer, self._output_folder(slot), self._told)
-        worker.when_exited(lambda slot, code: self._inbox.put_nowait(WorkerExited(slot, code)))
-        self._workers.append(worker)
+        return {**inherited, **settings.to_environment(), **ours, "PATH": search_path(os.environ)}
+
+    def _tell_warm(self, words: str) -> None:
+        self._write_record(warm_starts=words)
 
     def _output_folder(self, slot: int) -> Path | None:
         if self._settings.output_filename is None:
@@ -259,6 +271,8 @@ class Launch:
             happening = await self._next_happening(supervisor.deadline)
             for command in supervisor.handle(happening, self._clock.now()):
                 self._carry_out(command)
+            if not supervisor.starts_workers:
+                self._forks.end()
             self._restarts = supervisor.restarts
         assert supervisor.verdict is not None
         return supervisor.verdict
@@ -340,6 +354,8 @@ class Launch:
         self._inbox.put_nowait(job)
         ranks = {worker.slot: job.ranks[worker.pid] for worker in self._workers if worker.pid in job.ranks}
         numbers = self._told.numbers.rank(ranks)
+        if job.state in RUNNING:
+            self._forks.see([worker.pid for worker in self._workers if worker.pid in job.ranks], self._next_environ)
         for worker in self._workers:
             if worker.slot in numbers:
                 worker.take_number(numbers[worker.slot])
@@ -355,6 +371,9 @@ class Launch:
                 f"job {name} is running with {job.size} worker{'s' * (job.size != 1)}; see `edl status {name}`"
             )
 
+    def _next_environ(self) -> dict[str, str]:
+        return self._environ(len(self._workers) + self._waits)
+
     def _compare(self, job: JobSeen) -> None:
         """With what was said of it before its first worker was there."""
         if self._settings.ring == AUTO and job.ring == RingKind.TORCH:
@@ -368,6 +387,7 @@ class Launch:
 
     async def _clean_up(self) -> None:
         """While the coordinator still lives. Bounded: patience, TERM, KILL."""
+        self._forks.end()
         daemons = self._watch is not None and self._watch.heard and not self._waited
         patience_s = PATIENCE_S if daemons else 0.0
         left = await asyncio.to_thread(end_marked, self.record.mark, patience_s, self._hurry)

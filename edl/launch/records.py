@@ -48,6 +48,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     launcher: str = "edl run"  # for people
     coordinator: str = ""  # empty until it is known
     state: str = "starting"  # as in `edl status`
+    warm_starts: str = ""  # for people: whether later workers are forked
     reason: str = ""  # of a failure
     ended: float | None = None
     events_before: int = 0  # lines of its events that are of earlier lives

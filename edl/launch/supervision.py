@@ -123,6 +123,11 @@ class Supervisor:
         self._telling = False  # its leader is told first that it ends, else it says that its workers were told to leave
         self._history: list[Happening] = []
 
+    @property
+    def starts_workers(self) -> bool:
+        """Whether it may yet say so."""
+        return self.phase in {Stage.WATCHING, Stage.DOUBTING}
+
     def handle(self, happening: Happening, now: float) -> list[Command]:
         self._history.append(happening)
         del self._history[:-20]

@@ -10,12 +10,29 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 from edl.host.processes import watch_exit
 from edl.launch.output import LinePrefixer, LineTarget, Printer, Sink, ToldOnce, WorkerNumbers, forward_file
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
+
+
+class WorkerProcess(Protocol):
+    """A child of this process: a `subprocess.Popen`, or what was forked for us."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
 
 
 class WorkersTold(NamedTuple):
@@ -26,10 +43,10 @@ class WorkersTold(NamedTuple):
 
 
 class Worker:
-    """A trainer that runs."""
+    """A trainer that runs. Its output goes to ours, and to `folder` if there is one."""
 
     def __init__(
-        self, slot: int, process: subprocess.Popen[bytes], printer: Printer, folder: Path | None, told: WorkersTold
+        self, slot: int, process: WorkerProcess, printer: Printer, folder: Path | None, told: WorkersTold
     ) -> None:
         self.slot = slot
         self.pid = process.pid
@@ -75,19 +92,12 @@ def search_path(environ: Mapping[str, str]) -> str:
     return os.pathsep.join(filter(None, (str(Path(sys.executable).parent), environ.get("PATH", os.defpath))))
 
 
-def start_worker(
-    slot: int,
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    printer: Printer,
-    folder: Path | None,
-    told: WorkersTold,
-) -> Worker:
-    """Run the user's command as worker `slot`. Its output goes to ours, and to `folder` if there is one.
+def start_process(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Run the user's command.
 
     Call it from the main thread: the kernel ends the trainer together with the thread that started it.
     """
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [*DIE_WITH_PARENT, *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -95,7 +105,6 @@ def start_worker(
         env=dict(environ),
         start_new_session=True,
     )
-    return Worker(slot, process, printer, folder, told)
 
 
 def _prefix(number: int, stream: str) -> str:

@@ -14,6 +14,7 @@ from edl.core.worker.digest import final
 from edl.core.worker.inputs import StatesEqual
 from edl.core.worker.moves import given_up
 from edl.errors import JobFailed, RingBroken
+from edl.host.imported import tell_imported
 from edl.protocol.divergence import Fingerprint
 from edl.trainer.comparison import Comparison
 from edl.trainer.data.passes import PassSoFar
@@ -199,6 +200,7 @@ class BatchEnds:
         self._rates.rehearse()
         self._comparison.rehearse()
         self._shell.beside.rehearse()
+        tell_imported(self._shell.link.folder)
 
     def _pass_over(self, done: int) -> None:
         if not self._samples.pass_over(done):

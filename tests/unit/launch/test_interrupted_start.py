@@ -127,8 +127,10 @@ def test_whatever_was_begun_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     started = []
     for turns in range(1000):
         machine = Machine(turns)
-        for name in ("coordinator_of", "start_worker", "end_marked"):
+        for name in ("coordinator_of", "end_marked"):
             monkeypatch.setattr(local, name, getattr(machine, name))
+        monkeypatch.setattr(local, "start_process", lambda *_: None)
+        monkeypatch.setattr(local, "Worker", machine.start_worker)
         monkeypatch.setattr(lives, "LauncherGuard", machine.guard)
         monkeypatch.setattr(local, "JobClient", Client)
         settings = Settings(job=f"job-{turns}", home=tmp_path, np=WORKERS)

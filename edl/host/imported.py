@@ -1,0 +1,87 @@
+"""Which installed modules this process has imported: what its launcher may import ahead for later workers of the job.
+
+Owns: telling installed modules from the script's own, and the file by which a trainer tells the launcher on its host of
+them. Does not own: what is done with them (`edl.launch.forking`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+
+import edl
+from edl.host.folders import folder_of
+
+FILE = "modules.json"
+NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """What one process has imported."""
+
+    modules: tuple[str, ...]  # installed ones, in the order of their imports
+    own: tuple[str, ...]  # those that are not installed, such as the script's
+    installed: tuple[str, ...]  # folders of what is installed
+
+
+def installed_folders() -> tuple[str, ...]:
+    """Python's own library, what pip installs, and edl."""
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    paths.append(str(Path(edl.__file__).parent))
+    return tuple(dict.fromkeys([*paths, *map(os.path.realpath, paths)]))
+
+
+def sort_out(modules: Mapping[str, ModuleType], folders: Sequence[str], first: str) -> Imported:
+    """`folders`: where modules are installed. `first`: where Python looks first, which is the script's folder."""
+    places = tuple(os.path.join(folder, "") for folder in folders)
+    firsts = {first, os.path.realpath(first)} if first else set()
+    installed, own = [], []
+    for name, module in modules.items():
+        spec = getattr(module, "__spec__", None)
+        place = _place(module)
+        if spec is None or spec.name != name or place is None or not NAME.fullmatch(name):
+            continue
+        package = name.partition(".")[0]
+        top = (_place(modules.get(package)) or "").removesuffix(os.sep)
+        is_script = package != "edl" and os.path.dirname(top) in firsts  # noqa: PTH120 - there are thousands of them
+        if place.startswith(places) and not is_script:
+            installed.append(name)
+        elif "." not in name:
+            own.append(name)
+    return Imported(tuple(installed), tuple(own), tuple(folders))
+
+
+def _place(module: ModuleType | None) -> str | None:
+    """A module's file or a package's folder; None where it has neither, such as one that is built in."""
+    for path in getattr(module, "__path__", None) or ():
+        return os.path.join(path, "")
+    file = getattr(module, "__file__", None)
+    return None if file is None else str(file)
+
+
+def tell_imported(folder: Path) -> None:
+    """Leave it in the folder that this trainer has to itself. A module may be imported by another thread meanwhile."""
+    first = "" if sys.flags.safe_path or not sys.path else sys.path[0]
+    told = sort_out(dict(sys.modules), installed_folders(), first)
+    working = folder / f".{FILE}"
+    working.write_bytes(msgspec.json.encode(told))
+    working.rename(folder / FILE)
+
+
+def told_by(pid: int) -> Imported | None:
+    """What this user's trainer of that pid has told; None until it has."""
+    for folder in folder_of(pid):
+        try:
+            return msgspec.json.decode((folder / FILE).read_bytes(), type=Imported)
+        except (OSError, msgspec.MsgspecError):
+            continue
+    return None

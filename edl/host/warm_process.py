@@ -1,0 +1,310 @@
+"""A Python that has imported what a job's workers import, and from which later workers are forked.
+
+It imports nothing of edl by itself: `python [FLAGS] warm_process.py SOCKET PADDING`, where SOCKET is the number of a
+connection to the launcher. The launcher sends the names of installed modules, hears whether this process can be forked,
+and then asks for workers, one at a time. Each becomes a child of the launcher, as a new process would be.
+
+The imports are made by a thread of the lowest priority, which has ended before the first fork: the nice value belongs
+to a thread, and an unprivileged process could not raise its own again. A process that has other threads then, or a
+device open, cannot be forked, and says so.
+
+Owns: the imports, the forks, and that a fork looks as the new process would. Does not own: whether such a process is
+wanted (`edl.launch.warm_starts`), nor what becomes of a worker.
+"""
+
+import atexit
+import ctypes
+import gc
+import importlib
+import importlib.machinery
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from typing import Any
+
+PADDING = "EDL_WARM_PADDING"  # room in /proc for the variables of a worker; no import sees it
+PR_SET_PDEATHSIG = 1
+LOWEST = 19
+FIRST_TO_KILL = "1000"  # of oom_score_adj
+THREADS_END_S = 2.0  # for threads that their library ends before a fork, such as those of OpenBLAS
+ADOPTED_S = 5.0
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel")
+
+
+class NotForkable(Exception):
+    """What has been imported does not survive a fork, or is not what a new process would import."""
+
+
+# ------------------------------------------------------------------------------------------------------- the imports
+
+
+def import_all(names: list[str]) -> int:
+    """How many could not be imported: a newcomer whose script needs one of them finds out itself."""
+    failed = 0
+    for name in names:
+        if name not in sys.modules:
+            try:
+                importlib.import_module(name)
+            except BaseException as error:  # noqa: BLE001 - of whatever kind: it is not this process that needs it
+                print(f"{name}: {error!r}", file=sys.stderr)
+                failed += 1
+    gc.collect()
+    gc.freeze()  # a collection in a fork does not copy all pages
+    return failed
+
+
+def import_at_low_priority(names: list[str]) -> None:
+    def work() -> None:
+        give_way()
+        import_all(names)
+
+    thread = threading.Thread(target=work, name="edl-imports")
+    thread.start()
+    thread.join()
+
+
+def give_way() -> None:
+    """Lower the priority of this thread, and of this session where the kernel shares cores out among sessions."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
+    write("/proc/self/autogroup", str(LOWEST))
+
+
+def check_forkable(own: list[str], installed: list[str]) -> None:
+    """Raise NotForkable. `own`: modules of the script's. `installed`: folders of what is installed."""
+    places = tuple(os.path.join(folder, "") for folder in installed)
+    for name in own:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if name in sys.modules and (file is None or file.startswith(places)):
+            raise NotForkable(f"the script has a module {name} of its own, and an installed one is imported here")
+    os.waitpid(fork(), 0)  # some libraries end their threads before a fork, and begin them again when they need them
+    until = time.monotonic() + THREADS_END_S
+    while (threads := len(os.listdir("/proc/self/task"))) > 1:
+        if time.monotonic() > until:
+            raise NotForkable(f"the imports have started {threads - 1} threads")
+        time.sleep(0.01)
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if target.startswith(DEVICES):
+            raise NotForkable(f"the imports have opened {target}")
+
+
+def fork() -> int:
+    """Fork a process that does nothing."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    return pid
+
+
+# --------------------------------------------------------------------------------------------------------- the forks
+
+
+class Shown:
+    """Where the kernel reads what it shows of this process in /proc: made wide by padding when the process began."""
+
+    def __init__(self) -> None:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        self._arguments, self._arguments_end, self._environ, self._environ_end = map(int, fields[45:49])
+
+    def show(self, command: list[str], environ: dict[str, str]) -> None:
+        """Raise NotForkable where there is no room. C's own pointers into the old environment must be gone by now."""
+        _overwrite(self._arguments, self._arguments_end, command)
+        _overwrite(self._environ, self._environ_end, [f"{name}={value}" for name, value in environ.items()])
+
+
+def _overwrite(begin: int, end: int, words: list[str]) -> None:
+    text = b"".join(os.fsencode(word) + b"\0" for word in words)
+    if len(text) >= end - begin:
+        raise NotForkable("there is no room for its command and variables")
+    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+class WarmProcess:
+    """Serve one launcher."""
+
+    def __init__(self, launcher: socket.socket) -> None:
+        self._launcher = launcher
+        self._pid = os.getppid()
+        self._shown = Shown()
+        self._path = sys.path[0 if sys.flags.safe_path else 1 :]
+        self._oom = read("/proc/self/oom_score_adj")
+        self._added: dict[str, str] = {}  # variables that the imports have set
+
+    def serve(self) -> dict[str, Any] | None:
+        """Return in a worker, with what it was asked to be; None once the launcher is gone."""
+        os.environ.pop(PADDING, None)
+        sys.path[:] = self._path
+        write("/proc/self/oom_score_adj", FIRST_TO_KILL)
+        while (heard := self._hear()) is not None:
+            kind, told, descriptors = heard
+            if kind == b"i":
+                self._import(told)
+            elif worker := self._fork(told, descriptors):
+                return worker
+        return None
+
+    def _hear(self) -> tuple[bytes, dict[str, Any], list[int]] | None:
+        kind, descriptors, _, _ = socket.recv_fds(self._launcher, 1, 4)
+        if not kind:
+            return None
+        with os.fdopen(descriptors[0], encoding="utf-8", errors="surrogateescape") as file:
+            file.seek(0)
+            return kind, json.load(file), descriptors[1:]
+
+    def _import(self, told: dict[str, Any]) -> None:
+        before = dict(os.environ)
+        began = time.monotonic()
+        try:
+            import_at_low_priority(told["modules"])
+            check_forkable(told["own"], told["installed"])
+            said: dict[str, Any] = {"modules": len(sys.modules), "seconds": round(time.monotonic() - began, 3)}
+        except NotForkable as refused:
+            said = {"refused": str(refused)}
+        self._added = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        self._launcher.sendall(json.dumps(said).encode() + b"\n")
+
+    def _fork(self, told: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
+        """By way of a process that ends at once: the kernel gives its child to the launcher."""
+        between = os.fork()
+        if between == 0:
+            if os.fork() != 0:
+                os._exit(0)
+            self._become(told, descriptors)
+            return told
+        for descriptor in descriptors:
+            os.close(descriptor)
+        os.waitpid(between, 0)
+        return None
+
+    def _become(self, told: dict[str, Any], descriptors: list[int]) -> None:
+        """All that a new process would be. The launcher hears of it once nothing can go wrong any more."""
+        try:
+            self._launcher.close()
+            *streams, answer = descriptors
+            self._wait_adopted()
+            os.setsid()
+            write("/proc/self/oom_score_adj", self._oom)
+            for number, stream in enumerate(streams, start=1):
+                os.dup2(stream, number)
+                os.close(stream)
+            environ = self._added | told["environ"]
+            os.environ.clear()
+            os.environ.update(environ)
+            os.chdir(told["folder"])
+            self._shown.show(told["shown"], environ)
+            draw_anew(told["folder"])
+            with socket.socket(fileno=answer) as launcher:
+                launcher.sendall(b"%d\n" % os.getpid())
+                if not launcher.recv(1):
+                    os._exit(1)  # the launcher waits no more, and has started another process
+        except BaseException as error:  # noqa: BLE001 - the launcher starts a new process then
+            print(f"no worker can be forked: {error!r}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    def _wait_adopted(self) -> None:
+        until = time.monotonic() + ADOPTED_S
+        while os.getppid() != self._pid:
+            if time.monotonic() > until:
+                raise NotForkable("it was not given to the launcher")
+            time.sleep(0.0005)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != self._pid:
+            os._exit(1)
+
+
+def draw_anew(folder: str) -> None:
+    """What processes draw for themselves, and forks would have in common; Python's `random` draws anew by itself."""
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    if process := sys.modules.get("multiprocessing.process"):
+        process.current_process().authkey = os.urandom(32)
+        process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
+
+
+def read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def write(path: str, text: str) -> None:
+    """Where the kernel has such a file, and lets this process write it."""
+    try:
+        with open(path, "w", encoding="ascii") as file:
+            file.write(text)
+    except OSError:
+        pass
+
+
+# -------------------------------------------------------------------------------------------------------- the script
+
+
+def run(told: dict[str, Any]) -> None:
+    """As Python runs what its command line names."""
+    kind, name, arguments = told["kind"], told["name"], told["arguments"]
+    path = os.path.abspath(name)
+    sys.orig_argv = told["shown"]
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    if sys.version_info >= (3, 14):
+        del main.__dict__["__annotations__"]
+    sys.modules["__main__"] = main
+    if kind == "module":
+        sys.argv = ["-m", *arguments]
+        first = told["folder"]
+    elif kind == "code":
+        sys.argv = ["-c", *arguments]
+        first = ""
+        main.__loader__ = importlib.machinery.BuiltinImporter
+    else:
+        sys.argv = [name, *arguments]
+        first = os.path.dirname(os.path.realpath(name))
+        main.__dict__.update(__file__=path, __cached__=None)
+        main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    if not sys.flags.safe_path:
+        sys.path.insert(0, first)
+    try:
+        if kind == "module":
+            runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+        elif kind == "code":
+            exec(compile(name, "<string>", "exec", dont_inherit=True), main.__dict__)
+        else:
+            with open(name, "rb") as file:
+                code = compile(file.read(), path, "exec", dont_inherit=True)
+            exec(code, main.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - shown as Python shows it, without the frames of this file
+        show(error)
+
+
+def show(error: BaseException) -> None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    if isinstance(error, KeyboardInterrupt):  # Python ends by the signal then, when all else has ended
+        sys.excepthook(type(error), error, trace)
+        sys.excepthook = lambda *_: None
+        raise error
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    sys.excepthook(type(error), error, trace)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    asked = WarmProcess(socket.socket(fileno=int(sys.argv[1]))).serve()
+    if asked is not None:
+        run(asked)

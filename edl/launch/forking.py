@@ -1,0 +1,285 @@
+"""Workers that are forked from a process that has imported what they import (`edl.host.warm_process`).
+
+Owns: that process, what it is told, and a forked worker as its launcher holds it. Does not own: when such a process is
+wanted (`edl.launch.warm_starts`), nor what it does.
+
+Everything runs in the main thread's event loop: the kernel ties the process and its forks to that thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from edl.host import warm_process
+from edl.host.imported import Imported, told_by
+from edl.host.processes import adopting_orphans, watch_exit
+from edl.launch.warm_starts import (
+    EndWarm,
+    ImportsDone,
+    LaunchEnds,
+    RingSeen,
+    StartWarm,
+    WarmEvent,
+    WarmGone,
+    WarmRefused,
+    WarmStage,
+    WarmStarts,
+    python_line,
+)
+from edl.launch.workers import DIE_WITH_PARENT, search_path
+
+FORK_S = 3.0  # for the answer of a process that does nothing else
+IMPORT_S = 300.0
+ROOM_BYTES = 4096  # for variables that differ between workers
+
+
+class ForkedWorker:
+    """A child of this process, as far as `edl.launch.workers` knows it a `subprocess.Popen`."""
+
+    def __init__(self, pid: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        self.pid, self.stdout, self.stderr = pid, stdout, stderr
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int:
+        code = self._reap(0)
+        assert code is not None
+        return code
+
+    def _reap(self, how: int) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, how)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+
+class WarmImports(msgspec.Struct, frozen=True):
+    """The answer of a warm process to the modules it was told."""
+
+    modules: int = 0
+    seconds: float = 0.0
+    refused: str = ""
+
+
+class WarmPython:
+    """One such process."""
+
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], log: Path, exited: Callable[[int], None]
+    ) -> None:
+        """Start it: `command` is that of the workers, which `hindrance_of` has nothing against. Raises OSError."""
+        line = python_line(command)
+        assert line is not None
+        ours, its = socket.socketpair()
+        room = sum(len(os.fsencode(word)) + 1 for word in command)
+        with its, log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*DIE_WITH_PARENT, line.program, *line.flags, warm_process.__file__, str(its.fileno()), "x" * room],
+                env={**environ, warm_process.PADDING: "x" * ROOM_BYTES},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(its.fileno(),),
+                start_new_session=True,
+            )
+        self._command, self._line, self._socket = list(command), line, ours
+        self.pid = self._process.pid
+        self._watch = watch_exit(self.pid, exited)
+
+    async def import_modules(self, told: Imported) -> WarmImports | None:
+        """None: it has ended, or takes too long."""
+        self._socket.setblocking(False)
+        try:
+            _send(self._socket, b"i", msgspec.to_builtins(told))
+            async with asyncio.timeout(IMPORT_S):
+                answer = await asyncio.get_running_loop().sock_recv(self._socket, 65536)
+            return msgspec.json.decode(answer, type=WarmImports)
+        except (TimeoutError, OSError, msgspec.MsgspecError):
+            return None
+
+    def fork(self, environ: Mapping[str, str]) -> ForkedWorker | None:
+        """None: it does not answer, and is of no use any more."""
+        told = {
+            "kind": self._line.kind,
+            "name": self._line.name,
+            "arguments": self._line.arguments,
+            "shown": self._command,
+            "environ": dict(environ),
+            "folder": str(Path.cwd()),
+        }
+        with contextlib.ExitStack() as stack:
+            pipes = [os.pipe() for _ in range(2)]
+            outputs = [os.fdopen(reader, "rb") for reader, _ in pipes]
+            for _, writer in pipes:
+                stack.callback(os.close, writer)
+            answer, its = socket.socketpair()
+            stack.enter_context(answer)
+            pid = 0
+            try:
+                with its, adopting_orphans():
+                    _send(self._socket, b"f", told, *(writer for _, writer in pipes), its.fileno())
+                    its.close()
+                    pid = _read_pid(answer)
+                if pid and _is_child(pid):
+                    answer.sendall(b"!")
+                    return ForkedWorker(pid, *outputs)
+            except OSError:
+                pass
+            for output in outputs:
+                output.close()
+            return None
+
+    def end(self) -> None:
+        self._watch.cancel()
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+
+class Forks:
+    """Those of one launch: carries out what `WarmStarts` decides."""
+
+    def __init__(self, command: Sequence[str], log: Path, tell: Callable[[str], object], *, wanted: bool) -> None:
+        """`tell`: how it stands, whenever that has changed."""
+        hindrance = hindrance_of(command) if wanted else "--warm-starts off"
+        self._machine = WarmStarts(hindrance)
+        self._command, self._log, self._tell = command, log, tell
+        self._warm: WarmPython | None = None
+        self._told: Imported | None = None
+        self._environ: Mapping[str, str] = {}
+        self._importing: asyncio.Task[None] | None = None
+
+    @property
+    def words(self) -> str:
+        return self._machine.words
+
+    def see(self, pids: Iterable[int], environ: Callable[[], Mapping[str, str]]) -> None:
+        """The job is seen. `pids`: workers of this launch that are in the ring. `environ`: of a worker to come."""
+        if self._machine.stage is WarmStage.OFF:
+            return
+        if self._machine.stage is WarmStage.NONE:
+            told = [told for pid in pids if (told := told_by(pid)) is not None]
+            self._told = told[0] if told else None
+            self._environ = environ()
+        seen = RingSeen(bool(pids), self._told is not None, available_bytes())
+        self._handle(seen)
+
+    def start(self, environ: Mapping[str, str]) -> ForkedWorker | None:
+        """None: start a new process."""
+        if self._machine.stage is not WarmStage.READY:
+            return None
+        assert self._warm is not None
+        worker = self._warm.fork(environ)
+        if worker is None:
+            self._handle(WarmGone())
+        return worker
+
+    def end(self) -> None:
+        """No worker is started any more."""
+        self._handle(LaunchEnds())
+
+    def _handle(self, event: WarmEvent) -> None:
+        before = self._machine.words
+        for command in self._machine.handle(event):
+            match command:
+                case StartWarm():
+                    self._start()
+                case EndWarm():
+                    self._end()
+        if self._machine.words != before:
+            self._tell(self._machine.words)
+
+    def _start(self) -> None:
+        assert self._told is not None
+        try:
+            self._warm = WarmPython(self._command, self._environ, self._log, self._exited)
+        except OSError as error:
+            self._handle(WarmRefused(f"no process can be started: {error.strerror}"))
+            return
+        self._importing = asyncio.create_task(self._import(self._warm, self._told))
+
+    async def _import(self, warm: WarmPython, told: Imported) -> None:
+        done = await warm.import_modules(told)
+        if warm is not self._warm:
+            return
+        if done is None:
+            self._handle(WarmGone())
+        else:
+            self._handle(WarmRefused(done.refused) if done.refused else ImportsDone(done.modules, done.seconds))
+
+    def _exited(self, _: int) -> None:
+        self._handle(WarmGone())
+
+    def _end(self) -> None:
+        if self._importing is not None:
+            self._importing.cancel()
+            self._importing = None
+        if self._warm is not None:
+            self._warm.end()
+            self._warm = None
+
+
+def hindrance_of(command: Sequence[str]) -> str:
+    """Say why workers of this command cannot be forked; nothing where they can."""
+    line = python_line(command)
+    if line is None:
+        return "the command is not `python SCRIPT.py` or `python -m MODULE`"
+    found = shutil.which(line.program, path=search_path(os.environ))
+    if found is None or Path(found).parent != Path(sys.executable).parent:
+        return f"{line.program} is not the Python that edl is in"
+    if line.kind == "script" and not Path(line.name).is_file():
+        return f"{line.name} is not one file"
+    return ""
+
+
+def available_bytes() -> int:
+    """Memory that processes may yet take, by the kernel's estimate."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return 0
+
+
+def _send(to: socket.socket, kind: bytes, told: Mapping[str, Any], *descriptors: int) -> None:
+    """Long messages lie in memory, and only the number of that file is sent."""
+    file = os.memfd_create("edl-warm", os.MFD_CLOEXEC)
+    try:
+        text = memoryview(json.dumps(told).encode("utf-8", "surrogateescape"))
+        while text:
+            text = text[os.write(file, text) :]
+        socket.send_fds(to, [kind], [file, *descriptors])
+    finally:
+        os.close(file)
+
+
+def _read_pid(answer: socket.socket) -> int:
+    """0: it has ended before it was a worker."""
+    answer.settimeout(FORK_S)
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (piece := answer.recv(32)):
+            return 0
+        line += piece
+    return int(line)
+
+
+def _is_child(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
