@@ -40,7 +40,7 @@ from edl.launch.warm_starts import (
 )
 from edl.launch.workers import DIE_WITH_PARENT, search_path
 
-FORK_S = 3.0  # for the answer of a process that does nothing else
+FORK_S = 10.0  # for the answer of a process that does nothing else, on a busy machine
 IMPORT_S = 300.0
 ROOM_BYTES = 4096  # for variables that differ between workers
 
