@@ -270,11 +270,12 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "warm_starts",
-        forms.one_of("on", "off"),
+        forms.one_of("on", "off", "eager"),
         ("EDL_WARM_STARTS",),
         ("--warm-starts",),
-        "on|off",
-        "keep a process that has imported what the workers have, and fork later workers from it (default: on)",
+        "on|off|eager",
+        "keep a process that has imported what the workers have, and fork later workers from it; it imports at the "
+        "lowest priority, or, eager, at that of the workers (default: on)",
     ),
     Setting(
         "log_level",

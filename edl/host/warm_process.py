@@ -59,9 +59,10 @@ def import_all(names: list[str]) -> int:
     return failed
 
 
-def import_at_low_priority(names: list[str]) -> None:
+def import_in_thread(names: list[str], *, eager: bool) -> None:
     def work() -> None:
-        give_way()
+        if not eager:
+            give_way()
         import_all(names)
 
     thread = threading.Thread(target=work, name="edl-imports")
@@ -165,7 +166,7 @@ class WarmProcess:
         before = dict(os.environ)
         began = time.monotonic()
         try:
-            import_at_low_priority(told["modules"])
+            import_in_thread(told["modules"], eager=told["eager"])
             check_forkable(told["own"], told["installed"])
             said: dict[str, Any] = {"modules": len(sys.modules), "seconds": round(time.monotonic() - began, 3)}
         except NotForkable as refused:

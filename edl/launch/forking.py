@@ -41,7 +41,6 @@ from edl.launch.warm_starts import (
 from edl.launch.workers import DIE_WITH_PARENT, search_path
 
 FORK_S = 10.0  # for the answer of a process that does nothing else, on a busy machine
-IMPORT_S = 300.0
 ROOM_BYTES = 4096  # for variables that differ between workers
 
 
@@ -101,15 +100,14 @@ class WarmPython:
         self.pid = self._process.pid
         self._watch = watch_exit(self.pid, exited)
 
-    async def import_modules(self, told: Imported) -> WarmImports | None:
-        """None: it has ended, or takes too long."""
+    async def import_modules(self, told: Imported, *, eager: bool) -> WarmImports | None:
+        """None: it has ended. It may take minutes where the workers keep all cores, unless it is `eager`."""
         self._socket.setblocking(False)
         try:
-            _send(self._socket, b"i", msgspec.to_builtins(told))
-            async with asyncio.timeout(IMPORT_S):
-                answer = await asyncio.get_running_loop().sock_recv(self._socket, 65536)
+            _send(self._socket, b"i", {**msgspec.to_builtins(told), "eager": eager})
+            answer = await asyncio.get_running_loop().sock_recv(self._socket, 65536)
             return msgspec.json.decode(answer, type=WarmImports)
-        except (TimeoutError, OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError):
             return None
 
     def fork(self, environ: Mapping[str, str]) -> ForkedWorker | None:
@@ -154,9 +152,10 @@ class WarmPython:
 class Forks:
     """Those of one launch: carries out what `WarmStarts` decides."""
 
-    def __init__(self, command: Sequence[str], log: Path, tell: Callable[[str], object], *, wanted: bool) -> None:
-        """`tell`: how it stands, whenever that has changed."""
-        hindrance = hindrance_of(command) if wanted else "--warm-starts off"
+    def __init__(self, command: Sequence[str], log: Path, tell: Callable[[str], object], wanted: str) -> None:
+        """`tell`: how it stands, whenever that has changed. `wanted`: as `--warm-starts` says."""
+        hindrance = "--warm-starts off" if wanted == "off" else hindrance_of(command)
+        self._eager = wanted == "eager"
         self._machine = WarmStarts(hindrance)
         self._command, self._log, self._tell = command, log, tell
         self._warm: WarmPython | None = None
@@ -214,7 +213,7 @@ class Forks:
         self._importing = asyncio.create_task(self._import(self._warm, self._told))
 
     async def _import(self, warm: WarmPython, told: Imported) -> None:
-        done = await warm.import_modules(told)
+        done = await warm.import_modules(told, eager=self._eager)
         if warm is not self._warm:
             return
         if done is None:

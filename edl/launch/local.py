@@ -128,9 +128,7 @@ class Launch:
         self._announced = self._compared = False
         self._waited = False  # for the daemons to end
         self._restarts = settings.max_restarts
-        self._forks = Forks(
-            record.command, self._folder.logs / "warm.log", self._tell_warm, wanted=settings.warm_starts == "on"
-        )
+        self._forks = Forks(record.command, self._folder.logs / "warm.log", self._tell_warm, settings.warm_starts)
 
     async def run(self) -> Outcome:
         """Raises ConfigError when the life cannot even begin. No process is left behind in any case."""

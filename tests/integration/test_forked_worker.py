@@ -101,7 +101,7 @@ def starting(folder: Path, command: list[str], environ: Mapping[str, str], modul
     async def start() -> WarmPython:
         assert not hindrance_of(command)
         warm = WarmPython(command, environ, folder / "warm.log", lambda _: None)
-        done = await warm.import_modules(Imported(modules, ("beside_it",), installed_folders()))
+        done = await warm.import_modules(Imported(modules, ("beside_it",), installed_folders()), eager=True)
         assert done is not None and not done.refused, (done, (folder / "warm.log").read_text())
         return warm
 
