@@ -42,6 +42,7 @@ class Edl:
         self.warm = warm
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "HOROVOD_"))}
         self.environ = {**kept, **SPARING, "EDL_HOME": str(home), "PYTHONPATH": str(ROOT), "EDL_MAX_RESTARTS": "0"}
+        self.environ["EDL_WARM_STARTS"] = "off"  # forks are tested by themselves, and these have their own
         self._started: list[subprocess.Popen[str]] = []
         self._looks: dict[str, client.Job] = {}
 
