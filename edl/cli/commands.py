@@ -38,11 +38,15 @@ def status(arguments: argparse.Namespace) -> int:
         return _list(known, arguments.json)
     if (cluster := cluster_with(arguments)) is not None:
         return _status_in(cluster, arguments)
-    found = asyncio.run(read_status(located(arguments)))
+    where = located(arguments)
+    found = asyncio.run(read_status(where))
     if arguments.json:
         show.say_json(found)
-    else:
-        show.show_status(found)
+        return 0
+    show.show_status(found)
+    record = where.folder.read() if where.folder is not None else None
+    if record is not None and record.alive and record.warm_starts:
+        show.say(f"  warm starts {record.warm_starts}")
     return 0
 
 

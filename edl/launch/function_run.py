@@ -84,6 +84,7 @@ class RunSettings(TypedDict, total=False):
     metrics_port: int
     metrics_address: str
     tensorboard: Text
+    warm_starts: str
     log_level: str
     config: Text
     home: Text
