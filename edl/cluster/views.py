@@ -69,6 +69,8 @@ class JobView(msgspec.Struct, frozen=True):
     deadline: float | None = None
     left: float | None = None  # work left, if the job reports it
     change_s: float = 0.0  # how long a change of its size keeps it from training
+    boot_s: float = 0.0  # the time from the start of its newest workers until they trained
+    left_s: float | None = None  # the time to its end at its present size, where its script has told its steps
     # at present
     workers: int = 0
     running_batch: int = 0

@@ -12,7 +12,6 @@ Owns: the imports, the forks, and that a fork looks as the new process would. Do
 wanted (`edl.launch.warm_starts`), nor what becomes of a worker.
 """
 
-import atexit
 import ctypes
 import gc
 import importlib

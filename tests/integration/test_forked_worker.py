@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from typing import Any
 import pytest
 
 from edl.host.imported import Imported, installed_folders
-from edl.launch.forking import ForkedWorker, WarmPython, hindrance_of
+from edl.launch.forking import WarmPython, hindrance_of
 from edl.launch.workers import WorkerProcess, start_process
 
 pytestmark = pytest.mark.integration
 
-SCRIPT = r'''
+SCRIPT = r"""
 import atexit, collections, json, multiprocessing, os, resource, signal, sys, threading, time, warnings
 import beside_it
 
@@ -88,7 +87,7 @@ if __name__ == "__main__":
             told[how] = pool.map(square, range(4))
     print(json.dumps(told, default=str), flush=True)
     exec(sys.argv[1] if len(sys.argv) > 1 else "")
-'''
+"""
 BESIDE = "import json\n"
 KNOWN = {"edl-imports"}
 

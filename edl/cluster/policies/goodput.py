@@ -7,8 +7,9 @@ sample of a large batch is still worth. The policy chooses the sizes with the la
 
 - `power` below 1 makes the second device of one job worth less than the first one of another.
 - `kept` is the share of its time that a job keeps, if it is changed: the cost of a change, over the time until the
-  next one. A job is expected to run for as long again as it has run, as lifetimes with heavy tails do, and for
-  `settle_s` at least. A change must be worth `hesitation` beyond its cost, so that no job changes for nothing.
+  next one. A larger size also costs the time that the job's newest workers took to come. A job is expected to run for as
+  long again as it has run, as lifetimes with heavy tails do, and for `settle_s` at least, but not beyond the steps that
+  its script says are left. A change must be worth `hesitation` beyond its cost, so that no job changes for nothing.
 - the weight falls with the device-seconds that a job has had, for the same reason: a job that has had much needs much.
 - `doubt` discounts speeds that were not measured; `reach` bounds how far a job may go beyond the sizes it has tried.
 
@@ -35,6 +36,7 @@ from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.optimum import best
 from edl.cluster.views import Aim, ClusterView, JobView
 
+TINY_S: Final = 1e-6
 TURN: Final = 1.5  # jobs that have waited too long are compared by powers of it
 
 
@@ -99,14 +101,19 @@ class Goodput(msgspec.Struct, frozen=True):
 
 
 def kept_share(offered: Offer, settle_s: float, hesitation: float) -> Floats:
-    """Return the share of its time that a job keeps if it is given another size: 1 for its present size."""
+    """Return the share of its time that a job keeps if it is given another size: 1 for its present size. A larger size
+    brings nothing until its newcomers train.
+    """
     jobs = offered.jobs
-    cost = np.array([job.change_s for job in jobs])
     ahead = settle_s + np.array([job.ran for job in jobs])
+    ends = np.array([math.inf if job.left_s is None else job.left_s for job in jobs])
+    ahead = np.maximum(np.minimum(ahead, ends), TINY_S)[:, None]
     present = np.array([job.workers for job in jobs])[:, None]
+    boot = np.array([job.boot_s for job in jobs])[:, None]
+    cost = np.array([job.change_s for job in jobs])[:, None] + np.where(offered.sizes > present, boot, 0.0)
     # A job that starts loses the same time at any size.
     changed = (1 - hesitation) * np.maximum(ahead - cost, 0) / ahead
-    return np.where((offered.sizes == present) | (present == 0), 1.0, changed[:, None])
+    return np.where((offered.sizes == present) | (present == 0), 1.0, changed)
 
 
 def reason(job: JobView, size: int, curve: Floats) -> str:

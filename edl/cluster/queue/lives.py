@@ -13,7 +13,7 @@ from edl.cluster.queue.inputs import BeginLife, JobLook, JobLooked, LifeReady, L
 from edl.cluster.queue.phases import ACTIVE, BOOTING, TRAINING, JobPhase, Turn
 from edl.cluster.queue.retries import judge
 from edl.cluster.queue.sights import wasted
-from edl.cluster.queue.state import QueueState
+from edl.cluster.queue.state import QueueState, SeenJob
 
 JOINED = frozenset({"running", "scaling", "preempting"})  # states of a job whose workers train
 MOST_EXITS = 32
@@ -59,6 +59,7 @@ def looked(state: QueueState, word: JobLooked, now: float) -> None:
     seen.step_s = word.look.step_s or seen.step_s
     seen.left = seen.left if word.look.left is None else word.look.left
     seen.save_s = word.look.save_s or seen.save_s
+    _count_boot(seen, job, now)
     if word.look.over and seen.over_since is None:
         seen.over_since = now
     step = job.base + word.look.step
@@ -66,6 +67,13 @@ def looked(state: QueueState, word: JobLooked, now: float) -> None:
         job = _came_on(state, job, step, now)
     if job.phase in BOOTING and word.look.state in JOINED and word.look.size:
         _trains(state, job, now)
+
+
+def _count_boot(seen: SeenJob, job: JobEntry, now: float) -> None:
+    """Once all that are to stay train, so that the newest of them does."""
+    newest = max(job.staying, key=lambda worker: worker.number, default=None)
+    if newest is not None and newest.number > seen.booted and seen.look.size >= len(job.staying):
+        seen.booted, seen.boot_s = newest.number, max(0.0, now - newest.began)
 
 
 def _came_on(state: QueueState, job: JobEntry, step: int, now: float) -> JobEntry:

@@ -22,7 +22,7 @@ from edl.cluster.queue.lives import give_up, send_away
 from edl.cluster.queue.migration import next_step
 from edl.cluster.queue.phases import ACTIVE, TRAINING, JobPhase, Turn
 from edl.cluster.queue.quotas import within_quotas
-from edl.cluster.queue.sights import free_devices, placed, view
+from edl.cluster.queue.sights import SeenPace, free_devices, placed, view
 from edl.cluster.queue.speeds import LiveSpeeds
 from edl.cluster.queue.state import QueueState
 from edl.cluster.queue.yielding import yielded
@@ -39,7 +39,7 @@ def outlook(state: QueueState, speeds: LiveSpeeds, now: float) -> ClusterView:
     jobs = [job for name in state.live if not (job := state.jobs[name]).over]
     jobs.sort(key=lambda job: (job.asked.submitted, job.name))
     decided = [job for job in jobs if _is_open(state, job, most, now)]
-    views = [view(job, speeds.speed(job), most, _left(state, job)) for job in decided]
+    views = [view(job, speeds.speed(job), most, _pace(state, job)) for job in decided]
     shown = within_quotas(views, state.rules.quotas, _going(state, {job.name for job in decided}))
     return ClusterView(tuple(_room(state, shown, now)), shown)
 
@@ -52,11 +52,11 @@ def _going(state: QueueState, decided: Collection[str]) -> Counter[str]:
     return going
 
 
-def _left(state: QueueState, job: JobEntry) -> float | None:
-    if not state.rules.sees_left:
-        return None
-    left = state.seen_of(job).left
-    return state.rules.guessed_left if left is None else left
+def _pace(state: QueueState, job: JobEntry) -> SeenPace:
+    seen = state.seen_of(job)
+    left = state.rules.guessed_left if seen.left is None else seen.left
+    known = seen.left is not None and seen.look.step_s > 0  # of the present size
+    return SeenPace(left if state.rules.sees_left else None, left * seen.look.step_s if known else None, seen.boot_s)
 
 
 def _is_open(state: QueueState, job: JobEntry, most: int, now: float) -> bool:

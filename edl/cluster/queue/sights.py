@@ -48,7 +48,18 @@ def wasted(job: JobEntry, steps: int, step_s: float) -> JobEntry:
     return msgspec.structs.replace(job, used=used)
 
 
-def view(job: JobEntry, speed: Speed, most: int, left: float | None = None) -> JobView:
+class SeenPace(msgspec.Struct, frozen=True):
+    """The progress of a live job, as far as a `JobView` shows it."""
+
+    left: float | None = None  # work
+    left_s: float | None = None
+    boot_s: float = 0.0
+
+
+UNSEEN: Final = SeenPace()
+
+
+def view(job: JobEntry, speed: Speed, most: int, pace: SeenPace = UNSEEN) -> JobView:
     """Return the policy's view of a job that is not over. `most`: devices that the cluster has."""
     asked = job.asked
     placement = (job.moving or placed(job)) if job.workers else {}
@@ -64,8 +75,10 @@ def view(job: JobEntry, speed: Speed, most: int, left: float | None = None) -> J
         user=asked.user,
         priority=asked.priority,
         deadline=asked.deadline,
-        left=left,
+        left=pace.left,
         change_s=CHANGE_S,
+        boot_s=pace.boot_s,
+        left_s=pace.left_s,
         workers=sum(placement.values()),
         running_batch=job.batch if placement else 0,
         placement=placement,

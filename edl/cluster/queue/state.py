@@ -58,6 +58,8 @@ class SeenJob:
     gone: set[str] = field(default_factory=set)  # workers that are gone
     batch_at: float = -math.inf  # when a batch was asked for
     save_s: float = 0.0  # the newest known, also of the life before
+    boot_s: float = 0.0  # likewise: from the start of the newest workers until they trained
+    booted: int = 0  # the number of the newest worker that has come to train
     over_since: float | None = None  # since when its leader has reported how the job ends
 
 
@@ -147,8 +149,10 @@ class QueueState:
         """Return the observations of the job's present life."""
         seen = self.seen.get(job.name)
         if seen is None or seen.life != job.life:
-            step_s, left, save_s = (0.0, None, 0.0) if seen is None else (seen.step_s, seen.left, seen.save_s)
-            seen = self.seen[job.name] = SeenJob(job.life, step_s=step_s, left=left, save_s=save_s)
+            before = seen or SeenJob(0)
+            seen = self.seen[job.name] = SeenJob(
+                job.life, step_s=before.step_s, left=before.left, save_s=before.save_s, boot_s=before.boot_s
+            )
         return seen
 
     def is_ending(self, job: JobEntry) -> bool:

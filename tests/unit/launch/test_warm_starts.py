@@ -90,7 +90,10 @@ def sorted_out(*modules: ModuleType, first: str = "/home/me/job") -> tuple[tuple
 
 
 def test_installed_modules_are_told_in_the_order_of_their_imports() -> None:
-    torch, nn = module("torch", "/venv/site/torch/__init__.py", "/venv/site/torch"), module("torch.nn", "/venv/site/torch/nn.py")
+    torch, nn = (
+        module("torch", "/venv/site/torch/__init__.py", "/venv/site/torch"),
+        module("torch.nn", "/venv/site/torch/nn.py"),
+    )
     assert sorted_out(torch, nn, module("json", "/lib/python/json.py")) == (("torch", "torch.nn", "json"), ())
 
 

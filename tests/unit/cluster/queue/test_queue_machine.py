@@ -27,7 +27,7 @@ from edl.cluster.queue.inputs import (
 )
 from edl.cluster.queue.phases import TERMINAL, TRANSITIONS, JobPhase, Turn, after
 from edl.cluster.queue.scheduler import SchedulerMachine
-from edl.cluster.queue.seating import BATCH_AGAIN_S
+from edl.cluster.queue.seating import BATCH_AGAIN_S, outlook
 from edl.cluster.queue.shown import left_out_by
 from edl.cluster.queue.speeds import UnknownSpeeds
 from edl.cluster.queue.yielding import Shares
@@ -689,3 +689,30 @@ def test_a_job_that_was_not_saved_in_time_is_given_twice_as_long_the_next_time()
     play.submit("second", priority=9)
     play()
     assert next(act.deadline_s for act in reversed(play.acts) if isinstance(act, SendAway)) == 2 * RULES.save_s
+
+
+def test_a_policy_sees_how_long_a_jobs_newest_workers_took_to_train_and_when_it_ends() -> None:
+    def seen() -> tuple[float, float | None]:
+        [job] = outlook(play.machine._state, UnknownSpeeds(), play.now).jobs
+        return round(job.boot_s, 6), job.left_s
+
+    play = QueuePlay(n=2)
+    play.submit("a", most=2)
+    began = play.now
+    play(after=6.0)
+    assert seen() == (0.0, None)
+    play.look("a", step=1, left=100.0)
+    first = play.now - began
+    assert seen() == (pytest.approx(first, abs=1.0), None), "how long a step takes is not known yet"
+    play(after=5.0)
+    play.look("a", step=2, left=99.0, step_s=0.5)
+    assert seen() == (pytest.approx(first, abs=1.0), 49.5), "it has no newer worker"
+    play(SizeWanted("a", 2))
+    assert len(play.workers("a")) == 2
+    asked = play.now
+    play(after=2.0)
+    play.look("a", step=3, size=1)
+    assert seen()[0] == pytest.approx(first, abs=1.0)
+    play(after=20.0)
+    play.look("a", step=4, size=2)
+    assert seen()[0] == pytest.approx(play.now - asked, abs=1.0)
