@@ -119,7 +119,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(namespace=Options())
     for framework, start in itertools.product(options.frameworks, options.starts):
-        for options.ring in options.rings if framework == "torch" else ["horovod"]:
+        for ring in options.rings if framework == "torch" else ["horovod"]:
+            options.ring = ring
             rounds = []
             for _ in range(options.rounds):
                 with tempfile.TemporaryDirectory() as folder:

@@ -42,7 +42,7 @@ def installed_folders() -> tuple[str, ...]:
 
 def sort_out(modules: Mapping[str, ModuleType], folders: Sequence[str], first: str) -> Imported:
     """`folders`: where modules are installed. `first`: where Python looks first, which is the script's folder."""
-    places = tuple(os.path.join(folder, "") for folder in folders)
+    places = tuple(os.path.join(folder, "") for folder in folders)  # noqa: PTH118 - with its end
     firsts = {first, os.path.realpath(first)} if first else set()
     installed, own = [], []
     for name, module in modules.items():
@@ -63,7 +63,7 @@ def sort_out(modules: Mapping[str, ModuleType], folders: Sequence[str], first: s
 def _place(module: ModuleType | None) -> str | None:
     """A module's file or a package's folder; None where it has neither, such as one that is built in."""
     for path in getattr(module, "__path__", None) or ():
-        return os.path.join(path, "")
+        return os.path.join(path, "")  # noqa: PTH118 - with its end
     file = getattr(module, "__file__", None)
     return None if file is None else str(file)
 

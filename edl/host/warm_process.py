@@ -257,9 +257,9 @@ def run(told: dict[str, Any]) -> None:
     path = os.path.abspath(name)
     sys.orig_argv = told["shown"]
     main = types.ModuleType("__main__")
-    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
-    if sys.version_info >= (3, 14):
-        del main.__dict__["__annotations__"]
+    main.__dict__.update(__builtins__=sys.modules["builtins"])
+    if sys.version_info < (3, 14):
+        main.__dict__.update(__annotations__={})
     sys.modules["__main__"] = main
     if kind == "module":
         sys.argv = ["-m", *arguments]

@@ -50,7 +50,7 @@ def python_line(command: Sequence[str]) -> PythonLine | None:
         word = words.pop(0)
         if not word.startswith("-"):
             return PythonLine(command[0], tuple(flags), "script", word, tuple(words)) if word.endswith(".py") else None
-        for place, letter in enumerate(word[1:], start=2):
+        for place, letter in enumerate(word[1:] or word, start=2):  # a lone "-" is the standard input
             if letter in {"c", "m"}:
                 argument = word[place:] or (words.pop(0) if words else "")
                 if before := word[1 : place - 1]:
@@ -67,8 +67,6 @@ def python_line(command: Sequence[str]) -> PythonLine | None:
             if letter not in _ALONE:
                 return None
         else:
-            if word == "-":
-                return None
             flags.append(word)
     return None
 

@@ -1,4 +1,4 @@
-"""Under `edl run` newcomers and replacements are forked from a process that has imported what the first workers have."""
+"""Under `edl run` newcomers and replacements are forked from a process that has imported what workers have."""
 
 from __future__ import annotations
 
