@@ -159,11 +159,11 @@ def test_one_that_cannot_be_forked_is_ended_for_good() -> None:
 
 
 def test_one_that_has_ended_is_started_again_a_few_times() -> None:
-    machine, starts = WarmStarts(), 0
-    while machine.handle(RING) == [StartWarm()]:
-        starts += 1
+    machine = WarmStarts()
+    for _ in range(MOST_STARTS):
+        assert machine.handle(RING) == [StartWarm()]
         assert machine.handle(WarmGone()) == [EndWarm()]
-    assert starts == MOST_STARTS
+    assert machine.handle(RING) == []
     assert machine.stage is WarmStage.OFF
 
 
