@@ -12,6 +12,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -46,7 +47,7 @@ def sort_out(modules: Mapping[str, ModuleType], folders: Sequence[str], first: s
     firsts = {first, os.path.realpath(first)} if first else set()
     installed, own = [], []
     for name, module in modules.items():
-        spec = getattr(module, "__spec__", None)
+        spec = _spec(module)
         place = _place(module)
         if spec is None or spec.name != name or place is None or not NAME.fullmatch(name):
             continue
@@ -61,11 +62,20 @@ def sort_out(modules: Mapping[str, ModuleType], folders: Sequence[str], first: s
 
 
 def _place(module: ModuleType | None) -> str | None:
-    """A module's file or a package's folder; None where it has neither, such as one that is built in."""
-    for path in getattr(module, "__path__", None) or ():
+    """A module's file or a package's folder; None where it has neither, such as one that is built in. Only the spec is
+    asked: some modules are objects that answer for any attribute.
+    """
+    spec = _spec(module)
+    if spec is None:
+        return None
+    for path in spec.submodule_search_locations or ():
         return os.path.join(path, "")  # noqa: PTH118 - with its end
-    file = getattr(module, "__file__", None)
-    return None if file is None else str(file)
+    return spec.origin if spec.has_location else None
+
+
+def _spec(module: ModuleType | None) -> ModuleSpec | None:
+    spec = getattr(module, "__spec__", None)
+    return spec if isinstance(spec, ModuleSpec) else None
 
 
 def tell_imported(folder: Path) -> None:

@@ -64,6 +64,7 @@ class BatchEnds:
         self._evaluations = Evaluations(lambda: framework.ring, self)
         self._ring_broke = False  # in the mini-batch that ends
         self._is_known = False  # what the script trains
+        self._told_imported = False
         self._at_end = False  # the script has ended the newest step, and has not come to the end of another one
         self.standing = ScriptStanding(extras)
         self.resized: list[Callable[[int, int], object]] = []  # what is called with the old size and the new one
@@ -138,6 +139,7 @@ class BatchEnds:
         self._tell_resized(old)
         self._prepare_step()
         shell.weigh_if_known()
+        self._tell_imported()
         return not weightless
 
     def _end_uncommitted(self) -> bool:
@@ -200,7 +202,13 @@ class BatchEnds:
         self._rates.rehearse()
         self._comparison.rehearse()
         self._shell.beside.rehearse()
-        tell_imported(self._shell.link.folder)
+        self._tell_imported()
+
+    def _tell_imported(self) -> None:
+        """Once: what the script has imported by the end of a whole mini-batch."""
+        if not self._told_imported:
+            self._told_imported = True
+            tell_imported(self._shell.link.folder)
 
     def _pass_over(self, done: int) -> None:
         if not self._samples.pass_over(done):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -77,10 +78,19 @@ def test_only_the_python_of_edl_is_forked(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def module(name: str, file: str | None = None, path: str | None = None, spec: str | None = None) -> ModuleType:
-    made = SimpleNamespace(__spec__=SimpleNamespace(name=spec or name), __file__=file)
+    made = ModuleType(name)
+    made.__spec__ = ModuleSpec(spec or name, None, origin=file, is_package=path is not None)
+    made.__spec__.has_location = file is not None
     if path is not None:
-        made.__path__ = [path]
-    return made  # type: ignore[return-value]
+        made.__spec__.submodule_search_locations = [path]
+    return made
+
+
+class Answers(ModuleType):
+    """Has any attribute, as `torch.classes` does."""
+
+    def __getattr__(self, name: str) -> object:
+        return object()
 
 
 def sorted_out(*modules: ModuleType, first: str = "/home/me/job") -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -106,6 +116,11 @@ def test_nothing_of_the_scripts_own_is_imported_ahead() -> None:
 def test_a_module_beside_a_script_that_is_installed_is_its_own() -> None:
     beside = module("random", "/venv/site/tool/random.py"), module("random.deep", "/venv/site/tool/random/deep.py")
     assert sorted_out(*beside, first="/venv/site/tool") == ((), ("random",))
+
+
+def test_a_module_that_answers_for_any_attribute_is_left_out() -> None:
+    found = sort_out({"classes": Answers("classes")}, ["/venv/site"], "")
+    assert (found.modules, found.own) == ((), ())
 
 
 def test_edl_is_never_the_scripts_own() -> None:
