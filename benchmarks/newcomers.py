@@ -27,22 +27,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pause
 from benchmarks.pause import Run, Worker, wait
 
 STEPS = 40
 
 
-class Options(argparse.Namespace):
-    frameworks: list[str]
+class Options(pause.Options):
     rings: list[str]
     starts: list[str]
-    rounds: int
-    step_ms: float
-    json: bool
     state_mb = 0
     device = "cpu"
     apart = False
-    ring = ""
 
 
 def longest(workers: list[Worker], median: float, since: float, until: float) -> float:

@@ -173,6 +173,16 @@ class TensorFlowTask:
         hvd.broadcast(tf.zeros(count // 4), 0, name="ballast").numpy()
 
 
+class Voidable(TensorFlowTask):
+    """A `tf.function`, of which edl makes a void mini-batch when the ring breaks."""
+
+    def train(self) -> None:
+        import edl.tensorflow as edl
+
+        with edl.voidable():
+            self._step()
+
+
 TASKS: dict[str, type[TorchTask | TensorFlowTask]] = {"torch": TorchTask, "tensorflow": TensorFlowTask}
 
 
@@ -180,14 +190,12 @@ def run_edl(framework: str, ballast_bytes: int, step_s: float, folder: Path, not
     edl: Any = importlib.import_module(f"edl.{framework}")
     note_entering(notes)
     edl.init()
-    task = TASKS[framework](ballast_bytes, edl.local_rank())
+    task = (Voidable if framework == "tensorflow" else TorchTask)(ballast_bytes, edl.local_rank())
     task.use_edl(edl)
     for _ in edl.elastic_shard_generator(SAMPLES, epochs=1000).batches(BATCH):
         time.sleep(step_s)
         task.train()
-        rehearsing = edl.rehearsing()
-        edl.notify_batch_end()
-        if not rehearsing:
+        if edl.notify_batch_end():
             notes.step(edl.size())
         if until(folder, "broadcast") == edl.step():
             for _ in range(BROADCASTS):

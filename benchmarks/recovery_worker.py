@@ -14,7 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pause_worker import BATCH, SAMPLES, STEP_S, TASKS, TensorFlowTask, TorchTask, choose_device, until
+from benchmarks.pause_worker import (
+    BATCH,
+    SAMPLES,
+    STEP_S,
+    TASKS,
+    TensorFlowTask,
+    TorchTask,
+    Voidable,
+    choose_device,
+    until,
+)
 
 EAGER = "EDL_BENCHMARK_EAGER"
 
@@ -24,16 +34,6 @@ class Eager(TensorFlowTask):
 
     def train(self) -> None:
         self._forward_and_back()
-
-
-class Voidable(TensorFlowTask):
-    """A `tf.function`, of which edl makes a void mini-batch when the ring breaks."""
-
-    def train(self) -> None:
-        import edl.tensorflow as edl
-
-        with edl.voidable():
-            self._step()
 
 
 class Notes:

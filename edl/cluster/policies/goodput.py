@@ -7,9 +7,9 @@ sample of a large batch is still worth. The policy chooses the sizes with the la
 
 - `power` below 1 makes the second device of one job worth less than the first one of another.
 - `kept` is the share of its time that a job keeps, if it is changed: the cost of a change, over the time until the
-  next one. A larger size also costs the time that the job's newest workers took to come. A job is expected to run for as
-  long again as it has run, as lifetimes with heavy tails do, and for `settle_s` at least, but not beyond the steps that
-  its script says are left. A change must be worth `hesitation` beyond its cost, so that no job changes for nothing.
+  next one. A larger size also costs the time that the job's newest workers took to come. A job is expected to run for
+  as long again as it has run, as lifetimes with heavy tails do, and for `settle_s` at least, but not beyond the steps
+  that its script says are left. A change must be worth `hesitation` beyond its cost, so that none is made for nothing.
 - the weight falls with the device-seconds that a job has had, for the same reason: a job that has had much needs much.
 - `doubt` discounts speeds that were not measured; `reach` bounds how far a job may go beyond the sizes it has tried.
 
