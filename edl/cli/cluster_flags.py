@@ -198,7 +198,7 @@ def add_submit(found: Commands) -> None:
     add_list(parser, "--env", "NAME[=VALUE]", "a variable that it gets")
     add_settings(groups["np"], "np", "min_workers", "max_workers")
     add_switch(groups["np"], "--spread", "its workers on as many nodes as can be, instead of as few")
-    add_settings(parser, "checkpoint")
+    add_settings(parser, "checkpoint", "warm_starts")
     _add_reach(parser)
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what each worker runs")
 

@@ -69,7 +69,10 @@ def _wish(arguments: argparse.Namespace, settings: Settings) -> JobWish:
         deadline_s=seconds(arguments.deadline, "--deadline"),
         checkpoint=settings.checkpoint,
         spread=arguments.spread,
-        environ=_environ(os.environ, arguments.env, remote=remote),
+        environ={
+            **_environ(os.environ, arguments.env, remote=remote),
+            "EDL_WARM_STARTS": settings.warm_starts,
+        },
     )
 
 

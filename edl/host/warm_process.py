@@ -2,7 +2,8 @@
 
 It imports nothing of edl by itself: `python [FLAGS] warm_process.py SOCKET PADDING`, where SOCKET is the number of a
 connection to the launcher. The launcher sends the names of installed modules, hears whether this process can be forked,
-and then asks for workers, one at a time. Each becomes a child of the launcher, as a new process would be.
+and then asks for workers, one at a time. Each becomes a child of the launcher, as a new process would be. An agent of a
+cluster asks for wardens, which outlive it: a fork runs the warden, and forks the worker.
 
 The imports are made by a thread of the lowest priority, which has ended before the first fork: the nice value belongs
 to a thread, and an unprivileged process could not raise its own again. A process that has other threads then, or a
@@ -16,6 +17,7 @@ import ctypes
 import gc
 import importlib
 import importlib.machinery
+import importlib.util
 import json
 import os
 import runpy
@@ -30,6 +32,7 @@ from typing import Any
 PADDING = "EDL_WARM_PADDING"  # room in /proc for the variables of a worker; no import sees it
 PR_SET_PDEATHSIG = 1
 LOWEST = 19
+IGNORED = (signal.SIGINT, signal.SIGQUIT)  # by what a shell starts in the background, as wardens are (`spawn_daemon`)
 FIRST_TO_KILL = "1000"  # of oom_score_adj
 THREADS_END_S = 2.0  # for threads that their library ends before a fork, such as those of OpenBLAS
 ADOPTED_S = 5.0
@@ -138,7 +141,9 @@ class WarmProcess:
         self._shown = Shown()
         self._path = sys.path[0 if sys.flags.safe_path else 1 :]
         self._oom = read("/proc/self/oom_score_adj")
-        self._added: dict[str, str] = {}  # variables that the imports have set
+        given = read("/proc/self/environ").split("\0")
+        own = {name: value for name, value in os.environ.items() if f"{name}={value}" not in given}
+        self._added = own  # variables that Python has set, such as LC_CTYPE, and then those that the imports have
 
     def serve(self) -> dict[str, Any] | None:
         """Return in a worker, with what it was asked to be; None once the launcher is gone."""
@@ -170,11 +175,11 @@ class WarmProcess:
             said: dict[str, Any] = {"modules": len(sys.modules), "seconds": round(time.monotonic() - began, 3)}
         except NotForkable as refused:
             said = {"refused": str(refused)}
-        self._added = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        self._added |= {name: value for name, value in os.environ.items() if before.get(name) != value}
         self._launcher.sendall(json.dumps(said).encode() + b"\n")
 
     def _fork(self, told: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
-        """By way of a process that ends at once: the kernel gives its child to the launcher."""
+        """By way of a process that ends at once: the kernel gives its child to the launcher, or to whom orphans go."""
         between = os.fork()
         if between == 0:
             if os.fork() != 0:
@@ -191,18 +196,14 @@ class WarmProcess:
         try:
             self._launcher.close()
             *streams, answer = descriptors
-            self._wait_adopted()
-            os.setsid()
+            if "warden" in told:
+                for number in IGNORED:
+                    signal.signal(number, signal.SIG_IGN)
+            else:
+                self._wait_adopted()
+                die_with(self._pid)
             write("/proc/self/oom_score_adj", self._oom)
-            for number, stream in enumerate(streams, start=1):
-                os.dup2(stream, number)
-                os.close(stream)
-            environ = self._added | told["environ"]
-            os.environ.clear()
-            os.environ.update(environ)
-            os.chdir(told["folder"])
-            self._shown.show(told["shown"], environ)
-            draw_anew(told["folder"])
+            self._take_over(told, streams)
             with socket.socket(fileno=answer) as launcher:
                 launcher.sendall(b"%d\n" % os.getpid())
                 if not launcher.recv(1):
@@ -217,9 +218,104 @@ class WarmProcess:
             if time.monotonic() > until:
                 raise NotForkable("it was not given to the launcher")
             time.sleep(0.0005)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != self._pid:
-            os._exit(1)
+
+    def _take_over(self, told: dict[str, Any], streams: list[int]) -> None:
+        """Raises NotForkable, OSError."""
+        os.setsid()
+        for number, stream in enumerate(streams, start=1):
+            os.dup2(stream, number)
+        for stream in set(streams):
+            os.close(stream)
+        os.environ.clear()
+        os.environ.update(self._added | told["environ"])
+        os.chdir(told["folder"])
+        self._shown.show(told["shown"], told["environ"])
+        draw_anew(told["folder"])
+
+    def attend(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Be the warden of a worker that is forked here, to the end. Return in the worker, with what it is."""
+        warden = loaded(told["warden"])
+        before = open_files()
+        worker: dict[str, Any] = {}
+
+        def begin(start: dict[str, Any]) -> Any:
+            worker.update(told, shown=start["command"], environ=start["environ"], folder=start["folder"])
+            forked = self._fork_worker(worker, before, warden.unblock)
+            return warden.start_anew(start) if forked is not None and not forked.pid else forked
+
+        pid = os.getpid()
+        folder, log = told["shown"][-2:]
+        warden.attend(folder, log, begin)
+        if os.getpid() == pid:
+            os._exit(0)
+        return worker
+
+    def _fork_worker(self, told: dict[str, Any], before: set[int], unblock: Any) -> "Forked | None":
+        """None in the worker. Its pid is 0 where it could not become what a new process would be."""
+        warden = os.getpid()
+        (output, its_output), (ready, its_ready) = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                die_with(warden)
+                for number in open_files() - before - {its_output, its_ready}:
+                    os.close(number)
+                self._take_over(told, [its_output, its_output])
+                unblock()
+                os.write(its_ready, b"!")
+                os.close(its_ready)
+            except BaseException as error:  # noqa: BLE001 - the warden starts a new process then
+                print(f"no worker can be forked: {error!r}", file=sys.stderr, flush=True)
+                os._exit(1)
+            return None
+        os.close(its_output)
+        os.close(its_ready)
+        with os.fdopen(ready, "rb", 0) as file:
+            if file.read(1):
+                return Forked(pid, output)
+        os.waitpid(pid, 0)
+        os.close(output)
+        return Forked(0, -1)
+
+
+class Forked:
+    """A child of this process, as far as a warden knows it a `subprocess.Popen`."""
+
+    def __init__(self, pid: int, output: int) -> None:
+        self.pid = pid
+        self.stdout = os.fdopen(output, "rb", 0) if pid else None
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def loaded(path: str) -> Any:
+    """The module in that file, which no other finds."""
+    spec = importlib.util.spec_from_file_location("warden", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def open_files() -> set[int]:
+    found = {int(number) for number in os.listdir("/proc/self/fd")}
+    return {number for number in found if _is_open(number)}  # but the one by which they were listed
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def draw_anew(folder: str) -> None:
@@ -233,7 +329,7 @@ def draw_anew(folder: str) -> None:
 
 def read(path: str) -> str:
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read().strip()
     except OSError:
         return ""
@@ -305,6 +401,9 @@ def show(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    asked = WarmProcess(socket.socket(fileno=int(sys.argv[1]))).serve()
+    process = WarmProcess(socket.socket(fileno=int(sys.argv[1])))
+    asked = process.serve()
+    if asked is not None and "warden" in asked:
+        asked = process.attend(asked)
     if asked is not None:
         run(asked)

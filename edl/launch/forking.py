@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -75,17 +75,32 @@ class WarmImports(msgspec.Struct, frozen=True):
     refused: str = ""
 
 
+class Warden(msgspec.Struct, frozen=True):
+    """A warden that is to be forked, and forks its worker itself (`edl.scheduler.warden`)."""
+
+    command: Sequence[str]  # as a new process would have it; the last two words are its arguments
+    environ: Mapping[str, str]
+    log: Path
+
+
 class WarmPython:
     """One such process."""
 
     def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], log: Path, exited: Callable[[int], None]
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        log: Path,
+        exited: Callable[[int], None],
+        folder: Path = Path(),
     ) -> None:
-        """Start it: `command` is that of the workers, which `hindrance_of` has nothing against. Raises OSError."""
+        """Start it. `command` is that of the workers, and `hindrance_of` has nothing against it; they run in `folder`.
+        Raises OSError.
+        """
         line = python_line(command)
         assert line is not None
         ours, its = socket.socketpair()
-        room = sum(len(os.fsencode(word)) + 1 for word in command)
+        room = sum(len(os.fsencode(word)) + 1 for word in command) + ROOM_BYTES
         with its, log.open("ab") as output:
             self._process = subprocess.Popen(
                 [*DIE_WITH_PARENT, line.program, *line.flags, warm_process.__file__, str(its.fileno()), "x" * room],
@@ -95,6 +110,7 @@ class WarmPython:
                 stderr=output,
                 pass_fds=(its.fileno(),),
                 start_new_session=True,
+                cwd=folder,
             )
         self._command, self._line, self._socket = list(command), line, ours
         self.pid = self._process.pid
@@ -112,35 +128,51 @@ class WarmPython:
 
     def fork(self, environ: Mapping[str, str]) -> ForkedWorker | None:
         """None: it does not answer, and is of no use any more."""
-        told = {
-            "kind": self._line.kind,
-            "name": self._line.name,
-            "arguments": self._line.arguments,
-            "shown": self._command,
-            "environ": dict(environ),
-            "folder": str(Path.cwd()),
-        }
+        told = self._told(shown=self._command, environ=dict(environ))
         with contextlib.ExitStack() as stack:
             pipes = [os.pipe() for _ in range(2)]
             outputs = [os.fdopen(reader, "rb") for reader, _ in pipes]
             for _, writer in pipes:
                 stack.callback(os.close, writer)
-            answer, its = socket.socketpair()
-            stack.enter_context(answer)
-            pid = 0
-            try:
-                with its, adopting_orphans():
-                    _send(self._socket, b"f", told, *(writer for _, writer in pipes), its.fileno())
-                    its.close()
-                    pid = _read_pid(answer)
-                if pid and _is_child(pid):
-                    answer.sendall(b"!")
-                    return ForkedWorker(pid, *outputs)
-            except OSError:
-                pass
+            with adopting_orphans():
+                pid = self._fork(told, [writer for _, writer in pipes], _is_child)
+            if pid:
+                return ForkedWorker(pid, *outputs)
             for output in outputs:
                 output.close()
             return None
+
+    def fork_warden(self, warden: Warden) -> int:
+        """Return its pid; it outlives this process. 0: as with `fork`."""
+        [*_, program, _, _] = warden.command
+        told = self._told(warden=program, shown=warden.command, environ=dict(warden.environ))
+        try:
+            log = os.open(warden.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return 0
+        try:
+            return self._fork(told, [log, log], lambda _: True)
+        finally:
+            os.close(log)
+
+    def _told(self, **more: Any) -> dict[str, Any]:
+        line = self._line
+        return {"kind": line.kind, "name": line.name, "arguments": line.arguments, "folder": str(Path.cwd()), **more}
+
+    def _fork(self, told: Mapping[str, Any], streams: Sequence[int], is_good: Callable[[int], bool]) -> int:
+        """Return the pid; 0: it does not answer, or the answer is not good."""
+        try:
+            answer, its = socket.socketpair()
+            with answer:
+                with its:
+                    _send(self._socket, b"f", told, *streams, its.fileno())
+                pid = _read_pid(answer)
+                if not pid or not is_good(pid):
+                    return 0
+                answer.sendall(b"!")
+                return pid
+        except OSError:
+            return 0
 
     def end(self) -> None:
         self._watch.cancel()
@@ -149,15 +181,32 @@ class WarmPython:
         self._socket.close()
 
 
-class Forks:
-    """Those of one launch: carries out what `WarmStarts` decides."""
+class Place(msgspec.Struct, frozen=True):
+    """Where a command is run."""
 
-    def __init__(self, command: Sequence[str], log: Path, tell: Callable[[str], object], wanted: str) -> None:
+    environ: Mapping[str, str]  # the programs of its PATH
+    folder: Path
+
+
+HERE: Final = Place(os.environ, Path())
+
+
+class Forks:
+    """Those of one launch, or of one job's workers on a node: carries out what `WarmStarts` decides."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        tell: Callable[[str], object],
+        wanted: str,
+        place: Place = HERE,
+    ) -> None:
         """`tell`: how it stands, whenever that has changed. `wanted`: as `--warm-starts` says."""
-        hindrance = "--warm-starts off" if wanted == "off" else hindrance_of(command)
+        hindrance = "--warm-starts off" if wanted == "off" else hindrance_of(command, place)
         self._eager = wanted == "eager"
         self._machine = WarmStarts(hindrance)
-        self._command, self._log, self._tell = command, log, tell
+        self._command, self._log, self._tell, self._folder = command, log, tell, place.folder
         self._warm: WarmPython | None = None
         self._told: Imported | None = None
         self._environ: Mapping[str, str] = {}
@@ -188,6 +237,16 @@ class Forks:
             self._handle(WarmGone())
         return worker
 
+    async def start_warden(self, warden: Warden) -> int:
+        """Return its pid. 0: start a new process."""
+        warm = self._warm
+        if warm is None or self._machine.stage is not WarmStage.READY:
+            return 0
+        pid = await asyncio.to_thread(warm.fork_warden, warden)
+        if not pid and warm is self._warm:
+            self._handle(WarmGone())
+        return pid
+
     def end(self) -> None:
         """No worker is started any more."""
         self._handle(LaunchEnds())
@@ -206,7 +265,7 @@ class Forks:
     def _start(self) -> None:
         assert self._told is not None
         try:
-            self._warm = WarmPython(self._command, self._environ, self._log, self._exited)
+            self._warm = WarmPython(self._command, self._environ, self._log, self._exited, self._folder)
         except OSError as error:
             self._handle(WarmRefused(f"no process can be started: {error.strerror}"))
             return
@@ -233,15 +292,17 @@ class Forks:
             self._warm = None
 
 
-def hindrance_of(command: Sequence[str]) -> str:
+def hindrance_of(command: Sequence[str], place: Place = HERE) -> str:
     """Say why workers of this command cannot be forked; nothing where they can."""
     line = python_line(command)
     if line is None:
         return "the command is not `python SCRIPT.py` or `python -m MODULE`"
-    found = shutil.which(line.program, path=search_path(os.environ))
+    apart = "/" in line.program and not line.program.startswith("/")
+    program = f"{place.folder}/{line.program}" if apart else line.program
+    found = shutil.which(program, path=search_path(place.environ))
     if found is None or Path(found).parent != Path(sys.executable).parent:
         return f"{line.program} is not the Python that edl is in"
-    if line.kind == "script" and not Path(line.name).is_file():
+    if line.kind == "script" and not (place.folder / line.name).is_file():
         return f"{line.name} is not one file"
     return ""
 

@@ -18,10 +18,12 @@ from pathlib import Path
 
 from edl.cluster.queue.agent import WorkerFound
 from edl.host.processes import process_start_time, spawn_daemon, watch_exit
+from edl.launch.forking import Warden
 from edl.launch.processes import MARK, is_running
 from edl.scheduler import worker_processes
 from edl.scheduler.engine import Ended, Start
 from edl.scheduler.places import put
+from edl.scheduler.warm_jobs import WarmJobs
 from edl.scheduler.worker_folders import WorkerFolders, device_of, evidence, mark_of, path_here
 
 logger = logging.getLogger("edl")
@@ -37,6 +39,7 @@ class LocalEngine:
         """`folder`: of the node. `logs`: below it each job has a folder."""
         self._folders = WorkerFolders(folder, logs)
         self._ended = ended
+        self._warm = WarmJobs(logs)
         self._watches: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -55,11 +58,14 @@ class LocalEngine:
         ours = {MARK: mark_of(folder), "PATH": path_here()}
         ours |= {name: start.environ[name] for name in ("EDL_HOME",) if name in start.environ}
         command = self._folders.warden(start)
-        pid = await asyncio.to_thread(spawn_daemon, command, ours, folder / "warden.log")
+        log = folder / "warden.log"
+        pid = await self._warm.start(start, Warden(command, ours, log))
+        pid = pid or await asyncio.to_thread(spawn_daemon, command, ours, log)
         try:
             put(folder / "warden", f"{pid} {process_start_time(pid) or 0}".encode())
         except OSError as error:  # it runs all the same, and is found by its mark
             logger.warning("the pid of %s cannot be written down: %s", order.id, error)
+        self._warm.began(start, folder)
         self._watch(order.id, pid)
         return pid
 
@@ -79,6 +85,7 @@ class LocalEngine:
         self._folders.forget(worker)
 
     async def close(self) -> None:
+        self._warm.close()
         for task in self._watches.values():
             task.cancel()
         await asyncio.gather(*self._watches.values(), return_exceptions=True)
@@ -116,6 +123,7 @@ class LocalEngine:
                 await asyncio.to_thread(worker_processes.kill, folder)
             await asyncio.sleep(POLL_S)
         del self._watches[worker]
+        self._warm.ended(worker)
         self._ended(worker, evidence(folder))
 
 

@@ -1,10 +1,11 @@
 """Beside one worker: starts it, keeps what it prints within bounds, and writes down how it ended.
 
 It outlives the agent that started it, so that an agent that comes back knows how its workers ended. It imports nothing
-of edl, and little else: `python -I -S warden.py FOLDER LOG`. FOLDER/start.json says what to start; it holds the
-worker's environment, and is removed at once: the process that removes it first decides whether the worker ever starts.
-FOLDER/exit.json says how it ended. SIGURG, which others ignore, asks the worker to leave; SIGTERM does, too, and is
-written down: who sent it may be a system that takes the machine away.
+of edl, and little else: `python -I -S warden.py FOLDER LOG`. A fork of a warm process may run it, too, and fork the
+worker (`edl.host.warm_process`). FOLDER/start.json says what to start; it holds the worker's environment, and is
+removed at once: the process that removes it first decides whether the worker ever starts. FOLDER/exit.json says how it
+ended. SIGURG, which others ignore, asks the worker to leave; SIGTERM does, too, and is written down: who sent it may be
+a system that takes the machine away.
 
 Whatever the worker starts stays below this process, also what loses its parent or clears its environment: this process
 is the parent of all orphans below it (a subreaper). FOLDER/processes says by which numbers the two are known.
@@ -19,7 +20,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import IO, Any, NamedTuple, Protocol
 
 MARK = "EDL_LAUNCH"  # as in edl.launch.processes
 HEARD = {signal.SIGTERM, signal.SIGURG}
@@ -267,8 +269,36 @@ def environ_of(told: dict[str, Any]) -> dict[str, str]:
     return {**told["environ"], **here}
 
 
-def main() -> None:
-    folder, path = sys.argv[1:3]
+class Child(Protocol):
+    """A `subprocess.Popen`, or what was forked."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    def wait(self) -> int: ...
+
+
+def start_anew(told: dict[str, Any]) -> Child:
+    """As a new process. Raises OSError."""
+    return subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", "--", *told["command"]],
+        cwd=told["folder"],
+        env=environ_of(told),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=unblock,
+    )
+
+
+def attend(folder: str, path: str, begin: Callable[[dict[str, Any]], Child | None]) -> None:
+    """Return when the worker has ended. It is begun by `begin`, whose answer is None in the worker, where one is forked
+    here: this returns there at once.
+    """
     start = os.path.join(folder, "start.json")
     with open(start, encoding="utf-8") as file:
         told = json.load(file)
@@ -278,18 +308,11 @@ def main() -> None:
     hold_life(folder)
     log, last, before = Log(path), LastWord(folder), killed_for_memory()
     try:
-        worker = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "--", *told["command"]],
-            cwd=told["folder"],
-            env=environ_of(told),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=unblock,
-        )
+        worker = begin(told)
     except OSError as error:
         last.say(127, "", refused=str(error), at=time.time())
+        return
+    if worker is None:
         return
     assert worker.stdout is not None
     signal.signal(signal.SIGCHLD, lambda *_: bury(worker.pid))
@@ -318,4 +341,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    attend(sys.argv[1], sys.argv[2], start_anew)

@@ -34,6 +34,12 @@ def lives(folder: Path) -> bool:
     return bool(left(folder)) or is_held(folder / "life")
 
 
+def script_of(folder: Path) -> int:
+    """Return the pid of the worker's own process, as its warden has written it down; 0: it has not, or not of here."""
+    written = _written(folder)
+    return 0 if written is None else written.worker
+
+
 def kill(folder: Path) -> None:
     """All but the warden, which says how the worker has ended, and adopts whom it leaves behind. A warden that is all
     that is left is killed itself.

@@ -48,7 +48,7 @@ class LiveCluster:
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             for name in [name for name in os.environ if name.startswith("EDL_") and not name.startswith("EDL_TEST")]:
                 patch.delenv(name)
-            for name, value in {"EDL_HOME": str(self.home), **environ}.items():
+            for name, value in {"EDL_HOME": str(self.home), "EDL_WARM_STARTS": "off", **environ}.items():
                 patch.setenv(name, value)
             found = main(list(words))
         printed = raw.getvalue().decode()

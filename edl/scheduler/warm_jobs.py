@@ -1,0 +1,88 @@
+"""Each job's process from which later workers on this node are forked, together with their wardens.
+
+It imports what a worker of the job that this agent has started here tells (`edl.launch.forking`), and is kept as long
+as one of them lives. It dies with the agent; wardens and workers do not.
+
+Owns: which job has one. Does not own: when it is started and ended meanwhile (`edl.launch.warm_starts`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edl.launch.forking import Forks, Place, Warden
+from edl.scheduler.engine import Start
+from edl.scheduler.worker_processes import script_of
+
+logger = logging.getLogger("edl")
+
+LOOK_S = 0.5
+
+
+@dataclass
+class _WarmJob:
+    forks: Forks
+    command: Sequence[str]
+    folder: str
+    environ: Mapping[str, str]  # of its newest worker
+    workers: dict[str, Path] = field(default_factory=dict)  # that live, and their folders
+
+
+class WarmJobs:
+    """Those of one node. Belongs to one event loop, in the main thread."""
+
+    def __init__(self, logs: Path) -> None:
+        """`logs`: below it each job has a folder."""
+        self._logs = logs
+        self._jobs: dict[str, _WarmJob] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    async def start(self, start: Start, warden: Warden) -> int:
+        """Return the pid of the warden. 0: start a new process."""
+        job = self._jobs.get(start.order.job)
+        if job is None or (job.command, job.folder) != (start.asked.command, start.asked.folder):
+            return 0
+        return await job.forks.start_warden(warden)
+
+    def began(self, start: Start, folder: Path) -> None:
+        """That worker lives, however it was started."""
+        name, asked = start.order.job, start.asked
+        if name not in self._jobs:
+            wanted = start.environ.get("EDL_WARM_STARTS", "on")
+            place = Place(start.environ, Path(asked.folder))
+            log = self._logs / name / "warm.log"
+            forks = Forks(
+                asked.command, log, lambda words: logger.info("%s: warm starts %s", name, words), wanted, place
+            )
+            self._jobs[name] = _WarmJob(forks, asked.command, asked.folder, start.environ)
+        job = self._jobs[name]
+        job.environ = start.environ
+        job.workers[start.order.id] = folder
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+
+    def ended(self, worker: str) -> None:
+        """Of the last worker of a job: no process is kept for that job."""
+        for name, job in list(self._jobs.items()):
+            if job.workers.pop(worker, None) and not job.workers:
+                job.forks.end()
+                del self._jobs[name]
+
+    def close(self) -> None:
+        """End all."""
+        if self._looking is not None:
+            self._looking.cancel()
+        for job in self._jobs.values():
+            job.forks.end()
+        self._jobs.clear()
+
+    async def _look(self) -> None:
+        while True:
+            for job in self._jobs.values():
+                pids = [pid for folder in job.workers.values() if (pid := script_of(folder))]
+                job.forks.see(pids, lambda job=job: job.environ)  # type: ignore[misc]
+            await asyncio.sleep(LOOK_S)
