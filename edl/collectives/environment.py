@@ -15,7 +15,7 @@ from pathlib import Path
 from edl.collectives.rendezvous import HOROVODS_PORT
 from edl.protocol.ring import Place
 
-BUILD = "build Horovod by scripts/setup from a clone of edl"
+BUILD = "build Horovod from a clone of edl, by scripts/setup or, for another environment, scripts/build-horovod"
 
 
 def has_horovod(framework: str) -> bool:

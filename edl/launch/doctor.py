@@ -37,10 +37,13 @@ from edl.errors import ConfigError
 from edl.launch.bounds import Bounds
 
 PYTHON = (3, 11)  # what scripts/setup makes, with Horovod
-PYTHONS = (PYTHON, (3, 12), (3, 13))  # what was tried, the others on the torch ring
+PYTHONS = (PYTHON, (3, 12), (3, 13))  # what was tried
 ENOUGH_FILES = 1024  # a worker holds a few sockets to each of its peers
 PROBE_TIMEOUT_S = 60
-REBUILD = "run scripts/setup from a clone of edl: it builds Horovod 0.28.1 for the frameworks that it finds"
+REBUILD = (
+    "run scripts/setup from a clone of edl, or for another environment scripts/build-horovod: it builds Horovod 0.28.1 "
+    "for the frameworks that it finds"
+)
 PREPARED = f"{REBUILD}; or train with `edl run --ring torch`, whose rings always form beside training"
 
 
