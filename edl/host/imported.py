@@ -6,6 +6,7 @@ them. Does not own: what is done with them (`edl.launch.forking`).
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import site
@@ -20,6 +21,8 @@ import msgspec
 
 import edl
 from edl.host.folders import folder_of
+
+logger = logging.getLogger("edl")
 
 FILE = "modules.json"
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -83,8 +86,11 @@ def tell_imported(folder: Path) -> None:
     first = "" if sys.flags.safe_path or not sys.path else sys.path[0]
     told = sort_out(dict(sys.modules), installed_folders(), first)
     working = folder / f".{FILE}"
-    working.write_bytes(msgspec.json.encode(told))
-    working.rename(folder / FILE)
+    try:
+        working.write_bytes(msgspec.json.encode(told))
+        working.rename(folder / FILE)
+    except OSError as error:  # such as no room in memory: training goes on, and later workers import for themselves
+        logger.info("what this worker has imported is not told, for warm starts: %s", error)
 
 
 def told_by(pid: int) -> Imported | None:

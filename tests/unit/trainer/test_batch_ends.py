@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,7 @@ class Shell:
             step=STEP, begins_after=STEP, generation=1, size=2, rank=0, void=None, weightless=False,
             models_may_differ=False, check_is_due=False, orders=None, restarts=True,
         )  # fmt: skip
-        self.link = SimpleNamespace(page=SimpleNamespace(attention_step=0))
+        self.link = SimpleNamespace(page=SimpleNamespace(attention_step=0), folder=Path("/nowhere"))
         self.step_timeout_s = 1.0
         self.is_training_thread = True
         self.state_came: Any = None

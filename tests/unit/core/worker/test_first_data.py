@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,7 +56,7 @@ class FakeFramework:
 class FakeLink:
     """What comes after the orders that send this worker to another ring is that ring's data."""
 
-    had_orders = True
+    had_orders, folder = True, Path("/nowhere")
 
     def __init__(self) -> None:
         self.orders, self.page, self.sent = BEYOND, SimpleNamespace(attention_step=NEVER), list[object]()

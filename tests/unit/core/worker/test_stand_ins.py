@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,7 +94,9 @@ class Script:
         self.trainer._settings = SimpleNamespace(step_timeout_s=1.0)  # type: ignore[assignment]
         seat = self.seat = self.trainer._shell
         seat.thread = threading.get_ident()
-        link: Any = SimpleNamespace(orders=None, page=SimpleNamespace(attention_step=NEVER), send=lambda word: None)
+        link: Any = SimpleNamespace(
+            orders=None, page=SimpleNamespace(attention_step=NEVER), send=lambda word: None, folder=Path("/nowhere")
+        )
         seat._link = link
         machine = self.machine = seat.machine
         machine.state, machine.generation, machine.size = TrainerState.TRAINING, 1, 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +64,7 @@ class Framework:
 class Link:
     """First it is to boot alone, and once it has told that it has rehearsed, it is to enter a ring."""
 
-    worker, had_orders = "w", True
+    worker, had_orders, folder = "w", True, Path("/nowhere")
 
     def __init__(self) -> None:
         self.orders, self.page, self.sent = ALONE, SimpleNamespace(attention_step=NEVER), list[object]()
