@@ -181,14 +181,14 @@ class WarmPython:
         self._socket.close()
 
 
-class Place(msgspec.Struct, frozen=True):
+class CommandPlace(msgspec.Struct, frozen=True):
     """Where a command is run."""
 
     environ: Mapping[str, str]  # the programs of its PATH
     folder: Path
 
 
-HERE: Final = Place(os.environ, Path())
+HERE: Final = CommandPlace(os.environ, Path())
 
 
 class Forks:
@@ -200,7 +200,7 @@ class Forks:
         log: Path,
         tell: Callable[[str], object],
         wanted: str,
-        place: Place = HERE,
+        place: CommandPlace = HERE,
     ) -> None:
         """`tell`: how it stands, whenever that has changed. `wanted`: as `--warm-starts` says."""
         hindrance = "--warm-starts off" if wanted == "off" else hindrance_of(command, place)
@@ -292,7 +292,7 @@ class Forks:
             self._warm = None
 
 
-def hindrance_of(command: Sequence[str], place: Place = HERE) -> str:
+def hindrance_of(command: Sequence[str], place: CommandPlace = HERE) -> str:
     """Say why workers of this command cannot be forked; nothing where they can."""
     line = python_line(command)
     if line is None:

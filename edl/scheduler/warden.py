@@ -269,7 +269,7 @@ def environ_of(told: dict[str, Any]) -> dict[str, str]:
     return {**told["environ"], **here}
 
 
-class Child(Protocol):
+class WorkerChild(Protocol):
     """A `subprocess.Popen`, or what was forked."""
 
     @property
@@ -281,7 +281,7 @@ class Child(Protocol):
     def wait(self) -> int: ...
 
 
-def start_anew(told: dict[str, Any]) -> Child:
+def start_anew(told: dict[str, Any]) -> WorkerChild:
     """As a new process. Raises OSError."""
     return subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", "--", *told["command"]],
@@ -295,7 +295,7 @@ def start_anew(told: dict[str, Any]) -> Child:
     )
 
 
-def attend(folder: str, path: str, begin: Callable[[dict[str, Any]], Child | None]) -> None:
+def attend(folder: str, path: str, begin: Callable[[dict[str, Any]], WorkerChild | None]) -> None:
     """Return when the worker has ended. It is begun by `begin`, whose answer is None in the worker, where one is forked
     here: this returns there at once.
     """

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edl.launch.forking import Forks, Place, Warden
+from edl.launch.forking import CommandPlace, Forks, Warden
 from edl.scheduler.engine import Start
 from edl.scheduler.worker_processes import script_of
 
@@ -53,7 +53,7 @@ class WarmJobs:
         name, asked = start.order.job, start.asked
         if name not in self._jobs:
             wanted = start.environ.get("EDL_WARM_STARTS", "on")
-            place = Place(start.environ, Path(asked.folder))
+            place = CommandPlace(start.environ, Path(asked.folder))
             log = self._logs / name / "warm.log"
             forks = Forks(
                 asked.command, log, lambda words: logger.info("%s: warm starts %s", name, words), wanted, place
