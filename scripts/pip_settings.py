@@ -23,9 +23,11 @@ WORDS = {  # of pip, and what uv calls it, and what uv puts between several
 
 
 def of_uv(lines: list[str]) -> dict[str, str]:
-    """Later lines win, and a variable of the environment is the last that pip lists."""
+    """Among files the section [install] wins, and a variable of the environment wins over both, as with pip; pip lists
+    them by name.
+    """
     found = {}
-    for line in lines:
+    for line in sorted(lines, key=lambda line: (line.startswith(":env:."), line.startswith("install."))):
         name, _, quoted = line.strip().partition("=")
         word = name.rpartition(".")[2].replace("_", "-")
         if name.startswith(("global.", "install.", ":env:.")) and word in WORDS:

@@ -77,20 +77,24 @@ def _place(module: ModuleType | None) -> str | None:
 
 
 def _spec(module: ModuleType | None) -> ModuleSpec | None:
-    spec = getattr(module, "__spec__", None)
+    try:
+        # A module that is loaded lazily loads itself when it is asked for an attribute.
+        spec = object.__getattribute__(module, "__dict__").get("__spec__")
+    except AttributeError:
+        return None
     return spec if isinstance(spec, ModuleSpec) else None
 
 
 def tell_imported(folder: Path) -> None:
     """Leave it in the folder that this trainer has to itself. A module may be imported by another thread meanwhile."""
     first = "" if sys.flags.safe_path or not sys.path else sys.path[0]
-    told = sort_out(dict(sys.modules), installed_folders(), first)
     working = folder / f".{FILE}"
     try:
+        told = sort_out(dict(sys.modules), installed_folders(), first)
         working.write_bytes(msgspec.json.encode(told))
         working.rename(folder / FILE)
-    except OSError as error:  # such as no room in memory: training goes on, and later workers import for themselves
-        logger.info("what this worker has imported is not told, for warm starts: %s", error)
+    except Exception as error:  # noqa: BLE001 - no room in memory, a strange module: training goes on without warm starts
+        logger.info("what this worker has imported is not told, for warm starts: %r", error)
 
 
 def told_by(pid: int) -> Imported | None:

@@ -24,6 +24,7 @@ import runpy
 import signal
 import socket
 import sys
+import textwrap
 import threading
 import time
 import types
@@ -36,7 +37,8 @@ IGNORED = (signal.SIGINT, signal.SIGQUIT)  # by what a shell starts in the backg
 FIRST_TO_KILL = "1000"  # of oom_score_adj
 THREADS_END_S = 2.0  # for threads that their library ends before a fork, such as those of OpenBLAS
 ADOPTED_S = 5.0
-DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel")
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/dxg", "/dev/nvmap", "/dev/nvhost")
+SHARED = ("socket:", "pipe:", "anon_inode:", "/dev/shm/", "/memfd:")  # noqa: S108 - one and the same in all forks
 
 
 class NotForkable(Exception):
@@ -46,30 +48,35 @@ class NotForkable(Exception):
 # ------------------------------------------------------------------------------------------------------- the imports
 
 
-def import_all(names: list[str]) -> int:
-    """How many could not be imported: a newcomer whose script needs one of them finds out itself."""
-    failed = 0
+def import_all(names: list[str]) -> str:
+    """Return what went wrong. A module that is not there is none of that: a script that needs it says so itself."""
     for name in names:
         if name not in sys.modules:
             try:
                 importlib.import_module(name)
-            except BaseException as error:  # noqa: BLE001 - of whatever kind: it is not this process that needs it
+            except ModuleNotFoundError as error:
                 print(f"{name}: {error!r}", file=sys.stderr)
-                failed += 1
+            except BaseException as error:  # noqa: BLE001 - what has begun of its import would be in each fork
+                return f"{name} cannot be imported ahead: {error!r}"
     gc.collect()
     gc.freeze()  # a collection in a fork does not copy all pages
-    return failed
+    return ""
 
 
 def import_in_thread(names: list[str], *, eager: bool) -> None:
+    """Raise NotForkable where an import failed midway."""
+    wrong = []
+
     def work() -> None:
         if not eager:
             give_way()
-        import_all(names)
+        wrong.append(import_all(names))
 
     thread = threading.Thread(target=work, name="edl-imports")
     thread.start()
     thread.join()
+    if wrong != [""]:
+        raise NotForkable(wrong[0] if wrong else "the imports have ended their thread")
 
 
 def give_way() -> None:
@@ -78,11 +85,14 @@ def give_way() -> None:
     write("/proc/self/autogroup", str(LOWEST))
 
 
-def check_forkable(own: list[str], installed: list[str]) -> None:
-    """Raise NotForkable. `own`: modules of the script's. `installed`: folders of what is installed."""
+def check_forkable(own: list[str], installed: list[str], before: list[str]) -> None:
+    """Raise NotForkable. `own`: modules of the script's. `installed`: folders of what is installed. `before`: what was
+    open before the imports.
+    """
     places = tuple(os.path.join(folder, "") for folder in installed)
     for name in own:
-        file = getattr(sys.modules.get(name), "__file__", None)
+        module = sys.modules.get(name)
+        file = vars(module).get("__file__") if isinstance(module, types.ModuleType) else None
         if name in sys.modules and (file is None or file.startswith(places)):
             raise NotForkable(f"the script has a module {name} of its own, and an installed one is imported here")
     os.waitpid(fork(), 0)  # some libraries end their threads before a fork, and begin them again when they need them
@@ -91,13 +101,25 @@ def check_forkable(own: list[str], installed: list[str]) -> None:
         if time.monotonic() > until:
             raise NotForkable(f"the imports have started {threads - 1} threads")
         time.sleep(0.01)
+    try:
+        os.waitpid(-1, os.WNOHANG)
+        raise NotForkable("the imports have started a process")
+    except ChildProcessError:
+        pass
+    for target in open_targets():
+        if target.startswith(DEVICES) or (target.startswith(SHARED) and target not in before):
+            raise NotForkable(f"the imports have opened {target}")
+
+
+def open_targets() -> list[str]:
+    """Return what this process has open, as the kernel names it."""
+    found = []
     for number in os.listdir("/proc/self/fd"):
         try:
-            target = os.readlink(f"/proc/self/fd/{number}")
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
         except OSError:
             continue
-        if target.startswith(DEVICES):
-            raise NotForkable(f"the imports have opened {target}")
+    return found
 
 
 def fork() -> int:
@@ -167,11 +189,11 @@ class WarmProcess:
             return kind, json.load(file), descriptors[1:]
 
     def _import(self, told: dict[str, Any]) -> None:
-        before = dict(os.environ)
+        before, files = dict(os.environ), open_targets()
         began = time.monotonic()
         try:
             import_in_thread(told["modules"], eager=told["eager"])
-            check_forkable(told["own"], told["installed"])
+            check_forkable(told["own"], told["installed"], files)
             said: dict[str, Any] = {"modules": len(sys.modules), "seconds": round(time.monotonic() - began, 3)}
         except NotForkable as refused:
             said = {"refused": str(refused)}
@@ -375,7 +397,8 @@ def run(told: dict[str, Any]) -> None:
         if kind == "module":
             runpy._run_module_as_main(name)  # type: ignore[attr-defined]
         elif kind == "code":
-            exec(compile(name, "<string>", "exec", dont_inherit=True), main.__dict__)
+            text = textwrap.dedent(name) if sys.version_info >= (3, 14) else name
+            exec(compile(text, "<string>", "exec", dont_inherit=True), main.__dict__)
         else:
             with open(name, "rb") as file:
                 code = compile(file.read(), path, "exec", dont_inherit=True)

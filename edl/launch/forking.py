@@ -16,7 +16,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -40,7 +40,7 @@ from edl.launch.warm_starts import (
 )
 from edl.launch.workers import DIE_WITH_PARENT, search_path
 
-FORK_S = 10.0  # for the answer of a process that does nothing else, on a busy machine
+FORK_S = 3.0  # for the answer of a process that does nothing else, on a busy machine
 ROOM_BYTES = 4096  # for variables that differ between workers
 
 
@@ -128,7 +128,10 @@ class WarmPython:
 
     def fork(self, environ: Mapping[str, str]) -> ForkedWorker | None:
         """None: it does not answer, and is of no use any more."""
-        told = self._told(shown=self._command, environ=dict(environ))
+        try:
+            told = self._told(shown=self._command, environ=dict(environ))
+        except OSError:  # the launcher's folder is gone
+            return None
         with contextlib.ExitStack() as stack:
             pipes = [os.pipe() for _ in range(2)]
             outputs = [os.fdopen(reader, "rb") for reader, _ in pipes]
@@ -145,8 +148,8 @@ class WarmPython:
     def fork_warden(self, warden: Warden) -> int:
         """Return its pid; it outlives this process. 0: as with `fork`."""
         [*_, program, _, _] = warden.command
-        told = self._told(warden=program, shown=warden.command, environ=dict(warden.environ))
         try:
+            told = self._told(warden=program, shown=warden.command, environ=dict(warden.environ))
             log = os.open(warden.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError:
             return 0
@@ -211,13 +214,16 @@ class Forks:
         self._told: Imported | None = None
         self._environ: Mapping[str, str] = {}
         self._importing: asyncio.Task[None] | None = None
+        self._unproven: set[Hashable] = set()
 
     @property
     def words(self) -> str:
         return self._machine.words
 
-    def see(self, pids: Iterable[int], environ: Callable[[], Mapping[str, str]]) -> None:
+    def see(self, pids: Collection[int], environ: Callable[[], Mapping[str, str]]) -> None:
         """The job is seen. `pids`: workers of this launch that are in the ring. `environ`: of a worker to come."""
+        for pid in pids:
+            self.proven(pid)
         if self._machine.stage is WarmStage.OFF:
             return
         if self._machine.stage is WarmStage.NONE:
@@ -235,15 +241,35 @@ class Forks:
         worker = self._warm.fork(environ)
         if worker is None:
             self._handle(WarmGone())
+        else:
+            self.forked(worker.pid)
         return worker
 
-    async def start_warden(self, warden: Warden) -> int:
+    def forked(self, worker: Hashable) -> None:
+        """Note that a worker was forked."""
+        self._unproven.add(worker)
+
+    def proven(self, worker: Hashable) -> None:
+        """A worker has come as far as one that was not forked."""
+        self._unproven.discard(worker)
+
+    def ended(self, worker: Hashable) -> None:
+        """A worker has ended, and not well. One that was forked, and has not come to a ring, is the last of its kind: a
+        new process may come further.
+        """
+        if worker in self._unproven:
+            self._unproven.discard(worker)
+            self._handle(WarmRefused("a worker that was forked has ended before it was in a ring"))
+
+    async def start_warden(self, warden: Warden, worker: str) -> int:
         """Return its pid. 0: start a new process."""
         warm = self._warm
         if warm is None or self._machine.stage is not WarmStage.READY:
             return 0
         pid = await asyncio.to_thread(warm.fork_warden, warden)
-        if not pid and warm is self._warm:
+        if pid:
+            self.forked(worker)
+        elif warm is self._warm:
             self._handle(WarmGone())
         return pid
 

@@ -228,8 +228,13 @@ class Launch:
         environ = self._environ(slot)
         process = self._forks.start(environ) or start_process(self.record.command, environ)
         worker = Worker(slot, process, self._printer, self._output_folder(slot), self._told)
-        worker.when_exited(lambda slot, code: self._inbox.put_nowait(WorkerExited(slot, code)))
+        worker.when_exited(lambda slot, code: self._exited(slot, worker.pid, code))
         self._workers.append(worker)
+
+    def _exited(self, slot: int, pid: int, code: int) -> None:
+        if code:
+            self._forks.ended(pid)
+        self._inbox.put_nowait(WorkerExited(slot, code))
 
     def _environ(self, slot: int) -> dict[str, str]:
         """Return the variables of a worker."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edl.host.imported import told_by
 from edl.launch.forking import CommandPlace, Forks, Warden
 from edl.scheduler.engine import Start
 from edl.scheduler.worker_processes import script_of
@@ -46,7 +47,7 @@ class WarmJobs:
         job = self._jobs.get(start.order.job)
         if job is None or (job.command, job.folder) != (start.asked.command, start.asked.folder):
             return 0
-        return await job.forks.start_warden(warden)
+        return await job.forks.start_warden(warden, start.order.id)
 
     def began(self, start: Start, folder: Path) -> None:
         """That worker lives, however it was started."""
@@ -68,6 +69,8 @@ class WarmJobs:
     def ended(self, worker: str) -> None:
         """Of the last worker of a job: no process is kept for that job."""
         for name, job in list(self._jobs.items()):
+            if worker in job.workers:
+                job.forks.ended(worker)
             if job.workers.pop(worker, None) and not job.workers:
                 job.forks.end()
                 del self._jobs[name]
@@ -82,7 +85,16 @@ class WarmJobs:
 
     async def _look(self) -> None:
         while True:
-            for job in self._jobs.values():
-                pids = [pid for folder in job.workers.values() if (pid := script_of(folder))]
-                job.forks.see(pids, lambda job=job: job.environ)  # type: ignore[misc]
+            for name, job in self._jobs.items():
+                try:
+                    self._look_at(job)
+                except OSError as error:  # a folder that is being removed
+                    logger.info("%s: its workers cannot be looked at, for warm starts: %s", name, error)
             await asyncio.sleep(LOOK_S)
+
+    def _look_at(self, job: _WarmJob) -> None:
+        pids = {worker: pid for worker, folder in job.workers.items() if (pid := script_of(folder))}
+        for worker, pid in pids.items():
+            if told_by(pid) is not None:
+                job.forks.proven(worker)
+        job.forks.see(list(pids.values()), lambda: job.environ)

@@ -394,7 +394,7 @@ def test_what_cannot_be_gone_on_from_is_refused_in_one_line(edl, tmp_path, kept)
         err = before(*flags, checkpoint=tmp_path / where, code=code)
         assert err.count("\n") == 1 and words in err, err
     (tmp_path / "file").touch()
-    err = before(checkpoint=tmp_path / "file", code=1)
+    err = before(checkpoint=tmp_path / "file", code=2)
     assert err.count("\n") == 1, err
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from edl.host.imported import Imported, installed_folders
 from edl.launch.forking import WarmPython, hindrance_of
-from edl.launch.workers import WorkerProcess, start_process
+from edl.launch.workers import WorkerProcess, search_path, start_process
 
 pytestmark = pytest.mark.integration
 
@@ -157,7 +157,14 @@ FLAGS = ["-u", "-O", "-X", "dev", "-Werror::ImportWarning", "-P"]
     ids=["script", "flags", "module", "code"],
 )
 def test_it_is_what_a_new_process_would_be(place: Path, command: list[str]) -> None:
-    environ = {**os.environ, "MARK": "ü", "EMPTY": "", "PYTHONHASHSEED": "5", "OMP_NUM_THREADS": "3"}
+    environ = {
+        **os.environ,
+        "PATH": search_path(os.environ),
+        "MARK": "ü",
+        "EMPTY": "",
+        "PYTHONHASHSEED": "5",
+        "OMP_NUM_THREADS": "3",
+    }
     (code, out, err), (code_anew, out_anew, err_anew) = run(both(place, command, environ))
     assert (code, out[1:], err) == (code_anew, out_anew[1:], err_anew) == (0, ["at exit"], [])
     forked, anew = json.loads(out[0]), json.loads(out_anew[0])
@@ -192,10 +199,12 @@ def test_it_ends_as_a_new_process_would(place: Path) -> None:
     command = ["python", "ends.py"]
 
     async def compare() -> None:
-        warm = await starting(place, command, {**os.environ, "CODE": "x" * 200}, ("numpy",))
+        warm = await starting(
+            place, command, {**os.environ, "PATH": search_path(os.environ), "CODE": "x" * 200}, ("numpy",)
+        )
         try:
             for code, status in ENDS.items():
-                environ = {**os.environ, "CODE": code}
+                environ = {**os.environ, "PATH": search_path(os.environ), "CODE": code}
                 worker = warm.fork(environ)
                 assert worker is not None, (place / "warm.log").read_text()
                 forked, anew = ended(worker), ended(start_process(command, environ))

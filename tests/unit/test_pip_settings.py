@@ -29,9 +29,9 @@ def test_several_sources_are_separated_as_uv_wants_it() -> None:
 
 
 def test_the_environment_comes_last_and_wins() -> None:
-    assert of_uv(["global.cert='/of/a/file'\n", ":env:.cert='/of/the/environment'\n"]) == {
-        "SSL_CERT_FILE": "/of/the/environment"
-    }
+    said = [":env:.cert='/of/the/environment'\n", "global.cert='/of/a/file'\n", "install.cert='/of/its/section'\n"]
+    assert of_uv(said) == {"SSL_CERT_FILE": "/of/the/environment"}
+    assert of_uv(list(reversed(said))[:2]) == {"SSL_CERT_FILE": "/of/its/section"}
 
 
 def test_what_uv_was_told_itself_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 import pytest
 
-from edl.host.warm_process import NotForkable, check_forkable, import_all
+from edl.host.warm_process import NotForkable, check_forkable, import_all, import_in_thread
 
 LIBRARY = sysconfig.get_path("stdlib")
 
 
-REFUSED = "try: check_forkable([], [])\nexcept NotForkable as error: print(error)"
+REFUSED = "try: check_forkable([], [], open_targets())\nexcept NotForkable as error: print(error)"
 
 
 def in_a_process(code: str) -> str:
@@ -22,7 +24,7 @@ def in_a_process(code: str) -> str:
 
 
 def test_what_is_imported_by_a_thread_is_there_and_the_thread_is_not() -> None:
-    work = "import_in_thread(['wave', 'no_such_module'], eager=False)\ncheck_forkable([], [])\n"
+    work = "import_in_thread(['wave', 'no_such_module'], eager=False)\ncheck_forkable([], [], open_targets())\n"
     said = in_a_process(f"{work}print('wave' in sys.modules, len(os.listdir('/proc/self/task')), os.getpriority(0, 0))")
     assert said.split() == ["True", "1", "0"]
 
@@ -37,12 +39,36 @@ def test_one_that_has_a_device_open_is_not_forked() -> None:
     assert in_a_process(f"{opened}\n{REFUSED}") == "the imports have opened /dev/null"
 
 
+@pytest.mark.parametrize(
+    "code", ["kept = os.pipe()", "import select; kept = select.epoll()", "kept = socket.socketpair()"]
+)
+def test_one_that_has_what_all_forks_would_share_is_not_forked(code: str) -> None:
+    refused = "try: check_forkable([], [], before)\nexcept NotForkable as error: print(error)"
+    before = "import socket\nopen_before = os.pipe()\nbefore = open_targets()"
+    assert in_a_process(f"{before}\n{refused}") == ""
+    assert re.match(r"the imports have opened (pipe|socket|anon_inode):", in_a_process(f"{before}\n{code}\n{refused}"))
+
+
+def test_one_that_has_a_child_is_not_forked() -> None:
+    child = "import subprocess\nchild = subprocess.Popen(['sleep', '9'])"
+    assert in_a_process(f"{child}\n{REFUSED}\nchild.kill()") == "the imports have started a process"
+
+
+def test_an_import_that_fails_midway_leaves_nothing_to_be_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_the_main_thread.py").write_text("import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(NotForkable, match=r"of_the_main_thread cannot be imported ahead: .*main thread"):
+        import_in_thread(["of_the_main_thread"], eager=True)
+
+
 def test_one_that_has_a_module_in_the_place_of_the_scripts_own_is_not_forked() -> None:
     with pytest.raises(NotForkable, match="a module json of its own"):
-        check_forkable(["json"], [LIBRARY])
+        check_forkable(["json"], [LIBRARY], [])
 
 
 def test_a_module_that_cannot_be_imported_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert import_all(["no_such_module", "wave"]) == 1
+    assert import_all(["no_such_module", "wave"]) == ""
     assert "no_such_module" in capsys.readouterr().err
     assert "wave" in sys.modules

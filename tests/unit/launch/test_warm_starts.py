@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -9,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from edl.host.imported import sort_out
-from edl.launch.forking import hindrance_of
+from edl.host.imported import FILE, sort_out, tell_imported
+from edl.launch.forking import Forks, hindrance_of
 from edl.launch.warm_starts import (
     KEEP_BYTES,
     MOST_STARTS,
@@ -200,3 +201,32 @@ def test_a_hindrance_is_said_and_final() -> None:
     machine = WarmStarts("--warm-starts off")
     assert machine.handle(RING) == []
     assert machine.words == "off: --warm-starts off"
+
+
+def test_a_module_that_is_loaded_lazily_is_not_loaded_by_the_question(tmp_path: Path) -> None:
+    (tmp_path / "lazy_one.py").write_text("raise ImportError('no display')\n")
+    spec = importlib.util.spec_from_file_location("lazy_one", tmp_path / "lazy_one.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert sort_out({"lazy_one": module}, [str(tmp_path)], "").modules == ("lazy_one",)
+
+
+def test_modules_that_cannot_be_told_stop_no_training(tmp_path: Path) -> None:
+    tell_imported(tmp_path / "not there")
+    tell_imported(tmp_path)
+    assert (tmp_path / FILE).exists()
+
+
+def test_after_a_forked_worker_that_came_to_no_ring_none_is_forked(tmp_path: Path) -> None:
+    said: list[str] = []
+    forks = Forks(["python", "-c", "pass"], tmp_path / "log", said.append, "on")
+    forks.forked(6)
+    forks.forked(7)
+    forks.proven(6)
+    forks.ended(6)
+    forks.ended(8)
+    assert forks.words == "none yet"
+    forks.ended(7)
+    assert said == ["off: a worker that was forked has ended before it was in a ring"]
