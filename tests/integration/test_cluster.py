@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from browser import Browser
 from pace import patient
+from test_forked_newcomers import stack
 from warm_python import WarmPython
 
 from edl.cli import main
@@ -29,6 +30,7 @@ from edl.core.audit.account import account
 from edl.launch.processes import marked
 from edl.scheduler.places import ClusterHome
 from edl.scheduler.worker_folders import mark_of
+from edl.scheduler.worker_processes import script_of
 from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -78,6 +80,13 @@ class LiveCluster:
     def processes(self, worker: str) -> list[int]:
         folders = self.places.folder.glob(f"nodes/*/workers/{worker}")
         return [pid for folder in folders for pid in marked(mark_of(folder))]
+
+    def scripts(self, name: str) -> list[int]:
+        """The pids of the job's workers that live, as they came."""
+        folders = [
+            self.places.folder / "nodes" / "localhost" / "workers" / one["id"] for one in self.job(name)["workers"]
+        ]
+        return [pid for folder in folders if (pid := script_of(folder)) and Path(f"/proc/{pid}").exists()]
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         pid = wait(lambda: self.places.pid(name), f"{name} lives")
@@ -377,6 +386,25 @@ def test_a_worker_that_is_killed_is_replaced(cluster: LiveCluster) -> None:
     cluster("wait", "mended", "--timeout", "120")
     assert cluster.job("mended")["cause"]["domain"] == "infrastructure"
     cluster.expect_exactly_once(audit, epochs=8)
+
+
+def test_a_newcomer_of_a_job_and_a_replacement_are_forked(cluster: LiveCluster) -> None:
+    audit, flags = cluster.home / "audits" / "forked", ("--min-np", "1", "-np", "1", "--max-np", "2")
+    line = ("python", str(DIGITS), "--epochs", "100", "--step-time", "0.05")
+    cluster("submit", "--name", "forked", "--warm-starts", "eager", *flags, *line, EDL_AUDIT=str(audit))
+    log = cluster.places.logs / "agent-localhost.log"
+    wait(lambda: "forked: warm starts on: " in log.read_text(), "a process to fork from", 120)
+    cluster("scale", "forked", "2", "--wait", "--timeout", "60")
+    first, newcomer = cluster.scripts("forked")
+    assert (forked := stack(newcomer)) != stack(first)
+    os.kill(newcomer, signal.SIGKILL)
+    wait(lambda: len({*cluster.scripts("forked")} - {newcomer}) == 2, "it is replaced")
+    cluster("scale", "forked", "2", "--wait", "--timeout", "60")
+    [replacement] = {*cluster.scripts("forked")} - {first}
+    assert stack(replacement) == forked
+    cluster("cancel", "forked")
+    cluster("wait", "forked", code=1)
+    assert account(read(audit)).clean
 
 
 def test_a_job_that_is_cancelled_leaves_no_process(cluster: LiveCluster) -> None:
