@@ -66,8 +66,8 @@ class Node:
 
     def told(self, worker: str) -> dict[str, Any]:
         """Of itself, without what differs between any two workers."""
-        text = self.printed(worker).replace(worker, "W")
-        found: dict[str, Any] = json.loads(text[text.index("{") : text.rindex("}") + 1])
+        lines = self.printed(worker).replace(worker, "W").splitlines()
+        found: dict[str, Any] = next(json.loads(line) for line in lines if line.startswith("{"))
         found["parents"].pop()
         return found
 
@@ -147,10 +147,11 @@ async def test_a_forked_worker_dies_with_its_warden_and_frees_its_folder(node: N
     await node.start("w1")
     await node.wait_warm()
     folder = await node.start("w2")
-    forked, warden = script_of(folder), warden_of(folder)
-    os.kill(warden, signal.SIGKILL)
-    await until(lambda: not Path(f"/proc/{forked}").exists())
-    await node.ended("w2")
+    node.engine.end("w1", kill=True)
+    await node.ended("w1")
+    await node.engine.close()  # so that no agent kills what it finds
+    os.kill(warden_of(folder), signal.SIGKILL)
+    await until(lambda: not lives(folder))
     assert not is_held(folder / "life")
 
 
@@ -166,6 +167,14 @@ async def test_one_that_is_killed_is_told_of_and_its_job_keeps_the_process_until
     node.engine.end("w1", kill=True)
     await node.ended("w1")
     assert not node.warm()
+
+
+async def test_one_that_cannot_become_what_a_new_one_would_be_is_started_anew_by_its_warden(node: Node) -> None:
+    await node.start("w1")
+    warm = await node.wait_warm()
+    folder = await node.start("w2", LONG="x" * 20_000)  # than there is room for
+    assert stack(warden_of(folder)) == stack(warm) != stack(script_of(folder))
+    assert node.told("w2")["environ"].pop("LONG") == "x" * 20_000
 
 
 async def test_it_is_started_anew_where_the_job_says_so(node: Node) -> None:

@@ -7,9 +7,10 @@ sample of a large batch is still worth. The policy chooses the sizes with the la
 
 - `power` below 1 makes the second device of one job worth less than the first one of another.
 - `kept` is the share of its time that a job keeps, if it is changed: the cost of a change, over the time until the
-  next one. A larger size also costs the time that the job's newest workers took to come. A job is expected to run for
-  as long again as it has run, as lifetimes with heavy tails do, and for `settle_s` at least, but not beyond the steps
-  that its script says are left. A change must be worth `hesitation` beyond its cost, so that none is made for nothing.
+  next one. What a larger size gains is missed for as long as the job's newest workers took to come. A job is expected
+  to run for as long again as it has run, as lifetimes with heavy tails do, and for `settle_s` at least, but not beyond
+  the steps that its script says are left. A change must be worth `hesitation` beyond its cost, so that none is made for
+  nothing.
 - the weight falls with the device-seconds that a job has had, for the same reason: a job that has had much needs much.
 - `doubt` discounts speeds that were not measured; `reach` bounds how far a job may go beyond the sizes it has tried.
 
@@ -102,7 +103,7 @@ class Goodput(msgspec.Struct, frozen=True):
 
 def kept_share(offered: Offer, settle_s: float, hesitation: float) -> Floats:
     """Return the share of its time that a job keeps if it is given another size: 1 for its present size. A larger size
-    brings nothing until its newcomers train.
+    brings nothing more than the present one until its newcomers train.
     """
     jobs = offered.jobs
     ahead = settle_s + np.array([job.ran for job in jobs])
@@ -110,7 +111,9 @@ def kept_share(offered: Offer, settle_s: float, hesitation: float) -> Floats:
     ahead = np.maximum(np.minimum(ahead, ends), TINY_S)[:, None]
     present = np.array([job.workers for job in jobs])[:, None]
     boot = np.array([job.boot_s for job in jobs])[:, None]
-    cost = np.array([job.change_s for job in jobs])[:, None] + np.where(offered.sizes > present, boot, 0.0)
+    # While newcomers come, the others train on: what they make is not lost.
+    missed = boot * np.maximum(0.0, 1 - present / np.maximum(offered.sizes, 1))
+    cost = np.array([job.change_s for job in jobs])[:, None] + missed
     # A job that starts loses the same time at any size.
     changed = (1 - hesitation) * np.maximum(ahead - cost, 0) / ahead
     return np.where((offered.sizes == present) | (present == 0), 1.0, changed)

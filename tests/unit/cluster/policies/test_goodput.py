@@ -32,14 +32,16 @@ def test_a_change_costs_its_pause_of_the_time_that_the_job_is_expected_to_go_on(
     assert kept(1) == kept(3) == pytest.approx(0.99)
 
 
-def test_of_a_larger_size_nothing_is_had_until_its_newcomers_train() -> None:
-    assert kept(3, boot_s=9.0) == pytest.approx(0.90)
+def test_of_a_larger_size_nothing_more_is_had_until_its_newcomers_train() -> None:
+    assert kept(3, boot_s=9.0) == pytest.approx(0.96), "a third of the boot's time, and the pause"
+    assert kept(4, boot_s=9.0) == pytest.approx(0.945)
     assert kept(1, boot_s=9.0) == pytest.approx(0.99)
     assert kept(3, workers=0, boot_s=9.0) == 1.0, "it has to boot at any size"
 
 
 def test_a_job_is_not_expected_to_go_on_beyond_the_end_that_its_script_has_told() -> None:
-    assert kept(3, boot_s=9.0, left_s=20.0) == pytest.approx(0.5)
-    assert kept(3, boot_s=9.0, left_s=10.0) == kept(3, boot_s=9.0, left_s=0.0) == 0.0
+    assert kept(3, boot_s=9.0, left_s=20.0) == pytest.approx(0.8)
+    assert 3 * kept(3, boot_s=9.0, left_s=9.0) < 2, "it ends as they come"
+    assert kept(3, boot_s=9.0, left_s=4.0) == kept(3, boot_s=9.0, left_s=0.0) == 0.0
     assert kept(3, left_s=1000.0) == pytest.approx(0.99)
     assert kept(2, left_s=0.0) == 1.0
