@@ -56,7 +56,7 @@ class Newcomers(Run):
                 wait(lambda: self._training(2, STEPS), "two workers", job, self.log)
                 began = time.time()
                 if start == "warm":
-                    wait(lambda: self._warm_words()[:2] != "no", "a process to fork from", job, self.log)
+                    wait(lambda: self._warm_words()[:2] not in {"", "no"}, "a process to fork from", job, self.log)
                 time.sleep(1.5)
                 found = {"median ms": 1000 * self._median(), "warm longest": self._longest_since(began)}
                 time.sleep(1.5)

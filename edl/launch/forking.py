@@ -210,6 +210,7 @@ class Forks:
         self._eager = wanted == "eager"
         self._machine = WarmStarts(hindrance)
         self._command, self._log, self._tell, self._folder = command, log, tell, place.folder
+        self._said = ""
         self._warm: WarmPython | None = None
         self._told: Imported | None = None
         self._environ: Mapping[str, str] = {}
@@ -224,8 +225,6 @@ class Forks:
         """The job is seen. `pids`: workers of this launch that are in the ring. `environ`: of a worker to come."""
         for pid in pids:
             self.proven(pid)
-        if self._machine.stage is WarmStage.OFF:
-            return
         if self._machine.stage is WarmStage.NONE:
             told = [told for pid in pids if (told := told_by(pid)) is not None]
             self._told = told[0] if told else None
@@ -278,15 +277,15 @@ class Forks:
         self._handle(LaunchEnds())
 
     def _handle(self, event: WarmEvent) -> None:
-        before = self._machine.words
         for command in self._machine.handle(event):
             match command:
                 case StartWarm():
                     self._start()
                 case EndWarm():
                     self._end()
-        if self._machine.words != before:
-            self._tell(self._machine.words)
+        if self._machine.words != self._said:
+            self._said = self._machine.words
+            self._tell(self._said)
 
     def _start(self) -> None:
         assert self._told is not None
@@ -326,7 +325,7 @@ def hindrance_of(command: Sequence[str], place: CommandPlace = HERE) -> str:
     apart = "/" in line.program and not line.program.startswith("/")
     program = f"{place.folder}/{line.program}" if apart else line.program
     found = shutil.which(program, path=search_path(place.environ))
-    if found is None or Path(found).parent != Path(sys.executable).parent:
+    if found is None or not Path(found).parent.samefile(Path(sys.executable).parent):
         return f"{line.program} is not the Python that edl is in"
     if line.kind == "script" and not (place.folder / line.name).is_file():
         return f"{line.name} is not one file"
