@@ -94,7 +94,8 @@ class Newcomers(Run):
         return next((end for end, at in Worker.read(path).steps if end > since and at == size), 0.0)
 
     def _until_three(self, name: str, job: Any, asked: float, since: float) -> dict[str, float]:
-        survivors = [path for path in self.folder.glob("*.steps") if Worker.read(path).steps[-1][0] > asked - 1]
+        newest = {path: max(Worker.read(path).steps, default=(0.0, 0)) for path in self.folder.glob("*.steps")}
+        survivors = [path for path, (end, _) in newest.items() if end > asked - 1]
         before = statistics.median(gap for path in survivors for end, gap in Worker.read(path).gaps if end < asked)
         wait(lambda: self._training(3, 3, asked), "three workers", job, self.log)
         firsts = {path: self._first(path, 3, asked) for path in self.folder.glob("*.steps")}
