@@ -98,7 +98,7 @@ class Newcomers(Run):
         survivors = [path for path, (end, _) in newest.items() if end > asked - 1]
         before = statistics.median(gap for path in survivors for end, gap in Worker.read(path).gaps if end < asked)
         wait(lambda: self._training(3, 3, asked), "three workers", job, self.log)
-        firsts = {path: self._first(path, 3, asked) for path in self.folder.glob("*.steps")}
+        firsts = {path: self._first(path, 3, since) for path in self.folder.glob("*.steps")}
         done = max(firsts.values())
         stayed = [Worker.read(path) for path in survivors if firsts[path]]
         pause = longest(stayed, before, since, min(firsts[path] for path in survivors if firsts[path]))
