@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from edl.launch.warm_starts import (
 from edl.launch.workers import DIE_WITH_PARENT, search_path
 
 FORK_S = 3.0  # for the answer of a process that does nothing else, on a busy machine
+KILLED = {-signal.SIGKILL, -signal.SIGTERM}  # by another process
 ROOM_BYTES = 4096  # for variables that differ between workers
 
 
@@ -252,12 +254,13 @@ class Forks:
         """A worker has come as far as one that was not forked."""
         self._unproven.discard(worker)
 
-    def ended(self, worker: Hashable) -> None:
-        """A worker has ended, and not well. One that was forked, and has not come to a ring, is the last of its kind: a
-        new process may come further.
+    def ended(self, worker: Hashable, code: int | None) -> None:
+        """A worker has ended. One that was forked, and has failed by itself before it was in a ring, is the last of its
+        kind: a new process may come further. `code`: its exit status, if that is known.
         """
-        if worker in self._unproven:
-            self._unproven.discard(worker)
+        unproven = worker in self._unproven
+        self._unproven.discard(worker)
+        if unproven and code not in KILLED | {None, 0}:
             self._handle(WarmRefused("a worker that was forked has ended before it was in a ring"))
 
     async def start_warden(self, warden: Warden, worker: str) -> int:

@@ -232,8 +232,7 @@ class Launch:
         self._workers.append(worker)
 
     def _exited(self, slot: int, pid: int, code: int) -> None:
-        if code:
-            self._forks.ended(pid)
+        self._forks.ended(pid, code)
         self._inbox.put_nowait(WorkerExited(slot, code))
 
     def _environ(self, slot: int) -> dict[str, str]:

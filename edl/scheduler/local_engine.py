@@ -123,8 +123,9 @@ class LocalEngine:
                 await asyncio.to_thread(worker_processes.kill, folder)
             await asyncio.sleep(POLL_S)
         del self._watches[worker]
-        self._warm.ended(worker)
-        self._ended(worker, evidence(folder))
+        found = evidence(folder)
+        self._warm.ended(worker, None if found.told else found.code)
+        self._ended(worker, found)
 
 
 def _has_ended(folder: Path) -> bool:

@@ -66,11 +66,11 @@ class WarmJobs:
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
 
-    def ended(self, worker: str) -> None:
+    def ended(self, worker: str, code: int | None) -> None:
         """Of the last worker of a job: no process is kept for that job."""
         for name, job in list(self._jobs.items()):
             if worker in job.workers:
-                job.forks.ended(worker)
+                job.forks.ended(worker, code)
             if job.workers.pop(worker, None) and not job.workers:
                 job.forks.end()
                 del self._jobs[name]

@@ -19,11 +19,11 @@ def diverged(edl, job: str) -> list[dict]:
 class Growing:
     """A job of two workers that another one joins, with one of the faults of its script."""
 
-    def __init__(self, edl, folder: Path, script: str, fault: str, *, after_step: int = 2) -> None:
+    def __init__(self, edl, folder: Path, script: str, fault: str, *more: str, after_step: int = 2) -> None:
         self._edl, self._until = edl, folder / "until"
         command = edl.warm.command(JOBS / script)
         options = ("--until", str(self._until), "--fault", fault)
-        flags = ("-np", "2", "--max-np", "3", "--job", "d")
+        flags = ("-np", "2", "--max-np", "3", "--job", "d", *more)
         self.launcher = edl.start("run", *flags, *command, *options, TF_CPP_MIN_LOG_LEVEL="3")
         edl.wait(lambda: edl.status("d")["step"] > after_step, "it trains", timeout_s=120)
         assert edl("scale", "d", "3").returncode == 0
@@ -144,8 +144,10 @@ def test_a_newcomer_that_differs_goes_and_the_others_train_on(edl, tmp_path, scr
 
 
 def test_a_newcomer_that_ends_in_another_state_says_nothing_against_the_others(edl, tmp_path):
-    """It differs from its twenty-fifth mini-batch on, after the comparison of the sixteenth step."""
-    job = Growing(edl, tmp_path, "torch_newcomer_differs.py", "late", after_step=24)
+    """It differs from its twenty-fifth mini-batch on, after the comparison of the sixteenth step; the next one would be
+    that of the sixty-fourth.
+    """
+    job = Growing(edl, tmp_path, "torch_newcomer_differs.py", "late", "--check-weights", "100000", after_step=24)
     edl.wait(lambda: edl.status("d")["size"] == 3, "three workers", timeout_s=120)
     done = job.end(job.joined() + 50)
     assert done.returncode == 0, done.stderr

@@ -133,7 +133,9 @@ class TestBeforeAnyWorkerStarts:
         assert "does not resolve" in self.failing(edl, "--coordinator", "nohost.invalid:2181")
 
     def test_a_secret_that_cannot_be_read(self, edl):
-        assert "none: cannot be read: No such file" in self.failing(edl, "--secret-file", "none")
+        assert "none (--secret-file or EDL_SECRET_FILE) cannot be read: No such file" in self.failing(
+            edl, "--secret-file", "none"
+        )
 
     def test_a_wrong_java(self, edl):
         assert "EDL_JAVA=/none is no program" in self.failing(edl, EDL_JAVA="/none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -225,8 +226,11 @@ def test_after_a_forked_worker_that_came_to_no_ring_none_is_forked(tmp_path: Pat
     forks.forked(6)
     forks.forked(7)
     forks.proven(6)
-    forks.ended(6)
-    forks.ended(8)
-    assert forks.words == "none yet"
-    forks.ended(7)
+    forks.ended(6, 1)
+    for worker, code in ((8, 1), (1, None), (2, 0), (3, -signal.SIGKILL), (4, -signal.SIGTERM)):
+        if worker != 8:
+            forks.forked(worker)
+        forks.ended(worker, code)
+    assert said == []
+    forks.ended(7, 1)
     assert said == ["off: a worker that was forked has ended before it was in a ring"]
