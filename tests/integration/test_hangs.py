@@ -75,7 +75,7 @@ def test_who_hangs_is_given_up_after_one_step_time_out(edl, tmp_path, way: str, 
     if how == "stopped":
         os.kill(victim["pid"], signal.SIGSTOP)
     else:
-        cue(tmp_path, victim["pid"]).write_text(how)
+        cue(tmp_path, victim["pid"], how)
     began = time.time()
     edl.wait(lambda: job.status()["size"] == 1, "the others are in a ring without it", timeout_s=60)
     job.wait_steps(5)

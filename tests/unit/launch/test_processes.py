@@ -15,7 +15,7 @@ import pytest
 from edl.launch.processes import MARK, is_marked, marked
 from edl.scheduler.warden import others
 
-LOOKS = 200
+LOOKS = 100
 SWITCHES_PROGRAMS = 'exec /bin/sh "$0"'  # one process that becomes the next program for ever
 FORKS_AND_ENDS = 'sleep 0.01; /bin/sh "$0" &'  # always one process, never the same for long
 
