@@ -1,1 +1,1 @@
-"""What is decided inside a job: pure machines that open no socket, start no thread and read no clock."""
+"""Pure machines that decide inside a job: they open no socket, start no thread and read no clock."""

@@ -1,1 +1,1 @@
-"""What became of every sample, from what workers wrote down."""
+"""The account of every sample, from the lines that workers wrote."""

@@ -1,4 +1,4 @@
-"""What became of every sample of a job, by what its workers wrote down: trained once, lost, or repeated (I6).
+"""Account for every sample of a job by the lines its workers wrote: trained once, lost, or repeated (I6).
 
 Owns: the account. Does not own: which steps count (`edl.core.audit.lineage`, `edl.core.audit.lives`), the lines
 (`edl.protocol.audit`) and the files (`edl.trainer.data.audit`). Nothing here asks the ledger: an audit that believed
@@ -72,8 +72,6 @@ class Weighed(msgspec.Struct, frozen=True):
 
 
 class LifeAccount(msgspec.Struct, frozen=True):
-    """One life of the job."""
-
     life: int
     parent: int  # the life that it went on from; 0: it began anew
     parent_step: int  # after that step of it
@@ -114,7 +112,7 @@ class Account(msgspec.Struct, frozen=True):
 
 
 class _Hand(msgspec.Struct, frozen=True):
-    """What one worker was given for one step, and whether that step trained it."""
+    """A portion that one worker was given for one step, and whether that step trained it."""
 
     taken: Portion
     line: BatchGiven
@@ -126,7 +124,7 @@ class _Hand(msgspec.Struct, frozen=True):
 
 
 class _Weighing(msgspec.Struct, frozen=True):
-    """What a step was made of."""
+    """Samples and weights of one step."""
 
     life: int
     step: int
@@ -135,11 +133,13 @@ class _Weighing(msgspec.Struct, frozen=True):
 
     @property
     def updated(self) -> bool | None:
-        """None: no worker tells."""
+        """Tell whether any member updated its model; None: no worker reported a weight."""
         return any(self.weights.values()) if self.weights else None
 
     def misweighed(self) -> Iterator[Weighed]:
-        """Of an update. Where all left it out, as a loss was not finite, none was weighed wrongly."""
+        """Yield the members whose weight was wrong in an update. If all members skipped the update, as a loss was not
+        finite, no weight was wrong.
+        """
         total = sum(self.samples.values())
         for worker, weight in self.weights.items() if self.updated else ():
             right = self.samples[worker] / total if total else 0.0
@@ -201,7 +201,7 @@ def _life(one: AuditedLife) -> LifeAccount:
 
 
 def _spec_of(lives: Iterable[AuditedLife]) -> DataSpec:
-    """Of those that count: one that began anew may have done so on other data."""
+    """Return the data of the lives that count: a life that began anew may have trained on other data."""
     audits = [audit for life in lives for audit in life.audits]
     specs = [line.spec for audit in audits for line in audit.lines if isinstance(line, DataOpened)]
     if not specs:
@@ -226,7 +226,7 @@ def _hands(life: AuditedLife) -> Iterator[_Hand]:
 
 
 def _weighings(life: AuditedLife, hands: Iterable[_Hand]) -> Iterator[_Weighing]:
-    """Of all its steps that count."""
+    """Yield the weights of each step that counts."""
     samples = {(hand.taken.worker, hand.taken.step): sum(map(len, hand.line.ranges)) for hand in hands if hand.counts}
     weights = {
         (audit.worker, line.generation, line.step): line.weight
@@ -244,7 +244,7 @@ def _weighings(life: AuditedLife, hands: Iterable[_Hand]) -> Iterator[_Weighing]
 
 
 def _by_epoch(spec: DataSpec, hands: Iterable[_Hand]) -> defaultdict[int, list[_Hand]]:
-    """Which hands have samples of an epoch: mostly of one, at its end of two."""
+    """Group hands by epoch: a hand has samples of one epoch, or of two at an epoch's end."""
     found: defaultdict[int, list[_Hand]] = defaultdict(list)
     for hand in hands:
         for piece in hand.line.ranges:
@@ -322,7 +322,7 @@ def _offenders(
 
 
 def _check(spec: DataSpec, ranges: Sequence[Range]) -> int:
-    """What a worker that was given these positions must have written."""
+    """Return the checksum that a worker must have written for these positions."""
     check = 0
     for piece in ranges:
         check = zlib.crc32(_ids(spec, piece.epoch)[piece.start : piece.stop].data, check)

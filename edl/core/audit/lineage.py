@@ -1,4 +1,5 @@
-"""Which steps a life of a job has kept, and which workers took part in each: read from what they all wrote down.
+"""Tell which steps a life of a job has kept, and which workers took part in each, from the lines that all workers
+wrote.
 
 Owns: the rule by which a step counts (I5). Does not own: which of them a later life went on from
 (`edl.core.audit.lives`), nor which samples they trained (`edl.core.audit.account`).
@@ -26,7 +27,7 @@ from edl.protocol.audit import FIRST_LIFE, Committed, LifeAudited, Line, Sat
 
 @dataclass(frozen=True, slots=True)
 class WorkerAudit:
-    """What one worker wrote, in its order, after its first line."""
+    """Lines that one worker wrote, in its order, after its first line."""
 
     worker: str
     job: str
@@ -54,7 +55,10 @@ class _Generation:
 
 
 def lineage(audits: Sequence[WorkerAudit]) -> tuple[Span, ...]:
-    """Of one life: in order, without gaps, and each step once. Raises UsageError where they contradict each other."""
+    """Return the spans of one life in order, without gaps and each step once.
+
+    Raises UsageError where audits contradict each other.
+    """
     later: int | None = None  # the earliest beginning of all later generations
     spans = []
     for one in reversed(_generations(audits)):

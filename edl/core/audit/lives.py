@@ -1,4 +1,4 @@
-"""Which steps a job has kept over all its lives.
+"""Tell which steps a job has kept over all its lives.
 
 Owns: the rule by which a life's steps count. Does not own: which of them its workers had kept
 (`edl.core.audit.lineage`), nor which samples they trained (`edl.core.audit.account`).
@@ -22,8 +22,6 @@ from edl.protocol.audit import LifeAudited
 
 @dataclass(frozen=True, slots=True)
 class AuditedLife:
-    """One life of a job, by its audits."""
-
     begun: LifeAudited
     audits: tuple[WorkerAudit, ...]
     spans: tuple[Span, ...]  # all that it has made
@@ -40,12 +38,12 @@ class AuditedLife:
 
     @property
     def counts(self) -> bool:
-        """It is the newest one, or one that the newest follows from."""
+        """Tell whether this life is the newest, or the newest one follows from it."""
         return self.base is not None
 
 
 def lives(audits: Sequence[WorkerAudit]) -> tuple[AuditedLife, ...]:
-    """All of a job, the first one first. Raises UsageError where they contradict each other, or one is missing."""
+    """Return all lives of a job in order. Raises UsageError if audits contradict each other or a life is missing."""
     by_number = _by_number(audits)
     spans = {number: lineage(found) for number, found in by_number.items()}
     made = {number: found[-1].until_step if found else 0 for number, found in spans.items()}

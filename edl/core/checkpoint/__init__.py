@@ -1,1 +1,1 @@
-"""When a job is saved, after which step, and what becomes of it."""
+"""Decisions about checkpoints: when a job is saved, after which step, and whether that succeeds."""

@@ -50,7 +50,7 @@ STRETCH_WORDS: Final = 6  # in each stretch of the pace a word could arrive so m
 
 
 class Checkpoints:
-    """Of one leader. Its times, and the parts that it has seen, are its own: another one begins to wait anew."""
+    """Begin savings and follow them. Times and parts seen belong to one leader: the next one waits anew."""
 
     def __init__(self, working: WorkingState, leasing: Leasing, lead_times: LeadTimes, deadlines: Deadlines) -> None:
         self._working = working
@@ -97,7 +97,7 @@ class Checkpoints:
             working.change(save_requests=asked, save_wanted=step, pressing=False)
 
     def hear(self, happened: SavingPublished | PublishingFailed) -> None:
-        """What came of publishing. A word that is late, of a saving that was given up, comes to nothing."""
+        """Note that a saving was published or failed to be. A late message about an abandoned saving is ignored."""
         saving = self._working.record.saving
         if saving is None or saving.number != happened.number or not saving.complete:
             return
@@ -107,7 +107,7 @@ class Checkpoints:
             self._note_unpublished(happened.reason)
 
     def keep_part_of(self, worker: str) -> None:
-        """Its end is taken: it says no more that its part is durable."""
+        """Record that the part of `worker` is durable: its end is accepted, so it will not report the part again."""
         saving = self._working.record.saving
         if saving is None or saving.complete or any(part.worker == worker for part in saving.parts):
             return
@@ -128,7 +128,7 @@ class Checkpoints:
 
     @property
     def interval(self) -> Interval | None:
-        """From one to the next, where the job chooses that by itself."""
+        """Return the interval between two checkpoints, if the job chooses its interval by itself."""
         working = self._working
         return interval_of(working.record, working.newest()[0], self._leasing.step_time_s())
 
@@ -165,7 +165,7 @@ class Checkpoints:
     # -------------------------------------------------------------------------------------------------- it is announced
 
     def _look_again(self) -> None:
-        """Not at each input of a thousand workers; but a job that is to go has no time to lose."""
+        # A thousand workers' inputs need not each be followed by a look; but a preempted job has no time to lose.
         working = self._working
         self._look_at = working.now + (0.0 if working.record.preemption is not None else self._lead_times.notice_s)
 
@@ -206,7 +206,7 @@ class Checkpoints:
 
     @property
     def members_stand(self) -> bool | None:
-        """Of a job that is to go. None: that is not known yet."""
+        """Tell whether the members of a preempted job make no steps; None: not known yet."""
         working, (_, at) = self._working, self._working.newest()
         preemption, roster = working.record.preemption, working.record.roster
         if preemption is None or not all(map(working.seen.get, roster)):  # another leader has yet to hear of them
@@ -223,9 +223,10 @@ class Checkpoints:
         )
 
     def _can_begin(self, *, stands: bool) -> bool:
-        """No other ring is planned, no lease about to be cut anew, and all members train, with a state of their own.
+        """Tell whether a saving can begin: no other ring is planned, no lease is about to be cut anew, and all members
+        train.
 
-        Where they stand, a switch may be about to come, and what is cut anew is leased for later steps.
+        `stands`: the members make no steps. Then a planned switch or a cut does not matter, as it concerns later steps.
         """
         record, seen, plan = self._working.record, self._working.seen, self._working.record.plan
         if not record.generation or (plan is not None and not (stands and plan.after_step is not None)):
@@ -254,7 +255,7 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------------ and comes about
 
     def _look(self, saving: Saving, since: float | None = None) -> None:
-        """Which parts are durable by now. `since`: when it was announced, by this leader."""
+        """Note the parts that are durable by now. `since`: when this leader announced the saving."""
         working = self._working
         if saving.number != self._known:
             self._known, self._since, self._until = saving.number, since, working.now + self._store_s
@@ -329,7 +330,7 @@ class Checkpoints:
             working.change(save_requests=asked, pressing=False)
 
     def _parts(self, saving: Saving) -> tuple[DurablePart, ...]:
-        """Those that are durable, by rank."""
+        """Return the durable parts, by rank."""
         return tuple(DurablePart(worker, self._stored[worker]) for worker in saving.roster if worker in self._stored)
 
     def _keep(self, saving: Saving) -> Saving:

@@ -1,4 +1,4 @@
-"""What is to become of a saving: a pure decision from what was decided and what was seen.
+"""Decide whether a saving can still succeed, from the record and the observations.
 
 A saving needs a part of each member of one ring, all copied after the same step there: so all of them have applied that
 step, which is stable, and all have the same model. The ring itself may be gone by then: what is copied can be stored
@@ -25,7 +25,7 @@ from edl.protocol.saving import Saving
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """All that the decision depends on, for a saving that is on record."""
+    """Inputs of the decision, for a saving that is on record."""
 
     record: Record
     saving: Saving
@@ -36,12 +36,12 @@ class Prospect:
 
 
 def why_not(now: Prospect) -> str:
-    """Why it comes to nothing; empty as long as it may come about."""
+    """Tell why the saving fails; empty as long as it may succeed."""
     return _overtaken(now) or next(_lacking(now), "")
 
 
 def _overtaken(now: Prospect) -> str:
-    """Its ring does not come to its step, though nothing is wrong with any member."""
+    """Tell why the ring will not reach the saving's step, though nothing is wrong with any member."""
     record, saving, plan = now.record, now.saving, now.record.plan
     if record.generation != saving.generation:
         return ""
@@ -53,7 +53,7 @@ def _overtaken(now: Prospect) -> str:
 
 
 def _lacking(now: Prospect) -> Iterator[str]:
-    """Why a member has no part to give."""
+    """Yield why a member has no part to give."""
     for worker in now.saving.roster:
         if worker not in now.stored and (why := _no_part_of(worker, now)):
             yield why

@@ -1,4 +1,4 @@
-"""How long it is from one checkpoint to the next, where the job is to choose that by itself: a pure decision.
+"""Choose the time from one checkpoint to the next, where the job is to do that by itself: a pure decision.
 
 Much is lost to faults if checkpoints are rare, as what was trained since the newest one is trained again; and much to
 checkpoints, if they are many. Both together are least at Young's interval (1974): the square root of 2 M C, where C is
@@ -32,14 +32,14 @@ WRITING: Final = 2.0  # no more than half of the time something is being written
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From the begin of one checkpoint to that of the next."""
+    """Time from the begin of one checkpoint to the begin of the next."""
 
     seconds: float
     why: str  # in words
 
 
 def interval_of(record: Record, step: int, step_time_s: float) -> Interval | None:
-    """For a job that is at `step` of this life. None: it does not choose."""
+    """Return the interval of a job at `step` of this life; None: the job does not choose by itself."""
     policy = record.job_policy.checkpointing
     if policy.auto is None:
         return None
@@ -49,7 +49,7 @@ def interval_of(record: Record, step: int, step_time_s: float) -> Interval | Non
 
 
 def mean_fault_s(auto: Auto, trained_s: float, faults: int) -> float:
-    """From one to the next."""
+    """Return the mean time between faults, in seconds."""
     return (max(0.0, trained_s) + auto.fault_s) / (faults + 1)
 
 
@@ -72,12 +72,12 @@ def chosen(auto: Auto, costs: Sequence[Cost], fault_s: float) -> Interval:
 
 
 def cost(costs: Sequence[Cost]) -> float:
-    """What training loses to one, in seconds."""
+    """Return the training time lost to one checkpoint, in seconds."""
     return max(0.0, median(one.stall_s for one in costs), median(_lost(one) for one in costs))
 
 
 def took(costs: Sequence[Cost]) -> float:
-    """Until one is durable, in seconds."""
+    """Return the time until a checkpoint is durable, in seconds."""
     return median([one.took_s for one in costs if one.took_s is not None] or [0.0])
 
 
@@ -86,7 +86,6 @@ def _lost(one: Cost) -> float:
 
 
 def _told(seconds: float) -> str:
-    """For people."""
     return (
         f"{1000 * seconds:.0f} ms"
         if seconds < 1

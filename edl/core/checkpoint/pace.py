@@ -1,4 +1,4 @@
-"""How fast a ring trains, and what a checkpoint takes of that: as far as a leader can see it from reports of steps.
+"""Measure how fast a ring trains and how much a checkpoint slows it down, as far as reports of steps show.
 
 While nothing is saved, the time that a step takes is looked at in short stretches, of which the middle one counts: an
 evaluation or a pause makes one of them long, and not the others. From the moment when a saving is announced until all
@@ -21,10 +21,12 @@ Seen = tuple[int, float]  # the newest step, and when it was reported
 
 
 class SavingPace:
-    """Of one leader: what the one before has seen is not known to it."""
+    """Step times of the present ring, and the delay by a saving. Each leader measures anew.
+
+    `stretch_s`: the shortest stretch that is measured.
+    """
 
     def __init__(self, stretch_s: float) -> None:
-        """No stretch is shorter than `stretch_s`."""
         self._stretch_s = stretch_s
         self._generation = 0
         self._step_times_s: deque[float] = deque(maxlen=STRETCHES)
@@ -33,11 +35,11 @@ class SavingPace:
 
     @property
     def step_time_s(self) -> float | None:
-        """While nothing is saved. None: it is not known."""
+        """Return the step time while nothing is saved, in seconds; None: not known."""
         return median(self._step_times_s) if self._step_times_s else None
 
     def look(self, generation: int, seen: Seen) -> None:
-        """Nothing is being saved."""
+        """Note the newest step while nothing is being saved."""
         self._follow(generation)
         self._begun = None
         if self._since is None:
@@ -54,7 +56,10 @@ class SavingPace:
         self._since, self._begun = None, seen
 
     def end(self, generation: int, seen: Seen) -> float | None:
-        """All its parts are durable. By so many seconds its steps came later; None: it is not known."""
+        """Return by how many seconds the steps came later than without the saving, once all its parts are durable.
+
+        None: not known.
+        """
         self._follow(generation)
         begun, self._begun = self._begun, None
         step_time_s = self.step_time_s
@@ -63,7 +68,6 @@ class SavingPace:
         return (seen[1] - begun[1]) - (seen[0] - begun[0]) * step_time_s
 
     def _follow(self, generation: int) -> None:
-        """Another ring has another pace."""
         if generation != self._generation:
             self._generation = generation
             self._step_times_s.clear()

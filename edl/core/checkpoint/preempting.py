@@ -27,7 +27,7 @@ LOOK_S: Final = 0.1
 
 
 class Preempting:
-    """Of one leader. The deadline begins anew with each (I12)."""
+    """Save a preempted job and end it. Each leader's deadline begins anew (I12)."""
 
     def __init__(self, working: WorkingState, checkpoints: Checkpoints, lead_times: LeadTimes) -> None:
         self._working = working
@@ -54,7 +54,6 @@ class Preempting:
 
     @property
     def wake_at(self) -> float:
-        """While a job goes, time is looked at often: its machines are about to be taken away."""
         record = self._working.record
         is_going = record.preemption is not None and record.state not in OVER
         return self._working.now + LOOK_S if is_going else END_OF_TIME
@@ -81,7 +80,9 @@ class Preempting:
             working.end(JobState.PREEMPTED, f"{preemption.reason}; {_left(record, preemption)}")
 
     def _has_nothing_new(self) -> bool:
-        """Since it was saved last, or since it began. Its members had the time to tell."""
+        """Tell whether no step was made since the newest checkpoint, or since the job began; members had time to report
+        one.
+        """
         record = self._working.record
         if self._since is None or self._working.now < self._since + self._told_s:
             return False

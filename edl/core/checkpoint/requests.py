@@ -33,14 +33,13 @@ def known(record: Record, request: str) -> SaveRequest | None:
 
 
 def answer(taken: SaveRequest) -> TellOfSaving | Refuse:
-    """What the one who asks hears."""
     if taken.failure:
         return Refuse(f"no checkpoint came about in {TRIES} tries, the last one for this: {taken.failure}")
     return TellOfSaving(taken.step, taken.path)
 
 
 def taken(record: Record, request: str, newest_step: int) -> Requests:
-    """With one more."""
+    """Return the requests on record and a new one."""
     saving = record.saving
     serves = saving is not None and saving.after_step > newest_step
     first = record.saves if serves else record.saves + 1
@@ -48,7 +47,8 @@ def taken(record: Record, request: str, newest_step: int) -> Requests:
 
 
 def covers(record: Record, step: int) -> bool:
-    """What was asked for before, or is durable, is of this step or a later one: no request of a script is needed.
+    """Tell whether a requested or durable saving is of this step or a later one: then a script need not request
+    another.
 
     A saving that is begun from now on is announced for a step that no worker has made.
     """
@@ -65,7 +65,7 @@ def pending(record: Record) -> bool:
 
 
 def served(requests: Requests, saved: Saved) -> Requests:
-    """Once that one is durable."""
+    """Return the requests after `saved` became durable."""
     return tuple(
         msgspec.structs.replace(one, step=saved.step, path=saved.path)
         if _is_pending(one) and one.first <= saved.number
@@ -75,7 +75,7 @@ def served(requests: Requests, saved: Saved) -> Requests:
 
 
 def disappointed(requests: Requests, saving: Saving, reason: str) -> Requests:
-    """Once that one has come to nothing."""
+    """Return the requests after `saving` failed: a request fails once enough savings did."""
     return tuple(
         msgspec.structs.replace(one, failure=reason)
         if _is_pending(one) and saving.number - one.first + 1 >= TRIES

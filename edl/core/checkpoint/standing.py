@@ -1,4 +1,5 @@
-"""Whether the members of a ring stand: a job that is to go is then saved where they are, and not some steps ahead.
+"""Guess whether the members of a ring make no steps: a preempted job is then saved where they are, not some steps
+ahead.
 
 Each tells its steps at once from when it has heard that the job is to go. What was heard before may be old, so nothing
 is guessed from it.

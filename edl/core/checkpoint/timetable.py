@@ -1,4 +1,4 @@
-"""When a job is to be saved: by its settings, as asked, at its end; and after a failure, later and later.
+"""Decide when a job is to be saved: by its settings, on request, at its end; and after a failure, later and later.
 
 Owns: what is due at a moment. Does not own: whether it can be begun then (`edl.core.checkpoint.checkpoints`), nor the
 interval that a job chooses by itself (`edl.core.checkpoint.interval`).
@@ -24,7 +24,7 @@ LAST_WORDS: Final = 10  # the last saving is announced so many times earlier tha
 
 
 class Timetable:
-    """Of one leader. Its times are its own."""
+    """Times at which savings are due. Each leader has times of its own."""
 
     def __init__(self, lead_times: LeadTimes) -> None:
         self._lead_times = lead_times
@@ -42,9 +42,10 @@ class Timetable:
         *,
         comes: bool = True,
     ) -> Why | None:
-        """What a saving is to be begun for now. `newest`: the newest step, and when it was seen.
+        """Return why a saving is due now, or None. `newest`: the newest step, and when it was seen.
 
-        `comes`: the members make steps. Where they may stand, as a job is to go, they never come to the last one.
+        `comes`: the members make steps. Where they may make none, as the job is preempted, they never reach the last
+        one.
         """
         policy, (step, at) = record.job_policy.checkpointing, newest
         if not policy.folder or not record.generation:

@@ -1,1 +1,1 @@
-"""Which worker trains which samples."""
+"""The data of a job: which worker trains which samples."""

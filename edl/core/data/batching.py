@@ -1,4 +1,4 @@
-"""How large the batch of a step is with so many workers, and which part of it each takes: pure arithmetic.
+"""Compute the global batch of a step for a number of workers, and each worker's part of it: pure arithmetic.
 
 - `fixed-local`: each worker takes what the script says, so the batch of all grows with the workers, up to a maximum;
   from there on it stays, and is shared out (Or, Zhang and Freedman, MLSys 2020);
@@ -32,20 +32,20 @@ def batch_of_all(batching: Batching, size: int, given: int) -> int:
 
 
 def in_force(policy: Batching, asked: int) -> Batching:
-    """What counts: the job's own rule, or so many samples that people have asked for since; 0: they have not."""
+    """Return the batch rule that counts: a size that people asked for (`asked` > 0), else the job's own rule."""
     return Batching(BatchRule.ASKED, most=asked) if asked else policy
 
 
 def even_shares(batch: int, size: int) -> tuple[int, ...]:
-    """Of `batch` samples, what each rank takes: as even as can be, the larger parts first."""
+    """Split `batch` samples by rank as evenly as can be, larger parts first."""
     return tuple(batch // size + (rank < batch % size) for rank in range(size))
 
 
 def weighted_shares(batch: int, paces: Sequence[float]) -> tuple[int, ...]:
-    """Of `batch` samples, what each rank takes when it works at such a pace: all should be done at the same time.
+    """Split `batch` samples by rank in proportion to paces, so that all finish at the same time.
 
-    Each gets at least two, or one where there are not twice as many samples as workers: batch norm cannot train on one.
-    What rounding leaves goes to those that came off worst by it.
+    Each rank gets at least two, or one where there are not twice as many samples as workers: batch norm cannot train on
+    one. Ranks that lose most by rounding get the remaining samples.
     """
     size, total = len(paces), sum(paces)
     if size == 0 or total <= 0 or batch < size or min(paces) <= 0:

@@ -49,7 +49,7 @@ def rebased(snapshot: LedgerSnapshot, step: int = 0) -> LedgerSnapshot:
 
 
 def _moved(leases: Iterable[Lease], step: int, to_step: int) -> tuple[Lease, ...]:
-    """What is left of `leases` after `step`, as after `to_step`."""
+    """Return the parts of `leases` that are untrained after `step`, shifted so that they follow `to_step`."""
     left = ((lease, max(lease.after_step, step)) for lease in leases)
     return tuple(
         msgspec.structs.replace(
@@ -60,12 +60,12 @@ def _moved(leases: Iterable[Lease], step: int, to_step: int) -> tuple[Lease, ...
 
 
 def is_inherited(ledger: Ledger) -> bool:
-    """Its members are ranks of a life before."""
+    """Tell whether the ledger's members are ranks of the previous life."""
     return any(worker.startswith(RANK) for worker in ledger.roster)
 
 
 def inherited(resumed: Resumed, worker: str, spec: DataSpec, step: int) -> Ledger:
-    """What is left of the data of the life before, if `worker`, the first that says so, trains on the same.
+    """Return the untrained data of the previous life, if `worker`, the first to ask for data, trains on the same data.
 
     Raises UsageError.
     """

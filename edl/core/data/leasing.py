@@ -1,4 +1,4 @@
-"""How far the data of a job is trained, and how far it is leased, as its workers go on.
+"""Track how far the data of a job is trained and leased, as its workers go on.
 
 Owns: when a step is stable, when more is leased, what a change of generation does to the data, after which step it can
 be. Does not own: the ledgers of the generations (`edl.core.data.ledger_versions`), how many seconds to be ahead
@@ -33,7 +33,7 @@ MOST_DOUBLED = 4  # times, as words came too late
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """From a ring that trains to the next: after which step, with which data, and the mark that these rest on."""
+    """The step after which the next ring begins, its data, and the mark that both rest on."""
 
     after_step: int | None  # None: at once, as the ring is broken; then the data is not known beforehand
     ledger: LedgerSnapshot | None
@@ -68,7 +68,7 @@ class Leasing:
             working.end(JobState.FAILED, str(error), FailedBy.REFUSAL)
 
     def ask_batch(self, samples: int) -> None:
-        """All workers together are to take so many a step: in what is leased from now on, and soon in all."""
+        """Set the global batch to `samples`: in leases granted from now on, and soon in those already granted."""
         working, record, ledger = self._working, self._working.record, self._working.ledgers.ledger
         workers = len(record.roster) or record.target
         if record.state in OVER:
@@ -92,7 +92,9 @@ class Leasing:
             self._batch_due = True
 
     def matters(self, worker: str, step: int) -> bool:
-        """Does a worker's step decide anything? The last one's makes a step stable, the first one's needs leases."""
+        """Tell whether a worker's step decides anything: the last worker's step becomes stable, the first worker's
+        needs leases.
+        """
         if self._working.ledgers.ledger is None:
             return False
         frees = False
@@ -104,8 +106,9 @@ class Leasing:
     # ------------------------------------------------------------------------------------ from one ring to another
 
     def switch_step(self, words: int = 1) -> int | None:
-        """One that the word of it reaches every trainer before, in the time of so many. None: nothing is left to be
-        trained after it.
+        """Return the first step that no trainer has passed when the announcement reaches the last of them.
+
+        `words`: allow for so many message delays. None: nothing is left to be trained after that step.
         """
         working, ledger = self._working, self._working.ledgers.ledger
         newest, at = working.newest()
@@ -127,15 +130,17 @@ class Leasing:
         return step if step <= ledger.covered_step and self._has_short_epochs(ledger) else None
 
     def _has_short_epochs(self, ledger: Ledger) -> bool:
-        """They are asked for one by one, and none is long enough for the word of a switch."""
+        """Tell whether epochs are requested singly, and each is too short for the announcement of a switch to arrive in
+        time.
+        """
         epoch_s = math.ceil(ledger.spec.total / max(1, ledger.batch)) * self.step_time_s()
         return ledger.spec.open_ended and 0.0 < epoch_s < self._lead_times.notice_s + WORD_S
 
     def crossing(self, roster: tuple[str, ...], *, spare: int = 0, as_planned: bool = False) -> Crossing | None:
-        """How a ring of `roster` can follow that which trains. None: not now.
+        """Return how a ring of `roster` can follow the one that trains; None: not now.
 
-        `spare`: where it can be, its newcomers have no samples in so many steps. `as_planned`: its members will not ask
-        each other how it begins.
+        `spare`: for so many steps newcomers get no samples, where that is possible. `as_planned`: the members will not
+        agree on how the ring begins.
         """
         working, under_way = self._working, self._working.record.rebatch
         if under_way is not None:
@@ -160,10 +165,11 @@ class Leasing:
         return Crossing(step, ledger.snapshot(), None, min(spare, self._spares(ledger)))
 
     def in_place_of_broken(self, roster: tuple[str, ...]) -> Crossing:
-        """To a ring at once. What it begins after, and with, is known once it stands (`enter`).
+        """Return the crossing to a ring that replaces a broken one. Its step and data are known once it stands
+        (`enter`).
 
-        Where it would have a member without samples, all stop reading now, and tell how far they have come before they
-        are in that ring: so what lies beyond can be leased anew there.
+        Where a member would have no samples, all members stop reading now, and report how far they have read before
+        they are in the new ring: so the samples beyond can be leased anew there.
         """
         working, mark = self._working, rebatch.lifted(self._working.record)
         newest = working.newest()[0]
@@ -202,7 +208,7 @@ class Leasing:
         self._late_words += 1
 
     def mark_for(self, crossing: Crossing) -> None:
-        """It is planned: from now on the mark is the one that it rests on, if any."""
+        """Set the mark that the planned crossing rests on, or none."""
         mark, marks = crossing.rebatch, self._working.record.rebatches
         self._working.change(rebatch=mark, rebatches=marks if mark is None else max(marks, mark.number))
 
@@ -214,7 +220,7 @@ class Leasing:
         )
 
     def beginning(self, roster: tuple[str, ...]) -> Crossing:
-        """To the first ring of all."""
+        """Return the crossing to the job's first ring."""
         ledger = self._working.ledgers.planned(roster, 0, self._lease_steps())
         return Crossing(0, None if ledger is None else ledger.snapshot(), None)
 
@@ -222,7 +228,7 @@ class Leasing:
         return ledger.spares(set(ledger.roster) - set(self._working.record.roster))
 
     def _crossing_at(self, roster: tuple[str, ...], mark: Rebatch, told: list[int], *, spare: int) -> Crossing | None:
-        """After the first of the steps that were told, as no member can be beyond; None: no sample is left there."""
+        """Return the crossing after the lowest reported step, which no member can pass; None: no sample is left."""
         ledger, after_step = self._working.ledgers.ledger, min(told)
         if ledger is None or after_step >= ledger.wanted_step:
             return None
@@ -234,7 +240,7 @@ class Leasing:
         return Crossing(after_step, planned.snapshot(), mark, min(spare, self._spares(planned)))
 
     def _marked_since(self, mark: Rebatch) -> float:
-        """This leader's own time: another one waits anew."""
+        """Return when this leader first saw the mark: each leader waits anew."""
         if self._marked[0] != mark.number:
             self._marked = (mark.number, self._working.now)
         return self._marked[1]
@@ -263,7 +269,9 @@ class Leasing:
         return step
 
     def _read_by_survivors(self, plan: Plan, step: int) -> int | None:
-        """How far those may have read that hold leases; None where they keep to no mark, or not all of them."""
+        """Return the step up to which survivors that hold leases may have read; None where not all of them keep to a
+        mark.
+        """
         ledger, mark = self._working.ledgers.ledger, self._working.record.rebatch
         if ledger is None or mark is None:
             return None
@@ -274,10 +282,10 @@ class Leasing:
     # --------------------------------------------------------------------------------------------- step after step
 
     def commit_stable(self) -> None:
-        """Only what all living members of the ring have applied moves samples to trained (I5).
+        """Mark samples as trained up to the step that all living members of the ring have applied (I5).
 
-        Not worth a write of its own: a new leader learns the step from the workers. From those who were done before its
-        time it does not, as they are gone; but one that is done has applied all steps.
+        This step is not worth a write of its own: a new leader learns it from the workers. It cannot learn the step of
+        workers that were done and gone before its time; but a worker that is done has applied all steps.
         """
         working, record = self._working, self._working.record
         left = [worker for worker in record.roster if worker in working.members]
@@ -336,9 +344,7 @@ class Leasing:
         return 0 if saving is None or saving.generation != record.generation else saving.after_step
 
     def _project_anew(self, read: int) -> None:
-        """What is leased beyond the step `read` is other than it was known to be, when a checkpoint was announced for
-        after it.
-        """
+        """Update the ledger of an announced checkpoint: leases beyond the step `read` have changed since then."""
         working, saving = self._working, self._working.record.saving
         if saving is not None and read < self._to_be_saved() <= working.ledgers.covered_step:
             ledger = working.ledgers.projected(saving.after_step)
@@ -356,9 +362,10 @@ class Leasing:
         return any(self._working.seen.misses(worker, plan.generation) for worker in plan.roster)
 
     def _supply_who_is_late(self) -> None:
-        """In the ring of before, which it has not left, at the mark that it reads no further than: by the leases of
-        before, or those of the plan, where another member reads by these in its ring. What both have read will be
-        trained by one ledger (I7).
+        """Lease on to members that wait at the mark in the previous ring, which they have not left.
+
+        They go by the previous leases, or by a plan's if another member reads by these in its ring. So one ledger
+        trains the samples that both have read (I7).
         """
         working, plans = self._working, self._working.record.superseded
         seen = (working.seen.leases_of(worker) for plan in plans for worker in plan.roster if working.seen.get(worker))
@@ -411,7 +418,7 @@ class Leasing:
                 self._working.change(superseded=plans)
 
     def _with_an_idle_step(self, plan: Plan) -> Plan:
-        """If a member waits there in vain."""
+        """Add an empty step to the plan's ledger if a member waits there for samples in vain."""
         seen = self._working.seen
         waiting = [worker for worker in plan.roster if seen.trains(worker, plan.generation)]
         if plan.ledger is None or plan.ledger.closed or not waiting:

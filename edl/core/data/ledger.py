@@ -1,4 +1,4 @@
-"""Which worker trains which samples in which step: none is lost and none repeated (I6), whatever happens to workers.
+"""Assign samples to workers and steps: none is lost and none repeated (I6), whatever happens to workers.
 
 Owns: leases, and what follows from them and the committed step: progress, weights, ends of epochs (I7).
 Does not own: which sample stands at a position (`edl.core.data.permutation`), how leases travel, when more are granted.
@@ -63,8 +63,6 @@ HISTORY = 32  # events kept for the story of an InvalidTransition
 
 
 class _Holder:
-    """What one worker of the roster holds."""
-
     __slots__ = ("batch", "leases", "number")
 
     def __init__(self, batch: int, number: int = 0, leases: tuple[Lease, ...] = ()) -> None:
@@ -101,7 +99,7 @@ class Ledger:
 
     @property
     def spec(self) -> DataSpec:
-        """What is trained on, with the epochs wanted by now."""
+        """Return the specification of the data, with the epochs wanted by now."""
         return self._spec
 
     @property
@@ -115,7 +113,7 @@ class Ledger:
 
     @property
     def covered_step(self) -> int:
-        """Every member has a share, though maybe an empty one, in all steps up to this one (once caught up)."""
+        """Return the last step in which every member has a share, maybe an empty one (once caught up)."""
         return self._covered
 
     @property
@@ -130,15 +128,16 @@ class Ledger:
 
     @property
     def outdated_until(self) -> int:
-        """Up to this step a member holds a lease in a batch that is not its own any more, or has too few samples beside
-        the others', or samples of an epoch before wait until it is trained; 0 when nothing is left to be done about
-        that.
+        """Return the last step with outdated leases, or 0 if nothing can be done about them.
+
+        A lease is outdated if its batch is not the member's present one, if it has too few samples beside the others',
+        or if samples of an earlier epoch wait until it is trained.
         """
         return self._outdated_until
 
     @property
     def wanted_step(self) -> int:
-        """As far as the epochs wanted by now are leased; what is covered beyond is so on speculation."""
+        """Return the last step leased for the epochs wanted by now; later steps are covered on speculation."""
         leases = next((member.leases for member in self._members.values() if member.leases), ())
         wanted = (lease.until_step for lease in leases if lease.epoch < self._spec.epochs)
         return max(wanted, default=self._step) if self._spec.open_ended else self._covered
@@ -162,17 +161,19 @@ class Ledger:
 
     @property
     def exhausted(self) -> bool:
-        """Every sample of the wanted epochs is trained."""
+        """Tell whether every sample of the wanted epochs is trained."""
         return self._ended == self._spec.epochs
 
     @property
     def fully_leased(self) -> bool:
-        """No sample of the wanted epochs is unassigned; some may yet be untrained, and come back."""
+        """Tell whether no sample of the wanted epochs is unassigned; some may yet be untrained, and come back."""
         return self._pool.first_epoch >= self._spec.epochs
 
     @property
     def holds_back(self) -> bool:
-        """What is left is leased only once all before it is trained: it may be the last short batch of a script."""
+        """Tell whether the remaining samples wait until all before them are trained, as they may be a script's short
+        last batch.
+        """
         return self._spec.by_sample and not self._closed and not self.fully_leased
 
     @property
@@ -182,7 +183,7 @@ class Ledger:
         return self._spec.by_sample and unseen and (self.fully_leased or self._late >= self._ended)
 
     def spares(self, workers: Iterable[str]) -> int:
-        """In so many of the next steps each of `workers` has a lease, and no samples."""
+        """Return in how many of the next steps each of `workers` has a lease, but no samples."""
         return min((self._empty_until(worker) - self._step for worker in workers), default=0)
 
     def _empty_until(self, worker: str) -> int:
@@ -191,7 +192,7 @@ class Ledger:
         return max(first, self._step) if leases else self._step
 
     def leases(self, worker: str, after: int = 0) -> tuple[Lease, ...]:
-        """What `worker` holds and has not fully trained, with numbers above `after`; nothing for a stranger."""
+        """Return the leases that `worker` has not fully trained, with numbers above `after`; nothing for a stranger."""
         member = self._members.get(worker)
         return tuple(lease for lease in member.leases if lease.number > after) if member else ()
 
@@ -249,8 +250,9 @@ class Ledger:
         return self._end_epochs()
 
     def hand_over(self, roster: Sequence[str]) -> None:
-        """Other workers come for all members at once, before they train: each takes what its rank held. Where they are
-        more or fewer, all of it is unassigned again, and `enter` follows.
+        """Replace all members at once, before they train: each newcomer takes the leases of its rank.
+
+        If the number of workers differs, all leases are unassigned again, and `enter` follows.
         """
         self._history.append(("hand_over", len(roster)))
         if len(roster) == len(self._members):
@@ -259,7 +261,7 @@ class Ledger:
             self.rebatch(self._step)
 
     def commit(self, step: int) -> tuple[int, ...]:
-        """All members have applied `step` (I5). Returns the epochs that ended with it."""
+        """Note that all members have applied `step` (I5), and return the epochs that ended with it."""
         self._history.append(("commit", step))
         if step > self._step and any(self._uncovered()):
             raise self._refused(f"commit({step}) before newcomers were granted leases (I7)")
@@ -278,7 +280,7 @@ class Ledger:
         return {worker: leases for worker, leases in given.items() if leases}
 
     def idle(self) -> None:
-        """One more step, in which no member has samples: for those that wait where none can be had."""
+        """Add a step in which no member has samples, for members that wait where none can be leased."""
         self._history.append(("idle",))
         if self._closed or any(self._uncovered()):
             raise self._refused("idle() after the final round, or before newcomers were granted leases (I7)")
@@ -287,7 +289,7 @@ class Ledger:
         self._covered += 1
 
     def resize(self, batches: Sequence[int]) -> None:
-        """What is leased from now on is of these batches, by rank."""
+        """Set the batches, by rank, of leases granted from now on."""
         self._history.append(("resize", batches))
         if list(batches) != _batches(self._members.values()):
             self._deal = Deal()
@@ -296,8 +298,9 @@ class Ledger:
         self._outdated_until = self._last_outdated()
 
     def rebatch(self, step: int) -> None:
-        """No worker was handed samples of steps after `step`: what is leased of them is unassigned again, so that the
-        next `grant` leases it in the batches of now.
+        """Unassign the leases of steps after `step`, of which no worker was handed samples.
+
+        The next `grant` leases these samples in the present batches.
         """
         self._history.append(("rebatch", step))
         if not self._step <= step <= self._covered:
@@ -318,14 +321,14 @@ class Ledger:
         self._outdated_until, self._deal = 0, Deal()
 
     def extend(self, epochs: int) -> None:
-        """At least so many epochs are wanted in all; fewer than before is no news."""
+        """Raise the number of wanted epochs to `epochs`; a smaller number changes nothing."""
         self._history.append(("extend", epochs))
         self._want(epochs)
 
     # ------------------------------------------------------------------------------------------------- snapshots
 
     def snapshot(self) -> LedgerSnapshot:
-        """Everything, as a value that `restore` turns into an equal ledger."""
+        """Return the whole state as a value that `restore` turns into an equal ledger."""
         members = (MemberSnapshot(name, one.batch, one.number, one.leases) for name, one in self._members.items())
         return LedgerSnapshot(
             spec=self._spec,
@@ -406,7 +409,7 @@ class Ledger:
                 self._epoch, self._closed = kept[-1].epoch, kept[-1].final
 
     def _count_anew(self) -> None:
-        """What is derived from the leases, after members have come or gone."""
+        """Derive anew the figures that depend on leases, after members have come or gone."""
         self._covered = max((lease.until_step for lease in self._all_leases()), default=self._step)
         self._totals = self._trained_at = None
         self._outdated_until = self._last_outdated()
@@ -415,12 +418,12 @@ class Ledger:
         return max(chain(self._outdated(), self._starved(), self._overtaking()), default=0)
 
     def _outdated(self) -> Iterator[int]:
-        """Where leases end that are in a batch of before."""
+        """Yield the last steps of leases whose batch is not the member's present one."""
         for member in self._members.values():
             yield from (lease.until_step for lease in member.leases if lease.batch != member.batch)
 
     def _starved(self) -> Iterator[int]:
-        """Where leases end that the samples did not suffice for: of a whole round, only the last step may be short."""
+        """Yield the last steps of leases that lack samples: of a whole round only the last step may be short."""
         for lease in self._all_leases():
             if len(lease) < (lease.steps - 1) * lease.batch:
                 yield lease.until_step
@@ -486,7 +489,9 @@ class Ledger:
         self._outdated_until = self._last_outdated()
 
     def _give_none(self, members: Sequence[_Holder], form: Lease) -> Lease:
-        """Of its steps in which newcomers are spared, to any of `members`; returns what is left of it."""
+        """Lease the steps of `form` without samples to `members` where newcomers are spared; return the rest of the
+        form.
+        """
         none = min(form.steps, self._spared_until - form.after_step)
         left = form.steps - none
         empty = msgspec.structs.replace(form, steps=none, final=form.final and not left)
@@ -516,7 +521,7 @@ class Ledger:
         return True
 
     def _next_epoch(self) -> int:
-        """Which epoch the next round belongs to: `spec.epochs` or more when it must wait for `extend`."""
+        """Return the epoch of the next round: `spec.epochs` or more when it must wait for `extend`."""
         first = self._pool.first_epoch
         if not self._spec.whole_epochs or first > self._epoch or not self._closed:
             return max(first, self._epoch)
@@ -530,7 +535,7 @@ class Ledger:
         return epoch if self._spec.whole_epochs else self._spec.epochs - 1
 
     def _next_deal(self, available: int, epoch: int) -> Deal:
-        """Of no steps where what is left must wait until all before it is trained."""
+        """Return the next deal; it has no steps if the rest must wait until all before it is trained."""
         a_step = sum(_batches(self._members.values()))
         steps = twice = min(2 * self._deal.steps, LONGEST_DEAL) if self._deal.steps > 0 else FIRST_DEAL
         if not self._spec.whole_epochs:
@@ -550,7 +555,9 @@ class Ledger:
         dealt: Sequence[int] | None = None,
         batch: int | None = None,
     ) -> None:
-        """To each its count; of the run of so many that is `dealt` to it, the first ones."""
+        """Lease to each member its count of samples: the first ones of its dealt run, if `dealt` gives the runs'
+        lengths.
+        """
         self._totals = None
         hands = self._pool.deal(counts if dealt is None else dealt, counts)
         last_steps = self._last_steps()
@@ -611,7 +618,7 @@ def _leasable(spec: DataSpec) -> int:
 
 
 def _by_worker(roster: Sequence[str], batches: Sequence[int] | None, spec: DataSpec) -> dict[str, int]:
-    """Of each worker in the roster, how many samples a step it takes: as many as the script said, or as told."""
+    """Map each worker to its samples a step: `batches`, else the script's batch."""
     return dict(zip(_distinct(roster), batches or [spec.batch] * len(roster), strict=True))
 
 

@@ -44,12 +44,11 @@ class LedgerVersions:
 
     @property
     def covered_step(self) -> int:
-        """Up to which it is leased."""
         return self.ledger.covered_step if self.ledger is not None else 0
 
     @property
     def spent(self) -> bool:
-        """All is trained that was to be, and no script is known to begin another epoch after it."""
+        """Tell whether all wanted data is trained, and no script is known to begin another epoch."""
         return self.ledger is not None and self.ledger.exhausted and not self.ledger.spec.open_ended
 
     def snapshot(self) -> LedgerSnapshot | None:
@@ -153,7 +152,9 @@ class LedgerVersions:
                 self._take(plan.ledger)
 
     def _take(self, snapshot: LedgerSnapshot) -> None:
-        """In place of ours. It may have been made before a worker asked for more epochs, and none says so twice."""
+        """Take over a snapshot, but keep the number of epochs: it may predate a worker's request, which is made only
+        once.
+        """
         asked = self.ledger.spec.epochs if self.ledger is not None else 0
         self.ledger = Ledger.restore(snapshot)
         if asked > self.ledger.spec.epochs:
@@ -165,7 +166,7 @@ class LedgerVersions:
         self.settle()
 
     def settle(self) -> bool:
-        """What is leased from now on is of the batches that rule and shares say. True where it was of others."""
+        """Apply the batches of the present rule and shares to future leases. Return True if they changed."""
         if self.ledger is None:
             return False
         wanted = self._batches(self.ledger.spec, self.ledger.roster)
@@ -181,7 +182,6 @@ class LedgerVersions:
         return weighted_shares(batch, [self.shares.get(worker, 1.0) for worker in roster])
 
     def commit(self, step: int) -> Epochs:
-        """All members have applied `step`."""
         if self.ledger is None or step <= self.ledger.step:
             return ()
         return self.ledger.commit(min(step, self.ledger.covered_step))

@@ -1,4 +1,4 @@
-"""Which sample stands at a position: a shuffle of 0..total-1 by (seed, epoch) that need not be stored.
+"""Shuffle 0..total-1 by (seed, epoch) without storing the shuffle: which sample stands at a position.
 
 Owns: the shuffle, equal on all machines and in all versions (golden values are pinned in its test). It is for training,
 not for secrets. Does not own: which worker trains which positions (`edl.core.data.ledger`).
@@ -75,7 +75,6 @@ def _mixed(words: Words) -> Words:
 
 @lru_cache(maxsize=8)
 def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
-    """One word per round; any integer will do as a seed."""
     state = 0
     for word in (seed & MASK, (seed >> 64) & MASK, epoch & MASK):
         state = _mixed_int(state ^ word)

@@ -1,4 +1,4 @@
-"""What is leased ahead, cut anew beyond what pipelines have read, without stopping.
+"""Cut leases anew beyond the steps that pipelines have read, without stopping.
 
 What survivors of a switch hold by then was leased for the workers and the batches of before: newcomers would have
 nothing of it, and take part without samples of their own until it is used up. So:
@@ -38,19 +38,19 @@ from edl.protocol.job_policy import Rebatch
 
 @dataclass(frozen=True, slots=True)
 class SetMark:
-    """No worker is to read beyond this step."""
+    """Forbid workers to read beyond this step."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """It comes to nothing."""
+    """Drop the mark without a cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """No worker has read beyond this step."""
+    """Cut leases after this step, which no worker has read beyond."""
 
     step: int
 
@@ -58,7 +58,9 @@ class Cut:
 def follows(
     record: Record, ledger: Ledger | None, seen: Observations, mark: Callable[[], int]
 ) -> SetMark | Cut | Lift | None:
-    """What is to be done about leases in batches of before. `mark`: a step that the word arrives before."""
+    """Return the next act about leases in earlier batches. `mark`: returns a step that no worker reaches before the
+    message.
+    """
     under_way = record.rebatch
     if ledger is None or not record.generation or (under_way is not None and under_way.planned):
         return None  # a plan's holds until its ring stands, or never will
@@ -73,11 +75,11 @@ def follows(
 
 
 def told_by(roster: Iterable[str], rebatch: Rebatch, seen: Observations) -> list[int] | None:
-    """How far each of `roster` may have read; None while not all have told."""
+    """Return up to which step each of `roster` may have read; None until all have told."""
     told = [seen.marked(worker) for worker in roster]
     return None if any(number != rebatch.number for number, _ in told) else [step for _, step in told]
 
 
 def lifted(record: Record) -> Rebatch | None:
-    """What is left of a mark when something else is decided."""
+    """Return the mark that survives another decision: only a planned one does."""
     return record.rebatch if record.rebatch is not None and record.rebatch.planned else None

@@ -40,7 +40,7 @@ def _put_singles_together(shares: list[int], batches: Sequence[int]) -> None:
 
 
 def whole_batches(available: int, steps: int, batches: Sequence[int]) -> list[int]:
-    """Each member's samples in `steps` steps: as many whole batches as there are, none short."""
+    """Return each member's samples in `steps` steps: as many whole batches as there are, none short."""
     a_step = sum(batches)
     if a_step == 0:
         return [0] * len(batches)
@@ -73,7 +73,7 @@ def deal(ranges: Iterable[Range], counts: Sequence[int]) -> list[tuple[Range, ..
 
 
 def sums(leases: Iterable[Lease], after_step: int, until_step: int) -> tuple[Totals, ...]:
-    """What all `leases` together give each of the steps after_step+1 .. until_step, steps of equal sums in one."""
+    """Return the sums of all `leases` in the steps after_step+1 .. until_step; equal sums in a row form one entry."""
     alike = Counter((lease.after_step, len(lease), lease.batch) for lease in leases)  # nearly all of a round are
     changes: Counter[int] = Counter()  # step -> by how much it differs from the step before
     for shape, times in alike.items():

@@ -44,13 +44,13 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """These came into slots that the driver had just freed."""
+    """Dismiss workers that came into slots which the driver had just freed."""
 
     workers: tuple[str, ...]
 
 
 class CountTimes:
-    """What one leader has seen of when things happened."""
+    """Times at which one leader saw things happen."""
 
     def __init__(self) -> None:
         self._answered_at: float | None = None
@@ -60,7 +60,6 @@ class CountTimes:
     def follows(
         self, record: Record, seen: Observations, left_at: float, now: float
     ) -> Begin | Counted | Dismiss | None:
-        """What to do now. `left_at`: when a worker last ceased to be a member."""
         if not has_answers(record, seen):
             self._answered_at = None
         elif self._answered_at is None:
@@ -88,11 +87,11 @@ class CountTimes:
 def follows(
     record: Record, seen: Observations, *, overdue: bool, settled: bool, deserted: bool
 ) -> Begin | Counted | Dismiss | None:
-    """What to do now. `overdue`: the driver has answered some long ago. `settled`: all that left have ended by now.
-    `deserted`: a slot has been empty for long.
+    """Return the next act of the recount. `overdue`: the driver answered some workers long ago. `settled`: the
+    processes of all leavers have ended by now. `deserted`: a slot has been empty for long.
 
-    For the driver knows its processes by their slots only: the end of one whose slot it has given anew would count as
-    that of the new one. And it does nothing about one that did not start before all others ask.
+    The driver knows its processes by their slots only: the end of a process whose slot was reassigned would count as
+    that of the new one. And the driver does nothing about a process that did not start before all others ask.
     """
     driver = record.driver
     if driver is None:
@@ -116,7 +115,7 @@ def follows(
 
 
 def is_cornered(record: Record) -> bool:
-    """On each host of the job a slot has failed: the driver would find none to go on with."""
+    """Tell whether a slot has failed on each host of the job: the driver would find no host to go on with."""
     hosts = {host_of(member.identity.driver_slot) for member in record.members}
     lost = record.driver.lost_slots if record.driver is not None else ()
     return bool(hosts) and hosts <= {host_of(slot) for slot in lost}
@@ -138,7 +137,6 @@ def has_empty_slots(record: Record, seen: Observations) -> bool:
 
 
 def found(first: Identity) -> DriverCount | None:
-    """Of a job whose first worker this is."""
     return DriverCount() if first.driver_slot else None
 
 
@@ -159,7 +157,7 @@ def joined(record: Record, seen: Observations, newcomer: Identity) -> DriverCoun
 
 
 def lost(driver: DriverCount | None, member: Identity) -> DriverCount | None:
-    """Its slot has failed in the driver's eyes, perhaps."""
+    """Return the count after `member` was lost: its slot may have failed in the driver's eyes."""
     slot = member.driver_slot
     if driver is None or not slot or slot in driver.lost_slots:
         return driver
@@ -179,7 +177,6 @@ def asked_of(driver: DriverCount | None, worker: str) -> int:
 
 
 def told(record: Record) -> str:
-    """For people."""
     driver = record.driver
     if driver is None:
         return ""
@@ -201,7 +198,7 @@ def _asks_from(record: Record, driver: DriverCount, seen: Observations) -> int:
 
 
 def has_answers(record: Record, seen: Observations) -> bool:
-    """To the recount that is under way. All that ask are answered at once, but do not say so at once."""
+    """Tell whether the driver has answered the recount under way. Workers are answered at once, and report it later."""
     driver = record.driver
     if driver is None or not driver.counting:
         return False
@@ -230,12 +227,12 @@ def _counted(record: Record, driver: DriverCount, words: dict[str, Word], *, ove
 
 
 def _is_freed(word: Word, recounts: int) -> bool:
-    """By an answer before that of so many recounts; it asks no more. 0: by any."""
+    """Tell whether an answer before that of recount number `recounts` freed the worker; 0: any answer."""
     return word.freed and (not recounts or word.answered < recounts)
 
 
 def _is_pressing(record: Record, driver: DriverCount, words: dict[str, Word]) -> bool:
-    """Another recount is due. A worker without an answer may have come too late for this one, and gets the next."""
+    """Tell whether another recount is due. A worker without an answer may have missed this one."""
     return _are_news(record, driver, words) or not set(driver.lost_slots) <= set(driver.told_lost)
 
 

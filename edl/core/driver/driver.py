@@ -19,7 +19,7 @@ FREED: Final = "horovodrun has freed its slot"
 
 
 class HorovodrunDriver:
-    """Of one job, during one term."""
+    """An elastic horovodrun that starts a job's workers, during one term."""
 
     def __init__(self, working: WorkingState, sizing: Sizing) -> None:
         self._working = working
@@ -27,7 +27,7 @@ class HorovodrunDriver:
         self._counts = counting.CountTimes()
 
     def lose(self, worker: Identity) -> None:
-        """Its slot may have failed in the driver's eyes."""
+        """Note that the slot of `worker` may have failed in the driver's eyes."""
         driver = counting.lost(self._working.record.driver, worker)
         if driver is not self._working.record.driver:
             self._working.change(driver=driver)

@@ -1,4 +1,4 @@
-"""What a leader may change in the record, and of which type: a wrong name or value is found before it runs.
+"""Types of the changes that a leader may make to the record: type checks find a wrong name or value before it runs.
 
 Owns: those names. Does not own: the record (`edl.protocol.job`), nor the act (`edl.core.job.working_state`).
 """
@@ -19,7 +19,7 @@ from edl.protocol.tally import Tally
 
 
 class OtherChanges(TypedDict, total=False):
-    """All but the ledger."""
+    """Changes to any field but the ledger."""
 
     state: JobState
     reason: str
@@ -76,6 +76,6 @@ class OtherChanges(TypedDict, total=False):
 
 
 class Changes(OtherChanges, total=False):
-    """All that may change. Not the job's name, nor when it started; the version changes by itself."""
+    """Changes to any field, but the job's name and its start; the version changes by itself."""
 
     ledger: LedgerSnapshot | None

@@ -1,4 +1,4 @@
-"""How long a leader waits for a worker that does not come on: no hang may hold up the others, or a place (I12).
+"""Limit how long a leader waits for a worker: no hang may hold up the others, or a place (I12).
 
 Owns: which worker is awaited for what, since when, and until when. Does not own: that a worker is lost
 (`edl.core.job.machine`), nor workers whose daemon is gone (those have no session any more, and are lost by that).
@@ -73,7 +73,7 @@ class Deadlines:
         )
 
     def was_too_long(self, stall_s: float, workers: int) -> bool:
-        """Did a step that made no progress for `stall_s`, by reports, use up its time?"""
+        """Tell whether a step without progress for `stall_s`, by reports, has used up its time."""
         return stall_s > 0 and stall_s >= max(self.step_s - 1.5 * report_period_s(workers), self.step_s / 2)
 
 
@@ -94,7 +94,6 @@ class Awaited:
 
     @property
     def told(self) -> str:
-        """For people: what the worker did not do in time."""
         within = f"within {self.bound_s:g} s, two step time-outs"
         if self.what.startswith(INSTEAD):
             told = "for longer than --step-timeout its script was not where the others' scripts were"
@@ -114,7 +113,7 @@ class Awaited:
 
 
 class Waits:
-    """All that is awaited. Not kept: a new leader begins to wait anew."""
+    """Waits for workers, by kind. They are not on record: a new leader begins to wait anew."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self.deadlines = deadlines
@@ -270,7 +269,9 @@ def _state(members: dict[str, Member], worker: str) -> WorkerState | None:
 
 
 def _is_time(plan: Plan, record: Record, members: dict[str, Member], seen: Observations) -> bool:
-    """Those of the plan should be on their way: the ring before has done its part, or cannot any more."""
+    """Tell whether the plan's members should be on their way: the previous ring has done its
+    part, or cannot any more.
+    """
     if plan.after_step is None or not record.generation:
         return True
     if any(worker not in members for worker in record.roster):

@@ -1,6 +1,6 @@
-"""How long what takes: seen by this leader, told in events, never kept.
+"""Measure how long workers' states last. This leader tells durations in events, and never keeps them.
 
-What began under another leader has no length.
+A state that began under another leader has no length.
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ class Durations:
         self._at[worker] = state, (since if before is state else now)
 
     def forget(self, worker: str) -> None:
-        """It is gone."""
         self._at.pop(worker, None)
         self._spent = {key: spent for key, spent in self._spent.items() if key[0] != worker}
 
     def spent_ms(self, worker: str, state: WorkerState, now: float) -> int | None:
-        """How long it was in `state`, or has been up to now. None: this leader has not seen it."""
+        """Return how long the worker was in `state`, or has been until now; None: this leader has not seen that."""
         present, since = self._at.get(worker, (None, now))
         spent = now - since if present is state else self._spent.get((worker, state))
         return None if spent is None else round(1000 * spent)
 
 
 def since_ms(began: float | None, now: float) -> int | None:
-    """How long ago that was. None: this leader has not seen it."""
     return None if began is None else round(1000 * (now - began))

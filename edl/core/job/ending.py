@@ -1,4 +1,4 @@
-"""How a job ends: finished or failed, once no member of its ring trains any more.
+"""Decide how a job ends, finished or failed, once no member of its ring trains any more.
 
 Owns: the verdict, and how long the others have for their own ends where it is clear already. Does not own: what a
 worker's end makes of that worker (`edl.core.job.machine`).
@@ -30,7 +30,7 @@ class Ending:
 
     @property
     def is_clear(self) -> bool:
-        """That the job will have failed, while the others come to their ends."""
+        """Tell whether the job is bound to fail, while the other members still come to their ends."""
         return bool(self._working.record.unended) and self._working.ledgers.spent
 
     def is_due(self) -> bool:

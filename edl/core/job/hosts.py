@@ -1,4 +1,4 @@
-"""Which workers share a host, and what follows: local and cross ranks, and the order of the first ring.
+"""Group workers by host: local and cross ranks, and the order of the first ring.
 
 A worker keeps its local rank for life, so that the device it has chosen by it stays its own. It is the smallest one
 that is free on its host when it registers; hence unique there, but with gaps once a worker has left.
@@ -54,7 +54,9 @@ def grouped(workers: Sequence[str], members: Mapping[str, Member]) -> tuple[str,
 
 
 def ranks_of(roster: Sequence[str], members: Mapping[str, Member]) -> dict[str, Ranks]:
-    """Of all of a roster at once, as all will ask. One that is no member any more passes for a host of its own."""
+    """Return the ranks of all workers of a roster at once, as all will ask. A worker that is no member counts as a host
+    of its own.
+    """
     places: dict[str, tuple[Host, int]] = {}
     sizes: defaultdict[Host, int] = defaultdict(int)
     across: defaultdict[int, list[Host]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What the job's machine is fed, and what it asks its shell to do.
+"""Inputs of the job's machine, and the commands that it gives its shell.
 
 What daemons and the command line ask for is fed as it was said (`edl.protocol.messages`).
 """
@@ -24,7 +24,7 @@ from edl.protocol.messages import (
 
 @dataclass(frozen=True, slots=True)
 class TookOver:
-    """This leader's reign began; `alive` are the workers whose daemons have a session."""
+    """Begin this leader's term; `alive` are the workers whose daemons have a session."""
 
     alive: frozenset[str]
     wall: float = 0.0  # seconds since 1970; 0: this leader's own clock is that of the leaders before
@@ -48,14 +48,14 @@ class Vanished:
 
 @dataclass(frozen=True, slots=True)
 class NotListening:
-    """Of those that were `silent`: at the addresses of these daemons no process listens any more."""
+    """Report that at the addresses of these `silent` daemons no process listens any more."""
 
     daemons: tuple[Identity, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What each size was measured at, for the next leader."""
+    """Keep the measured rate of each size for the next leader."""
 
     rates: tuple[Rate, ...]
 
@@ -81,15 +81,13 @@ class SavingPublished:
 
 @dataclass(frozen=True, slots=True)
 class PublishingFailed:
-    """Its manifest could not be written, as far as is known."""
-
     number: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Nothing happened for a while; a worker may be overdue."""
+    """Report that time has passed without any other input; a worker may be overdue."""
 
 
 FromPublisher = SavingPublished | PublishingFailed
@@ -140,10 +138,10 @@ class TellOfMigration:
 
 @dataclass(frozen=True, slots=True)
 class PublishSaving:
-    """Once the record is durable: write the manifest of the saving that it has, beside all else.
+    """Write the manifest of the saving on record, once the record is durable, beside all else.
 
-    `SavingPublished` or `PublishingFailed` is the answer. It may be asked for again, by this leader or another one, and
-    of one that was carried out: what lies there already, and says the same, counts as written now.
+    `SavingPublished` or `PublishingFailed` is the answer. The command may be repeated, by this leader or another one,
+    even if it was carried out: a manifest that says the same counts as written now.
     """
 
     number: int

@@ -1,4 +1,6 @@
-"""How far ahead a leader decides: leases that outlast its absence, a switch step that the word arrives before."""
+"""Times by which a leader decides ahead: leases that outlast its absence, a switch step that comes after its
+announcement.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class LeadTimes:
 
     @property
     def torn_s(self) -> float:
-        """After some were seen to miss a switch, until those who were not are taken to be in it."""
+        """Seconds from when some workers were seen to miss a switch until the others count as having made it."""
         return 3 * self.notice_s
 
     @property
@@ -44,12 +46,12 @@ class LeadTimes:
 
     @property
     def muster_s(self) -> float:
-        """Within so long the daemons of a next ring find each other, beside training; after that some are left out."""
+        """Seconds for the daemons of a next ring to find each other, beside training; then some are left out."""
         return self.hold_s + 3 * self.notice_s
 
     @property
     def more_at_s(self) -> float:
-        """When leases last for no longer than that, more are granted."""
+        """Seconds: when leases last no longer than this, more are granted."""
         return MORE_AT * self.lease_s
 
     @classmethod
@@ -58,7 +60,7 @@ class LeadTimes:
         return cls(lease_s=2.5 * session_timeout_s, notice_s=0.3, loss_s=0.1, hold_s=hold_s)
 
     def presses(self, left_s: float) -> bool:
-        """Whether workers that run dry in `left_s` must hear of more leases before their calls for orders end."""
+        """Tell whether workers that run dry in `left_s` must hear of more leases before their calls for orders end."""
         return left_s < 1.5 * self.hold_s
 
     def lease_steps(self, step_time_s: float) -> int:
@@ -68,8 +70,10 @@ class LeadTimes:
         return max(FEWEST_STEPS, math.ceil(self.lease_s / step_time_s))
 
     def fewest_steps(self, step_time_s: float) -> int:
-        """When so few are left, more are granted: a worker that hears of them only when its call ends has enough till
-        then, and for a session time-out without any leader.
+        """Number of steps at which more leases are granted.
+
+        A worker that hears of them only when its call ends has enough until then, and for a session time-out without
+        any leader.
         """
         return int(MORE_AT * self.lease_steps(step_time_s))
 

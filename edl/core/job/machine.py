@@ -105,7 +105,7 @@ def new_record(job: str, started: float) -> Record:
 
 
 class JobMachine:
-    """One leader's view during one term."""
+    """Decide for the job during one leader's term."""
 
     def __init__(self, record: Record, lead_times: LeadTimes, deadlines: Deadlines | None = None) -> None:
         deadlines = deadlines or Deadlines()
@@ -264,7 +264,7 @@ class JobMachine:
             self._sizing.welcome(happened.identity.id, answering=happened.answering)
 
     def _refusal(self, newcomer: Register) -> str:
-        """Why it is not let in; empty when it is."""
+        """Return why a newcomer is refused; empty when it may register."""
         record = self.record
         if newcomer.ring is not record.ring:
             return (
@@ -366,8 +366,8 @@ class JobMachine:
                 pass
 
     def _fail(self, worker: str, observation: Observation) -> None:
-        """Before the first step, one whose script is not that of the checkpoint ends the job: others of the same line
-        would find the same.
+        """Lose a worker whose script failed. Before the first step, a script that does not fit the checkpoint ends the
+        job: other workers started alike would fail alike.
         """
         if self._ends_at_first():
             return
@@ -377,7 +377,7 @@ class JobMachine:
             self._lose(worker, observation.reason, LossCause.DIED if observation.reason == DIED else LossCause.SCRIPT)
 
     def _heed_divergence(self, found: Divergence) -> None:
-        """Every member of a ring tells of it (I15); it is heeded once, also by the leaders to come."""
+        """Act once on a divergence (I15): each member of the ring reports it, and later leaders hear of it too."""
         working, number = self._working, (found.generation, found.step, found.persists)
         if number <= self.record.diverged:
             return
@@ -404,7 +404,7 @@ class JobMachine:
     # ----------------------------------------------------------------------------------------- what follows from it
 
     def _advance(self) -> None:
-        """All that holds of the members together: run after inputs from which something may follow; harmless twice."""
+        """Follow conditions of all members together, after any input that may change them; harmless twice."""
         if self.record.state in OVER:
             return
         self._expel()
@@ -426,7 +426,7 @@ class JobMachine:
         self._arrivals.look()
 
     def _expel(self) -> None:
-        """No worker's hang holds up the others (I12)."""
+        """Lose overdue workers: no worker's hang holds up the others (I12)."""
         working, ledger = self._working, self.ledger
         if self._ends_at_first():
             return
@@ -460,7 +460,7 @@ class JobMachine:
             self._ending.note(worker)
 
     def _sat(self, worker: str) -> bool:
-        """It has trained in the newest ring."""
+        """Tell whether the worker has trained in the newest ring."""
         return worker in self.record.roster or self._sits_in_planned_ring(worker)
 
     def _sits_in_planned_ring(self, worker: str) -> bool:
@@ -468,13 +468,17 @@ class JobMachine:
         return plan is not None and self.seen.sits(worker, plan.generation)
 
     def _miss_dead(self, workers: Iterable[str]) -> None:
-        """As one of their host has seen. A worker that is done dies, too."""
+        """Lose workers that another daemon of their host saw die. A worker that is done dies too, and is not lost by
+        that.
+        """
         for worker in workers:
             if (member := self._working.members.get(worker)) and member.state is not WorkerState.DONE:
                 self._miss(worker, DIED_WHOLE, LossCause.DIED)
 
     def _miss(self, worker: str, reason: str, cause: LossCause = LossCause.SESSION) -> None:
-        """Not its process alone is gone, but its daemon too: perhaps the host, which horovodrun then has to replace."""
+        """Lose a worker whose trainer and daemon are gone: perhaps its host is, which horovodrun
+        then has to replace.
+        """
         if (member := self._working.members.get(worker)) is not None:
             self._driver.lose(member.identity)
         self._lose(worker, reason, cause)
@@ -497,7 +501,6 @@ class JobMachine:
 
     @property
     def record(self) -> Record:
-        """What was decided."""
         return self._working.record
 
     @property
@@ -507,7 +510,7 @@ class JobMachine:
 
     @property
     def shortage(self) -> str:
-        """Why the next generation waits for workers to come."""
+        """Return why the next generation waits for more workers."""
         return self._switching.shortage
 
     def wall_at(self, now: float) -> float:
@@ -518,12 +521,12 @@ class JobMachine:
 
     @property
     def reigns_for_s(self) -> float:
-        """Since it took over, when it heard something last."""
+        """Return the seconds from the begin of this leader's term to its newest input."""
         return self._working.now - self._took_over_at
 
     @property
     def wake_at(self) -> float:
-        """Something is to be decided then, though nothing else happens."""
+        """Return when the machine needs an input even if nothing else happens."""
         return min(self._switching.wake_at, self._preempting.wake_at, self._waits.until)
 
     @property
@@ -533,7 +536,7 @@ class JobMachine:
 
     @property
     def save_interval(self) -> Interval | None:
-        """From one checkpoint to the next, where the job chooses that by itself."""
+        """Return the interval between checkpoints, if the job chooses it by itself."""
         return self._checkpoints.interval
 
     @property
@@ -543,7 +546,7 @@ class JobMachine:
 
     @property
     def at_rest(self) -> bool:
-        """No ring is forming, and the newest one trains: no worker feels a change of leaders now."""
+        """Tell whether no ring is forming and the newest one trains: then no worker feels a change of leaders."""
         if self._checkpoints.holds_end:
             return False
         if self.record.state in OVER or not self.record.generation:

@@ -29,8 +29,6 @@ from edl.protocol.job import Member, WorkerState
 
 
 class Cause(StrEnum):
-    """Why a member changes its state."""
-
     REHEARSAL_BEGAN = "rehearsal began"
     REHEARSED = "rehearsed"
     PLANNED = "planned"

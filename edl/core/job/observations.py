@@ -1,4 +1,4 @@
-"""What a leader has seen workers do.
+"""Observations that a leader has made of workers.
 
 Owns: the newest observation of each worker, and what follows from them together. Does not own: what was decided (the
 record). Nothing here is kept: every worker tells it anew to a new leader (I9).
@@ -36,7 +36,7 @@ LATE_S: Final = 0.1  # a report lay about where it took so much longer than the 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a worker was last seen doing, and when."""
+    """Newest observation of a worker, and when it was made."""
 
     observation: Observation
     at: float
@@ -58,7 +58,7 @@ def overtaken(heard: Observation, last: Observation) -> bool:
 
 
 def only_stepped(heard: Observation, last: Observation) -> bool:
-    """Nothing but the count of steps has changed, as in nearly all reports."""
+    """Tell whether nothing but the count of steps has changed, as in nearly all reports."""
     return (
         heard.phase is last.phase is Phase.TRAINING
         and heard.generation == last.generation
@@ -68,7 +68,7 @@ def only_stepped(heard: Observation, last: Observation) -> bool:
 
 
 def says_more(heard: Observation, last: Observation) -> bool:
-    """Than where the worker is."""
+    """Tell whether a report differs in more than where the worker is."""
     return (
         heard.leaving != last.leaving
         or heard.data != last.data
@@ -102,7 +102,7 @@ class Front:
 
     @property
     def newest(self) -> tuple[int, float]:
-        """And when it was seen; (-1, 0.0) when no worker was."""
+        """Return the newest step, and when it was seen; (-1, 0.0) when no worker was."""
         if self._newest is None:
             self._newest = (-1, 0.0)
             for worker in self.workers:
@@ -111,12 +111,10 @@ class Front:
         return self._newest
 
     def take(self, worker: str, observed: Observed) -> None:
-        """This is the newest of `worker`."""
         if self._newest is not None and worker in self._members:
             self._take(worker, observed, self._newest)
 
     def forget(self, worker: str) -> None:
-        """It was not seen."""
         if worker == self.first:
             self._newest, self.first = None, ""
 
@@ -302,33 +300,36 @@ class Observations:
         return observed is not None and observed.observation.sends_state
 
     def state_bytes(self, worker: str) -> int:
-        """Of the state that `worker` can give to a newcomer over several steps; 0: it goes at once, or is not known."""
+        """Bytes of the state that `worker` can send to a newcomer over several steps; 0: it sends all at once, or the
+        size is not known.
+        """
         observed = self._newest.get(worker)
         return 0 if observed is None else observed.observation.state_bytes
 
     def prepared(self, worker: str, generation: int) -> str | None:
-        """Why the ring of `generation` does not stand at `worker`, beside its own; empty where it does.
-
-        None: that is not known yet.
+        """Return why the ring of `generation` that `worker` prepares does not stand; empty if it does; None: not known
+        yet.
         """
         observed = self._newest.get(worker)
         number, failure = (0, "") if observed is None else observed.observation.prepared
         return failure if number == generation else None
 
     def offer(self, worker: str, generation: int) -> int:
-        """Where newcomers get the state of `worker` in the ring of `generation`, which it has prepared; 0: nowhere."""
+        """Return where newcomers get the state of `worker` in the ring of `generation`, which it has prepared; 0:
+        nowhere.
+        """
         observed = self._newest.get(worker)
         prepared = observed is not None and observed.observation.prepared == (generation, "")
         return observed.observation.offer if observed is not None and prepared else 0
 
     def saved_part(self, worker: str, number: int) -> PartInfo | None:
-        """What `worker` has made durable for that saving, as far as is known."""
+        """Return the part that `worker` has made durable for the saving; None: none, or not known."""
         observed = self._newest.get(worker)
         of, info = (0, None) if observed is None else observed.observation.saved_part
         return info if of == number else None
 
     def save_failed(self, worker: str, number: int) -> str:
-        """Why `worker` has nothing to give to that saving; empty where that is not so, as far as is known."""
+        """Return why `worker` has no part for the saving; empty if it has not said so."""
         observed = self._newest.get(worker)
         of, failure = (0, "") if observed is None else observed.observation.save_failed
         return (failure or "no reason was given") if of == number else ""
@@ -365,7 +366,7 @@ class Observations:
         return stable
 
     def up_to(self, step: int, workers: Iterable[str]) -> set[str]:
-        """Those of `workers` that were not seen beyond `step` yet, and were seen."""
+        """Return those of `workers` that were seen, but not beyond `step`."""
         newest = self._newest
         return {worker for worker in workers if worker in newest and newest[worker].observation.step <= step}
 

@@ -1,4 +1,6 @@
-"""From the durable record to each worker's orders: pure, so that a new leader says the same as the old one (I9)."""
+"""Derive each worker's orders from the durable record: a pure function, so that a new leader says the same as the old
+one (I9).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,6 @@ class OrderBook:
         return tuple(data for data in told if data is not None)
 
     def orders(self, worker: str) -> Orders:
-        """What `worker` must know now."""
         record = self.record
         verdict, reason, leave_after_step = self._verdict(worker)
         waiting = record.generation == 0 and record.plan is None
@@ -99,7 +100,9 @@ class OrderBook:
         return member.local_rank if member else 0
 
     def _boots_alone(self, worker: str) -> bool:
-        """Until a worker has sat in a ring, a newcomer may yet be needed for the first one: it waits inside `init`."""
+        """Tell whether a newcomer boots alone. Until a worker has sat in a ring, the first one may yet need it: it
+        waits inside `init`.
+        """
         return self.record.begun and worker not in self._in_ring
 
     def _assignment(self, worker: str) -> Assignment | None:
@@ -120,13 +123,15 @@ class OrderBook:
         )
 
     def _peers(self, rank: int, roster: tuple[str, ...]) -> tuple[Peer, ...]:
-        """Few, however many members there are: not all need hear of all."""
+        """Return the members with which `rank` exchanges addresses: few, as not all need hear of all."""
         met = {peer: roster[peer] for peer in partners(rank, len(roster))}
         known = {peer: self._members[worker].identity for peer, worker in met.items() if worker in self._members}
         return tuple(Peer(peer, f"{identity.address}:{identity.port}") for peer, identity in known.items())
 
     def _summons(self, worker: str) -> Summons | None:
-        """By those with whom it trades in the switch: so it is known that it can, and their daemons are connected."""
+        """Call a worker to meet the members with which it trades in the switch: so their daemons are known to be
+        connected.
+        """
         muster, ranks = self.record.muster, self._called.get(worker)
         if muster is None or ranks is None:
             return None
@@ -134,7 +139,7 @@ class OrderBook:
         return Summons(muster.number, self._peers(ranks.rank, muster.roster), place)
 
     def _save(self, worker: str) -> Save | None:
-        """Its part in the checkpoint that is announced, until all parts are durable."""
+        """Return a worker's part in the announced checkpoint, until all parts are durable."""
         saving, part = self.record.saving, self._parts.get(worker)
         if saving is None or part is None or saving.complete:
             return None
@@ -143,7 +148,9 @@ class OrderBook:
 
     @cached_property
     def _hold(self) -> Hold | None:
-        """Of a job that is to go: what is trained beyond the step that it is saved after would be trained again."""
+        """Hold the members of a preempted job after the step that is saved: anything beyond it would
+        be trained again.
+        """
         record = self.record
         if record.saving is None or record.saving.why is not Why.PREEMPT or record.state in OVER:
             return None
@@ -151,7 +158,7 @@ class OrderBook:
 
     @cached_property
     def _parts(self) -> dict[str, int]:
-        """By worker, the number of its part."""
+        """Map each worker to the number of its part."""
         saving = self.record.saving
         return {worker: rank for rank, worker in enumerate(saving.roster)} if saving is not None else {}
 
@@ -167,12 +174,12 @@ class OrderBook:
 
     @cached_property
     def _ranks(self) -> dict[str, Ranks]:
-        """Of each in the planned roster."""
+        """Return the ranks of the planned roster."""
         return ranks_of(self.record.plan.roster if self.record.plan else (), self._members)
 
     @cached_property
     def _called(self) -> dict[str, Ranks]:
-        """Of each that is called."""
+        """Return the ranks of the called workers."""
         return ranks_of(self.record.muster.roster if self.record.muster else (), self._members)
 
     def _shares(self, worker: str) -> list[Share]:
@@ -214,7 +221,7 @@ def _place(worker: str, ranks: Ranks, generation: int, size: int) -> Place:
 
 
 class _Data:
-    """What a ledger's snapshot means to workers."""
+    """A ledger's snapshot as workers need it."""
 
     def __init__(self, snapshot: LedgerSnapshot) -> None:
         self.snapshot = snapshot
@@ -238,7 +245,7 @@ class _Data:
 
 
 def _data_of(snapshot: LedgerSnapshot | None, known: tuple[_Data, ...]) -> _Data | None:
-    """Most changes of a record leave its ledgers as they are: then they are the same object."""
+    """Return the known data of a snapshot, or new data: most changes of a record keep the snapshot object."""
     if snapshot is None:
         return None
     return next((data for data in known if data.snapshot is snapshot), None) or _Data(snapshot)

@@ -27,8 +27,10 @@ def status_of(
     durable: Record | None = None,
     wall: float = 0.0,
 ) -> Status:
-    """What `edl status` shows. `refused`: by the leader's own process. `durable`: as far as the machine's decisions
-    are, as no more is told (I9); None: all are. `wall`: now, where a leader tells.
+    """Return what `edl status` shows.
+
+    `refused`: messages refused by the leader's own process. `durable`: the record up to which decisions are durable, as no
+    more is told (I9); None: all are. `wall`: the present time, if a leader reports.
     """
     record = machine.record if durable is None else durable
     ledger = machine.ledger if record is machine.record else _as_trained(record, machine.ledger)
@@ -88,7 +90,9 @@ def _saving(machine: JobMachine, record: Record) -> SavingStatus | None:
 
 
 def shown_state(record: Record) -> JobState:
-    """For people: a job that is to go trains until it is saved; one that goes on has begun before."""
+    """Return the state for people: a preempted job is shown as such until it is saved, and a
+    resumed one as resuming.
+    """
     if record.preemption is not None and record.state not in OVER:
         return JobState.PREEMPTING
     resumes = record.resumed is not None and record.state is JobState.STARTING
@@ -105,7 +109,7 @@ def _as_trained(record: Record, present: Ledger | None) -> Ledger | None:
 
 
 def _refused(machine: JobMachine, record: Record, leader: str, by_leader: dict[str, int]) -> dict[str, int]:
-    """By all daemons that are members now."""
+    """Sum up the messages refused by all daemons that are members now."""
     total = Counter(by_leader)
     for member in record.members:
         observation = machine.seen.observation(member.identity.id)
@@ -135,15 +139,15 @@ def _step_of_unseen(machine: JobMachine, member: Member) -> int:
 
 
 def with_paces(workers: tuple[WorkerStatus, ...], paces: Mapping[str, float]) -> tuple[WorkerStatus, ...]:
-    """How fast each works, as far as that was measured."""
+    """Add the measured paces to the workers' status."""
     return tuple(msgspec.structs.replace(one, pace=paces[one.id]) if one.id in paces else one for one in workers)
 
 
 def stable_of(machine: JobMachine, record: Record) -> Stable | None:
-    """By the members of the ring that are left; a lost one's step counts no more than theirs.
+    """Return the stable step of the ring's remaining members; a lost member's step counts no more than theirs.
 
-    None while it is not known, as a new leader has not heard of all, and late reports may come first; or as some train
-    in a ring already that is not on record: by its leases, and the ledger is of those before. Nor before the first ring
+    None while it is not known: a new leader has not heard of all workers, and late reports may come first; or some
+    members train by the leases of a ring that is not on record yet. The step is not known either before the first ring
     while the ledger that this life has inherited is not on record.
     """
     ledger, generation = machine.ledger, record.generation

@@ -1,4 +1,4 @@
-"""When no other leader would do any better: then the job has failed, for the reason that made them resign.
+"""Decide when no other leader would do any better: then the job fails, for the reason of the resignations.
 
 Owns: how many may try, and the record that a failed job is left with. Does not own: which one resigns and why
 (`edl.daemon.resigning`), nor that those who led well in between are not counted (it forgets the row).
@@ -20,9 +20,9 @@ MOST: Final = 16  # a thousand daemons need not all try what so many could not
 
 
 def verdict(row: Sequence[Resignation], daemons: int) -> str:
-    """Why the job is to end, after the newest of a row of resignations; empty: another daemon is to try.
+    """Return why the job is to end, after the newest of a row of resignations; empty: another daemon is to try.
 
-    Each of the `daemons` may try, as what keeps one from leading may be its own host.
+    Each of the `daemons` may try, as the obstacle to leading may be its own host.
     """
     newest = row[-1]
     enough = max(LEAST, min(daemons, MOST))
@@ -34,11 +34,13 @@ def verdict(row: Sequence[Resignation], daemons: int) -> str:
 
 
 def ended(record: Record, reason: str) -> Record:
-    """All that was decided, and that it is over."""
+    """Return the record of a job that failed for `reason`."""
     version = record.version + 1
     return msgspec.structs.replace(record, version=version, state=JobState.FAILED, reason=reason, plan=None)
 
 
 def remains(job: str, version: int, reason: str) -> Record:
-    """What can always be kept, and be taken over: where the record itself is what no daemon can lead by."""
+    """Return a record that can always be written and taken over, for when the record itself is what no daemon can lead
+    by.
+    """
     return msgspec.structs.replace(ended(new_record(job, 0.0), reason), version=version + 1)

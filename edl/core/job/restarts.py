@@ -1,4 +1,4 @@
-"""How often what keeps dying is started anew: a pure decision."""
+"""Limit how often a dying process is restarted: a pure decision."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ SESSIONS: Final = 6.0  # so many session time-outs make the time within which `M
 
 
 class Restarts:
-    """Of one trainer's daemon. One that dies now and then is started each time; one that always dies is not (I12)."""
+    """Restarts of one trainer's daemon. A daemon that dies now and then is always restarted; a daemon that keeps dying
+    is not (I12).
+    """
 
     def __init__(self, session_timeout_s: float) -> None:
         self.within_s = SESSIONS * session_timeout_s
         self._started: list[float] = []
 
     def allow(self, now: float) -> bool:
-        """Another one may be started, and is."""
+        """Tell whether another restart is allowed, and count it."""
         self._started = [at for at in self._started if now - at < self.within_s]
         if len(self._started) >= MOST:
             return False

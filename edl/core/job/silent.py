@@ -1,4 +1,4 @@
-"""Which member of a broken ring may be gone whole, trainer and daemon: it is looked for then, at its daemon's address.
+"""Find the member of a broken ring that may be gone whole, trainer and daemon: its daemon's address is to be probed.
 
 A ring does not break by itself. Where a trainer has died alone, its daemon has said so. Else the member that has not
 told of the break is the one to ask for; and where its host says that no process listens at its daemon's address, it
@@ -18,7 +18,9 @@ MOST: Final = 16  # of a large ring, most members have just not told yet
 
 
 def silent(record: Record, seen: Observations) -> tuple[Identity, ...]:
-    """None where a loss that is known already may have broken that ring: a daemon that is gone may come back."""
+    """Return the members to probe: none if a known loss may have broken the ring, as a daemon that is gone may come
+    back.
+    """
     if not seen.broken or record.state in OVER:
         return ()
     members = {member.identity.id: member for member in record.members}

@@ -1,4 +1,4 @@
-"""How a job's tally grows: by what is told of the job, and by the time that passes.
+"""Update a job's tally from events and from the time that passes.
 
 Owns: the arithmetic. Pure: facts, records and times are arguments. Does not own: when it is done (each change of the
 record, `edl.core.job.working_state`), nor the tally's form (`edl.protocol.tally`).
@@ -31,7 +31,7 @@ set_ = msgspec.structs.replace
 
 
 def doing_of(record: Record) -> Doing:
-    """What the job spends its time on."""
+    """Return the activity that the job spends its time on."""
     if record.state in OVER:
         return Doing.OVER
     if not record.generation:
@@ -42,7 +42,7 @@ def doing_of(record: Record) -> Doing:
 
 
 def advanced(tally: Tally, wall: float) -> Tally:
-    """At `wall`. A clock that goes back, as another host's may, counts nothing."""
+    """Advance the tally to `wall`. A clock that goes back, as another host's may, counts nothing."""
     if not tally.at or wall <= tally.at:
         return tally
     span = wall - tally.at
@@ -55,10 +55,9 @@ def advanced(tally: Tally, wall: float) -> Tally:
 
 
 def certain(durable: Tally, decided: Tally, wall: float) -> Tally:
-    """What can be served at `wall` while what was decided is being written: of each span the shorter one.
+    """Return the tally that is safe to serve at `wall` while a decision is being written: the shorter one of each span.
 
-    If it never comes to be written, the next leader goes on from what is durable; else it goes on from what was
-    decided. It finds at least this much in either.
+    If the write fails, the next leader goes on from `durable`; else from `decided`. Neither holds less than this tally.
     """
     known = advanced(durable, wall)
     if decided is durable:
@@ -105,7 +104,7 @@ def _scaled(tally: Tally, fact: facts.Scaled) -> Tally:
 
 
 def growth_of(before: int, after: int, *, forced: bool) -> Growth:
-    """What a change from so many workers to so many was for."""
+    """Classify a change of the ring's size."""
     if forced:
         return Growth.FAULT
     if before == after:

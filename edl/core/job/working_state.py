@@ -39,12 +39,12 @@ LONG_AGO = "that was long ago"
 
 
 def did_not_end(worker: str, why: str) -> str:
-    """For people: a worker was lost, and nothing may make up for what its script had still to do."""
+    """Say that a worker was lost with work that no other may make up for."""
     return f"worker {worker} did not come to the end of its script: {why}"
 
 
 class WorkingState:
-    """What one leader has in hand during one term."""
+    """State of one leader during one term."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -63,7 +63,7 @@ class WorkingState:
         self.pressing = record.version  # what came later may reach workers when they call again: none runs dry
 
     def begin(self, now: float) -> None:
-        """Another input is handled."""
+        """Prepare for another input."""
         self.commands, self.now = [], now
 
     # ----------------------------------------------------------------------------------------------------- changes
@@ -84,7 +84,7 @@ class WorkingState:
         self.change(ledger=self.ledgers.snapshot(), pressing=pressing, **changes)
 
     def identify(self, identity: Identity) -> None:
-        """One member has another daemon, or another address."""
+        """Replace the identity of a member that has another daemon, or another address."""
         replaced = (
             msgspec.structs.replace(member, identity=identity) if member.identity.id == identity.id else member
             for member in self.record.members
@@ -92,11 +92,12 @@ class WorkingState:
         self.change(members=tuple(replaced))
 
     def move(self, worker: str, cause: Cause) -> None:
-        """One member changes its state."""
         self.move_all((worker,), cause)
 
     def move_all(self, workers: Iterable[str], cause: Cause) -> None:
-        """At once: one by one, the members of a large ring would be copied as often as there are of them."""
+        """Change the states of several members at once: one by one, a large ring's members would be copied once for
+        each.
+        """
         after = {worker: moved(self.members[worker], cause) for worker in workers if worker in self.members}
         if after:
             self.change(members=tuple(after.get(member.identity.id, member) for member in self.record.members))
@@ -104,7 +105,7 @@ class WorkingState:
             self.durations.enter(worker, member.state, self.now)
 
     def remove(self, worker: str, reason: str) -> None:
-        """It is not a member any more. `reason` is for people; empty when it left as it should."""
+        """Remove a member. `reason` is for people; empty when the worker left as it should."""
         members = tuple(m for m in self.record.members if m.identity.id != worker)
         gone = (*self.record.gone, Gone(worker, reason))
         older = tuple(one.worker for one in gone[:-GONE_KEPT])
@@ -152,7 +153,7 @@ class WorkingState:
             self.end(JobState.FAILED, reason + before, FailedBy.DIVERGENCE)
 
     def count_failed_saving(self, reason: str) -> None:
-        """On record, so that `edl status` tells of it under the next leader too."""
+        """Keep the failure on record, so that `edl status` shows it under the next leader too."""
         before = self.record.save_failure
         self.change(save_failure=SavingFailure(reason, 1 if before is None else before.times + 1), pressing=False)
 
@@ -191,22 +192,21 @@ class WorkingState:
         return self.seen.newest_step(self.record.roster)[0] >= 0
 
     def state(self, worker: str) -> WorkerState | None:
-        """None: it is not a member."""
         member = self.members.get(worker)
         return member.state if member else None
 
     def gone(self, worker: str) -> Gone | None:
-        """None: it never was here, or is."""
+        """Return the record of a former member; None: it never was a member, or still is."""
         if worker in self.record.past:
             return Gone(worker, LONG_AGO)
         return next((gone for gone in self.record.gone if gone.worker == worker), None)
 
     def spent_ms(self, worker: str, state: WorkerState) -> int | None:
-        """How long it was in `state`, or has been up to now."""
+        """Return how long the worker was in `state`, or has been until now."""
         return self.durations.spent_ms(worker, state, self.now)
 
     def over(self) -> str:
-        """Why nothing can be asked any more, for people."""
+        """Tell people why requests are refused."""
         return f"the job is over: {self.record.reason or self.record.state.value}"
 
 

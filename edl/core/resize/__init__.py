@@ -1,1 +1,1 @@
-"""How many workers a job is to have."""
+"""The size of a job: how many workers it is to have."""

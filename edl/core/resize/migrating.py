@@ -23,7 +23,10 @@ KEPT: Final = 20  # requests remembered, with what has come of them
 
 
 class Migrating:
-    """Of one job, during one term. `boot_s`: how long newcomers are waited for, where the request says nothing else."""
+    """Carry out migrations of one job, during one term.
+
+    `boot_s`: how long newcomers are waited for, unless the request says otherwise.
+    """
 
     def __init__(self, working: WorkingState, sizing: Sizing, boot_s: float) -> None:
         self._working = working

@@ -1,4 +1,5 @@
-"""Who leaves a host, and who comes for them: pure questions about the migration on record, and the answer to a request.
+"""Decide which workers leave a host, and which come in their place: pure functions of the migration on record, and the
+answer to a request.
 
 The newcomers wait, ready, until as many are as the job needs to have its size without the host; those that it lacks
 before, as a worker was lost, enter at once. Then one plan has them
@@ -39,7 +40,7 @@ def arrived(record: Record) -> list[Member]:
 
 
 def needed(record: Record) -> int:
-    """How many newcomers make up for all of the host. The size may have been changed since it was asked for."""
+    """Return how many newcomers replace the host's workers. The size may have been changed since the request."""
     migration = record.migration
     if migration is None:
         return 0
@@ -48,7 +49,7 @@ def needed(record: Record) -> int:
 
 
 def awaited(record: Record) -> tuple[Room, ...]:
-    """Where newcomers are still to be started."""
+    """Return where newcomers are still to be started."""
     migration = record.migration
     if migration is None:
         return ()
@@ -63,12 +64,12 @@ def awaited(record: Record) -> tuple[Room, ...]:
 
 
 def has_room_for(record: Record, newcomer: Identity) -> bool:
-    """It comes for one of those who leave."""
+    """Tell whether a newcomer comes in place of a worker of the host."""
     return any(is_at(newcomer, room.host) for room in awaited(record))
 
 
 def all_ready(record: Record) -> bool:
-    """As many newcomers as are needed have booted."""
+    """Tell whether as many newcomers as needed have booted."""
     return sum(one.state not in BOOTING for one in arrived(record)) >= needed(record)
 
 
@@ -81,7 +82,7 @@ def outgoing(record: Record, able: Container[str]) -> frozenset[str]:
 
 
 def lost(record: Record) -> int:
-    """How many workers the job lacks that no other one is on its way for: newcomers may enter for these at once."""
+    """Return how many workers the job lacks without others on their way: newcomers may enter at once for these."""
     entered = sum(one.identity.id in record.roster for one in arrived(record))
     return max(0, record.target - len(staying(record)) - entered)
 
@@ -110,7 +111,7 @@ def came_in_vain(record: Record) -> frozenset[str]:
 
 
 def is_complete(record: Record) -> bool:
-    """No worker is left there, and the ring has all that came for them."""
+    """Tell whether the host has no worker left, and the ring has all newcomers."""
     migration = record.migration
     if migration is None or record.plan is not None:
         return False
@@ -119,12 +120,12 @@ def is_complete(record: Record) -> bool:
 
 
 def reason(record: Record) -> str:
-    """Why they leave, for people."""
+    """Tell people why workers leave the host."""
     return f"{record.migration.host} is left" if record.migration is not None else ""
 
 
 def shown(record: Record) -> MigrationStatus | None:
-    """For people, and for what starts workers."""
+    """Return the migration's status, for people and for the launcher of workers."""
     migration = record.migration
     if migration is None:
         return None
@@ -136,7 +137,7 @@ def shown(record: Record) -> MigrationStatus | None:
 
 
 def answer(asked: AskMigrate, record: Record) -> Migration | Refuse:
-    """What becomes of a request to a job that is not over, and that was not asked for this before."""
+    """Answer a new request to a job that is not over."""
     there = _staying_at(record, asked.host)
     if refusal := _not_now(record) or _never(asked.host, there, record):
         return refusal
@@ -146,7 +147,7 @@ def answer(asked: AskMigrate, record: Record) -> Migration | Refuse:
 
 
 def _not_now(record: Record) -> Refuse | None:
-    """Each ends by itself."""
+    """Return why a migration has to wait: each reason ends by itself."""
     if is_driven(record):
         return None
     if not record.generation:

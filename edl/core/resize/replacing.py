@@ -1,4 +1,4 @@
-"""Another worker in the place of a slow one: a pure decision from the record of the job.
+"""Replace a slow worker by another: a pure decision from the record of the job.
 
 The new one comes first, so that no worker is missed in between; where the job has as many as it may have already, the
 slow one goes first. What is under way is in the record, so any leader goes on with it.
@@ -15,7 +15,7 @@ from edl.protocol.job_policy import Replacing
 
 @dataclass(frozen=True, slots=True)
 class BeginReplacing:
-    """Have `target` workers meanwhile; `leave`: the slow one goes at once."""
+    """Set the size to `target` meanwhile; `leave`: the slow worker leaves at once."""
 
     target: int
     leave: bool
@@ -37,7 +37,7 @@ class Over:
 
 
 def begin(record: Record, worker: str) -> BeginReplacing | None:
-    """How to replace `worker`; None: not now, or not at all."""
+    """Return how to replace `worker`; None: not now, or not at all."""
     states = {member.identity.id: member.state for member in record.members}
     if (
         record.replacing is not None
@@ -56,7 +56,7 @@ def begin(record: Record, worker: str) -> BeginReplacing | None:
 
 
 def follows(record: Record) -> Swap | NotYet | Over | None:
-    """What comes next of the replacement that is under way; None: a switch, or the slow one's leaving."""
+    """Return the next act of the replacement under way; None: wait for a switch, or for the slow worker's leaving."""
     under_way = record.replacing
     if under_way is None:
         return None
@@ -70,5 +70,4 @@ def follows(record: Record) -> Swap | NotYet | Over | None:
 
 
 def replacing(worker: str, record: Record) -> Replacing:
-    """To be kept while it is under way."""
     return Replacing(worker, record.target)

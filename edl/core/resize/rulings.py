@@ -21,7 +21,10 @@ from edl.protocol.messages import AskScale
 
 
 class PolicyRulings:
-    """Of one job, during one term. `boot_s`: how long a worker that shall replace another is waited for."""
+    """Carry out the policy's decisions for one job, during one term.
+
+    `boot_s`: how long a replacement of a worker is waited for.
+    """
 
     def __init__(self, working: WorkingState, sizing: Sizing, boot_s: float) -> None:
         self._working = working
@@ -30,7 +33,7 @@ class PolicyRulings:
         self._replacing_since: float | None = None
 
     def rule(self, ruled: Ruled) -> None:
-        """What the job's own policy has decided is told in any case; it may be too late to be done."""
+        """Carry out a decision of the job's policy, if it is not too late; the decision is told in any case."""
         working, record = self._working, self._working.record
         if record.state in OVER:
             return

@@ -1,4 +1,4 @@
-"""What the leader answers to a request for another size: a pure decision from the record of the job.
+"""Answer requests for another size: a pure decision from the record of the job.
 
 A request for a size (`edl scale JOB 4`) says where to go, whatever is under way: it is merged into that, and always
 taken. A request for more or fewer workers (`scale_out` and `scale_in`, the scheduler's calls of the EDL paper) is
@@ -32,7 +32,7 @@ class Change:
 
 
 def answer(asked: Scaling, record: Record) -> Change | Refuse:
-    """What becomes of a request to a job that is not over."""
+    """Answer a request to a job that is not over."""
     match asked:
         case AskScale(size):
             return _outside(size, record.limits) or Change(size, _leavers(record, size))
@@ -55,13 +55,13 @@ def _fewer(workers: int | tuple[str, ...], record: Record) -> Change | Refuse:
 
 
 def awaited(record: Record, change: Change) -> int:
-    """How many workers will ever have come once those are there that `change` asks for."""
+    """Return how many workers will have come in all once those that `change` asks for are there."""
     present = sum(member.identity.id not in change.leavers for member in staying(record))
     return record.arrivals + max(0, change.target - present)
 
 
 def is_driven(record: Record) -> bool:
-    """By an elastic horovodrun, whose driver alone starts workers and says who leaves (`edl.core.driver.counting`)."""
+    """Tell whether an elastic horovodrun starts workers and says which leave (`edl.core.driver.counting`)."""
     return record.driver is not None
 
 
@@ -72,7 +72,9 @@ def staying(record: Record) -> list[Member]:
 
 
 def _leavers(record: Record, size: int) -> tuple[str, ...]:
-    """None yet where horovodrun starts and frees: it counts on all that it has not freed."""
+    """Return the workers that leave for a smaller size; none yet if horovodrun decides, as it counts on all that it has
+    not freed.
+    """
     return () if is_driven(record) else surplus(record, size)
 
 
@@ -101,7 +103,7 @@ def _remedy(least: int, most: int) -> str:
 
 
 def _unfit(names: tuple[str, ...], record: Record) -> Refuse | None:
-    """Why just these cannot leave."""
+    """Return why just the named workers cannot leave."""
     states = {member.identity.id: member.state for member in record.members}
     strangers = [name for name in names if states.get(name, WorkerState.DONE) is WorkerState.DONE]
     if strangers:
@@ -113,7 +115,7 @@ def _unfit(names: tuple[str, ...], record: Record) -> Refuse | None:
 
 
 def _under_way(record: Record) -> Refuse | None:
-    """Why a relative request has to wait. Each reason ends by itself but the last, and that one by `edl scale`."""
+    """Return why a relative request has to wait. Each reason ends by itself but the last, which `edl scale` ends."""
     present = staying(record)
     coming = [member.identity.id for member in present if member.state in COMING]
     leaving = [member.identity.id for member in record.members if member.state is WorkerState.LEAVING]

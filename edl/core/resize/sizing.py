@@ -1,4 +1,4 @@
-"""How many workers a job is to have, and which of them leave for that.
+"""Set the size of a job, and choose which workers leave for it.
 
 Owns: the size asked for (`target`), once the first worker has brought one, and how a worker is dismissed. Does not own:
 which requests are taken (`edl.core.resize.scaling`), what the job's own policy (`edl.core.resize.rulings`) and
@@ -26,7 +26,10 @@ class Sizing:
     # ------------------------------------------------------------------------------------------------------- asked for
 
     def ask(self, asked: Scaling) -> None:
-        """What starts workers sees the target, and grows the job; the leader shrinks it. The request is kept."""
+        """Answer a request for another size, and keep it if it is taken.
+
+        The launcher of workers sees the target, and grows the job; the leader shrinks it.
+        """
         working, record = self._working, self._working.record
         before = next((taken for taken in record.taken if asked.request and taken.request == asked.request), None)
         if before is not None:
@@ -90,7 +93,7 @@ class Sizing:
 
 
 def _asked_for(asked: Scaling) -> str:
-    """Why the leavers of that request leave."""
+    """Tell why the leavers of a request leave."""
     match asked:
         case AskScale(size):
             return f"a size of {size} was asked for"

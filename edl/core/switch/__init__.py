@@ -1,1 +1,1 @@
-"""From one ring to the next."""
+"""The switch from one ring to the next."""

@@ -1,4 +1,4 @@
-"""Which members have yet to come to a planned ring, by their reports: one report of a thousand is looked at alone.
+"""Track which members have yet to come to a planned ring, so that a report in a thousand is looked at alone.
 
 A ring breaks and the next one forms by two reports of each member: that its mini-batch is void, and that it sits. What
 follows from them follows from the first and the last ones. To look at all members after each would cost n times n.
@@ -14,7 +14,9 @@ from edl.protocol.messages import Observation, Phase
 
 
 class Arrivals:
-    """Of one leader. What is passed over is seen with the next input that matters, or that time has passed."""
+    """Members whose reports are awaited by one leader. A report passed over is seen with the next input that matters,
+    or after some time.
+    """
 
     def __init__(self, working: WorkingState) -> None:
         self._working = working
@@ -24,7 +26,7 @@ class Arrivals:
         self._unheard: set[str] = set()  # survivors of the ring before that have not said that it failed them
 
     def look(self) -> None:
-        """Once all that holds of the members together was followed."""
+        """Note the awaited members, after all conditions of the members together were followed."""
         plan, seen = self._working.record.plan, self._working.seen
         self._generation = plan.generation if plan else 0
         roster = plan.roster if plan else ()

@@ -1,4 +1,4 @@
-"""How the members of a ring hand each other what they have for just one other, in few calls.
+"""Exchange parcels among the members of a ring in few calls: each parcel is for just one other member.
 
 Each member has one parcel for each other: gloo opens a socket for each pair, so an address is of use to one member
 alone. Neighbours in rank make groups, about as many as each has members, and the last of a group is its head. Each
@@ -31,7 +31,7 @@ TRADE: Final = 1  # of a head to another: parcels for its group, for those of th
 
 
 class Errand(NamedTuple):
-    """One question of ours."""
+    """A call that this member makes."""
 
     kind: int
     part: int  # what is brought, and is given for it: that of our rank to its head, that of our group to another
@@ -39,7 +39,7 @@ class Errand(NamedTuple):
 
 
 class Groups:
-    """Of the ranks of a ring."""
+    """Groups of a ring's ranks."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -51,7 +51,7 @@ class Groups:
         return rank // self._width
 
     def members(self, group: int) -> range:
-        """Its ranks."""
+        """Return the ranks of a group."""
         return range(group * self._width, min((group + 1) * self._width, self._size))
 
     def head(self, group: int) -> int:
@@ -71,7 +71,9 @@ def partners(rank: int, size: int) -> tuple[int, ...]:
 
 
 def errands(rank: int, size: int) -> tuple[Errand, ...]:
-    """All that a member has to ask. Of two heads it is one that asks, and each asks about as many as ask it."""
+    """Return all calls that a member makes. Of two heads only one calls the other, and each makes about as many calls
+    as it answers.
+    """
     groups = Groups(size)
     ours = groups.of(rank)
     head = groups.head(ours)
@@ -85,8 +87,6 @@ def errands(rank: int, size: int) -> tuple[Errand, ...]:
 
 
 class Exchange:
-    """One member's part in one exchange of parcels."""
-
     def __init__(self, rank: int, size: int) -> None:
         self.errands = errands(rank, size)
         self._rank = rank
@@ -106,11 +106,11 @@ class Exchange:
         return 2 if self._is_head and len(self._blocks) == self._groups.count - 1 else 1
 
     def begin(self, parcels: Sequence[bytes]) -> None:
-        """One for each rank; that for ourselves stays unused. Harmless twice."""
+        """Set this member's parcels, one for each rank; its own stays unused. Harmless twice."""
         self._rows.setdefault(self._rank, tuple(parcels))
 
     def brings(self, errand: Errand) -> tuple[bytes, ...]:
-        """What goes with a question of ours, once that is due."""
+        """Return the parcels that go with a call, once that is due."""
         if errand.kind == BRING:
             return tuple(self._rows[self._rank])
         return self._block(self._groups.of(errand.rank))
@@ -148,7 +148,7 @@ class Exchange:
         return kind == BRING and self._is_head and part in self._ours and part != self._rank
 
     def _block(self, group: int) -> tuple[bytes, ...]:
-        """What each of our group has for each of another."""
+        """Return the parcels from each member of our group for each of another."""
         theirs = self._groups.members(group)
         return tuple(chain.from_iterable(self._rows[sender][theirs.start : theirs.stop] for sender in self._ours))
 
@@ -163,7 +163,7 @@ class Exchange:
             raise ValueError(f"{len(parcels)} parcels where {due} are due")
 
     def _from(self, group: int, receiver: int) -> Sequence[bytes]:
-        """What those of `group` have for one of ours."""
+        """Return the parcels from the members of `group` for one of ours."""
         if group == self._group:
             return [self._rows[sender][receiver] for sender in self._ours]
         return self._blocks[group][receiver - self._ours.start :: len(self._ours)]

@@ -1,4 +1,4 @@
-"""What follows for the job from rings that came to nothing: which members are parted with, which hosts remembered.
+"""Part with members and remember hosts after rings that failed.
 
 Owns: when a ring counts as failed, what is on record of that, and whether newcomers from a host are let in. Does not
 own: whose fault a failure was (`edl.core.switch.unfit`), nor the next roster (`edl.core.switch.planning`).
@@ -29,7 +29,9 @@ LEFT_BEHIND: Final = (
 
 
 class Fitness:
-    """Of the members for a ring. Newcomers from a host with unfit ones are refused for as long as a boot may take."""
+    """Fitness of members for a ring. Newcomers from a host with unfit members are refused for as long as a boot may
+    take.
+    """
 
     def __init__(self, working: WorkingState, lead_times: LeadTimes, deadlines: Deadlines) -> None:
         self._working = working
@@ -41,7 +43,9 @@ class Fitness:
         self._last_unfit_at = 0.0  # not kept: a new leader counts from its beginning
 
     def take_over(self) -> None:
-        """Another leader planned the newest ring, and may have told only some of it: perhaps it failed for that."""
+        """Excuse the members: another leader planned the newest ring, and its message may have reached only some of
+        them.
+        """
         self._last_unfit_at = self._working.now
         self.excuse()
 
@@ -50,7 +54,7 @@ class Fitness:
         self._excused = self._working.record.planned
 
     def hears_more(self, now: Situation) -> float:
-        """Until when the words of other members are waited for, of a ring that has come to nothing; else 0.0."""
+        """Return until when other members' reports of a failed ring are awaited; else 0.0."""
         if not self._has_failed(now):
             self._failed_at = None
             return 0.0
@@ -62,7 +66,7 @@ class Fitness:
         return due if self._working.now < due else 0.0
 
     def look(self, now: Situation) -> None:
-        """Once for each ring: has it come to nothing, and whose fault is that? Has it made a step?"""
+        """Judge each ring once: whether it failed and by whose fault, or has made a step."""
         record, trials = now.record, now.record.trials
         roster = record.plan.roster if record.plan else record.roster
         if lacks_member(now, roster):
@@ -168,7 +172,7 @@ class Fitness:
             working.end(JobState.FAILED, f"the first ring does not form{working.last_loss}")
 
     def _part_with(self, worker: str) -> None:
-        """Without fault of its own: another one in its place may be in the next ring."""
+        """Remove a member without fault of its own: another one in its place may be in the next ring."""
         working, was = self._working, self._working.state(worker)
         if was is not None and working.record.state not in OVER:
             working.remove(worker, LEFT_BEHIND)

@@ -1,4 +1,4 @@
-"""Which generation should follow: a pure decision from what was decided and what was seen.
+"""Decide which generation should follow: a pure function of the record and the observations.
 
 Owns: its roster, and whether it is needed. Does not own: after which step, its data, its number, nor that it
 becomes the plan (`edl.core.switch.switching`).
@@ -25,7 +25,7 @@ NAMED: Final = 4  # of a thousand that a reason may be about
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """All that the decision depends on."""
+    """Inputs of the decision."""
 
     record: Record
     members: Mapping[str, Member]  # of the record, by id
@@ -74,7 +74,7 @@ class PutOff:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """No generation can follow, and one must."""
+    """Give up: no generation can follow, and one must."""
 
     reason: str
 
@@ -90,7 +90,7 @@ Decision = Follow | WaitAnew | PutOff | TooFew | GiveUp | None
 
 
 def decide(now: Situation) -> Decision:
-    """What should follow the newest generation; None: nothing."""
+    """Return the decision about the generation after the newest one; None: none is needed."""
     record, plan = now.record, now.record.plan
     if plan is not None and _is_passed(now, plan):
         return PutOff("the ring of before has made a step beyond it: its word came too late for all")
@@ -164,7 +164,7 @@ def _readers_of_a_plan(now: Situation, staying: set[str], leavers: Sequence[str]
 
 
 def _may_sit(now: Situation, newcomer: str) -> bool:
-    """In a ring that was planned, and would go by its leases: it has not told yet."""
+    """Tell whether a newcomer may sit in a planned ring, and go by its leases, without having said so yet."""
     record = now.record
     plans = [*record.superseded, *([record.plan] if record.plan else [])]
     told = max(now.seen.generation(newcomer), now.seen.leases_of(newcomer) if now.seen.get(newcomer) else 0)
@@ -172,8 +172,10 @@ def _may_sit(now: Situation, newcomer: str) -> bool:
 
 
 def awaits_newcomer(now: Situation) -> bool:
-    """All that stay of the ring on record are gone, and a newcomer of the planned one has not told whether it came to
-    that. Where it has trained there, leavers that are not in it are not needed.
+    """Tell whether a newcomer's report is awaited: no member that stays is left of the ring on record, and the newcomer
+    has not said whether it came to the planned ring.
+
+    If it has trained there, leavers outside the planned ring are not needed.
     """
     record, plan = now.record, now.record.plan
     if plan is None or not lacks_member(now, plan.roster) or not _leavers(now):
@@ -183,7 +185,7 @@ def awaits_newcomer(now: Situation) -> bool:
 
 
 def _able(now: Situation, forced: bool, *, leavers_too: bool) -> set[str]:
-    """Who could be in the next ring."""
+    """Return the workers that could be in the next ring."""
     record = now.record
     base = record.plan.roster if record.plan else record.roster
     staying = {worker for worker, member in now.members.items() if _could_enter(now, member)}
@@ -198,7 +200,7 @@ def _able(now: Situation, forced: bool, *, leavers_too: bool) -> set[str]:
 
 
 def _moved(now: Situation, able: set[str], forced: bool) -> set[str]:
-    """Those of `able` that the next ring is to have, where a host is left (`edl.core.resize.migration`)."""
+    """Return the workers of `able` that the next ring is to have while a host is left (`edl.core.resize.migration`)."""
     record, outgoing = now.record, _outgoing(now, able, forced)
     able = able - migration.spare(record, able)
     if not outgoing:
@@ -216,12 +218,12 @@ def _moved(now: Situation, able: set[str], forced: bool) -> set[str]:
 
 
 def _outgoing(now: Situation, able: set[str], forced: bool) -> frozenset[str]:
-    """Whose host is left. A broken ring is first made anew with all that it had."""
+    """Return the workers whose host is left. A broken ring is first made anew with all that it had."""
     return frozenset() if forced else migration.outgoing(now.record, able)
 
 
 def _leavers(now: Situation) -> list[str]:
-    """Who could hand the model on, if any is there to take it."""
+    """Return the leavers that could hand the model on, if any other member is there to take it."""
     if not now.record.generation or all(member.state in GOING for member in now.members.values()):
         return []
     return [worker for worker in now.record.roster if _is(now, worker, WorkerState.LEAVING)]
@@ -234,8 +236,9 @@ def _why_none_has_the_state(now: Situation) -> str:
 
 
 def _no_worker_would_come(now: Situation) -> bool:
-    """All are at the end of their scripts, also if a member is lost there. But one that left the ring on record for one
-    that came to nothing waits for another.
+    """Tell whether all are at the end of their scripts, also if a member is lost there.
+
+    A worker that left the ring on record for one that failed still waits for another ring.
     """
     at_the_end = now.spent and now.record.plan is None and not is_broken(now) and not _has_left(now)
     return at_the_end or outlived(now.record.roster, now.members)
@@ -267,8 +270,11 @@ def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> se
 
 
 def is_ahead(now: Situation, worker: str) -> bool:
-    """It has made a step that no member of the present ring has, in one that the leader never saw stand. Where all of
-    these are gone it is not known how far they were, and so not whether the others have their newest state.
+    """Tell whether the worker has made a step that no member of the present ring has, in a ring that the leader never
+    saw stand.
+
+    If all members of the present ring are gone, it is not known how far they were, so nor whether the others have their
+    newest state.
     """
     record, seen = now.record, now.seen.observation(worker)
     if seen is None or seen.generation <= record.generation:
@@ -277,13 +283,15 @@ def is_ahead(now: Situation, worker: str) -> bool:
 
 
 def _has_newest(now: Situation, worker: str) -> bool:
-    """It is ahead of all that are left of the present ring, and these have told where they are."""
+    """Tell whether the worker is ahead of all that are left of the present ring, and these have
+    reported their steps.
+    """
     left = [one for one in now.record.roster if one in now.members]
     return is_ahead(now, worker) and all(map(now.seen.is_known, left))
 
 
 def outlived(roster: tuple[str, ...], members: Mapping[str, Member]) -> bool:
-    """Of a ring, only those are left whose scripts have ended, and perhaps some that were told to leave."""
+    """Tell whether a ring has only members left whose scripts have ended, or that were told to leave."""
     states = {members[worker].state for worker in roster if worker in members}
     return WorkerState.DONE in states and states.issubset(GOING)
 
@@ -335,7 +343,7 @@ def _is_passed(now: Situation, plan: Plan) -> bool:
 
 
 def missed_by_all(now: Situation) -> bool:
-    """No survivor has left the old ring for the planned one, nor will."""
+    """Tell whether no survivor has left the old ring for the planned one, nor will."""
     plan = now.record.plan
     missed = missing(now)
     staying = (worker for worker in plan.roster if worker in now.record.roster) if plan else ()
@@ -343,14 +351,18 @@ def missed_by_all(now: Situation) -> bool:
 
 
 def _trains_behind(now: Situation, worker: str, missed: Container[str]) -> bool:
-    """It has missed the switch, or will never come to it. It may have been in another ring that was planned since."""
+    """Tell whether the worker has missed the switch, or will never make it. It may have been in another ring that was
+    planned since.
+    """
     behind = worker in missed and now.seen.generation(worker) == now.record.generation
     return behind or _is(now, worker, WorkerState.DONE)
 
 
 def _instead(now: Situation, roster: tuple[str, ...]) -> Follow | None:
-    """Of the planned generation, where only newcomers fail: of those who were planned for, as they have met. Where
-    these are too few, or all leave, of others too: the ring that works is needed until then.
+    """Keep to the planned step where only newcomers fail, with a ring of members that were planned for, as they have
+    met.
+
+    If these are too few, or all leave, the ring has others too: the ring that works is needed until then.
     """
     plan, after_step = now.record.plan, kept_step(now)
     if plan is None or after_step is None:
@@ -379,7 +391,7 @@ def kept_step(now: Situation) -> int | None:
 
 
 def why(now: Situation, roster: tuple[str, ...], leavers: tuple[str, ...] = ()) -> str:
-    """What has changed since the ring of before, or since the plan that a ring of `roster` follows; for people."""
+    """Tell people what has changed since the previous ring, or since the plan that a ring of `roster` replaces."""
     record, plan = now.record, now.record.plan
     before = plan.roster if plan else record.roster
     if not before:
@@ -404,7 +416,7 @@ def why(now: Situation, roster: tuple[str, ...], leavers: tuple[str, ...] = ()) 
 
 
 def _failures(now: Situation) -> list[str]:
-    """Of a ring of which no member is gone."""
+    """Tell how a ring failed of which no member is gone."""
     plan = now.record.plan
     generation = plan.generation if plan else now.record.generation
     failed = [worker for worker in sorted(now.seen.broken) if now.seen.breaks(worker, generation)]
@@ -461,9 +473,10 @@ def _may_be_ahead(now: Situation) -> bool:
 
 
 def _could_enter(now: Situation, member: Member) -> bool:
-    """No ring waits for a boot (I4), except before any worker has sat in one: then no training is held up.
+    """Tell whether a member may enter a ring. No ring waits for a boot (I4), except before any worker has sat in one:
+    then no training is held up.
 
-    Of those that were planned for the first ring some may have sat in it, before it came to nothing, and some not.
+    Of the members planned for the first ring some may have sat in it before it failed, and some not.
     """
     if member.state in GOING:
         return False

@@ -1,4 +1,4 @@
-"""Whether the next ring stands, beside the one that trains, before any member leaves that one for it (I14).
+"""Prepare the next ring beside the one that trains, before any member leaves that one (I14).
 
 It is the third phase of a planned switch. Once all have met (`edl.core.switch.mustering`), a number is kept for their
 ring, and each forms its part of it while the present one trains on. Once all have said that it stands, its step is
@@ -27,7 +27,9 @@ TRIES: Final = 2  # in vain, and no newcomer is to blame: then it is formed in l
 
 
 class Preparing:
-    """Of one leader. Its times and the workers it leaves out are its own: another one begins to wait anew."""
+    """Preparation of a ring under one leader. Its times and the workers it leaves out are its own: the next leader
+    waits anew.
+    """
 
     def __init__(self, working: WorkingState, fitness: Fitness, lead_times: LeadTimes, deadlines: Deadlines) -> None:
         self._working = working
@@ -53,7 +55,7 @@ class Preparing:
         return bool(self._again_at)
 
     def can(self, roster: tuple[str, ...]) -> bool:
-        """All of `roster` form rings beside others, and this one is not known to come to nothing so."""
+        """Tell whether all of `roster` prepare rings, and preparing this one is not known to fail."""
         return roster != self._in_line and all(map(self._working.seen.prepares, roster))
 
     def stands(self, muster: Muster) -> bool:
@@ -70,15 +72,17 @@ class Preparing:
         return False
 
     def _note_success(self, muster: Muster) -> None:
-        """Whatever others have failed for may be over, too."""
+        """Clear the failures of a muster's workers: causes outside them may be over, too."""
         self._in_vain, self._in_line = 0, ()
         for worker in muster.roster:
             self._again_at.pop(worker, None)
             self._told.discard(worker)
 
     def _is_over(self, muster: Muster, failed: dict[str, str], silent: list[str]) -> bool:
-        """All have said what became of it; or enough to know whose fault it is, and none turns out to be gone; or it
-        takes too long. A newcomer that says nothing for so long is not waited for any more (`edl.core.job.deadlines`).
+        """Tell whether preparation has ended: all members have reported; or enough have to know whose fault it is, and
+        none turns out to be gone; or time is up.
+
+        A newcomer that reports nothing for so long is not waited for any more (`edl.core.job.deadlines`).
         """
         now = self._working.now
         if self._since[0] != muster.generation:

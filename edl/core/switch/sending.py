@@ -1,4 +1,4 @@
-"""Over how many steps newcomers get the state of the others, beside what all compute.
+"""Choose over how many steps newcomers get the others' state, beside computation.
 
 A state that is longer on its way than a step would hold up the update of that step, at all members. So it goes in
 portions, one beside each of the first steps, and what has come is kept equal by the updates that all make. Until the
@@ -21,8 +21,10 @@ LEAST_BYTES: Final = 1 << 24  # of a portion: less is through in no time, and ea
 
 
 def steps(state_bytes: int, step_time_s: float, lead_times: LeadTimes, step_timeout_s: float) -> int:
-    """At least one. As long as they last no more is leased, and the newcomers have to come within a time of their own:
-    so a large state over short steps goes in larger portions, which the others wait for.
+    """Return the number of steps, at least one.
+
+    While they last no more is leased, and the newcomers have a time-out of their own: so a large state over short steps
+    goes in larger portions, which the others wait for.
     """
     if step_time_s <= 0:
         return 1

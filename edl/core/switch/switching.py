@@ -1,4 +1,4 @@
-"""From one generation to the next: the plan, from when it is made until its ring stands or it comes to nothing.
+"""Lead from one generation to the next: keep the plan, from when it is made until its ring stands or it is dropped.
 
 Owns: that a plan is made, superseded, put off and completed, its number, and how long the job waits for workers to make
 one of. Does not own: whether one is needed and who is in it (`edl.core.switch.planning`), after which step, and its
@@ -116,9 +116,11 @@ class Switching:
             self._tell_scaled(plan, old, forced=plan.after_step is None or step < plan.after_step)
 
     def _stands(self, plan: Plan) -> bool:
-        """All were seen in its ring. The first one counts, too, once a script that trained there has ended: the others
-        have trained with it, though they tell later or were lost, and a worker lost from now on is lost from that ring.
-        Else the job would begin anew beside an ended script.
+        """Tell whether all members were seen in the planned ring.
+
+        The first ring stands, too, once a script that trained there has ended: the others have trained with it, though
+        they report later or were lost, and a worker lost from now on is lost from that ring. Else the job would begin
+        anew beside an ended script.
         """
         working, seen = self._working, self._working.seen
         if all(seen.sits(worker, plan.generation) for worker in plan.roster):
@@ -182,9 +184,10 @@ class Switching:
                 pass
 
     def _follow(self, wanted: Follow) -> None:
-        """At once, after a step that was told already, or as soon as the ring that trains can be left.
+        """Plan the wanted ring: at once if forced, after a step that was announced already, or as soon as the present
+        ring can be left.
 
-        What a ring that was to stand has read is not known beforehand, nor whether it did: so no data is planned.
+        It is not known beforehand what a planned ring has read, nor whether it stood: so no data is planned then.
         """
         if wanted.forced:
             self._plan(wanted, self._leasing.in_place_of_broken(wanted.roster))
@@ -210,12 +213,14 @@ class Switching:
             self._plan(wanted, crossing, prepared, offer)
 
     def _sending_steps(self, roster: tuple[str, ...]) -> int:
-        """So many it takes to give that state to the newcomers."""
+        """Return in how many steps the newcomers get the others' state."""
         size = max(map(self._working.seen.state_bytes, roster))
         return sending.steps(size, self._leasing.step_time_s(), self._lead_times, self._step_s)
 
     def _offer(self, roster: tuple[str, ...], prepared: int) -> int:
-        """Where newcomers get the state of the first of `roster`, a survivor, beside the first steps; 0: nowhere."""
+        """Return where newcomers get the state of the first of `roster`, a survivor, beside the first steps; 0:
+        nowhere.
+        """
         working = self._working
         if not prepared or not newcomers(working.record, roster):
             return 0
@@ -239,7 +244,7 @@ class Switching:
         return now < due
 
     def _is_too_early(self) -> bool:
-        """What a ring failed for may pass: the next one that is planned just so waits for moments."""
+        """Tell whether to wait for moments before planning the same ring again: its failure may pass."""
         early = self._working.now < self._fitness.again_at
         self.wake_at = self._fitness.again_at if early else self.wake_at
         return early
@@ -253,7 +258,7 @@ class Switching:
         return working.now - self._missed_at >= self._lead_times.torn_s
 
     def _wait_for_more(self, reason: str) -> None:
-        """As long as a boot may take. Not kept: a new leader begins to wait anew."""
+        """Wait for more workers as long as a boot may take. A new leader begins to wait anew."""
         working = self._working
         if working.record.plan is not None:
             self._wait_anew()

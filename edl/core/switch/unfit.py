@@ -1,4 +1,4 @@
-"""Which worker cannot be part of a ring: found out from rings that came to nothing, so that others train on (I14).
+"""Find the worker that cannot be part of a ring, from rings that failed, so that the others train on (I14).
 
 Owns: which members are to blame when a ring makes no step though none of them is gone; which are left out of the next
 one for that, and which for good. Pure. Does not own: what follows for the job (`edl.core.switch.fitness`), nor the
@@ -70,7 +70,7 @@ class Evidence:
 
     @property
     def newcomers(self) -> tuple[str, ...]:
-        """Those who were not in the ring before, and would take nothing with them that the others lack."""
+        """Return the members that were not in the previous ring, and have no state that the others lack."""
         known = self.ahead.union(self.base)
         return tuple(worker for worker in self.roster if worker not in known) if self.base else ()
 
@@ -82,14 +82,14 @@ class Evidence:
 
     @property
     def absent(self) -> frozenset[str]:
-        """Those who were not seen to come, where that is all that the others say."""
+        """Return the members that were not seen to come, if the others report nothing but waiting."""
         waited = all(any(words in reason.lower() for words in WAITED) for reason in self.said.values())
         return frozenset(self.roster) - self.came if waited else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What follows from a ring that came to nothing."""
+    """Consequence of a ring that failed."""
 
     trials: Trials
     unfit: Mapping[str, str] = field(default_factory=dict)  # worker to reason
@@ -184,7 +184,7 @@ def _unprepared(worker: str, evidence: Evidence) -> str:
 
 
 def _try_without(trials: Trials, evidence: Evidence) -> Judgement:
-    """No fault is known: the same ring once more, then without one member after another."""
+    """Try the same ring once more, then without one member after another: no fault is known."""
     failed, tried = trials.failed + 1, trials.tried
     if trials.left_out:
         tried = (*tried, trials.left_out)
@@ -209,7 +209,7 @@ def _says_so_itself(strike: Strike) -> bool:
 
 
 def condemned(trials: Trials) -> set[str]:
-    """Those who are unfit if the next ring stands without them."""
+    """Return the workers that are unfit if the next ring stands without them."""
     return {strike.worker for strike in trials.strikes if strike.times >= ENOUGH}
 
 
@@ -242,7 +242,7 @@ def stood(trials: Trials, roster: Sequence[str]) -> Judgement:
 
 
 def suspects(trials: Trials, roster: Sequence[str]) -> dict[str, int]:
-    """Those who failed once, and were not in the present ring: how often."""
+    """Return how often each worker outside the present ring has failed."""
     return {strike.worker: strike.times for strike in trials.strikes if strike.worker not in roster}
 
 

@@ -1,1 +1,1 @@
-"""What a worker's trainer decides: what it may train on, where it sits, when it moves."""
+"""Decisions of a worker's trainer: its data, its place, and when it moves."""

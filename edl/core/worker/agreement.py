@@ -1,4 +1,4 @@
-"""In which state a new ring begins: the newest committed step of its members, from one that has it (I5).
+"""Agree on the state in which a new ring begins: the newest committed step of its members, from one that has it (I5).
 
 Each member says a few numbers, its vote, in a small all-reduce that takes the highest of each, and hears these.
 Where a ring stands as it is planned, and all its members have the state of the planned step, but for newcomers that get
@@ -21,7 +21,7 @@ RANKS: Final = 2**RANK_BITS - 1
 
 
 class Vote(NamedTuple):
-    """What one member says; or the highest of each number that was said."""
+    """Numbers that one member says; or the highest of each."""
 
     newest: int  # the newer its state the higher, and of two with the same step the lower rank's; 0: it has none
     behind: int  # minus the step of its state, above all of these where it has none: the highest is the last one's
@@ -39,7 +39,7 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """How a ring begins: after `step`, from the state of rank `root`; None where none has one yet."""
+    """Beginning of a ring: after `step`, from the state of rank `root`; None where none has one yet."""
 
     step: int
     root: int | None
@@ -51,8 +51,6 @@ class Beginning:
 
 @dataclass(slots=True)
 class Entering:
-    """One attempt of a worker to enter a ring, and what it brings."""
-
     assignment: Assignment
     generation: int  # the one that it comes from
     step: int  # what it has committed
@@ -63,7 +61,7 @@ class Entering:
 
 
 def says(entering: Entering) -> Vote | None:
-    """Its vote; None in a ring whose members say nothing. Raises RingBroken."""
+    """Return a member's vote; None in a ring whose members say nothing. Raises RingBroken."""
     assignment = entering.assignment
     if _is_first(assignment):
         return None
@@ -79,7 +77,7 @@ def says(entering: Entering) -> Vote | None:
 
 
 def begins(entering: Entering, heard: Vote | None) -> Beginning:
-    """How the ring does, for this member: `heard` is the highest of all votes, None where members say nothing.
+    """Return this member's beginning: `heard` is the highest of all votes, None where members say nothing.
 
     Raises JobFailed, RingBroken.
     """
@@ -102,8 +100,8 @@ def begins(entering: Entering, heard: Vote | None) -> Beginning:
 
 
 def _is_first(assignment: Assignment) -> bool:
-    """None has trained. A collective would make TensorFlow ready for use, and a script that pins its GPU after init(),
-    as with Horovod, could no more.
+    """Tell whether no member has trained. A collective would initialize TensorFlow, and a script that pins its GPU
+    after init(), as with Horovod, could not do so any more.
     """
     return assignment.place.generation == 1
 
@@ -114,17 +112,17 @@ def has_state(step: int, *, tainted: bool) -> bool:
 
 
 def newness(step: int, rank: int, *, has_state: bool) -> int:
-    """One member's number: the newer the step the higher, and of two with the same step the lower rank's."""
+    """Return a member's number: the newer the step the higher, and of two with the same step the lower rank's."""
     return ((step + 1) << RANK_BITS) + (RANKS - rank) if has_state else 0
 
 
 def doubts(assignment: Assignment, generation: int, step: int, *, has_state: bool, voided: bool = False) -> bool:
-    """In a planned switch all know which have the state of its step, so that none need ask; but not of this member.
+    """Tell whether this member may lack the planned step's state, though all others rely on it in a planned switch.
 
-    It comes from a ring that broke on the way: a leaver may have died in the very step that the others have applied. Or
-    the word reached it late: then the others left it alone in a mini-batch that is void, and that may have changed what
-    is not learned (a schedule has moved on, say). Or it has trained in a ring that the leader never heard of, and comes
-    to what the others take for the first one.
+    Such a member comes from a ring that broke on the way: a leaver may have died in the very step that the others have
+    applied. Or the announcement reached it late: then the others left it alone in a mini-batch that is void, and that
+    may have changed what is not learned (a schedule has moved on, say). Or it has trained in a ring that the leader
+    never heard of, and comes to what the others take for the first one.
     """
     if assignment.after_step is None:
         return False  # all are asked in any case
@@ -136,5 +134,5 @@ def doubts(assignment: Assignment, generation: int, step: int, *, has_state: boo
 
 
 def agreed(highest: int) -> Agreed | None:
-    """What the highest number of all says; None when no member has a state."""
+    """Decode the highest number; None when no member has a state."""
     return Agreed((highest >> RANK_BITS) - 1, RANKS - (highest & RANKS)) if highest else None

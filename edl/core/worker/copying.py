@@ -1,4 +1,4 @@
-"""What a worker does about a checkpoint: it copies what it has after the announced step, or says that it cannot.
+"""Decide when a worker copies its state for a checkpoint: after the announced step, or it says that it cannot.
 
 All members of a ring have the same model after a step, and their copies are one only if all are of that step. So a
 worker copies at the end of just that mini-batch, in the ring that the saving was announced to, or not at all. A word
@@ -24,7 +24,7 @@ ELSEWHERE = "its ring was over before that step"
 
 
 class Copying:
-    """Of one worker."""
+    """Copies of one worker for checkpoints."""
 
     def __init__(self) -> None:
         self.newest = 0  # the saving that it has begun to copy for, or cannot
@@ -33,7 +33,7 @@ class Copying:
 
     @property
     def story(self) -> list[say.FromTrainer]:
-        """What another daemon must know of it."""
+        """Return the messages that a new daemon needs."""
         return [said for said in (self._said, self._wanted) if said is not None]
 
     def want(self, step: int) -> list[Command]:
@@ -46,9 +46,9 @@ class Copying:
     def heed(
         self, save: Save | None, generation: int, step: int, *, between: bool, works: bool = False
     ) -> list[Command]:
-        """What a worker does that has applied `step` in the ring of `generation`, and was told of `save`.
+        """Act on the order `save`, having applied `step` in the ring of `generation`.
 
-        `between`: it is at the end of that mini-batch, and has begun no other. `works`: it has.
+        `between`: the worker is at the end of that mini-batch, and has begun no other. `works`: it has.
         """
         if save is None or save.number <= self.newest or generation < save.generation:
             return []
@@ -64,7 +64,7 @@ class Copying:
         return [TakeCopy(save, beside=works)]
 
     def take(self, happened: CopyTaken | CopyFailed) -> list[Command]:
-        """What came of it. Of one that another has followed, nothing is told."""
+        """Report the outcome of a copy, unless another saving has followed."""
         if happened.number != self.newest or self._said is not None:
             return []
         if isinstance(happened, CopyFailed):

@@ -54,18 +54,22 @@ def rows(contents: NDArray[np.uint8]) -> bytes:
 
 
 def fingerprint(name: str, form: str, contents: bytes) -> Fingerprint:
-    """Of an array: `form` is its type and shape, `contents` the digests of its rows. The name does not count."""
+    """Return an array's fingerprint: `form` is its type and shape, `contents` the digests of its rows. The name does
+    not count.
+    """
     return Fingerprint(name, _short(form.encode(), contents))
 
 
 def fingerprint_of_array(name: str, array: NDArray[Any]) -> Fingerprint:
-    """Of an array in memory."""
+    """Return the fingerprint of an array in memory."""
     contents = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return fingerprint(name, f"{array.dtype.str}{array.shape}", rows(contents))
 
 
 def fingerprint_of_value(name: str, value: object) -> Fingerprint | None:
-    """Of a plain value: None, a truth value, a number, text or bytes. None: it is something else."""
+    """Return the fingerprint of a plain value: None, a truth value, a number, text or bytes. None: the value is not
+    plain.
+    """
     text = str(value)  # of a number of numpy's, which has fewer digits than the number of Python's that it becomes
     value = value.item() if isinstance(value, np.generic) else value  # which it is for a worker that has got it
     contents = _bytes_of(value)
@@ -89,7 +93,7 @@ def _bytes_of(value: object) -> bytes | None:
 
 
 def of_all(fingerprints: Sequence[Fingerprint]) -> int:
-    """One digest of them all, in their order."""
+    """Return one digest of all fingerprints, in order."""
     return _short(b"", np.array([one.digest for one in fingerprints], np.uint64).tobytes())
 
 
@@ -117,9 +121,10 @@ def _together(stretch: Sequence[Fingerprint]) -> Fingerprint:
 
 
 def leaves(value: Any, path: str) -> list[tuple[str, Any]]:
-    """What stands at the ends of nested dicts, lists and tuples, each under its path.
+    """Return the leaves of nested dicts, lists and tuples, each with its path.
 
-    The order in which a dict was filled does not matter: that of a newcomer, which got its contents, is another.
+    The order in which a dict was filled does not matter: a newcomer that received the dict's contents may have another
+    order.
     """
     if isinstance(value, Mapping):
         items = sorted(((f"{path}[{key!r}]", item) for key, item in value.items()), key=lambda pair: pair[0])

@@ -15,8 +15,8 @@ Words = NDArray[np.uint64]
 
 
 def sums_of_rows(contents: NDArray[np.uint8], of_words: Words, of_halves: Words, /) -> bytes:
-    """For each row, as long as the weights, the sum of its words and of their upper halves, each times its weight, in
-    8 bytes; and what is left of less than a word.
+    """Return for each row, as long as the weights, the sum of its words and of their upper halves, each times its
+    weight, in 8 bytes; then the bytes that do not fill a word.
     """
     end, chunk = contents.size // 8 * 8, AT_ONCE * of_words.size
     words = contents[:end].view(np.uint64)
@@ -32,7 +32,7 @@ def _of_chunk(words: Words, of_words: Words, of_halves: Words) -> bytes:
 
 
 def _of_part(words: Words, halves: Words, of_words: Words, of_halves: Words) -> bytes:
-    """Of a row that is not full, if any."""
+    """Return the sum of a last row that is not full, if any."""
     if not words.size:
         return b""
     found = int(words @ of_words[: words.size]) + int(halves @ of_halves[: words.size])

@@ -36,7 +36,7 @@ class Consequence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Between the members of a ring, by rank."""
+    """Difference between the members of a ring, by rank."""
 
     first: str
     differing: int
@@ -54,7 +54,7 @@ Contents = dict[tuple[str, int], Fingerprint]  # by name, and number among those
 def difference(
     by_rank: Sequence[Sequence[Fingerprint]], new: Sequence[bool] = (), joined: Sequence[int] = ()
 ) -> Difference | None:
-    """What differs, given the fingerprints of every rank, each in its own order. None: nothing does.
+    """Return what differs, given the fingerprints of every rank, each in its own order. None: nothing does.
 
     `new`: of every rank, whether it is a newcomer. What the others have counts. `joined`: after which step each rank
     got its state. Where a plain value differs first, such as a learning rate, the script has set it: then all count as

@@ -1,4 +1,4 @@
-"""What people are told where workers of one ring differ: who from whom, in what, and why that may be (I15).
+"""Explain to people where workers of one ring differ: which of them, in what, and why that may be (I15).
 
 Owns: the words. Does not own: who differs, nor what follows (`edl.core.worker.divergence`).
 """

@@ -1,4 +1,4 @@
-"""How the members of a ring share out an evaluation: which of them computes what, and when all of it is there.
+"""Divide an evaluation among the members of a ring: which of them computes what, and when all of it is there.
 
 Owns: these rules, as functions of what the members say. Does not own: computing, and asking the ring
 (`edl.trainer.evaluation`).
@@ -18,7 +18,7 @@ import msgspec
 
 
 class AssemblyWord(msgspec.Struct, frozen=True, array_like=True):
-    """What a member of the ring says when all its members assemble for an evaluation."""
+    """Message of a ring's member when all its members assemble for an evaluation."""
 
     finished: int  # evaluations after this step whose results it has
     evaluates: bool  # it is in the next one; else it has gone on, or has not come there yet
@@ -40,14 +40,14 @@ class AssembleAgain:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """These units are this member's now; then all assemble again."""
+    """Compute these units, which are this member's now; then all assemble again."""
 
     units: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All units are computed: what each member found, by rank."""
+    """Results of all members, by rank: all units are computed."""
 
     found: tuple[bytes, ...]
 
@@ -56,7 +56,9 @@ Outcome = HandOver | AssembleAgain | Compute | Finished
 
 
 def outcome(words: Sequence[AssemblyWord], rank: int, units: int) -> Outcome:
-    """What follows from the words of all members, by rank, for an evaluation of so many units. All find it alike."""
+    """Return the next act from the messages of all members, by rank, for an evaluation of `units` units. All members
+    find the same.
+    """
     most = max(word.finished for word in words)
     if any(word.finished < most for word in words):
         return HandOver(next(root for root, word in enumerate(words) if word.finished == most))
@@ -70,5 +72,5 @@ def outcome(words: Sequence[AssemblyWord], rank: int, units: int) -> Outcome:
 
 
 def share(units: Sequence[int], size: int, rank: int) -> tuple[int, ...]:
-    """Of units those of one member: each in turn, as the first ones may be all that hold anything."""
+    """Return one member's units: every `size`-th, as the first ones may be all that hold anything."""
     return tuple(units[rank::size])

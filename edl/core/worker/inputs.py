@@ -1,4 +1,4 @@
-"""What a worker's machine is fed, and what it asks its shell to do.
+"""Inputs of a worker's machine, and the commands that it gives its shell.
 
 An input comes from one of the trainer's threads: the one that trains, the one that hears the daemon, or one that
 fetches samples ahead. Each says below whose it is, if it is not the training thread's.
@@ -29,14 +29,17 @@ class OrdersHeard:
 
 @dataclass(frozen=True, slots=True)
 class OrdersRead:
-    """At a place where it may follow them, the training thread looks at its orders; None: there are none yet."""
+    """Report that the training thread looks at its orders where it may follow them; None: there are none yet."""
 
     orders: Orders | None
 
 
 @dataclass(frozen=True, slots=True)
 class StillWaiting:
-    """For samples, or for the others, inside a mini-batch: no ring changes there. `ahead`: on a pipeline's thread."""
+    """Report a wait for samples, or for the others, inside a mini-batch: no ring changes there.
+
+    `ahead`: a pipeline's thread waits.
+    """
 
     orders: Orders | None
     ahead: bool = False
@@ -44,12 +47,12 @@ class StillWaiting:
 
 @dataclass(frozen=True, slots=True)
 class RingFormed:
-    """All members of the ring to be entered are connected."""
+    """Report that all members of the ring to be entered are connected."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingFailed:
-    """It did not form, or it broke before its members had the state that it begins in."""
+    """Report that the ring did not form, or broke before its members had the state to begin in."""
 
     reason: str
 
@@ -67,9 +70,10 @@ class RingPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RingNotPrepared:
-    """It did not come to stand; the one that this worker sits in goes on. On that thread, too.
+    """Report that the prepared ring failed; the one that this worker sits in goes on. The forming thread reports it,
+    too.
 
-    `able`: another one may.
+    `able`: this worker can prepare another ring.
     """
 
     generation: int
@@ -86,12 +90,12 @@ class VotesHeard:
 
 @dataclass(frozen=True, slots=True)
 class StateComes:
-    """Of the state that is fetched beside a step, all is here that a script may see or change before an update."""
+    """Report that of the state fetched beside a step, all is here that a script may see or change before an update."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateCopied:
-    """What was to be copied has come whole, on this member. Beside a step: the portion of that, before its update."""
+    """Report that the copied state is whole on this member; beside a step, that its portion is, before its update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ class StateNeeded:
 
 @dataclass(frozen=True, slots=True)
 class StateMeasured:
-    """So large is the state that this worker can give to a newcomer over several steps."""
+    """Report the size of the state that this worker can send to a newcomer over several steps."""
 
     bytes: int
 
@@ -117,7 +121,7 @@ class DataWanted:
 
 @dataclass(frozen=True, slots=True)
 class BatchBegins:
-    """Before a forward pass, where the script lets it be known."""
+    """Report that a forward pass is about to begin, where the script lets it be known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,10 @@ class BatchEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepCovered:
-    """What all train in `step` is known, as was asked for in that generation. A pipeline's thread may say it, too."""
+    """Report that the samples of all members in `step` are known, as was asked for in that generation.
+
+    A pipeline's thread may report it, too.
+    """
 
     step: int
     generation: int
@@ -158,8 +165,6 @@ class StatesEqual:
 
 @dataclass(frozen=True, slots=True)
 class StatesDiffer:
-    """They are not."""
-
     found: Divergence
 
 
@@ -173,7 +178,7 @@ class HealingBegins:
 
 @dataclass(frozen=True, slots=True)
 class CopyTaken:
-    """What was to be copied for that saving is, and lies in these files, where the daemon finds them. Any thread."""
+    """Report that the state was copied for the saving into these files, where the daemon finds them. Any thread."""
 
     number: int
     files: tuple[str, ...] = ()
@@ -182,7 +187,7 @@ class CopyTaken:
 
 @dataclass(frozen=True, slots=True)
 class CopyFailed:
-    """It could not be copied, or something was to change before it was. Any thread."""
+    """Report that the state was not copied, or was about to change before. Any thread."""
 
     number: int
     reason: str
@@ -190,7 +195,7 @@ class CopyFailed:
 
 @dataclass(frozen=True, slots=True)
 class RestartsExpected:
-    """When a ring breaks, the script leaves its iteration over the data, and begins another."""
+    """Report that when a ring breaks, the script leaves its iteration over the data, and begins another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +210,7 @@ class CheckpointWished:
 
 @dataclass(frozen=True, slots=True)
 class ScriptFailed:
-    """Why the script ends, when it does not end well. The first reason counts."""
+    """Report why the script ends, when it does not end well. The first reason counts."""
 
     reason: str
     foreign: bool = False  # what was saved does not go with this script
@@ -275,7 +280,7 @@ class PrepareRing:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRing:
-    """What was, or is being, prepared of this generation is never adopted: at once, on whichever thread."""
+    """Release what was, or is being, prepared of this generation, at once, on whichever thread: it is never adopted."""
 
     generation: int
 
@@ -296,9 +301,9 @@ class Agree:
 
 @dataclass(frozen=True, slots=True)
 class CopyState:
-    """All that makes up the model goes from rank `root` to all; `StateCopied` or `RingFailed` is the answer.
+    """Copy the whole model from rank `root` to all; `StateCopied` or `RingFailed` is the answer.
 
-    In a ring that trains, `BatchVoid` stands for the latter. `current`: this member's is the same already.
+    In a ring that trains, `BatchVoid` stands for the latter. `current`: this member's state is the same already.
     """
 
     root: int
@@ -308,7 +313,7 @@ class CopyState:
 
 @dataclass(frozen=True, slots=True)
 class StatePortion:
-    """Of a state that goes beside several steps: from the one with the number `first` to before `until`, of so many."""
+    """Portion of a state that goes beside several steps: from number `first` to before `until`, out of `of`."""
 
     first: int = 0
     until: int = 1
@@ -321,7 +326,6 @@ class StatePortion:
 
     @property
     def is_last(self) -> bool:
-        """With it, all of the state has come."""
         return self.until == self.of
 
 
@@ -330,10 +334,11 @@ WHOLE: Final = StatePortion()  # all of it, beside one step
 
 @dataclass(frozen=True, slots=True)
 class SendState:
-    """To so many newcomers, who fetch it while all compute the step that begins; before its update it is sent.
+    """Send state to `newcomers` workers, which fetch it while all compute the step that begins; before its update it is
+    sent.
 
-    Only this member waits for that, and a newcomer, before its own update. What a script may change before that is
-    copied now, if this is the first portion or the last.
+    Only this member waits for that, and a newcomer, before its own update. If this is the first portion or the last,
+    the state that a script may change before then is copied now.
     """
 
     newcomers: int
@@ -342,8 +347,8 @@ class SendState:
 
 @dataclass(frozen=True, slots=True)
 class FetchState:
-    """From rank `root`, which has offered it: `StateComes` or `RingFailed` is the answer, and later, before the update
-    of the first step, `StateCopied` or `BatchVoid`.
+    """Fetch the state that rank `root` has offered: `StateComes` or `RingFailed` is the answer, and later, before the
+    update of the first step, `StateCopied` or `BatchVoid`.
     """
 
     root: int
@@ -353,14 +358,19 @@ class FetchState:
 
 @dataclass(frozen=True, slots=True)
 class FetchPortion:
-    """From the same member, for the step that begins; `StateCopied` or `BatchVoid` follows before its update."""
+    """Fetch the next portion from the same member, for the step that begins; `StateCopied` or `BatchVoid` follows
+    before its update.
+    """
 
     portion: StatePortion
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRest:
-    """What may differ though the weights are equal: answered likewise. `unsure`: more may than is each worker's own."""
+    """Copy the state that may differ though the weights are equal; the answers are those to `CopyState`.
+
+    `unsure`: state may differ beyond what is each worker's own.
+    """
 
     root: int
     is_root: bool
@@ -385,7 +395,7 @@ class TakeCopy:
 
 @dataclass(frozen=True, slots=True)
 class RecordRing:
-    """For the audit: this worker sits in its ring, which begins after `step`."""
+    """Record for the audit that this worker sits in its ring, which begins after `step`."""
 
     place: Place
     step: int
@@ -393,7 +403,7 @@ class RecordRing:
 
 @dataclass(frozen=True, slots=True)
 class RecordStep:
-    """For the audit: the step is applied."""
+    """Record for the audit that the step is applied."""
 
     generation: int
     step: int
@@ -401,7 +411,7 @@ class RecordStep:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRing:
-    """Whatever is left of it."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,9 +423,9 @@ class AbortRings:
 
 @dataclass(frozen=True, slots=True)
 class SetWeight:
-    """This worker's share in the coming steps. Of two that two threads carry out the one with the higher number holds.
+    """Set this worker's share in the coming steps. If two threads carry out two commands, the higher number holds.
 
-    `stand_ins`: it has no samples of its own in the coming one. `weightless`: no worker has any (I13).
+    `stand_ins`: the worker has no samples of its own in the coming step. `weightless`: no worker has any (I13).
     """
 
     number: int

@@ -18,10 +18,10 @@ from edl.protocol.data import Lease
 
 
 class LeaseBuffer:
-    """What a worker holds, in order, and the totals of the present generation.
+    """Leases of one worker, in order, and the totals of the present generation.
 
-    All that is told here follows from the newest share, what the script asked for, and what it was handed. The leases
-    are a dictionary by number that is replaced, never changed: other threads may look at it.
+    All answers follow from the newest share, the epochs that the script asked for, and the samples it was handed. The
+    leases are a dictionary by number that is replaced, never changed: other threads may look at it.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class LeaseBuffer:
             self._mark = max(share.mark, self._handed_out, at_work) if share.rebatch else NEVER
 
     def _merged(self, share: Share) -> dict[int, Lease]:
-        """What is held from now on. A lease that comes again as it was stays the object that it was."""
+        """Return the leases held from now on. An unchanged lease stays the object that it was."""
         held = self._leases
         merged = {lease.number: lease for lease in _left_of(held.values(), share.leases, share.covered_step)}
         for lease in share.leases:
@@ -60,10 +60,10 @@ class LeaseBuffer:
         return merged
 
     def want(self, epochs: int, *, by_sample: bool = False) -> None:
-        """This worker wants so many epochs: a share that was made for fewer says nothing about the end.
+        """Raise the number of wanted epochs: a share that was made for fewer says nothing about the end.
 
-        Leases of later ones are kept back until a worker wants these, too. Fewer than before is no news.
-        `by_sample`: its script cuts batches itself, and knows a pass to be over by its short last batch.
+        Leases of later epochs are kept back until a worker wants these, too. A smaller number changes nothing.
+        `by_sample`: the script cuts batches itself, and knows a pass to be over by its short last batch.
         """
         self._epochs = max(self._epochs, epochs)
         self._by_sample = self._by_sample or by_sample
@@ -81,7 +81,6 @@ class LeaseBuffer:
         self._leases = {number: lease for number, lease in self._leases.items() if lease.until_step >= step}
 
     def close(self) -> None:
-        """No more leases come."""
         self._closed = True
 
     # ------------------------------------------------------------------------------------------------ what is so
@@ -92,7 +91,7 @@ class LeaseBuffer:
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """In order; those that are leased on speculation too."""
+        """Return the leases in order, with those leased on speculation."""
         return tuple(self._leases.values())
 
     @property
@@ -106,7 +105,7 @@ class LeaseBuffer:
         return (self._rebatch, self._mark) if self._rebatch else (0, 0)
 
     def holds_at(self, step: int) -> bool:
-        """What follows `step`, here or in another ring, is about to be decided."""
+        """Tell whether the continuation after `step`, here or in another ring, is about to be decided."""
         return bool(self._rebatch) and step >= self._mark
 
     @property
@@ -127,18 +126,20 @@ class LeaseBuffer:
         return None if lease is None or self._is_beyond(lease) else lease
 
     def offers(self, step: int) -> bool:
-        """Its samples may be handed out now. Raises InvalidTransition where what is held has a gap."""
+        """Tell whether samples of `step` may be handed out now. Raises InvalidTransition where the
+        leases have a gap.
+        """
         if self.at(step) is None and any(lease.after_step >= step for lease in self._leases.values()):
             raise InvalidTransition(self.leases, f"leases of a worker have no gaps (I7), and none is for step {step}")
         return step <= self._mark and self.wanted_at(step) is not None
 
     def covers(self, step: int) -> bool:
-        """What each member trains in `step` is known."""
+        """Tell whether it is known what each member trains in `step`."""
         share = self._share
         return share is not None and step <= min(share.covered_step, self._mark)
 
     def ends_before(self, step: int) -> bool:
-        """There is no data for `step`, and will be none."""
+        """Tell whether there is no data for `step`, and will be none."""
         share, lease = self._share, self.at(step)
         if self._closed or (lease is not None and self._is_beyond(lease)):
             return True
@@ -147,17 +148,19 @@ class LeaseBuffer:
         return share.last and step > share.covered_step
 
     def weight(self, step: int) -> float:
-        """This worker's samples in `step` over all workers' samples. Only for a covered step."""
+        """Return this worker's samples in `step` over all workers' samples. Only for a covered step."""
         lease, total = self.at(step), self.samples(step)
         return lease.share(step) / total if lease is not None and total else 0.0
 
     def own(self, step: int) -> int | None:
-        """This worker's samples in `step`: 0 for stand-ins. None: that is not known here."""
+        """Return this worker's samples in `step`: 0 for placeholder samples; None: not known here."""
         lease = self.at(step)
         return None if lease is None else lease.share(step)
 
     def samples(self, step: int) -> int:
-        """All workers' in `step`. Only for a covered step that is not committed yet: then shares forget it."""
+        """Return all workers' samples in `step`. Only for a covered step that is not committed yet: then shares forget
+        it.
+        """
         totals = self._share.totals if self._share is not None else ()
         return next((total.samples for total in totals if step <= total.until_step), 0)
 
@@ -175,12 +178,12 @@ class LeaseBuffer:
         return None if lease is None else lease.epoch
 
     def epochs_before(self, step: int) -> int | None:
-        """How many epochs are over once the step before `step` is committed: a function of the leases, as all workers
-        have them (I7), and of the epochs that were asked for. None when that is not known here.
+        """Return how many epochs are over once the step before `step` is committed, from the leases, which all workers
+        have alike (I7), and the requested epochs; None: not known here.
 
         No lease says by itself that its last step is its epoch's: newcomers may take what is left beside it, and
-        samples may come back. What comes next says so. Only scripts that cut batches themselves have ended their pass
-        with it, and what comes back waits for their next one.
+        samples may come back. The next lease says so. Only scripts that cut batches themselves have ended their pass
+        with it, and samples that come back wait for their next pass.
         """
         lease, share = self.at(step), self._share
         if self._by_sample and (before := self.at(step - 1)) is not None and self.ends_pass(step - 1):
@@ -190,20 +193,20 @@ class LeaseBuffer:
         return max(self._epochs, 0 if share is None else share.epochs) if self.ends_before(step) else None
 
     def ends_pass(self, step: int) -> bool:
-        """It is the last step of its epoch (or of the stream), of all members of the roster alike."""
+        """Tell whether `step` is the last of its epoch (or of the stream), of all members of the roster alike."""
         lease = self.at(step)
         return lease is not None and lease.final and step == lease.until_step
 
     def _is_beyond(self, lease: Lease) -> bool:
-        """It is leased on speculation: no worker is known to have begun its epoch."""
+        """Tell whether the lease is speculative: no worker is known to have begun its epoch."""
         share = self._share
         return lease.epoch >= max(self._epochs, 0 if share is None else share.epochs)
 
 
 def _left_of(leases: Iterable[Lease], newer: Sequence[Lease], covered_step: int) -> tuple[Lease, ...]:
-    """Of `leases`, those before all of `newer`, which are in order: they are trained, as far as they were not cut.
+    """Return the `leases` before all of `newer`, which are in order: they are trained, as far as they were not cut.
 
-    What was leased on speculation, and not begun, may have been taken back.
+    Speculative leases that were not begun may have been taken back.
     """
     number, after_step = (newer[0].number, newer[0].after_step) if newer else (NEVER, covered_step)
     return tuple(one.up_to(after_step) for one in leases if one.number < number and one.after_step < after_step)

@@ -1,4 +1,4 @@
-"""Which collectives of a ring's members belong together: those of one name, in whatever order each member begins them.
+"""Match the collectives of a ring's members: by name, in whatever order each member begins them.
 
 Owns: what a member announces of a collective, and whether all have announced the same. Does not own: telling the others
 (`edl.torch.announcing`), nor the collectives.

@@ -1,4 +1,4 @@
-"""What one trainer does at the end of a mini-batch: a pure decision from where it sits and what it was ordered."""
+"""Decide a trainer's move at the end of a mini-batch: a pure function of its location and its orders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NEVER: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a trainer is. `waiting`: it cannot train on here (rehearsed, or its ring is broken)."""
+    """Location of a trainer. `waiting`: it cannot train on here (rehearsed, or its ring is broken)."""
 
     generation: int  # 0: alone
     step: int
@@ -26,7 +26,7 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do until there are newer orders."""
+    """Wait for newer orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,6 @@ Move = Stay | Wait | Enter | Leave | Stop
 
 
 def next_move(where: Location, orders: Orders) -> Move:
-    """What `orders` mean to a trainer that is there."""
     if orders.verdict is Verdict.STOP:
         return Stop(orders.reason, orders.resumable)
     if orders.verdict is Verdict.LEAVE and _leaves_now(where, orders):
@@ -93,7 +92,7 @@ def attention_step(generation: int, orders: Orders, copied: int = 0) -> int:
 
 
 def holds_at(generation: int, step: int, orders: Orders) -> bool:
-    """It waits there until it is known what becomes of the checkpoint that the job goes with."""
+    """Tell whether the trainer waits there until the outcome of a preempted job's checkpoint is known."""
     return step >= _hold_step(generation, orders)
 
 
@@ -103,13 +102,13 @@ def _hold_step(generation: int, orders: Orders) -> int:
 
 
 def _copy_step(generation: int, orders: Orders, copied: int) -> int:
-    """After which it copies its part of a checkpoint, or says that it cannot any more."""
+    """Return the step after which the trainer copies its part of a checkpoint, or says that it cannot any more."""
     save = orders.save
     return NEVER if save is None or save.number <= copied or save.generation > generation else save.after_step
 
 
 def _move_step(generation: int, orders: Orders) -> int:
-    """From which on `next_move` may say something else than Stay."""
+    """Return the step from which `next_move` may return anything else than Stay."""
     if orders.verdict is Verdict.STOP:
         return 0
     marks = [share.mark for share in orders.shares if share.rebatch and share.generation == generation]
@@ -132,7 +131,9 @@ def is_passed(where: Location, assignment: Assignment) -> bool:
 
 
 def _leaves_now(where: Location, orders: Orders) -> bool:
-    """Not after a later step than it was told: then no other member goes on without it either (`is_passed`)."""
+    """Tell whether the trainer leaves now: not after a later step than ordered, as then no other member goes on without
+    it (`is_passed`).
+    """
     return where.waiting or not orders.leave_after_step or where.step == orders.leave_after_step
 
 

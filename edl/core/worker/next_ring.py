@@ -16,7 +16,7 @@ from edl.protocol.ring import Place
 
 
 class NextRing:
-    """Of one worker: at most one at a time, and each number once."""
+    """Preparation of one worker's next ring: at most one at a time, and each number once."""
 
     def __init__(self) -> None:
         self.able = False  # rings form here beside others, as far as is known
@@ -30,7 +30,7 @@ class NextRing:
 
     @property
     def story(self) -> list[say.FromTrainer]:
-        """What another daemon must know of it."""
+        """Return the messages that a new daemon needs."""
         return [] if self._said is None else [self._said]
 
     def heed(self, orders: Orders, works_in: int = 0) -> list[Command]:
@@ -49,7 +49,7 @@ class NextRing:
         return [*released, self._begin(due)]
 
     def take(self, happened: RingPrepared | RingNotPrepared) -> list[Command]:
-        """It is formed, or will not be. Of one that is not wanted any more, nothing is told."""
+        """Report whether the ring was prepared, unless it is not wanted any more."""
         if happened.generation != self.generation:
             return []
         failure, able, offer = "", True, 0
@@ -66,25 +66,25 @@ class NextRing:
         return [TellDaemon(self._said)]
 
     def adopt(self, generation: int) -> bool:
-        """Its members leave theirs for this one now; False: it does not stand."""
+        """Take over the prepared ring, as all its members leave theirs for it now; False: it does not stand."""
         stands = self.stands and self.generation == generation
         if stands:
             self.generation, self.stands = 0, False
         return stands
 
     def join(self, generation: int) -> bool:
-        """It is to stand in place of a broken one, and this worker comes to it now; False: it was not begun."""
+        """Take over the ring that was begun in place of a broken one; False: it was not begun."""
         begun = self.generation == generation
         if begun:
             self.generation, self.stands = 0, False
         return begun
 
     def sit(self) -> None:
-        """This worker sits in a ring."""
+        """Note that this worker sits in a ring."""
         self._trusted = True
 
     def release(self) -> list[Command]:
-        """It is never adopted."""
+        """Release the ring: it is never adopted."""
         released: list[Command] = [ReleaseRing(self.generation)] if self.generation else []
         self.generation, self.stands = 0, False
         return released

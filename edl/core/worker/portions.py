@@ -14,7 +14,7 @@ from edl.core.worker.inputs import FetchPortion, FetchState, SendState, StatePor
 
 
 def cut(sizes: Sequence[int], portions: int) -> list[int]:
-    """Where each portion begins, so that they are about as large: of what cannot be divided."""
+    """Return where each portion of indivisible pieces begins, so that portions are about equally large."""
     begins, before, total = [0], 0, sum(sizes)
     for number, size in enumerate(sizes):
         if len(begins) < portions and before >= total * len(begins) / portions:
@@ -24,7 +24,7 @@ def cut(sizes: Sequence[int], portions: int) -> list[int]:
 
 
 class Portions:
-    """Of one worker, in the ring that it sits in. Nothing where it neither sends its state nor gets one."""
+    """Portions of state that one worker sends or gets in its ring; none if it does neither."""
 
     def __init__(self, begins: SendState | FetchState | None = None) -> None:
         """`begins`: what it was told to do beside the first step."""
@@ -34,11 +34,11 @@ class Portions:
 
     @property
     def follow(self) -> bool:
-        """More are to go, beside steps after this one."""
+        """Tell whether more portions go beside later steps."""
         return self._now is not None and not self._now.is_last
 
     def next(self, *, rest: bool = False) -> list[SendState | FetchPortion]:
-        """What goes beside the step that begins; `rest`: all that is left goes now."""
+        """Return the portion that goes beside the step that begins; `rest`: all that is left goes now."""
         if self._now is None or self._now.is_last:
             return []
         first, of = self._now.until, self._now.of

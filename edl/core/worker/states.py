@@ -29,8 +29,6 @@ from edl.errors import InvalidTransition
 
 
 class TrainerState(StrEnum):
-    """Where a trainer is."""
-
     COMING = "coming"  # inside `init()`: it waits for its place in the first ring, or for the word to boot alone
     BOOTING = "booting alone"  # in a ring of one: the script imports, and builds its model
     REHEARSING = "rehearsing"  # in that ring it was handed the mini-batch that does not count
@@ -44,8 +42,6 @@ class TrainerState(StrEnum):
 
 
 class StateChange(StrEnum):
-    """Why a trainer changes its state."""
-
     BOOTS_ALONE = "boots alone"
     ASKED_FOR_DATA = "asked for data"
     BATCH_ENDED = "batch ended"

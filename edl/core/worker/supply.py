@@ -1,4 +1,4 @@
-"""What one worker has of its job's data, and what its gradients weigh for it.
+"""Track the data of one worker, and the weight of its gradients.
 
 Owns: by the leases of which generation its steps are trained, up to which step it may read as its daemon was told, the
 number of its newest weight, and whether a mini-batch weighs anything. Does not own: the leases themselves
@@ -15,7 +15,7 @@ from edl.protocol.assignment import Orders
 
 
 class Supply:
-    """Of one worker, in the ring that it sits in."""
+    """Data of one worker, in the ring that it sits in."""
 
     def __init__(self, leases: LeaseBuffer, unusual: Unusual) -> None:
         self.leases = leases
@@ -42,7 +42,7 @@ class Supply:
         return []
 
     def heed_mark(self) -> list[Command]:
-        """What comes beyond a mark may weigh otherwise than was thought: it is to be looked at again there."""
+        """Report a new mark. Steps beyond it may have another weight than expected: the trainer looks there again."""
         marked = self.leases.marked
         if marked == self.marked:
             return []
@@ -52,13 +52,12 @@ class Supply:
         return [TellDaemon(say.Marked(*marked))]
 
     def cover(self, step: int) -> list[Command]:
-        """What all train in `step` is known: the averaged gradient is to be that of all samples."""
+        """Set the weight for `step`, whose samples are known: the averaged gradient is to be that of all samples."""
         leases = self.leases
         self.weightless = not leases.samples(step)
         self._unusual.even_until = leases.constant_until(step)
         return [self.weigh(leases.weight(step), stand_ins=not leases.own(step))]
 
     def weigh(self, weight: float, *, stand_ins: bool = False) -> SetWeight:
-        """Its share in the coming steps."""
         self._weights += 1
         return SetWeight(self._weights, weight, self.weightless, stand_ins)

@@ -12,7 +12,7 @@ from edl.protocol.divergence import Checking
 
 
 class Unusual:
-    """Of one worker, in the ring that it sits in."""
+    """Steps of one worker, in its ring, that need more than a count."""
 
     def __init__(self) -> None:
         self.even_until = NEVER  # the weight holds up to this step
@@ -44,5 +44,5 @@ class Unusual:
         return next_check(step, self.checking.every, size, self.began)
 
     def draw_nearer(self, step: int) -> None:
-        """What comes after `step` may weigh otherwise than was thought: it is to be looked at again there."""
+        """Look again at the latest after `step`: later steps may have another weight than expected."""
         self.even_until = min(self.even_until, step)
