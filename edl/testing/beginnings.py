@@ -34,7 +34,7 @@ UNHEARD = 0.2  # of those whose all-reduce a member's death breaks off
 
 
 class KnownBeginning:
-    """Of a ring to which each member comes by itself, as it knows beforehand how that begins."""
+    """Beginning of a ring that its members know beforehand: each comes by itself."""
 
     def __init__(self, ring: SimRing) -> None:
         self.ring = ring
@@ -45,7 +45,7 @@ class KnownBeginning:
 
 
 class Beginnings:
-    """Of all rings of a job."""
+    """Beginnings of all rings of a job."""
 
     def __init__(self, job: SimJob, seed: int) -> None:
         self.job = job
@@ -55,8 +55,8 @@ class Beginnings:
     # ---------------------------------------------------------------------------------------- known beforehand
 
     def begin_known(self, worker: SimWorker, generation: int, members: list[SimWorker]) -> None:
-        """It knows how that ring begins, and begins, or does not come. A newcomer waits for what rank 0 gives, however
-        long its step takes, until that is there, is gone, or is to come no more.
+        """Begin in a ring whose beginning is known, or do not come. A newcomer waits for the state of rank 0, however
+        long that step takes, until the state is there, or rank 0 is gone or will not come.
         """
         ring = self.job.rings.rings.setdefault(generation, SimRing(generation, members))
         known = self._known.setdefault(generation, KnownBeginning(ring))
@@ -82,7 +82,7 @@ class Beginnings:
         self._note_whole(known)
 
     def _give(self, known: KnownBeginning) -> None:
-        """To the newcomers that have come to rank 0's ring."""
+        """Give the state to the newcomers that have come to rank 0's ring."""
         models = [one.model for one in known.ring.members]
         for one, commands in sorted(known.fetching.items()):
             worker = self.job.workers[one]
@@ -96,14 +96,16 @@ class Beginnings:
             self.job.checks.formed(ring.generation, ring.members, known.had, known.ready)
 
     def awaits(self, worker: SimWorker, ring: SimRing) -> bool:
-        """It is on its way to that ring from the one of before, or a newcomer that waits for its state there."""
+        """Tell whether the worker is on its way to the ring from the previous one, or waits there for its state."""
         if ring.generation in self._known and worker.id in self._known[ring.generation].coming:
             held = self.job.next_rings.held.get(worker.id) == ring.generation
             return worker.alive and (held or worker.stalled)
         return worker.alive and worker.goes_to(ring.generation)
 
     def missed(self, worker: SimWorker) -> None:
-        """It died, hangs, or has left: where it was to come, the others notice, and those who wait for its state."""
+        """Notify the members of a ring that a worker which was to come died, hangs or has left; newcomers that fetch
+        its state too.
+        """
         for known in self._known.values():
             if worker.id in known.coming and not self.awaits(worker, known.ring):
                 self.job.rings.arm(known.ring)
@@ -113,7 +115,7 @@ class Beginnings:
                         self.job.meetings.fail_later(*fails)
 
     def abort(self, worker: SimWorker, generations: range) -> None:
-        """These rings come to nothing: where it waits for its state in one, it does so no more."""
+        """Fail a worker that waits for its state in one of these rings, which are given up."""
         for known in self._known.values():
             if known.ring.generation in generations and worker.id in known.fetching:
                 self.job.meetings.fail_later(worker, known.ring.generation, "it was given up")
@@ -121,7 +123,9 @@ class Beginnings:
     # ------------------------------------------------------------------------------------------ agreed on by all
 
     def begin(self, generation: int, members: list[SimWorker]) -> None:
-        """All are connected: they agree on the newest step, and members that are behind receive its state (I5)."""
+        """Begin a ring whose members are all connected: they agree on the newest step, and members behind receive its
+        state (I5).
+        """
         victim = self.job.random.choice(members)
         self.job.happens(Moment.FORMING, victim)
         came = [worker for worker in members if worker.goes_to(generation)]
@@ -146,8 +150,8 @@ class Beginnings:
         self.job.note(f"ring {generation} of {[one.id for one in members]} stands after step {members[0].step}")
 
     def _agree(self, members: list[SimWorker], unheard: Collection[str] = ()) -> dict[str, list[Command]]:
-        """They agree, all at once, by an all-reduce of the highest. What each does then; `unheard`: but for these, to
-        which the all-reduce does not come back.
+        """Return each member's commands after all have agreed by an all-reduce of the highest vote; members in
+        `unheard` do not get its result.
         """
         answers = {worker.id: worker.machine.handle(RingFormed()) for worker in members}
         if said := {one: command.vote for one, (command, *_) in answers.items() if isinstance(command, Agree)}:
@@ -159,7 +163,7 @@ class Beginnings:
         return answers
 
     def _begin(self, worker: SimWorker, commands: list[Command], models: list[Model]) -> None:
-        """What it is to begin with has come whole. `models`: of all members, by rank."""
+        """Begin with the state that has come whole. `models`: of all members, by rank."""
         for command in commands:
             if isinstance(command, FetchState):
                 if not worker.sends_state:
@@ -215,12 +219,11 @@ class Beginnings:
 
     @staticmethod
     def _has_come(copy: CopyState | CopyRest, members: list[SimWorker], living: list[SimWorker]) -> bool:
-        """What is copied may be through, though a member is gone: unless that one was to give it."""
+        """Tell whether a copy may be complete though a member is gone: unless that member was to give it."""
         copies = isinstance(copy, CopyState) or copy.unsure
         return not copies or members[copy.root] in living
 
     def _take_half(self, worker: SimWorker, copy: CopyState | CopyRest, models: list[Model]) -> None:
-        """Of a whole state, or of what only may differ."""
         mine, theirs = worker.model, models[copy.root]
         if isinstance(copy, CopyRest) and copy.unsure:
             worker.model = Model(mine.learned, mine.half_copied(theirs).carried)

@@ -45,7 +45,7 @@ SITTING = (WorkerState.TRAINING, WorkerState.SWITCHING)
 
 
 class What(StrEnum):
-    """What can be done to a job."""
+    """Faults that a job can suffer."""
 
     KILL_TRAINER = "kill trainer"  # -9; its daemon tells
     KILL_DAEMON = "kill daemon"  # its trainer starts another
@@ -72,7 +72,7 @@ COSTS_A_TRAINER = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is done; to `any`, the `leader`, a `follower`, a `newcomer`, `rank N`, or a worker by its id; how long."""
+    """A fault to inflict: on `any`, the `leader`, a `follower`, a `newcomer`, `rank N`, or a worker by its id."""
 
     what: What
     who: str = "any"
@@ -110,7 +110,7 @@ class Struck:
 
 @dataclass(frozen=True, slots=True)
 class Rage:
-    """Which faults strike at random, and within which bounds."""
+    """Faults that strike at random, and their bounds."""
 
     faults: tuple[What, ...] = tuple(What)
     every_s: tuple[float, float] = (5.0, 10.0)
@@ -160,7 +160,7 @@ class Chaos:
         return struck
 
     def follow(self, plan: Sequence[At]) -> list[Struck]:
-        """Each of `plan` at its step, in order of steps. Comes back after the last, or when the job is over."""
+        """Inflict each fault of `plan` at its step, in order. Return after the last, or when the job is over."""
         begun = len(self.struck)
         for at in sorted(plan, key=lambda at: at.step):
             if not self.wait_step(at.step):
@@ -187,7 +187,7 @@ class Chaos:
         return self.struck[begun:]
 
     def strike(self, how: Rage = Rage()) -> Struck | None:
-        """One fault at random, now. None when the job cannot take any, or its status is not known."""
+        """Inflict a random fault now. Return None when the job cannot take any, or its status is not known."""
         status = self.status()
         fault = None if status is None or status.state in OVER else self._draw(how, status)
         return None if fault is None else self.inflict(fault)
@@ -197,7 +197,7 @@ class Chaos:
         time.sleep(max(0.0, seconds))
 
     def wait_step(self, step: int) -> bool:
-        """Until the job has come to this step. False when it is over before that."""
+        """Wait until the job has come to this step. Return False when it is over before that."""
         while True:
             status = self.status()
             if status is not None and (status.step >= step or status.state in OVER):
@@ -205,7 +205,7 @@ class Chaos:
             self.wait(LOOK_S)
 
     def thaw(self) -> None:
-        """All that are frozen go on."""
+        """Let all frozen processes go on."""
         for pid, timer in list(self._frozen.items()):
             timer.cancel()
             self._thaw(pid)
@@ -316,7 +316,6 @@ def _send(pid: int, signum: signal.Signals) -> bool:
 
 
 def _children(parent: int) -> list[int]:
-    """Of a process that lives."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

@@ -1,4 +1,4 @@
-"""What must hold in a simulated job after every event, whatever went wrong; named by the invariants of the design.
+"""Check after every event what must hold in a simulated job, named by the invariants of the design.
 
 Owns: who looks at which event, and what must hold of a leader's word and of those that follow it. Does not own: what
 was trained (`edl.testing.training_checks`), whom a leader plans with (`edl.testing.plan_checks`), how a job ends
@@ -94,7 +94,7 @@ class Checks:
         self.training.durable(record)
 
     def missed(self, worker: SimWorker) -> None:
-        """Its daemon has had no session for long, or its death was seen."""
+        """Check that a worker whose session is long gone, or whose death was seen, is no member."""
         if any(one.identity.id == worker.id and one.state is not WorkerState.DONE for one in self.job.durable.members):
             self.violated("I12", f"{worker.id} is gone, and still is a member")
 
@@ -128,14 +128,14 @@ class Checks:
                 self.violated("I2", f"{worker.id} is rank {place.rank} of {place.size} in {members}")
 
     def reads(self, worker: SimWorker) -> None:
-        """What its pipeline has read is what it is to train."""
+        """Check that the worker's pipeline has read just the samples that the worker is to train."""
         for step, batch in worker.read.items():
             lease = worker.leases.at(step)
             if lease is None or lease.between(step - 1, step) != batch:
                 self.violated("I7", f"{worker.id} has read {batch} for step {step}, which was taken back: {lease}")
 
     def weighs(self, worker: SimWorker, step: int, samples: int) -> None:
-        """What it brings into the reduction of `step` counts as much as its samples; and nothing without a state."""
+        """Check that a worker counts in the reduction of `step` as its samples do; and for nothing without a state."""
         if worker.machine.awaits_state and (samples or worker.weight):
             self.violated("I5", f"{worker.id} has no state, and brings {samples} samples into step {step}")
         self._weighs(worker, step, samples)
@@ -159,7 +159,7 @@ class Checks:
             self.violated("I14", f"{worker.id} leaves ring {ring.generation} at once, and no member of it is gone")
 
     def _works(self, ring: SimRing, leaver: SimWorker) -> bool:
-        """All of it are in it, stay, and can go on; the word of a switch has reached them in time."""
+        """Tell whether all members sit in the ring, stay and can go on, and a switch was announced to them in time."""
         known = {member.identity.id for member in self.job.durable.members}
         return known.issuperset(one.id for one in ring.members) and all(
             one.alive

@@ -89,8 +89,6 @@ class SimProcess:
 
 @dataclass
 class SimLife:
-    """What the job's own leaders decide and keep, in one life of it."""
-
     job: Submission
     life: int
     base: int
@@ -104,7 +102,7 @@ class SimLife:
 
 @dataclass
 class PausedAgent:
-    """It was stopped in the middle of its acts, and goes on with them later, whatever has become of its node."""
+    """An agent stopped in the middle of its acts. It resumes them later, regardless of its node's fate."""
 
     todo: list[AgentCommand]
     until: int
@@ -129,7 +127,7 @@ class SimHost:
 
 
 class ClusterPlay:
-    """One seed."""
+    """Cluster of one seed."""
 
     def __init__(
         self, seed: int, rules: ClusterRules | None = None, *, drain_at: int = -1, roomy: bool = False
@@ -308,7 +306,7 @@ class ClusterPlay:
         self.wishes -= {name for name in self.wishes if self.entries[name].over}
 
     def _check_workers(self, before: JobEntry, entry: JobEntry) -> None:
-        """Who comes, and who is asked to leave."""
+        """Check which workers come, and which are asked to leave."""
         assert self.scheduler is not None
         known = {worker.id: worker.wish for worker in before.workers}
         out = self.scheduler.left_out(self.scheduler.now)
@@ -320,7 +318,7 @@ class ClusterPlay:
         assert not (told and small and entry.phase in ACTIVE), f"it is made too small: {entry}"
 
     def _check_patience(self, before: JobEntry, entry: JobEntry) -> None:
-        """Who is saved or leaves has its time for that, by a clock that only counts."""
+        """Check that a worker has its full time to be saved or to leave."""
         if entry.phase is not before.phase:
             return
         rules, killed = self.rules, {one.id for one in entry.workers if one.wish is WorkerWish.DIE}
@@ -340,7 +338,9 @@ class ClusterPlay:
             self.asked_at.setdefault(f"{entry.name}.{entry.life}", self.now)
 
     def _act(self, act: Act, *, in_time: bool) -> None:
-        """What only the scheduler that leads may do is refused to another (it is fenced), and its words are lost."""
+        """Carry out an act. An act that only the leading scheduler may do is refused to another (it is fenced), and its
+        messages are lost.
+        """
         match act:
             case BeginLife(name, life) if in_time:
                 alive = [one for one in self.processes.values() if one.order.job == name]
@@ -398,7 +398,7 @@ class ClusterPlay:
         return host.time.advance(EPOCH + self.now + host.ahead, float(self.now))
 
     def _outlived(self, host: SimHost) -> None:
-        """What outlives its worker ends by itself, or is killed as it lingers; then the worker is gone."""
+        """End processes that outlive their worker, by themselves or killed as they linger; then the worker is gone."""
         for id_ in [id_ for id_, until in host.left.items() if until <= self.now]:
             del host.left[id_]
             device, _ = host.claims[id_]
@@ -437,7 +437,7 @@ class ClusterPlay:
             host.half_made.add(order.id)
 
     def _go_on(self, host: SimHost) -> None:
-        """With acts of an agent that was paused: it knows of nothing that has happened since, and is not heard."""
+        """Resume the acts of paused agents: such an agent knows of nothing since, and is not heard."""
         for paused in [one for one in host.paused if one.until <= self.now]:
             host.paused.remove(paused)
             for command in paused.todo:
@@ -485,7 +485,6 @@ class ClusterPlay:
             self.processes[id_].asked_to_leave = True
 
     def _check_told(self, host: SimHost) -> None:
-        """By the agent, to all who listen."""
         assert host.machine is not None
         for seen in host.machine.report:
             holds = seen.id in self.processes or seen.id in host.left
@@ -537,7 +536,7 @@ class ClusterPlay:
                 self.saved[one.job.name] = one.base + one.step
 
     def _boot(self, one: SimLife, process: SimProcess) -> None:
-        """Its leader refuses a newcomer beyond the most workers that the job may have."""
+        """Boot a process: the job's leader refuses a newcomer beyond the most workers that the job may have."""
         if process.boots == 1:
             there = [self.processes[id_] for id_ in self._of(one)]
             trains = sum(not other.boots and not other.asked_to_leave for other in there)

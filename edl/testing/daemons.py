@@ -32,7 +32,7 @@ GRACE_S = 0.05  # until a script that does not hear of its job's end is interrup
 
 
 class SimDaemons:
-    """Of all workers of one job."""
+    """Daemons of all workers of one job."""
 
     def __init__(self, job: SimJob) -> None:
         self.job = job
@@ -49,7 +49,9 @@ class SimDaemons:
         self._roll.discard(worker.id)
 
     def see_dead(self, victim: SimWorker) -> set[str]:
-        """By each daemon of its host that lives; those of them that can tell a leader."""
+        """Let each living daemon of the victim's host see its death. Return the workers whose daemons can tell a
+        leader.
+        """
         beside = [one for one in self.job.workers.values() if one.host == victim.host and one.daemon and one.alive]
         beside = [one for one in beside if one.doing is not TrainerState.OVER]
         for worker in beside:
@@ -70,7 +72,6 @@ class SimDaemons:
                 self._roll.discard(worker.id)
 
     def begin(self, worker: SimWorker) -> None:
-        """It has a session, and registers."""
         self._roll.add(worker.id)
         self._register(worker)
 
@@ -95,7 +96,7 @@ class SimDaemons:
             self.job.shells.fail(worker, "was refused")
 
     def renew(self, worker: SimWorker) -> None:
-        """Another daemon registers, and is told the trainer's story a moment later."""
+        """Register another daemon, which hears the trainer's story a moment later."""
         worker.daemon += 1
         worker.sent, worker.presented = None, False
         worker.dead = ()  # it has not seen those alive
@@ -118,7 +119,7 @@ class SimDaemons:
     # --------------------------------------------------------------------------------------------------- reports
 
     def stir(self, worker: SimWorker, *, calm: bool = False) -> None:
-        """There is something to report: its daemon does so soon, or, where it is calm, a moment later."""
+        """Let the daemon report soon, or a moment later where it is calm."""
         if worker.daemon and worker.admitted and worker.presented and not worker.report_due:
             worker.report_due = True
             self.job.after((CALM_S if calm else 0.0) + REPORT_S * self.job.random.random(), self.report, worker)
@@ -140,7 +141,7 @@ class SimDaemons:
         self.job.call(said, term=self.job.term)
 
     def find_leader(self) -> None:
-        """Another one leads: all daemons tell it everything again, and those that no leader has answered register."""
+        """Find another leader: all daemons tell it everything again, and those that no leader has answered register."""
         for worker in self.job.workers.values():
             worker.sent = None
             self.stir(worker)
@@ -151,7 +152,7 @@ class SimDaemons:
     # ---------------------------------------------------------------------------------------------------- orders
 
     def publish(self, book: OrderBook, *, pressing: bool) -> None:
-        """All who wait for orders get them, at once or when their calls end."""
+        """Send orders to all that wait for them, at once or when their calls end."""
         for worker in self._listeners():
             held = 0.0 if pressing else self.job.lead_times.hold_s * self.job.random.random()
             late = max(held, worker.deaf_until - self.job.now)
@@ -165,7 +166,7 @@ class SimDaemons:
             self.job.after(self.job.random.random() * LATE_S, self._hear, worker, book)
 
     def _listeners(self) -> list[SimWorker]:
-        """Whose daemons ask for orders."""
+        """Return the workers whose daemons ask for orders."""
         listening = (one for one in self.job.workers.values() if one.alive and one.daemon and one.admitted)
         return [worker for worker in listening if worker.doing is not TrainerState.OVER]
 
@@ -198,7 +199,7 @@ class SimDaemons:
             self.job.shells.wait_on(worker)
 
     def _interrupt(self, worker: SimWorker) -> None:
-        """Its script is at something of its own, and its job is gone."""
+        """End a script that is at something of its own, as its job is gone."""
         if worker.alive and not worker.stalled and worker.doing is TrainerState.TRAINING:
             self.job.shells.end_script(worker)
 

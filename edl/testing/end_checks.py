@@ -1,4 +1,4 @@
-"""What must hold of a simulated job's end: it has trained all there was, or nothing else was left to do.
+"""Check a simulated job's end: it has trained all there was, or nothing else was left to do.
 
 Owns: which ends a job may come to. Does not own: that it comes to one at all (`edl.testing.simulation`).
 """
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 
 
 class EndChecks:
-    """Of one job."""
-
     def __init__(self, job: SimJob) -> None:
         self._job = job
 
     def over(self) -> None:
-        """Nothing happens any more."""
+        """Check the job once nothing happens any more."""
         self._job.next_rings.over()
         record, spec = self._job.durable, self._job.spec
         if record.state not in OVER:
@@ -82,7 +80,7 @@ class EndChecks:
             self._violated("I5", f"the job failed: {reason}; and {givers} could have handed on what they have")
 
     def _did_not_end(self, worker: SimWorker) -> None:
-        """Or it did, and its host was gone before that could be told."""
+        """Check that the worker did not end, unless its host was gone before its end could be told."""
         if worker.phase is Phase.DONE and worker.daemon:
             self._violated("ends", f"the job failed, as {worker.id} is said not to have come to its end")
 
@@ -92,7 +90,7 @@ class EndChecks:
 
     @staticmethod
     def _could_take(worker: SimWorker) -> bool:
-        """Not once its script has come to its end: then it goes into no ring any more."""
+        """Tell whether the worker can enter a ring: not once its script has ended."""
         return worker.alive and not worker.stalled and worker.phase is not Phase.DONE
 
     @staticmethod

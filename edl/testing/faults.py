@@ -1,4 +1,4 @@
-"""What can go wrong with a simulated job, and when: planned beforehand, so that a seed always tells the same story.
+"""Plan a simulated job's faults beforehand: what goes wrong, and when, so that a seed always tells the same story.
 
 Owns: the kinds of fault, and drawing a plan of them. Does not own: carrying one out (`edl.testing.striking`).
 """
@@ -13,7 +13,7 @@ from typing import Final
 
 
 class SimFault(StrEnum):
-    """What can be done to a job."""
+    """Faults that a job can suffer."""
 
     JOIN = "join"  # one more worker is started
     LEAVE = "leave"  # SIGTERM
@@ -33,7 +33,7 @@ class SimFault(StrEnum):
 
 
 class Moment(Enum):
-    """What a fault can wait for: a worker getting somewhere, or the leader."""
+    """Moments that a fault can wait for: of a worker, or of the leader."""
 
     BOOTING = "boots"
     REHEARSING = "rehearses"
@@ -57,7 +57,9 @@ class Moment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One fault: at a time in seconds, or the `count`-th time that something happens. It strikes who is there then."""
+    """A fault at a time in seconds, or the `count`-th time that a moment comes. It strikes the
+    worker of that moment.
+    """
 
     fault: SimFault
     at: float | Moment
@@ -107,14 +109,14 @@ def with_witnesses(plan: list[Planned], source: random.Random) -> list[Planned]:
 
 
 def draw_beside(source: random.Random) -> list[Planned]:
-    """Where rings are prepared: some that strike just then."""
+    """Draw faults that strike while rings are prepared."""
     kinds = (*STRIKES, SimFault.CUT_OFF, *AROUND, SimFault.DEAFEN)
     count = source.choice((0, 1, 1, 2, 3))
     return [Planned(source.choice(kinds), source.choice(BESIDE), source.randint(1, 8)) for _ in range(count)]
 
 
 def draw_sending(source: random.Random) -> list[Planned]:
-    """Where state goes to newcomers beside a step: some that strike just then, the ends of it or others."""
+    """Draw faults that strike while state goes to newcomers beside a step: its ends or other workers."""
     kinds = (SimFault.CUT_STATE, *STRIKES, *AROUND)
     count = source.choice((0, 1, 1, 2))
     return [Planned(source.choice(kinds), Moment.SENDING, source.randint(1, 4)) for _ in range(count)]
@@ -127,7 +129,7 @@ def draw_strays(source: random.Random) -> list[Planned]:
 
 
 def draw_saved(source: random.Random) -> list[Planned]:
-    """Where a job is saved: some that strike just then."""
+    """Draw faults that strike while a job is saved."""
     kinds = (
         SimFault.KILL,
         SimFault.VANISH,
@@ -150,7 +152,7 @@ def draw_saved(source: random.Random) -> list[Planned]:
 
 
 def draw(source: random.Random, count: int, within_s: float) -> list[Planned]:
-    """So many faults. One in four comes together with the one before."""
+    """Draw `count` faults. One in four comes together with the one before."""
     kinds, weights, moments = zip(*DRAWN, strict=True)
     plan: list[Planned] = []
     for index in source.choices(range(len(kinds)), weights, k=count):

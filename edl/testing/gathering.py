@@ -1,4 +1,4 @@
-"""How the members of one ring find each other, without a job: the real part of their daemons, in one event loop.
+"""Let the members of one ring find each other, without a job: the real part of their daemons, in one event loop.
 
 For tests and benchmarks of the ring alone.
 """
@@ -45,7 +45,7 @@ class Gathering:
         return [self.follow(rank) for rank in range(len(self._names))]
 
     async def stop(self) -> None:
-        """As when the ring stands, or is given up."""
+        """Stop all daemons, as when the ring stands or is given up."""
         await asyncio.gather(*(daemon.stop() for daemon in self.daemons))
 
     def follow(self, rank: int, generation: int | None = None) -> Place:
@@ -58,14 +58,14 @@ class Gathering:
         )
 
     async def replace(self, rank: int) -> None:
-        """Its daemon is gone, and another one, at another address, comes for the same worker."""
+        """Replace a daemon by one at another address, for the same worker."""
         await self._servers[rank].stop()
         await self.daemons[rank].stop()
         await self._start(self._names[rank], rank)
 
     @property
     def awaited(self) -> list[frozenset[int]]:
-        """By rank, whose addresses a trainer has asked for, and waits for."""
+        """Return by rank whose addresses a trainer has asked for, and waits for."""
         return [daemon.awaited for daemon in self.daemons]
 
     async def _start(self, name: str, rank: int | None = None) -> None:
@@ -87,7 +87,7 @@ class Gathering:
 
 
 def orders(assignment: Assignment | None, version: int = 1) -> Orders:
-    """That say nothing else."""
+    """Return orders with an assignment only."""
     return Orders(
         term=1,
         version=version,

@@ -1,4 +1,4 @@
-"""What starts the workers of a simulated job, as `edl run` does: the first ones, those that are missing, and others.
+"""Start the workers of a simulated job, as `edl run` does: the first ones, replacements, and others.
 
 Owns: how many are started and where, and of what kind each is. Does not own: how many the job is to have, nor how one
 becomes a member (`edl.testing.daemons`).
@@ -22,8 +22,6 @@ AHEAD = (1, 1, 3, 1_000_000)  # steps that a pipeline may read ahead
 
 
 class SimLauncher:
-    """Of one job."""
-
     def __init__(self, job: SimJob, seed: int, *, prepares: float, sends: float) -> None:
         """`prepares`: so many workers can form a ring beside another; `sends`: state beside steps, likewise."""
         self.job = job
@@ -38,7 +36,7 @@ class SimLauncher:
         self.job.after(SESSION_S, self._look, self.job.durable)
 
     def start(self, host: str = "") -> None:
-        """One more, on that host or where the job is; on that host, it was asked for."""
+        """Start another worker, where the job is or on a host for which it was asked."""
         job, number = self.job, len(self.job.workers)
         prepares, sends = self._kinds.random() < self._prepares, job.senders.random() < self._sends
         where = host or job.migrations.host_of(number)
@@ -81,5 +79,5 @@ class SimLauncher:
 
 
 def asks_by_epoch(spec: DataSpec) -> bool:
-    """Each pass of the script is one epoch, and asks for it when it begins."""
+    """Tell whether a script asks for an epoch when it begins the pass over it."""
     return spec.open_ended or (spec.by_sample and spec.whole_epochs)

@@ -74,7 +74,7 @@ class SimLeader:
         self.alive = False
 
     def _knock(self, silent: tuple[Identity, ...]) -> None:
-        """At the addresses of these; twice, so that it takes a moment."""
+        """Probe the daemons' addresses twice, so that it takes a moment."""
         self._knocks = False
         if not self.alive or self.term != self.job.term:
             return
@@ -105,7 +105,7 @@ class SimLeader:
         self._carry_out(decided)
 
     def _carry_out(self, happened: Happened[Asker]) -> None:
-        """What has happened, and all that follows from it at once."""
+        """Handle an event, and carry out all commands that follow from it at once."""
         if not self.alive:
             return
         due = deque(self.writing.handle(happened))

@@ -31,7 +31,7 @@ def newest(store: SimStore) -> Saving | None:
 
 
 def inheritance(job: SimJob) -> Inheritance | None:
-    """What the life after `job` begins with; None: no checkpoint came about."""
+    """Return the state that the life after `job` begins with; None: no checkpoint came about."""
     saving = newest(job.savings.store)
     if saving is None:
         return None
@@ -49,7 +49,7 @@ def inheritance(job: SimJob) -> Inheritance | None:
 
 
 def next_life(job: SimJob, *, seed: int, workers: int, job_class: type[SimJob] = SimJob, **more: Any) -> SimJob:
-    """Of a job whose workers are all gone. Without a checkpoint it begins anew."""
+    """Return the next life of a job whose workers are all gone. Without a checkpoint the job begins anew."""
     inherits = inheritance(job)
     done = 0 if inherits is None else inherits.resumed.step
     checkpointing = Checkpointing(
@@ -102,7 +102,7 @@ def lives(seed: int, job_class: type[SimJob] = SimJob) -> Iterator[SimJob]:
 
 
 def _keep_busy(job: SimJob, source: random.Random, at: float) -> None:
-    """Its scripts evaluate when it is asked to go, or about then: all of them, or one while others wait."""
+    """Let the scripts evaluate about when the job is preempted: all of them, or one while others wait."""
     if source.random() < EVALUATES:
         begins = max(0.0, at + source.uniform(-0.3, 0.2))
         alone = source.random() < 0.3
@@ -111,7 +111,7 @@ def _keep_busy(job: SimJob, source: random.Random, at: float) -> None:
 
 
 def _spec(source: random.Random, workers: int, steps: int) -> DataSpec:
-    """As `edl.testing.scenario` draws it."""
+    """Draw the data as `edl.testing.scenario` does."""
     batch, epochs = source.randint(1, 4), source.randint(1, 4)
     whole, by_sample = source.random() < 0.6, source.random() < 0.25
     return DataSpec(

@@ -1,4 +1,4 @@
-"""What must hold of the workers that a leader loses: it gives up none that is well, and no step that one of them has.
+"""Check the workers that a leader loses: it gives up none that is well, and no step that only one of them has.
 
 Owns: whom a leader may take for one that hangs, and what may go with a worker. Does not own: whom it holds to be unfit
 for a ring (`edl.testing.plan_checks`), nor what is trained instead (`edl.testing.training_checks`).
@@ -46,7 +46,7 @@ class LossChecks:
             self._violated("I5", f"{worker.id} is lost for step {max(waited) + 1}, which it has made: {gone.reason}")
 
     def _takes_no_step_along(self, worker: SimWorker, gone: Gone, record: Record) -> None:
-        """No step goes with a worker that is well and alone has made it."""
+        """Check that no step goes with a worker that is well and alone has made it."""
         unfit = gone.worker in {one.worker for one in record.trials.unfit}  # of a pair it is not known which one is
         if record.state in OVER or unfit or not self._is_well(worker):
             return

@@ -35,7 +35,7 @@ class Meeting:
 
 
 class Meetings:
-    """Of all rings of a job."""
+    """Meetings of all rings of a job."""
 
     def __init__(self, job: SimJob) -> None:
         self.job = job
@@ -44,7 +44,7 @@ class Meetings:
     # ---------------------------------------------------------------------------------------------------- in line
 
     def arrive(self, worker: SimWorker, assignment: Assignment) -> None:
-        """In line: it forms the ring now."""
+        """Form a ring in line."""
         self.job.checks.accounts.enters(worker, assignment.place.generation)
         self.job.rings.left(worker)
         self.job.happens(Moment.ENTERING, worker)
@@ -56,7 +56,7 @@ class Meetings:
         self._wait(worker, place.generation)
 
     def adopt(self, worker: SimWorker, assignment: Assignment, members: list[SimWorker]) -> None:
-        """Into a ring that stands: the others come to it after the same step, and it waits for them in a collective."""
+        """Enter a prepared ring: the others come after the same step, and the worker waits for them in a collective."""
         self.job.checks.accounts.enters(worker, assignment.place.generation)
         self.job.rings.left(worker)
         self.job.happens(Moment.ENTERING, worker)
@@ -68,7 +68,7 @@ class Meetings:
         self._wait(worker, place.generation)
 
     def give_up(self, worker: SimWorker, reason: str) -> None:
-        """Its daemon does not ask for the others any more."""
+        """Stop asking for the other members."""
         if worker.doing is TrainerState.ENTERING and worker.assignment is not None:
             self.job.after(self._soon(), self._freed, worker, worker.assignment.place.generation, reason)
 
@@ -95,7 +95,7 @@ class Meetings:
     # ------------------------------------------------------------- begun by a thread, beside the mini-batch of before
 
     def begin(self, worker: SimWorker, place: Place) -> None:
-        """In place of a ring that is broken; those who wait for it in line meet with this one's thread."""
+        """Begin a ring in place of a broken one; members that wait for it in line meet with this one's thread."""
         if worker.cut_off and place.size > 1 and self.job.random.random() < 0.5:
             self._fail_soon(worker, place.generation, "connect: no route to host")
             return
@@ -105,7 +105,7 @@ class Meetings:
         self.job.after(STEP_TIMEOUT_S, self.fail_begun, worker, place.generation, "the others did not come in time")
 
     def join(self, worker: SimWorker, assignment: Assignment) -> None:
-        """Its mini-batch is over, and it waits for what its thread has begun."""
+        """Wait for the ring that this worker's thread has begun, as its mini-batch is over."""
         self.job.rings.left(worker)
         self.job.happens(Moment.ENTERING, worker)
         generation = assignment.place.generation
@@ -120,13 +120,13 @@ class Meetings:
             self._wait(worker, generation)
 
     def leave_begun(self, worker: SimWorker, generation: int) -> None:
-        """It is not wanted any more, or its thread is gone."""
+        """Leave a begun ring that is not wanted any more, or whose thread is gone."""
         meeting = self.meetings.get(generation)
         if meeting is not None and worker.id in meeting.ahead:
             self._part(meeting, worker)
 
     def fail_begun(self, worker: SimWorker, generation: int, reason: str) -> None:
-        """Unless it is connected to all by now, or its trainer waits for it."""
+        """Fail a begun ring, unless the worker is connected to all by now, or its trainer waits for the ring."""
         meeting = self.meetings.get(generation)
         if meeting is not None and not meeting.connected and worker.id in meeting.ahead:
             self._part(meeting, worker)
@@ -138,7 +138,7 @@ class Meetings:
     # ----------------------------------------------------------------------------------------------------- its ends
 
     def _connect(self, meeting: Meeting) -> None:
-        """All are connected. Those that are at a mini-batch come once it is over."""
+        """Note that all members are connected. Those at a mini-batch come once it is over."""
         if self.meetings.get(meeting.generation) is not meeting:
             return
         meeting.connected = True
@@ -148,20 +148,19 @@ class Meetings:
             self._end(meeting)
 
     def _end(self, meeting: Meeting) -> None:
-        """All are connected, and have come: their ring begins."""
         del self.meetings[meeting.generation]
         members = [self.job.workers[worker] for _, worker in sorted(meeting.arrived.items())]
         self.job.beginnings.begin(meeting.generation, members)
 
     def _part(self, meeting: Meeting, worker: SimWorker) -> None:
-        """One that is connected to others leaves: they notice, those who are at a mini-batch when they come to it."""
+        """Take a connected member out: the others notice, those at a mini-batch when they come to the ring."""
         meeting.ahead.discard(worker.id)
         meeting.arrived = {rank: one for rank, one in meeting.arrived.items() if one != worker.id}
         if meeting.forming:
             self._break(meeting)
 
     def _break(self, meeting: Meeting) -> None:
-        """It comes to nothing for all that have come."""
+        """Fail the ring for all members that have come."""
         if self.meetings.pop(meeting.generation, None) is not meeting:
             return
         for one in sorted(meeting.arrived.values()):
@@ -172,7 +171,6 @@ class Meetings:
                 self._fail_soon(other, meeting.generation, "connection reset by peer")
 
     def fail_later(self, worker: SimWorker, generation: int, reason: str) -> None:
-        """Within some milliseconds."""
         self.job.after(self._soon(), self.fail, worker, generation, reason)
 
     def _soon(self) -> float:
@@ -189,7 +187,7 @@ class Meetings:
             self.job.shells.broken(worker, reason)
 
     def missed(self, worker: SimWorker) -> None:
-        """It died or hangs, or is not to come any more: who is connected to it notices that it died."""
+        """Notify members connected to a worker that died; a worker that hangs or will not come is not noticed."""
         for meeting in list(self.meetings.values()):
             if worker.id in meeting.arrived.values() and not worker.alive and not meeting.forming:
                 for other in sorted(set(meeting.arrived.values()) - {worker.id}):

@@ -26,7 +26,7 @@ OVER_S: Final = 4.0  # boot times, after which a migration is over if nothing el
 
 
 class Migrations:
-    """Of one job. It begins on host0."""
+    """Migrations of one job, which begins on host0."""
 
     def __init__(self, job: SimJob, boot_s: float, *, spread: bool) -> None:
         """`spread`: every other worker is started on a host that is never left."""
@@ -57,11 +57,11 @@ class Migrations:
             self._start(asked)
 
     def host_of(self, number: int) -> str:
-        """Where the worker of that number is started."""
+        """Return the host that a worker of this number is started on."""
         return ASIDE if self._spread and number % 2 else self.home
 
     def _ask(self, asked: AskMigrate) -> None:
-        """Again and again, until it is over."""
+        """Ask again and again until the migration is over."""
         if self._job.durable.state in OVER or self._has_ended(asked.request):
             return
         said: list[bool] = []
@@ -73,7 +73,7 @@ class Migrations:
             self._ask(asked)
 
     def _start(self, asked: AskMigrate) -> None:
-        """What `edl run` does there."""
+        """Start newcomers on the migration's host, as `edl run` does."""
         record = self._job.durable
         if record.state in OVER or self._has_ended(asked.request):
             return
@@ -90,7 +90,7 @@ class Migrations:
     # ------------------------------------------------------------------------------------------------ what must hold
 
     def told(self, commands: Iterable[Tell]) -> None:
-        """These events are written with the next record."""
+        """Note the events that are written with the next record."""
         asked = [one.fact for one in commands if isinstance(one.fact, SizeAsked)]
         self._dismissed = {worker for fact in asked for worker in fact.leavers}
 
@@ -113,8 +113,8 @@ class Migrations:
         self._job.disturb()
 
     def _keeps_its_size(self, before: Record, record: Record) -> None:
-        """No more train than are asked for, beside those that came uncalled to another host, as into any job; and none
-        leaves before another can come. A lost worker may be missing.
+        """Check that no more workers train than are asked for, beside those that came uncalled to another host, as into
+        any job; and that none leaves before another can come. A lost worker may be missing.
         """
         plan = record.plan
         assert plan is not None
@@ -140,7 +140,9 @@ class Migrations:
             self._job.checks.violated("migrations", f"{plan.roster} are more than {record.target}")
 
     def _is_told(self, worker: str, state: WorkerState, were: dict[str, WorkerState]) -> bool:
-        """By the leader: one that asks to leave by itself does so whatever is under way."""
+        """Tell whether the leader told the worker to leave: a worker that asks to leave does so
+        whatever is under way.
+        """
         by_itself = self._job.workers[worker].account.leaving
         return state is WorkerState.LEAVING and were.get(worker) not in (WorkerState.LEAVING, None) and not by_itself
 

@@ -1,4 +1,4 @@
-"""What stands for a model in a simulated job: numbers that a step changes as the gradient of its samples would.
+"""Stand in for a model in a simulated job by numbers that a step changes as the gradient of its samples would.
 
 Two workers have equal models when these are equal, and a model is that of a step when its steps made it so, in their
 order, each by all of its samples with equal weights. Owns: how a model changes. Does not own: when (in steps of
@@ -16,21 +16,20 @@ PRIME = 2**61 - 1  # numbers are added up modulo this one, so that their order d
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What one worker has. Values, so that a copy of it is the same."""
+    """Model of one worker: a value, so that a copy is equal."""
 
     learned: int  # weights, and all that an optimizer keeps: a step without samples leaves it as it is
     carried: int  # what else a step may change, and a void one on some: hyper-parameters, what scripts register
 
     def after(self, step: int, gradient: int | None) -> Model:
-        """Once `step` is applied."""
         return Model(learn(self.learned, gradient), hash((self.carried, step)))
 
     def half_copied(self, from_whom: Model) -> Model:
-        """Some of it is of another model: it is no worker's."""
+        """Return a model with some parts of another: it equals no worker's."""
         return Model(hash((self.learned, from_whom.learned, -1)), hash((self.carried, from_whom.carried, -1)))
 
     def disturbed(self, worker: str) -> Model:
-        """By a void mini-batch of `worker`: a schedule has moved on, say."""
+        """Return the model after a void mini-batch of `worker`: a schedule has moved on, say."""
         return Model(self.learned, hash((self.carried, _number(worker))))
 
 
@@ -40,12 +39,12 @@ def learn(learned: int, gradient: int | None) -> int:
 
 
 def fresh(worker: str) -> Model:
-    """As a script builds it: like no other one's."""
+    """Return a model as a script builds it: unlike any other."""
     return Model(_number(worker), _number(worker))
 
 
 def mean(parts: Iterable[int], of: int) -> int | None:
-    """What `parts` add to the mean of `of` of them; None of nothing."""
+    """Return the share of `parts` in the mean of `of` gradients; None if `of` is 0."""
     return sum(parts) * pow(of, PRIME - 2, PRIME) % PRIME if of else None
 
 
@@ -55,7 +54,7 @@ def of_sample(sample: tuple[int, int]) -> int:
 
 
 def of_own(worker: str, step: int) -> int:
-    """That of one mini-batch of data that the script brings itself."""
+    """Return the gradient of one mini-batch of the script's own data."""
     return hash((_number(worker), step))
 
 

@@ -18,7 +18,7 @@ RETRY_S = 0.02
 
 
 class Musters:
-    """Of all daemons of a job."""
+    """Musters of all daemons of a job."""
 
     def __init__(self, job: SimJob) -> None:
         self.job = job

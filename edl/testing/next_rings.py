@@ -42,22 +42,21 @@ class RingBeside:
 
     @property
     def stands(self) -> bool:
-        """At all members."""
+        """Tell whether the ring stands at all members."""
         return len(self.stood) == self.size
 
     @property
     def members(self) -> list[SimWorker]:
-        """By rank, once all have come."""
+        """Return the members by rank, once all have come."""
         return sorted(self.came.values(), key=lambda worker: self.ranks[worker.id])
 
     @property
     def is_whole(self) -> bool:
-        """All its members are there still."""
         return all(worker.alive and worker.doing is not TrainerState.OVER for worker in self.came.values())
 
 
 class NextRings:
-    """Of all members of a job."""
+    """Rings that the members of a job prepare."""
 
     def __init__(self, job: SimJob, seed: int) -> None:
         self.job = job
@@ -74,7 +73,7 @@ class NextRings:
     # ------------------------------------------------------------------------------------------- the trainers' hands
 
     def carry_out(self, worker: SimWorker, command: EnterRing | AdoptRing | PrepareRing | ReleaseRing) -> None:
-        """It goes to another ring, or makes ready to."""
+        """Let a worker go to another ring, or prepare to."""
         match command:
             case EnterRing(assignment, begun=True):
                 self.join(worker, assignment)
@@ -89,7 +88,7 @@ class NextRings:
                 self.release(worker, generation)
 
     def prepare(self, worker: SimWorker, place: Place) -> None:
-        """Its thread begins."""
+        """Let the worker's thread begin to form a ring."""
         if worker.id in self.held:
             self._violated(f"{worker.id} keeps ring {self.held[worker.id]}, and prepares ring {place.generation}")
         generation = self.held[worker.id] = place.generation
@@ -115,13 +114,13 @@ class NextRings:
         self.job.after(STEP_TIMEOUT_S, self._fail, worker, generation, "the others did not come in time")
 
     def release(self, worker: SimWorker, generation: int) -> None:
-        """It is not wanted any more: those who still form it with this one find that out."""
+        """Release a ring that is not wanted any more: members that still form it find that out."""
         if self.held.get(worker.id) == generation:
             del self.held[worker.id]
             self._part(worker, generation)
 
     def join(self, worker: SimWorker, assignment: Assignment) -> None:
-        """Its mini-batch is over: it waits for what its thread has begun in place of a ring that is broken."""
+        """Wait for the ring that the worker's thread has begun in place of a broken one, as the mini-batch is over."""
         generation = assignment.place.generation
         if assignment.after_step is not None or self.held.pop(worker.id, 0) != generation:
             self._violated(f"{worker.id} waits for ring {generation}, which its thread does not form")
@@ -129,20 +128,22 @@ class NextRings:
         self.job.meetings.join(worker, assignment)
 
     def begun(self, worker: SimWorker, generation: int) -> None:
-        """What stands in place of a broken ring does here."""
+        """Report that a ring in place of a broken one stands at this worker."""
         if self._forms(worker, generation):
             self.job.happens(Moment.PREPARED, worker)
             if self._is_there(worker):
                 self.job.shells.tell(worker, RingPrepared(generation))
 
     def not_begun(self, worker: SimWorker, generation: int, reason: str) -> None:
-        """Unless its trainer waits for it by now, which fails then by itself."""
+        """Report that a ring failed, unless the worker's trainer waits for it by now: the trainer
+        fails by itself then.
+        """
         if self._forms(worker, generation):
             del self.held[worker.id]
             self.job.shells.tell(worker, RingNotPrepared(generation, reason))
 
     def adopt(self, worker: SimWorker, assignment: Assignment) -> None:
-        """Between two of its mini-batches: the ring stands, at this one and at all others."""
+        """Adopt a ring between two mini-batches: it stands at all members."""
         generation = assignment.place.generation
         attempt = self.attempts.get(generation)
         if attempt is None or not attempt.stands or self.held.pop(worker.id, 0) != generation:
@@ -155,7 +156,7 @@ class NextRings:
             self.job.after(self._soon(), self.job.meetings.fail, worker, generation, "connection reset by peer")
 
     def missed(self, worker: SimWorker) -> None:
-        """Its process died, and what it had prepared with it; who waits for it in a collective notices."""
+        """Drop the ring that a dead worker had prepared; members that wait for the worker in a collective notice."""
         generation = self.held.pop(worker.id, 0)
         if generation:
             self._part(worker, generation)
@@ -168,7 +169,7 @@ class NextRings:
                         )
 
     def give_up(self, worker: SimWorker) -> None:
-        """Its daemon died, which asked for the addresses of the others."""
+        """Fail the ring of a worker whose daemon died, as it asked for the others' addresses."""
         generation = self.held.get(worker.id, 0)
         if generation and generation not in self.attempts:
             self.job.after(self._soon(), self.job.meetings.fail_begun, worker, generation, "its daemon died")
@@ -208,7 +209,7 @@ class NextRings:
                 self.job.shells.tell(worker, RingPrepared(generation, offer))
 
     def _break(self, generation: int, leaver: SimWorker) -> None:
-        """Each who still forms it may be through with that one, or fail."""
+        """Let each member that still forms the ring be through with the leaver, or fail."""
         attempt = self.attempts[generation]
         for one in attempt.came.values():
             waits = one is not leaver and one.id not in attempt.stood
@@ -219,7 +220,7 @@ class NextRings:
         self.job.after(self._soon(), self._fail, worker, generation, reason)
 
     def _fail(self, worker: SimWorker, generation: int, reason: str) -> None:
-        """Unless it stands by now."""
+        """Fail the ring at a worker, unless it stands there by now."""
         if self._forms(worker, generation) and worker.id not in self.attempts[generation].stood:
             del self.held[worker.id]
             self.job.shells.tell(worker, RingNotPrepared(generation, reason, able=worker.prepares))
@@ -238,7 +239,7 @@ class NextRings:
     # ------------------------------------------------------------------------------------------------ what must hold
 
     def heard(self, worker: SimWorker, orders: Orders) -> None:
-        """It has followed its newest orders: what these do not want, its process keeps no more."""
+        """Check that a worker that has followed its newest orders keeps no ring that they do not want."""
         place = None if orders.summons is None else orders.summons.place
         seat = None if orders.assignment is None else orders.assignment.place
         wanted = {one.generation for one in (place, seat) if one is not None}
@@ -247,13 +248,13 @@ class NextRings:
             self._violated(f"{worker.id} keeps ring {kept}, which is not wanted: {wanted}")
 
     def over(self) -> None:
-        """Nothing happens any more."""
+        """Check that no ring is left over when nothing happens any more."""
         if left := {one: kept for one, kept in self.held.items() if self._is_there(self.job.workers[one])}:
             self._violated(f"at the end of all, rings are left over: {left}")
 
     def called(self, muster: Muster, roster: Collection[str]) -> None:
-        """On record. One that is stopped may never begin. With one that has said that it prepares no ring any more,
-        none is called. One with which none comes to stand is not called again and again.
+        """Check the workers called on record. A stopped one may never begin. None is called with a worker that has said
+        that it prepares no ring any more, nor again and again with a worker whose rings never stand.
         """
         if muster.generation and muster.generation not in self._called:
             self._called.add(muster.generation)
@@ -296,7 +297,7 @@ class NextRings:
         return generation in self.attempts and self.attempts[generation].stands
 
     def _is_to_form(self, worker: SimWorker, generation: int) -> None:
-        """In line: it was not prepared."""
+        """Check that a ring to be formed in line was not prepared."""
         if (worker.id, generation) in self._begun:
             self._violated(f"{worker.id} forms ring {generation} in line, which its thread has begun")
         planned = None if worker.orders is None else worker.orders.assignment

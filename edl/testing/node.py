@@ -32,7 +32,7 @@ LATE_S: Final = 0.25  # a call that is lost may be carried out so much later
 
 
 class LostCall(Enum):
-    """What becomes of a call that gets no answer."""
+    """Fates of a call that gets no answer."""
 
     UNSENT = "never carried out"
     UNANSWERED = "carried out at once"
@@ -40,7 +40,7 @@ class LostCall(Enum):
 
 
 class RecordNode:
-    """Of one job."""
+    """Record node of one job."""
 
     def __init__(self, job: SimJob, seed: int) -> None:
         self.version = 0
@@ -53,11 +53,11 @@ class RecordNode:
 
     @property
     def is_away(self) -> bool:
-        """It answers no call, and ends no session."""
+        """Tell whether the coordinator answers no call, and ends no session."""
         return self._job.now < self.away_until
 
     def arrives(self, commit: Commit, term: int) -> Outcome:
-        """What the leader hears of its write."""
+        """Return the outcome of the leader's write."""
         match self._fate():
             case None:
                 return self.commit(commit, term)
@@ -89,7 +89,7 @@ class RecordNode:
         self._job.checks.writing.written(told)
 
     def asked(self, command: Look | ForgetSecret, term: int) -> Outcome:
-        """What the leader hears when it looks what lies there, or has the secret removed."""
+        """Return the outcome when the leader looks at the version that lies there, or has the secret removed."""
         if self._fate() is not None:
             return Unanswered()
         if isinstance(command, ForgetSecret):
@@ -98,7 +98,7 @@ class RecordNode:
         return Found(self.version) if term == self._job.term else Deposed()
 
     def _fate(self) -> LostCall | None:
-        """None: it is answered. Where no message is late, no answer is lost."""
+        """Draw a lost call's fate; None: it is answered. Where no message is late, no answer is lost."""
         if self.is_away:
             return LostCall.UNSENT
         if not self._job.late or self._fates.random() >= self.lost:

@@ -1,4 +1,4 @@
-"""What must hold where nothing goes wrong with a process or a message: training does not pause (I11)."""
+"""Check that training does not pause where nothing goes wrong with a process or a message (I11)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HARMLESS: Final = {SimFault.JOIN, SimFault.LEAVE, SimFault.SCALE}  # members do 
 
 
 class Pace:
-    """Of one job. `violated`: who is told of a pause."""
+    """Pauses of one job. `violated`: called about each."""
 
     def __init__(self, job: SimJob, violated: Callable[[str, str], NoReturn]) -> None:
         self._job = job
@@ -43,7 +43,7 @@ class Pace:
             self._violated("I11", late)
 
     def waits(self, worker: SimWorker) -> None:
-        """It has no samples. No worker waits for a leader to lease what is there."""
+        """Check that a worker without samples does not wait for a leader to lease samples that are there."""
         spec, leases, step = self._job.spec, worker.leases, worker.step + 1
         if spec is None or spec.by_sample or spec.open_ended or not self._is_smooth:
             return

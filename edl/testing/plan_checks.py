@@ -1,4 +1,4 @@
-"""What must hold of a leader's plans: whom it lets in and leaves out, and of which members it makes rings.
+"""Check a leader's plans: whom it lets in and leaves out, and of which members it makes rings.
 
 Owns: the roster of each generation, and the limits of a job's size. Does not own: a record as a whole
 (`edl.testing.record_checks`), whom it loses (`edl.testing.loss_checks`), nor rings that form beside others
@@ -21,8 +21,6 @@ PLANS = 20  # without a step between them, besides what members and faults may c
 
 
 class PlanChecks:
-    """Of one job."""
-
     def __init__(self, job: SimJob) -> None:
         self._job = job
         self._rosters: dict[int, tuple[str, ...]] = {}  # by generation
@@ -50,17 +48,19 @@ class PlanChecks:
                 self._violated("I2", f"generation {record.generation} follows {before.generation}")
 
     def has_roster(self, generation: int, roster: tuple[str, ...]) -> None:
-        """That generation, on record or as a worker is told of it."""
+        """Check that a generation has one roster, on record and as workers are told of it."""
         if self._rosters.setdefault(generation, roster) != roster or len(set(roster)) != len(roster):
             self._violated("I2", f"generation {generation} is {self._rosters[generation]} and {roster}")
 
     # ------------------------------------------------------------------------------------------------------- members
 
     def _only_who_is_cut_off_is_unfit(self, before: Record, record: Record) -> None:
-        """Where two sound ones of the ring before are left. Of a pair it is not known, and its newcomer is doubted. Nor
-        is it known of one whose state did not come, whatever the reason: that is its own failure. Nor, where all say
-        the same, which member is at fault of a ring that does not come to stand beside the one that trains: that one
-        trains, and its members are given credit for it.
+        """Check that only cut-off workers count as unfit, where two sound members of the previous ring are left.
+
+        Of a pair the culprit is not known, and its newcomer is doubted. Nor is it known of a worker whose state did not
+        come, whatever the reason: that is its own failure. Nor, where all say the same, is it known which member is at
+        fault for a prepared ring that does not stand beside the one that trains: that one trains, and its members are
+        given credit for it.
         """
         here = {member.identity.id for member in record.members} | {one.worker for one in record.trials.unfit}
         ring = [self._job.workers[worker] for worker in record.roster if worker in here]
@@ -104,7 +104,9 @@ class PlanChecks:
             self._violated("I12", f"{self._put_off} switches in a row were put off")
 
     def _note_plan(self, before: Record, record: Record, plan: Plan) -> None:
-        """Where all have told in time how far they have read, there are samples for the newcomers of a switch."""
+        """Note the newcomers of a switch for which samples must be left, as all have told in time how far they have
+        read.
+        """
         in_time = before.rebatch is None or record.rebatch is not None
         newcomers = set(plan.roster) - set(record.roster)
         cut = plan.ledger is not None or self._job.spec is None  # else it takes another's place, after the same step
@@ -112,9 +114,11 @@ class PlanChecks:
             self._newcomers[plan.generation, plan.after_step + plan.beside + 1] = newcomers
 
     def newcomers_take_part(self, ring: int, members: list[SimWorker], step: int) -> None:
-        """From their first step, where samples are left that no pipeline has read, enough of them for all.
+        """Check that newcomers train from their first step, where enough samples for all are left that no pipeline has
+        read.
 
-        Where the word came too late for the planned step, all begin with leases of before: they are cut anew soon.
+        Where the announcement came too late for the planned step, all begin with earlier leases: they are cut anew
+        soon.
         """
         new = self._newcomers.pop((ring, step), ())
         newcomers = [worker for worker in members if worker.id in new]
@@ -133,7 +137,7 @@ class PlanChecks:
                 )
 
     def _have_met(self, before: Record, record: Record, plan: Plan) -> None:
-        """No worker is told to leave a ring that trains for one whose members do not reach each other."""
+        """Check that no worker is told to leave a ring that trains for one whose members do not reach each other."""
         called = before.muster.number if before.muster is not None else 0
         instead = before.plan is not None and before.plan.after_step == plan.after_step  # of those who had met
         if not record.generation or plan.after_step is None or len(plan.roster) == 1 or instead:

@@ -1,4 +1,4 @@
-"""What must hold of the records that leaders write, one after the other, and of the events that go with them."""
+"""Check the records that leaders write, one after the other, and the events that go with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Complain = Callable[[str, str], NoReturn]
 
 
 class RecordChecks:
-    """Of one job. `violated`: what to call when an invariant does not hold."""
+    """Checks of one job's records. `violated`: called when an invariant does not hold."""
 
     def __init__(self, violated: Complain) -> None:
         self._violated = violated
@@ -38,7 +38,7 @@ class RecordChecks:
             self._violated("local ranks", f"two members have the same: {sorted(places)}")
 
     def told(self, before: Record, record: Record, commands: Iterable[Command]) -> None:
-        """With what was written come the events that tell of it."""
+        """Check that a record's events are written with it."""
         kinds = {command.fact.kind for command in commands if isinstance(command, Tell)}
         if missing := set(due(before, record)) - kinds:
             self._violated("events", f"version {record.version} was written without {sorted(missing)}")

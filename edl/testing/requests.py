@@ -1,4 +1,4 @@
-"""What is asked of a simulated job: by `edl scale` and its like from outside, and by its own policy.
+"""Make requests to a simulated job: by `edl scale` and its like from outside, and by its own policy.
 
 Owns: asking, and asking again until a leader has answered. Does not own: any decision, nor what must hold
 (`edl.testing.checks`).
@@ -21,7 +21,7 @@ REACH_S: Final = 2.4  # within so long a size that was asked for is reached
 
 
 class SimRequests:
-    """To one job."""
+    """Requests to one job."""
 
     def __init__(self, job: SimJob) -> None:
         self._job = job
@@ -68,7 +68,7 @@ class SimRequests:
             self._job.checks.reached(size)
 
     def _unheard(self) -> list[SimWorker]:
-        """Under way, or a member that was asked to leave, of which the leader does not know."""
+        """Return workers under way, and members that were asked to leave without the leader's knowledge."""
         staying = (one.identity.id for one in self._job.durable.members if one.state is not WorkerState.LEAVING)
         known = map(self._job.workers.get, staying)
         return [*self._job.launcher.under_way(), *(worker for worker in known if worker and worker.leaving)]

@@ -50,8 +50,6 @@ class SimRing:
 
 
 class Rings:
-    """All rings of a job."""
-
     def __init__(self, job: SimJob, seed: int) -> None:
         self.job = job
         self._parting = random.Random(f"parting {seed}")  # noqa: S311 - repeatable is the point
@@ -63,11 +61,11 @@ class Rings:
             self.job.after(within_s * (0.6 + 0.8 * self.job.random.random()), self._step, ring)
 
     def arm_at(self, ring: SimRing, at: float) -> None:
-        """Or before, if something happens to it."""
+        """Arm the ring at a time, or before if something happens to it."""
         self.job.after(at - self.job.now, self.arm, ring)
 
     def missed(self, worker: SimWorker) -> None:
-        """It died, hangs, or has left: who is connected to it notices."""
+        """Notify members connected to a worker that died, hangs, or has left."""
         self.job.meetings.missed(worker)
         self.left(worker)
         self.job.beginnings.missed(worker)
@@ -113,7 +111,7 @@ class Rings:
                     self.job.after(STEP_TIMEOUT_S, self._give_up, ring, worker, worker.step)
 
     def _wait(self, ring: SimRing, came: list[SimWorker]) -> None:
-        """These have come to a collective of a step, and others have not."""
+        """Note members that have come to a collective of a step while others have not."""
         ring.waiting = {one.id: ring.waiting.get(one.id, self.job.now) for one in came}
 
     def _find_broken(self, ring: SimRing, came: list[SimWorker]) -> None:
@@ -133,7 +131,9 @@ class Rings:
         return worker.step + 1 in worker.read
 
     def _is_at_end(self, worker: SimWorker) -> bool:
-        """No sample is left for its script. If it asks for each epoch by itself, it has begun the one that is due."""
+        """Tell whether no sample is left for the script. If it asks for each epoch, it has begun the
+        one that is due.
+        """
         spec = self.job.spec
         if spec is None:
             return worker.step >= self.job.steps
@@ -151,7 +151,7 @@ class Rings:
             self.job.shells.broken(worker, "not all members came to a collective", _awaits(worker), STEP_TIMEOUT_S)
 
     def _train(self, ring: SimRing) -> None:
-        """One all-reduce of all members, and what each does with its result."""
+        """Carry out one all-reduce of all members, and each member's act on its result."""
         members, step = ring.members, ring.members[0].step + 1
         ring.waiting = {}
         self._begin_equal(members)
@@ -190,7 +190,9 @@ class Rings:
         self.arm(ring)
 
     def _part(self, members: list[SimWorker], applied: list[SimWorker]) -> None:
-        """One hangs. Where others wait for it, those that have the result already may be at something of their own."""
+        """Let members that have the result be at something of their own for a while, where others wait for one that
+        hangs.
+        """
         here = [worker for worker in members if not worker.stalled and worker.doing is TrainerState.TRAINING]
         ahead = [worker for worker in here if worker in applied]
         if 0 < len(ahead) < len(here) and self._parting.random() < TAKE_TIME:
@@ -206,7 +208,9 @@ class Rings:
                 self.job.shells.occupy(worker, for_s)
 
     def _comes(self, worker: SimWorker, sender: SimWorker) -> bool:
-        """What `worker` gets beside this step is there before its update. False: it never will be."""
+        """Tell whether the state that `worker` gets beside this step is there before its update. False: it never will
+        be.
+        """
         if not worker.alive or worker.stalled or worker.unsent or sender.unsent:
             worker.unsent, worker.lost_state = False, True
             return False
@@ -224,7 +228,7 @@ class Rings:
         self.job.checks.training.sat(worker)
 
     def complete(self, members: list[SimWorker]) -> None:
-        """Between two steps of their ring the scripts need all of the model, and the rest of it has followed."""
+        """Complete the models between two steps of a ring, where the scripts need all of them."""
         for worker in members:
             ring = self.rings.get(worker.generation)
             if worker.machine.awaits_state and ring is not None and ring.members[0] in members:
@@ -232,7 +236,7 @@ class Rings:
 
     @staticmethod
     def _begin_equal(members: list[SimWorker]) -> None:
-        """Where no member has trained before, all begin from rank 0's model."""
+        """Begin from rank 0's model where no member has trained before."""
         for worker in members:
             for command in worker.machine.handle(BatchBegins()) if worker.machine.models_may_differ else ():
                 assert isinstance(command, CopyState)
@@ -240,7 +244,7 @@ class Rings:
                 worker.machine.handle(StateCopied())
 
     def _gradient(self, worker: SimWorker, step: int, samples: list[Sample]) -> int | None:
-        """What it adds to the mean of all: its own, by its weight."""
+        """Return the worker's part of the mean gradient, by its weight."""
         if self.job.spec is None:
             return mean((of_own(worker.id, step),), of=worker.machine.size)
         worker.weigh(step)
@@ -253,18 +257,18 @@ def _awaits(worker: SimWorker) -> str:
 
 
 def samples_of(worker: SimWorker, step: int) -> list[Sample]:
-    """What `worker` trains in `step`, by its leases (I7)."""
+    """Return the samples that `worker` trains in `step`, by its leases (I7)."""
     lease = worker.leases.at(step)
     pieces = lease.between(step - 1, step) if lease else ()
     return [(piece.epoch, position) for piece in pieces for position in range(piece.start, piece.stop)]
 
 
 def pass_is_over(worker: SimWorker) -> bool:
-    """All epochs that its script has begun are over."""
+    """Tell whether all epochs that the worker's script has begun are over."""
     over = worker.leases.epochs_before(worker.step + 1)
     return over is not None and over >= worker.wanted
 
 
 def _is_over(worker: SimWorker) -> bool:
-    """Its job, that is, without the step that it is in, as it has heard."""
+    """Tell whether the worker has heard that its job is over without the present step."""
     return worker.machine.orders is not None and worker.machine.orders.resumable

@@ -1,4 +1,4 @@
-"""What must hold of a simulated job's checkpoints: durable or absent; of one step, one model and one ledger (I16)."""
+"""Check a simulated job's checkpoints: durable or absent; of one step, one model and one ledger (I16)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ BOUND_S: Final = 5.0  # for its parts, and three tries to publish it
 
 
 class SavingChecks:
-    """Of one job."""
-
     def __init__(self, job: SimJob) -> None:
         self._job = job
         self._told: dict[int, Saving] = {}  # by number, as it was announced
@@ -46,7 +44,7 @@ class SavingChecks:
             self._violated(f"{copy.worker} copies part {save.part} of {save.parts}, and on record is {told}")
 
     def published(self, saving: Saving) -> None:
-        """Its manifest is about to be written."""
+        """Check a saving whose manifest is about to be written."""
         store = self._job.savings.store
         parts = [store.parts.get((saving.path, rank)) for rank in range(len(saving.roster))]
         present = [part for part in parts if part is not None]
@@ -93,7 +91,9 @@ class SavingChecks:
             self._steps_when_asked = {one.id: one.count.step for one in self._job.workers.values() if one.alive}
 
     def has_gone(self, record: Record) -> None:
-        """With nothing saved, as there was nothing new: of the workers whose daemons could tell, none had more."""
+        """Check a job that ended unsaved, as nothing was new: no worker whose daemon could report
+        had made more steps.
+        """
         if " is saved: " in record.reason or "could not be saved" in record.reason:
             return
         saved = record.saved.step if record.saved is not None else 0
@@ -118,7 +118,7 @@ class SavingChecks:
         return not job.savings.fails and not job.late and job.struck.keys() <= {SimFault.JOIN, SimFault.SCALE}
 
     def _bound(self, number: int) -> float:
-        """When it is over at the latest, as each leader counts from its own beginning."""
+        """Return when a saving is over at the latest, as each leader counts from its own beginning."""
         return max(self.begun_at.get(number, self._job.now), self._job.calm_at) + BOUND_S
 
     def _is_announced(self, before: Record, record: Record, saving: Saving) -> None:
@@ -140,7 +140,7 @@ class SavingChecks:
         self.durable_at[saved.number] = self._job.now
 
     def _has_its_ledger(self, saving: Saving) -> None:
-        """What it says is trained is just that."""
+        """Check that the saving's ledger has as trained just the samples that are."""
         if saving.ledger is None:
             if self._job.spec is not None and saving.after_step > 0:
                 self._violated(f"checkpoint {saving.number} has no ledger")
@@ -166,7 +166,7 @@ def _is_of(save: Save, saving: Saving) -> bool:
 
 
 def trained_by(snapshot: LedgerSnapshot) -> set[Sample]:
-    """All that was leased once, but what was returned, and what is left of leases."""
+    """Return all samples that were leased, without those returned and those left in leases."""
     total = snapshot.spec.total
     left = {place for start, stop in snapshot.returned for place in range(start, stop)}
     for member in snapshot.members:

@@ -37,8 +37,6 @@ PUBLISH_LOST: Final = 0.05  # its answer never comes
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What a trainer has copied."""
-
     save: Save
     worker: str
     generation: int
@@ -48,14 +46,14 @@ class Copy:
 
 @dataclass(slots=True)
 class SimStore:
-    """What is durable. `parts` by path and rank; a manifest is what makes a checkpoint of them."""
+    """Durable files. `parts` by path and rank; a manifest makes a checkpoint of them."""
 
     parts: dict[tuple[str, int], Copy] = field(default_factory=dict)
     manifests: dict[str, Saving] = field(default_factory=dict)
 
 
 class Savings:
-    """Of all workers of one job, and of its leaders."""
+    """Savings of one job's workers and leaders."""
 
     def __init__(self, job: SimJob, seed: int, store: SimStore | None = None) -> None:
         self.job = job
@@ -70,7 +68,9 @@ class Savings:
     # ----------------------------------------------------------------------------------------------- a trainer's hands
 
     def copy(self, worker: SimWorker, save: Save, *, beside: bool = False) -> None:
-        """It copies what it has, beside its next mini-batch. `beside`: it works on that, and may be at its update."""
+        """Copy a worker's state beside its next mini-batch. `beside`: the worker is at one, and may
+        be at its update.
+        """
         if beside and self._chance(UPDATES):
             self.job.shells.tell(worker, CopyFailed(save.number, "its update had begun"))
             return
@@ -88,7 +88,7 @@ class Savings:
                 self.job.shells.tell(worker, CheckpointWished())
 
     def finish(self, worker: SimWorker) -> None:
-        """Its trainer is about to end: what it copies, it has copied before."""
+        """Finish the copy of a trainer that is about to end."""
         if worker.id in self._copying:
             self._copied(worker, self._copying[worker.id])
 
@@ -105,15 +105,16 @@ class Savings:
     # ------------------------------------------------------------------------------------------------ a daemon's hands
 
     def tell_again(self, worker: SimWorker) -> None:
-        """Another daemon is told of what was copied."""
+        """Tell another daemon of the copy."""
         number, missed = worker.account.copied
         copy = self._copies.get(worker.id)
         if copy is not None and copy.save.number == number and not missed:
             self.store_part(worker)
 
     def store_part(self, worker: SimWorker) -> None:
-        """Its daemon is told of what is copied; another one may be, too, and begins anew. What no leader wants any more
-        is not stored: it may be durable already.
+        """Store the worker's copy, as its daemon was told of it; another daemon may be told too, and begins anew.
+
+        A copy that no leader wants any more is not stored: it may be durable already.
         """
         copy, daemon = self._copies[worker.id], worker.daemon
         wanted = None if worker.orders is None else worker.orders.save
@@ -138,7 +139,7 @@ class Savings:
         self.job.daemons.stir(worker)
 
     def is_storing(self, worker: SimWorker) -> bool:
-        """Its daemon tells of its end only once what it is storing is durable, or failed."""
+        """Tell whether the daemon stores a part: it reports its trainer's end only after that."""
         number, missed = worker.account.copied
         wanted = None if worker.orders is None else worker.orders.save
         if wanted is None or wanted.number != number:
@@ -149,7 +150,7 @@ class Savings:
     # ------------------------------------------------------------------------------------------ the leader's shell
 
     def publish(self, leader: SimLeader, record: Record) -> None:
-        """It writes the manifest, beside all else. If the leader dies, it may be written or not."""
+        """Write the manifest, beside all else. If the leader dies, it may be written or not."""
         assert record.saving is not None
         if leader.term == self.job.term and self.job.durable is not record:
             self.job.checks.violated("I9", f"saving {record.saving.number} is to be published, and that is not durable")

@@ -166,7 +166,7 @@ def _checkpointing(source: random.Random, seed: int) -> Checkpointing:
 
 
 def chooses(seed: int) -> Auto | None:
-    """How a simulated job chooses its interval, whose life is short; None: it does not."""
+    """Draw how a short-lived simulated job chooses its interval; None: it does not."""
     source = random.Random(f"chooses {seed}")  # noqa: S311
     auto = Auto(source.choice((0.05, 0.2, 1.0)), least_s=source.choice((0.05, 0.2)), fault_s=source.choice((0.3, 3.0)))
     return auto if source.random() < CHOOSES else None

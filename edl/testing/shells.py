@@ -55,17 +55,16 @@ LONG_VOID = 0.2  # of void mini-batches so many have a long end
 
 
 class SimShells:
-    """Of all workers of one job."""
+    """Shells of all workers of one job."""
 
     def __init__(self, job: SimJob) -> None:
         self.job = job
 
     def tell(self, worker: SimWorker, happened: TrainerInput) -> None:
-        """Something happens to its trainer."""
         self.carry_out(worker, worker.machine.handle(happened))
 
     def carry_out(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
-        """What its machine says, but for what all members of a ring do together."""
+        """Carry out the commands of a worker's machine, but for those that all members of a ring carry out together."""
         for command in commands:
             match command:
                 case TellDaemon(said):
@@ -101,7 +100,7 @@ class SimShells:
                 worker.weight = command.weight
 
     def _told(self, worker: SimWorker, said: say.FromTrainer) -> None:
-        """Its daemon hears of it, and reports."""
+        """Tell the worker's daemon, which reports."""
         calm = worker.account.is_calm(said)
         worker.account.hear(said)
         self.job.daemons.stir(worker, calm=calm)
@@ -113,7 +112,7 @@ class SimShells:
             self.job.happens(Moment.SITTING, worker)
 
     def look(self, worker: SimWorker) -> None:
-        """Its trainer looks at its orders, where `edl.trainer` lets it follow them."""
+        """Let a trainer look at its orders, where `edl.trainer` lets it follow them."""
         machine, before = worker.machine, worker.doing
         if machine.orders is None or worker.stalled or not worker.alive:
             return
@@ -142,7 +141,7 @@ class SimShells:
             self.tell(worker, BatchEnded())
 
     def sit(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
-        """Its ring stands. In the first one its script goes on from `init` to its first batch."""
+        """Let a worker sit in its ring. In the first one its script goes on from `init` to its first batch."""
         self.carry_out(worker, commands)
         if worker.machine.opened is None:
             self._open(worker)
@@ -152,7 +151,7 @@ class SimShells:
             self.wait_on(worker)
 
     def wait_on(self, worker: SimWorker) -> None:
-        """Its script may wait for samples: between two looks at whether they have come it looks at its orders."""
+        """Let a script wait for samples: it looks at its orders in between."""
         if worker.orders is not None and worker.is_hungry():
             self.tell(worker, StillWaiting(worker.orders))
 
@@ -165,8 +164,10 @@ class SimShells:
             self.tell(worker, StateMeasured(self.job.state_bytes))
 
     def broken(self, worker: SimWorker, reason: str, awaited: str = "", waited_s: float = 0.0) -> None:
-        """Its ring failed; the mini-batch in flight, if there was one, is void (I8). Now and then its script has a lot
-        to do until the end of that, unless it was at something of its own just before.
+        """Break a worker's ring; the mini-batch in flight, if there was one, is void (I8).
+
+        Now and then the script has a lot to do until the end of that, unless it was at something of its own just
+        before.
         """
         if not worker.sits:
             commands = worker.machine.handle(RingFailed(reason))
@@ -208,7 +209,6 @@ class SimShells:
         self.carry_out(worker, commands)
 
     def fail(self, worker: SimWorker, reason: str) -> None:
-        """Its script does."""
         worker.machine.handle(ScriptFailed(reason))
         self.end_script(worker)
 
@@ -225,7 +225,7 @@ class SimShells:
         self.job.note(f"scripts are at something of their own for {for_s:.3f} s: {'one' if alone else 'all'}")
 
     def occupy(self, worker: SimWorker, for_s: float) -> None:
-        """Its script does something of its own before its next mini-batch."""
+        """Occupy a script with something of its own before its next mini-batch."""
         worker.busy_until = self.job.now + for_s
         self.job.after(for_s, self._come_back, worker)
 

@@ -63,7 +63,7 @@ LATE = 0.05  # so many messages are late
 
 @dataclass(frozen=True, slots=True)
 class Inheritance:
-    """What a life of a job has from the one before."""
+    """State that a life of a job has from the previous one."""
 
     resumed: Resumed
     model: Model
@@ -72,8 +72,6 @@ class Inheritance:
 
 
 class SimJob:
-    """One job, driven by a seed."""
-
     late = LATE  # 0.0: no message is late
     shells_class = SimShells  # another one sees, and may disturb, what trainers do
     daemons_class = SimDaemons  # likewise what their daemons do
@@ -148,7 +146,7 @@ class SimJob:
     # ---------------------------------------------------------------------------------------------------- outside
 
     def plan(self, faults: list[Planned]) -> None:
-        """These will strike, each in its own time."""
+        """Plan faults that will strike, each in its own time."""
         for fault in faults:
             if isinstance(fault.at, Moment):
                 self._waiting.setdefault(fault.at, []).append(fault)
@@ -156,7 +154,7 @@ class SimJob:
                 self.after(fault.at, self.inflict, fault.fault)
 
     def run(self, *, within_s: float = 60.0) -> None:
-        """Until the job is over and all have heard of it. Raises Violation with the transcript.
+        """Run until the job is over and all have heard of it. Raises Violation with the transcript.
 
         After a fault, and after each step with samples never trained before, the next has to come in `within_s`.
         """
@@ -165,7 +163,7 @@ class SimJob:
             self.checks.ends.over()
 
     def run_until(self, until_s: float, *, within_s: float = 60.0) -> None:
-        """Until then all is as in `run`; then all processes of the job are gone."""
+        """Run until `until_s`; then all processes of the job are gone."""
         self._play(within_s, until_s)
 
     def _play(self, within_s: float, until_s: float = math.inf) -> None:
@@ -185,20 +183,20 @@ class SimJob:
         )
 
     def disturb(self) -> None:
-        """What was asked for before may come about later."""
+        """Restart the time in which earlier requests are to come about."""
         self.calm_at = max(self.calm_at, self.now)
 
     def _hangs_for_good(self) -> bool:
         return self.now > self.calm_at + REACH_S and self.hangs()
 
     def hangs(self) -> bool:
-        """All that train hang, at the same time: none is left to notice."""
+        """Tell whether all that train hang at the same time: none is left to notice."""
         sitting = [worker for worker in self.workers.values() if worker.alive and worker.sits]
         return bool(sitting) and all(worker.stalled for worker in sitting)
 
     @property
     def end(self) -> str:
-        """How it ended, in a word or a few."""
+        """Describe in a few words how the job ended."""
         reason = self.durable.reason.partition(";")[0]
         if self.durable.state is JobState.FAILED:
             return f"failed: {' '.join(word for word in reason.split() if not word.isdigit())}"
@@ -216,13 +214,12 @@ class SimJob:
         heappush(self._heap, (self.now + delay, self._number, act, arguments))
 
     def new_machine(self, record: Record, term: int) -> JobMachine:
-        """What leads."""
         return CheckedMachine(self, record, term)
 
     # ----------------------------------------------------------------------------------------------------- faults
 
     def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
-        """This moment has come: a fault may have waited for it."""
+        """Inflict the faults that waited for this moment."""
         waiting = self._waiting.get(moment)
         if not waiting:
             return
@@ -252,12 +249,14 @@ class SimJob:
     # ------------------------------------------------------------------------------------------------ a leader's world
 
     def delay(self) -> float:
-        """How long a message is under way: some for several steps."""
+        """Draw how long a message is under way, in seconds: some take several steps."""
         chance = self.random.random()
         return 0.0005 + 0.002 * chance if chance < 1 - self.late else LATE_S * self.random.random()
 
     def call(self, said: Input, answer: Callable[[bool], None] | None = None, *, term: int | None = None) -> None:
-        """To the leader that is there when it arrives; what carries a term is refused by the leader of another one."""
+        """Send to the leader that is there on arrival; a leader of another term refuses a message
+        that carries a term.
+        """
         self.after(self.delay(), self._arrive, said, answer, term)
         if self.random.random() < 0.03:  # tried again, though the first call got through
             self.after(self.delay() + LATE_S * self.random.random(), self._arrive, said, None, term)
@@ -267,7 +266,7 @@ class SimJob:
             self.leader.receive(said, answer)
 
     def elect(self, old: SimLeader) -> None:
-        """Another leads, unless yet another does already."""
+        """Elect another leader, unless another leads already."""
         if self.leader is not old:
             return
         if self.node.is_away:

@@ -17,14 +17,16 @@ PATIENCE_S = 5.0
 
 
 def share_of(ledger: Ledger, worker: str, generation: int = 1) -> Share:
-    """What a leader would tell `worker` now."""
+    """Return the share that a leader would grant `worker` now."""
     epochs, last = ledger.spec.epochs, ledger.fully_leased
     leases, totals = ledger.leases(worker), ledger.totals()
     return Share(generation, ledger.step, leases, totals, ledger.covered_step, epochs, last)
 
 
 class SoloFeed:
-    """One worker is the whole job. Leases come at once, as a leader would grant them; up to step `last`, if any."""
+    """Feed of a worker that is the whole job. Leases come at once, as a leader would grant them; up to step `last`, if
+    any.
+    """
 
     def __init__(self, last: int | None = None) -> None:
         self._last = last
@@ -39,7 +41,6 @@ class SoloFeed:
 
     @property
     def ledger(self) -> Ledger:
-        """Of what was opened."""
         assert self._ledger is not None
         return self._ledger
 
@@ -54,7 +55,7 @@ class SoloFeed:
             self._changed.notify_all()
 
     def begin_batch(self) -> None:
-        """There is one state only."""
+        """Do nothing, as there is one state only."""
 
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         with self._changed:
@@ -66,7 +67,7 @@ class SoloFeed:
             return self._offers(step)
 
     def loaded(self, nanoseconds: int) -> None:
-        """It is not asked for."""
+        """Ignore the time."""
 
     def step(self) -> int:
         return self.committed + 1
@@ -86,7 +87,6 @@ class SoloFeed:
             self._changed.notify_all()
 
     def wait_asked(self, times: int) -> None:
-        """Until so many leases were asked for."""
         with self._changed:
             self._wait_for(lambda: self.asked >= times)
 

@@ -1,4 +1,4 @@
-"""What each fault does to a simulated job: to one of its workers, to its leader, or to its coordinator.
+"""Carry out each fault on a simulated job: on one of its workers, its leader, or its coordinator.
 
 Owns: carrying out a fault, and that its leader notices that a host is gone. Does not own: the kinds of fault
 (`edl.testing.faults`), nor when one strikes, and whom (`edl.testing.simulation`).
@@ -26,13 +26,13 @@ AWAY_S = 2 * SESSION_S  # at most
 
 
 class SimFaults:
-    """Of one job."""
+    """Faults of one job."""
 
     def __init__(self, job: SimJob) -> None:
         self.job = job
 
     def strike_job(self, fault: SimFault) -> None:
-        """One `OF_THE_JOB`."""
+        """Carry out a fault `OF_THE_JOB`."""
         match fault:
             case SimFault.JOIN:
                 self.job.launcher.start()
@@ -50,7 +50,7 @@ class SimFaults:
                 pass
 
     def strike(self, fault: SimFault, victim: SimWorker) -> None:
-        """Any other one."""
+        """Carry out a fault on a worker."""
         match fault:
             case SimFault.LEAVE:
                 self.job.shells.tell(victim, LeaveWanted())
@@ -85,13 +85,12 @@ class SimFaults:
                 pass
 
     def die(self, worker: SimWorker) -> None:
-        """Its trainer does."""
         worker.alive = False
         self.job.rings.missed(worker)
         self.job.next_rings.missed(worker)
 
     def expire(self, worker: SimWorker) -> None:
-        """Its daemon's session does. None does while the coordinator is away, and all begin anew when it is back."""
+        """End a daemon's session. None ends while the coordinator is away, and all begin anew when it is back."""
         if self.job.node.is_away:
             self.job.after(self.job.node.away_until - self.job.now + SESSION_S, self.expire, worker)
             return
@@ -107,7 +106,7 @@ class SimFaults:
             self.job.after(KNOWN_S, self._is_known, worker, telling, self.job.calm_at)
 
     def _is_known(self, worker: SimWorker, telling: tuple[set[str], SimLeader, int], calm_at: float) -> None:
-        """By this leader, if one of them has told it: who is no member any more is not listened to."""
+        """Check that the leader knows of a death, if a member's daemon has told it."""
         witnesses, leader, unanswered = telling
         undisturbed = self.job.leader is leader and self.job.node.unanswered == unanswered
         if undisturbed and witnesses & self._members():
@@ -117,6 +116,6 @@ class SimFaults:
         return {one.identity.id for one in self.job.durable.members if one.state is not WorkerState.DONE}
 
     def _is_missed(self, worker: SimWorker, calm_at: float) -> None:
-        """By the leader, unless something else has happened meanwhile."""
+        """Check that the leader has lost the worker, unless something else has happened meanwhile."""
         if calm_at == self.job.calm_at and self.job.durable.state not in OVER and self.job.leader.alive:
             self.job.checks.missed(worker)

@@ -1,4 +1,4 @@
-"""What must hold of a job's tally, and of what its leaders serve of it: nothing shrinks, and seconds add up."""
+"""Check a job's tally, and the part of it that leaders serve: nothing shrinks, and seconds add up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEAR_S: Final = 1e-6
 
 
 class TallyChecks:
-    """Of one job. `violated`: what to call when something does not hold."""
+    """Checks of one job's tally. `violated`: called when something does not hold."""
 
     def __init__(self, violated: Complain) -> None:
         self._violated = violated

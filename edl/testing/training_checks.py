@@ -1,4 +1,4 @@
-"""What must hold of training: the truth about it, kept sample by sample beside the ledger that never sees it.
+"""Check training against the truth, kept sample by sample beside the ledger that never sees it.
 
 Owns: which samples were trained in which step, and what a model is after each. Does not own: what samples a worker was
 to have (`edl.testing.checks`).
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class TrainingChecks:
-    """Of one job."""
-
     def __init__(self, job: SimJob) -> None:
         self._job = job
         self._before = frozenset[Sample]() if job.inherits is None else job.inherits.trained  # in lives before
@@ -45,19 +43,19 @@ class TrainingChecks:
 
     @property
     def samples(self) -> KeysView[Sample]:
-        """All that were trained so far, in lives before too."""
+        """Return all samples trained so far, in earlier lives too."""
         return self._trained_in.keys()
 
     def learned_by(self, step: int) -> int | None:
-        """What a model is after that step; None: none was made."""
+        """Return the learned part of a model after `step`; None: that step was not made."""
         return self._learned.get(step)
 
     def trained_up_to(self, step: int) -> set[Sample]:
-        """With all lives before."""
+        """Return the samples trained up to `step`, with those of all earlier lives."""
         return {*self._before, *(sample for at, hand in self._steps.items() if at <= step for sample in hand)}
 
     def samples_of_steps(self) -> list[list[Sample]]:
-        """Of each step of this life, rank by rank."""
+        """Return the samples of each step of this life, rank by rank."""
         return [self._steps[step] for step in sorted(self._steps)]
 
     # ------------------------------------------------------------------------------------------------ by the ledger
@@ -81,7 +79,7 @@ class TrainingChecks:
             self._accounts_for_every_sample(ledger)
 
     def _is_stable(self, record: Record, step: int) -> None:
-        """What counts as trained is trained by all, whichever of them may die next."""
+        """Check that all members have applied a stable step, whichever of them may die next."""
         if step == self._stable:
             return
         self._stable = step
@@ -105,7 +103,9 @@ class TrainingChecks:
     # ------------------------------------------------------------------------------------------------------ by rings
 
     def sat(self, worker: SimWorker) -> None:
-        """It begins in a new ring, with the newest model of its members; unless it gets that beside the first steps."""
+        """Check that a worker begins in a new ring with the newest model, unless it gets the model beside the first
+        steps.
+        """
         if worker.machine.awaits_state:
             return
         if worker.step and worker.model.learned != self._learned.get(worker.step):
@@ -114,7 +114,7 @@ class TrainingChecks:
             self._violated("I5", f"{worker.id} goes on after step {worker.step}, and would give its model to no other")
 
     def applied(self, workers: list[SimWorker]) -> None:
-        """Some members of a ring have applied one step: it is as if one had trained all samples of all steps."""
+        """Check that models after a step are as if one worker had trained all samples of all steps."""
         if len({worker.model for worker in workers}) > 1:
             models = {worker.id: worker.model for worker in workers}
             self._violated("I5", f"after step {workers[0].step} models differ: {models}")
@@ -155,14 +155,16 @@ class TrainingChecks:
         self._learned[step] = learn(before, self._gradient(members, step, samples))
 
     def _is_lost_without_a_trace(self, ring: int, members: list[SimWorker]) -> bool:
-        """No ring before this one was on record, and all that had trained are gone: the job begins anew, with all its
-        samples. This ring itself may be on record before its first step.
+        """Tell whether the job begins anew with all its samples: no earlier ring was on record, and all that trained
+        are gone.
+
+        This ring itself may be on record before its first step.
         """
         holders = (worker for worker in self._job.workers.values() if self._holds(worker, 1) and worker not in members)
         return self._first in (0, ring) and not any(holders)
 
     def _gradient(self, members: list[SimWorker], step: int, samples: list[Sample]) -> int | None:
-        """Of all that was trained in `step`, each sample of equal weight."""
+        """Return the gradient of all samples of `step`, each of equal weight."""
         if self._job.spec is None:
             return mean((of_own(worker.id, step) for worker in members), of=len(members))
         return mean(map(of_sample, samples), of=len(samples))

@@ -25,7 +25,7 @@ SESSION_S = 0.3  # a daemon unheard of for so long is taken for gone
 
 
 class Steps:
-    """What a trainer counts its steps in, as in the page that it shares with its daemon."""
+    """Counters of a trainer's steps, as in the page that it shares with its daemon."""
 
     __slots__ = ("step", "usual_until")
 
@@ -35,10 +35,12 @@ class Steps:
 
 
 class SimLeases(LeaseBuffer):
-    """Of a trainer whose mini-batches end on one thread while orders come on another."""
+    """Leases of a trainer whose mini-batches end on one thread while orders come on another."""
 
     def adopt(self, share: Share, stamp: tuple[int, int], at_work: int = 0) -> None:
-        """It works on that step. Now and then it has heard just before it began that one."""
+        """Adopt a share while a step is at work. Now and then the worker has heard of it just before it began that
+        step.
+        """
         super().adopt(share, stamp, at_work - (at_work % 5 == 1))
 
 
@@ -125,12 +127,11 @@ class SimWorker:
 
     @property
     def doing(self) -> TrainerState:
-        """Where its trainer is."""
         return self.machine.state if self.alive else TrainerState.OVER
 
     @property
     def generation(self) -> int:
-        """Of the ring it sits in, or sat in last."""
+        """Return the generation of the ring that the worker sits in, or sat in last."""
         return self.machine.generation
 
     @property
@@ -145,50 +146,46 @@ class SimWorker:
 
     @property
     def assignment(self) -> Assignment | None:
-        """While it enters."""
+        """Return the worker's assignment while it enters a ring."""
         return self.machine.assignment
 
     def goes_to(self, generation: int) -> bool:
-        """It enters that ring, and has not given up waiting for the others."""
+        """Tell whether the worker enters that ring, and has not given up waiting for the others."""
         return self.assignment is not None and self.assignment.place.generation == generation
 
     @property
     def sits(self) -> bool:
-        """In the ring of its generation, and has not left it."""
         return self.alive and self.machine.sits
 
     @property
     def has_state(self) -> bool:
-        """Its model is that of `step`."""
         return self.machine.has_state
 
     @property
     def booted(self) -> bool:
-        """It could enter a ring at once."""
         return self.machine.booted
 
     @property
     def is_void(self) -> bool:
-        """Its ring has failed, and its script has not come to the end of the mini-batch yet."""
+        """Tell whether the worker's ring has failed before its script came to the end of the mini-batch."""
         return self.doing is TrainerState.TRAINING and self.machine.void is not None
 
     @property
     def waits(self) -> bool:
-        """It could take a seat at once."""
         return self.doing in READY
 
     @property
     def is_held(self) -> bool:
-        """At the end of a mini-batch, for what follows the mark."""
+        """Tell whether the worker is held at the end of a mini-batch, for the decision at the mark."""
         return self.doing is TrainerState.BETWEEN
 
     def is_hungry(self) -> bool:
-        """Its script waits for samples, for the next step or for the first."""
+        """Tell whether the worker's script waits for samples, for the next step or for the first."""
         beyond = self.leases.at(self.step + 1) is None or self.leases.holds_at(self.step)
         return self.doing is TrainerState.TRAINING and self.machine.opened is not None and beyond
 
     def read_on(self) -> None:
-        """Its pipeline reads ahead, in the epochs that its script has begun, as far as it may and can."""
+        """Read ahead in the epochs that the script has begun, as far as the pipeline may and can."""
         self.leases.forget_before(self.step)
         self.read = {step: batch for step, batch in self.read.items() if step > self.step}
         self.read |= dict.fromkeys(range(self.step + 1, min(self.read, default=0)), ())  # stand-ins that come again
@@ -199,7 +196,7 @@ class SimWorker:
             self.read[step] = lease.between(step - 1, step)
 
     def weigh(self, step: int) -> None:
-        """Before `step` is reduced, unless the weight of the one before holds."""
+        """Set the weight before `step` is reduced, unless the previous one holds."""
         if self.machine.weight_is_due:
             for command in self.machine.handle(StepCovered(step, self.generation)):
                 assert isinstance(command, SetWeight)
@@ -217,24 +214,24 @@ class SimWorker:
 
     @property
     def leaving(self) -> bool:
-        """It was asked to leave."""
         return self.account.leaving
 
     @property
     def phase(self) -> Phase:
-        """What it was last seen doing."""
         return self.account.phase
 
     @property
     def is_odd(self) -> bool:
-        """It hangs, or hears nothing or is at something else for longer than others wait."""
+        """Tell whether the worker hangs, hears nothing, or is at something else for longer than others wait."""
         return self.stalled or self.astray or self.deaf_until > 0 or self.takes_long
 
     def identity(self) -> Identity:
         return Identity(self.id, self.host, self.host, 1, self.daemon)
 
     def present(self) -> Observation:
-        """Another daemon knows nothing yet but its trainer's greeting; a moment later it is told the whole story."""
+        """Return the observation of another daemon, which first knows only its trainer's greeting; it hears the story
+        later.
+        """
         self.presented = True
         self.met, self.met_before = (0,), self.met
         self.account = TrainerAccount()

@@ -1,4 +1,4 @@
-"""What must hold of a leader's writing: what is told is durable (I9), and each event is written once."""
+"""Check a leader's writing: it tells only of durable decisions (I9), and writes each event once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class WritingChecks:
-    """Of one job."""
-
     def __init__(self, job: SimJob) -> None:
         self._job = job
         self._due: dict[int, dict[int, Tell]] = {}  # by term: events that the machine wants to be written down
@@ -29,7 +27,7 @@ class WritingChecks:
         self._due.setdefault(term, {}).update({id(one): one for one in follows if isinstance(one, Tell)})
 
     def count(self, kind: str) -> int:
-        """So many events of that kind there are."""
+        """Return how many events of a kind were written."""
         return sum(tell.fact.kind == kind for tell in self._written.values())
 
     def written(self, told: Iterable[Tell]) -> None:
@@ -40,7 +38,7 @@ class WritingChecks:
             self._written[id(tell)] = tell
 
     def published(self, leader: SimLeader, book: OrderBook) -> None:
-        """All that ask hear of this record from now on."""
+        """Check the record that all callers hear of from now on."""
         if book.record is not leader.machine.record:
             now = leader.machine.record.version
             self._job.checks.violated("I9", f"version {book.record.version} is published, and {now} was decided")
@@ -53,7 +51,7 @@ class WritingChecks:
         self._is_durable(leader)
 
     def asked_for_status(self, leader: SimLeader) -> None:
-        """By a caller, while a write is under way."""
+        """Check the status that a caller gets while a write is under way."""
         durable = leader.writing.record
         shown = status_of(leader.machine, leader.term, "", {}, durable=durable)
         told = (shown.generation, shown.target, shown.state, [worker.id for worker in shown.workers])
@@ -66,7 +64,7 @@ class WritingChecks:
             self._job.checks.violated("I9", f"{told} is shown, and version {durable.version} is durable")
 
     def registered(self, worker: str) -> None:
-        """It hears that it was taken."""
+        """Check that a worker told of its registration is on record."""
         record = self._job.durable
         here = {member.identity.id for member in record.members} | {gone.worker for gone in record.gone}
         if worker not in here | set(record.past):
