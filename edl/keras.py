@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Names of Horovod's, and of edl's."""
+        """Return a name of Horovod's, or of edl's."""
         return keras_names.lookup(name)
 
 

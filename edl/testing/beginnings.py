@@ -45,8 +45,6 @@ class KnownBeginning:
 
 
 class Beginnings:
-    """Beginnings of all rings of a job."""
-
     def __init__(self, job: SimJob, seed: int) -> None:
         self.job = job
         self._hearing = random.Random(f"hearing {seed}")  # noqa: S311 - repeatable is the point
@@ -103,8 +101,8 @@ class Beginnings:
         return worker.alive and worker.goes_to(ring.generation)
 
     def missed(self, worker: SimWorker) -> None:
-        """Notify the members of a ring that a worker which was to come died, hangs or has left; newcomers that fetch
-        its state too.
+        """Notify members, and newcomers that wait for its state, that a worker which was to come
+        died, hangs or left.
         """
         for known in self._known.values():
             if worker.id in known.coming and not self.awaits(worker, known.ring):
@@ -123,9 +121,7 @@ class Beginnings:
     # ------------------------------------------------------------------------------------------ agreed on by all
 
     def begin(self, generation: int, members: list[SimWorker]) -> None:
-        """Begin a ring whose members are all connected: they agree on the newest step, and members behind receive its
-        state (I5).
-        """
+        """Begin a ring whose members are all connected: they agree on the newest step, and get its state (I5)."""
         victim = self.job.random.choice(members)
         self.job.happens(Moment.FORMING, victim)
         came = [worker for worker in members if worker.goes_to(generation)]
@@ -187,7 +183,7 @@ class Beginnings:
     def _break_off(
         self, members: list[SimWorker], came: list[SimWorker], living: list[SimWorker], generation: int
     ) -> None:
-        """A member dies in the middle: some of the others may be through, others have half a state, or none."""
+        """Break a beginning off, as a member dies: some others may be through, others have half a state, or none."""
         source, rings = self.job.random, self.job.rings.rings
         copying = generation > 1 and any(one.has_state for one in came)
         copying = copying and source.random() < 0.7  # all have voted: it happened in what comes after, for most

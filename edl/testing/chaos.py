@@ -45,8 +45,6 @@ SITTING = (WorkerState.TRAINING, WorkerState.SWITCHING)
 
 
 class What(StrEnum):
-    """Faults that a job can suffer."""
-
     KILL_TRAINER = "kill trainer"  # -9; its daemon tells
     KILL_DAEMON = "kill daemon"  # its trainer starts another
     KILL_WORKER = "kill worker"  # both at once: another daemon of this machine tells, or the session's end
@@ -93,8 +91,6 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A fault that was done."""
-
     ts: float
     step: int
     fault: Fault
@@ -120,7 +116,7 @@ class Rage:
 
 
 class Chaos:
-    """Strikes one job. A context: what is frozen at the end is thawed."""
+    """Strike one job with faults. As a context, thaw at its end what is frozen."""
 
     def __init__(self, job: str, *, seed: int = 0, say: Callable[[str], object] | None = None) -> None:
         self.struck: list[Struck] = []
@@ -143,7 +139,7 @@ class Chaos:
     # ------------------------------------------------------------------------------------------------------ striking
 
     def inflict(self, fault: Fault) -> Struck | None:
-        """Do it now. None when there is no process to be struck, or no longer."""
+        """Inflict the fault now. Return None when there is no process to be struck, or no longer."""
         status = self.status()
         if status is None:
             return None
@@ -169,7 +165,7 @@ class Chaos:
         return self.struck[begun:]
 
     def rage(self, seconds: float, how: Rage = Rage(), meanwhile: Callable[[], object] = lambda: None) -> list[Struck]:
-        """Faults at random for so long, or until the job is over.
+        """Inflict faults at random for so long, or until the job is over.
 
         `meanwhile` is called twice a second between them, and ends it by what it raises.
         """
@@ -193,7 +189,6 @@ class Chaos:
         return None if fault is None else self.inflict(fault)
 
     def wait(self, seconds: float) -> None:
-        """Let so much time pass."""
         time.sleep(max(0.0, seconds))
 
     def wait_step(self, step: int) -> bool:
@@ -211,7 +206,7 @@ class Chaos:
             self._thaw(pid)
 
     def status(self) -> Status | None:
-        """The job's; None while it is not known."""
+        """Return the job's status; None while it is not known."""
         try:
             return self._job.status()
         except EdlError:
@@ -257,7 +252,7 @@ class Chaos:
         return reached or None
 
     def _coordinator(self) -> tuple[int, ...]:
-        """The coordinator that `edl run` has started for this job; none where the job has another."""
+        """Return the coordinator that `edl run` has started for this job; none where the job has another."""
         folder = find(self._home, self._job.name)
         record = None if folder is None else folder.read()
         if record is None or not record.own_coordinator:
@@ -275,12 +270,11 @@ class Chaos:
         timer.start()
 
     def _thaw(self, pid: int) -> None:
-        """Harmless twice."""
         if self._frozen.pop(pid, None) is not None:
             _send(pid, signal.SIGCONT)
 
     def _draw(self, how: Rage, status: Status) -> Fault | None:
-        """A fault that the job can take, if its promises hold: a worker that trains is left."""
+        """Draw a fault that the job can take, if its promises hold: a worker that trains is left."""
         hit = set(self._frozen) | self._gone
         able = [
             w for w in status.workers if w.state in SITTING and w.rank is not None and not hit & {w.pid, w.daemon_pid}
@@ -307,7 +301,7 @@ def _processes(what: What, worker: WorkerStatus) -> tuple[int, ...]:
 
 
 def _send(pid: int, signum: signal.Signals) -> bool:
-    """False when it is gone, as it may be at any time."""
+    """Send a signal. Return False when the process is gone, as it may be at any time."""
     try:
         os.kill(pid, signum)
     except ProcessLookupError:
@@ -326,7 +320,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _command_line(pid: int) -> bytes:
-    """Empty for who is gone, or a zombie."""
+    """Return the command line; empty for a process that is gone, or a zombie."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -343,7 +337,6 @@ class _Arguments:
 
 
 def main() -> int:
-    """Entry of `python -m edl.testing.chaos`."""
     parser = argparse.ArgumentParser(
         prog="python -m edl.testing.chaos", description="Strike a job of this machine with faults at random."
     )

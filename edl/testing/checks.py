@@ -35,12 +35,10 @@ if TYPE_CHECKING:
 
 
 class Violation(AssertionError):
-    """An invariant does not hold. The message has the transcript of the job."""
+    """Failure of an invariant. The message has the transcript of the job."""
 
 
 class Checks:
-    """The invariants of one job."""
-
     def __init__(self, job: SimJob) -> None:
         self.job = job
         self.records = RecordChecks(self.violated)
@@ -58,7 +56,6 @@ class Checks:
 
     @property
     def steps(self) -> int:
-        """Trained so far."""
         return self.training.steps
 
     def violated(self, invariant: str, complaint: str) -> NoReturn:
@@ -67,7 +64,7 @@ class Checks:
     # --------------------------------------------------------------------------------------------------- the leader
 
     def handled(self, machine: JobMachine, term: int, happened: Input, follows: list[Command]) -> None:
-        """The machine has taken an input; nothing of it is durable yet."""
+        """Check a machine that has taken an input; nothing of it is durable yet."""
         self.writing.handled(term, follows)
         if isinstance(happened, Reported):
             self._never_goes_back(machine, term, happened.worker)
@@ -82,7 +79,6 @@ class Checks:
             self._reported[worker] = now
 
     def durable(self, before: Record, record: Record) -> None:
-        """A record was written."""
         if record.version <= before.version:
             self.violated("I9", f"version {record.version} was written over {before.version}")
         self._durable[record.version] = record
@@ -113,7 +109,6 @@ class Checks:
     # -------------------------------------------------------------------------------------------------- the workers
 
     def heard(self, worker: SimWorker, orders: Orders, record: Record) -> None:
-        """Orders have reached a worker."""
         if self._durable.get(record.version) is not record:
             self.violated("I9", f"{worker.id} is told version {record.version}, which is not durable")
         self.pace.hears(worker, orders)

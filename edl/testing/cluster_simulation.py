@@ -78,7 +78,7 @@ BUG = "Traceback (most recent call last):\n  File train.py\nValueError: a fault 
 
 @dataclass
 class SimProcess:
-    """A worker's. It lives whatever becomes of its agent."""
+    """Process of a worker. It lives whatever becomes of its agent."""
 
     order: WorkerOrder
     node: str
@@ -127,12 +127,9 @@ class SimHost:
 
 
 class ClusterPlay:
-    """Cluster of one seed."""
-
     def __init__(
         self, seed: int, rules: ClusterRules | None = None, *, drain_at: int = -1, roomy: bool = False
     ) -> None:
-        """`roomy`: a few jobs on three hosts, with devices to spare: some may move."""
         self.chance = random.Random(seed)  # noqa: S311 - a game
         self.rules = rules or ClusterRules(leave_s=20, save_s=8, save_slack_s=5, look_s=5, settled_s=5, move_s=40)
         self.policy = self.chance.choice(POLICIES)
@@ -251,7 +248,7 @@ class ClusterPlay:
     # ---------------------------------------------------------------------------------------------------- schedulers
 
     def _dethrone(self) -> None:
-        """Killed, frozen or cut off: whatever it was about to do is not done, and another comes."""
+        """Kill, freeze or cut off the scheduler: whatever it was about to do is not done, and another comes."""
         self.scheduler = None
         self.elects_at = self.now + self.chance.randint(1, 10)
 
@@ -338,8 +335,8 @@ class ClusterPlay:
             self.asked_at.setdefault(f"{entry.name}.{entry.life}", self.now)
 
     def _act(self, act: Act, *, in_time: bool) -> None:
-        """Carry out an act. An act that only the leading scheduler may do is refused to another (it is fenced), and its
-        messages are lost.
+        """Carry an act out. Unless it is `in_time`, an act that only the leading scheduler may do is
+        refused (fenced).
         """
         match act:
             case BeginLife(name, life) if in_time:

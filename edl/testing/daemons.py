@@ -32,8 +32,6 @@ GRACE_S = 0.05  # until a script that does not hear of its job's end is interrup
 
 
 class SimDaemons:
-    """Daemons of all workers of one job."""
-
     def __init__(self, job: SimJob) -> None:
         self.job = job
         self._roll: set[str] = set()  # whose daemons have a session
@@ -42,16 +40,13 @@ class SimDaemons:
 
     @property
     def roll(self) -> frozenset[str]:
-        """The workers whose daemons have a session."""
         return frozenset(self._roll)
 
     def lose_session(self, worker: SimWorker) -> None:
         self._roll.discard(worker.id)
 
     def see_dead(self, victim: SimWorker) -> set[str]:
-        """Let each living daemon of the victim's host see its death. Return the workers whose daemons can tell a
-        leader.
-        """
+        """Let the host's living daemons see the death. Return the workers whose daemons can tell a leader."""
         beside = [one for one in self.job.workers.values() if one.host == victim.host and one.daemon and one.alive]
         beside = [one for one in beside if one.doing is not TrainerState.OVER]
         for worker in beside:
@@ -60,7 +55,7 @@ class SimDaemons:
         return {worker.id for worker in beside if worker.admitted and worker.presented}
 
     def refuses(self, identity: Identity) -> bool:
-        """The host of this daemon says that it has died; a host that has vanished says nothing."""
+        """Tell whether the host says that this daemon has died; a host that has vanished says nothing."""
         worker = self.job.workers[identity.id]
         return not worker.vanished and worker.identity() != identity
 
@@ -76,7 +71,7 @@ class SimDaemons:
         self._register(worker)
 
     def _register(self, worker: SimWorker) -> None:
-        """Said again until a leader has taken it, or has not."""
+        """Register again and again until a leader has taken the registration, or has not."""
         if worker.daemon and worker.alive and not worker.admitted:
             self.job.call(self._registration(worker), lambda taken: self._registered(worker, taken))
             self.job.after(SESSION_S, self._register, worker)
@@ -105,7 +100,7 @@ class SimDaemons:
         self._present(worker, worker.daemon)
 
     def _present(self, worker: SimWorker, daemon: int) -> None:
-        """Said again until a leader has taken it; before that, the daemon reports nothing."""
+        """Present the worker again and again until a leader has taken that; before, the daemon reports nothing."""
         if worker.daemon == daemon and not worker.presented and self.job.durable.state not in OVER:
             self.job.call(self._registration(worker), lambda _: self._presented(worker, daemon))
             self.job.after(SESSION_S, self._present, worker, daemon)
@@ -125,7 +120,7 @@ class SimDaemons:
             self.job.after((CALM_S if calm else 0.0) + REPORT_S * self.job.random.random(), self.report, worker)
 
     def report(self, worker: SimWorker) -> None:
-        """Now, if there is anything that it has not said."""
+        """Report now, if there is anything that the daemon has not said."""
         worker.report_due = False
         if worker.phase is Phase.DONE and self.job.savings.is_storing(worker):
             return  # it says so when that is done
@@ -136,7 +131,7 @@ class SimDaemons:
             self._tell(worker, observation)
 
     def _tell(self, worker: SimWorker, observation: Observation) -> None:
-        """The leader of now; another one will be told everything."""
+        """Tell the present leader; another one will be told everything."""
         said = Reported(worker.id, msgspec.structs.replace(observation, at=self.job.now))
         self.job.call(said, term=self.job.term)
 
@@ -166,12 +161,10 @@ class SimDaemons:
             self.job.after(self.job.random.random() * LATE_S, self._hear, worker, book)
 
     def _listeners(self) -> list[SimWorker]:
-        """Return the workers whose daemons ask for orders."""
         listening = (one for one in self.job.workers.values() if one.alive and one.daemon and one.admitted)
         return [worker for worker in listening if worker.doing is not TrainerState.OVER]
 
     def _hear(self, worker: SimWorker, book: OrderBook) -> None:
-        """Orders arrive at a daemon, which hands them to its trainer."""
         orders = book.orders(worker.id)
         if not are_newer(orders, worker.orders) or not worker.alive or not worker.daemon:
             return

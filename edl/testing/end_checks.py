@@ -22,7 +22,6 @@ class EndChecks:
         self._job = job
 
     def over(self) -> None:
-        """Check the job once nothing happens any more."""
         self._job.next_rings.over()
         record, spec = self._job.durable, self._job.spec
         if record.state not in OVER:

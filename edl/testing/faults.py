@@ -13,8 +13,6 @@ from typing import Final
 
 
 class SimFault(StrEnum):
-    """Faults that a job can suffer."""
-
     JOIN = "join"  # one more worker is started
     LEAVE = "leave"  # SIGTERM
     KILL = "kill a trainer"  # its daemon tells
@@ -57,9 +55,7 @@ class Moment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A fault at a time in seconds, or the `count`-th time that a moment comes. It strikes the
-    worker of that moment.
-    """
+    """A fault at a time in seconds, or the `count`-th time that a moment comes: then that moment's worker is struck."""
 
     fault: SimFault
     at: float | Moment
@@ -99,7 +95,7 @@ AROUND: Final = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, S
 
 
 def with_witnesses(plan: list[Planned], source: random.Random) -> list[Planned]:
-    """The same, but that of some of the workers that vanish the host is still there, with others of the job."""
+    """Return the same plan, but some of the workers that vanish leave their host there, with others of the job."""
     return [
         dataclasses.replace(one, fault=SimFault.KILL_WORKER)
         if one.fault is SimFault.VANISH and source.random() < 0.5

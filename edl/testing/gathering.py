@@ -26,7 +26,7 @@ HOLD_S = 5.0
 
 
 class Gathering:
-    """Lives on the loop where it is opened."""
+    """Daemons of one ring, on the loop where they are opened."""
 
     def __init__(self, names: Sequence[str], generation: int = 1, hold_s: float = HOLD_S) -> None:
         self._names = tuple(names)
@@ -39,13 +39,11 @@ class Gathering:
         self._addresses: list[str] = []
 
     async def open(self) -> list[Place]:
-        """The place of each, where its trainer finds the others."""
         for name in self._names:
             await self._start(name)
         return [self.follow(rank) for rank in range(len(self._names))]
 
     async def stop(self) -> None:
-        """Stop all daemons, as when the ring stands or is given up."""
         await asyncio.gather(*(daemon.stop() for daemon in self.daemons))
 
     def follow(self, rank: int, generation: int | None = None) -> Place:
@@ -87,7 +85,6 @@ class Gathering:
 
 
 def orders(assignment: Assignment | None, version: int = 1) -> Orders:
-    """Return orders with an assignment only."""
     return Orders(
         term=1,
         version=version,

@@ -23,14 +23,12 @@ AHEAD = (1, 1, 3, 1_000_000)  # steps that a pipeline may read ahead
 
 class SimLauncher:
     def __init__(self, job: SimJob, seed: int, *, prepares: float, sends: float) -> None:
-        """`prepares`: so many workers can form a ring beside another; `sends`: state beside steps, likewise."""
         self.job = job
         self._prepares, self._sends = prepares, sends
         self._depths = random.Random(f"pipelines {seed}")  # noqa: S311 - repeatable is the point
         self._kinds = random.Random(f"rings {seed}")  # noqa: S311
 
     def begin(self, workers: int) -> None:
-        """A job of so many."""
         for _ in range(workers):
             self.start()
         self.job.after(SESSION_S, self._look, self.job.durable)
@@ -69,12 +67,10 @@ class SimLauncher:
         self.job.after(SESSION_S, self._look, record)
 
     def under_way(self) -> list[SimWorker]:
-        """Started, and not let in yet."""
         coming = (worker for worker in self.job.workers.values() if worker.alive and not worker.admitted)
         return [worker for worker in coming if worker.doing is not TrainerState.OVER]
 
     def on_their_way(self, host: str) -> int:
-        """Started there, and not let in yet."""
         return sum(worker.host == host for worker in self.under_way())
 
 

@@ -42,8 +42,6 @@ Asker = Callable[[bool], None]  # told whether what was asked was taken, once th
 
 
 class SimLeader:
-    """The leader of one term."""
-
     def __init__(self, job: SimJob, term: int) -> None:
         self.job = job
         self.term = term
@@ -61,7 +59,6 @@ class SimLeader:
         job.after(TICK_S, self._tick)
 
     def receive(self, happened: Input, answer: Asker | None = None) -> None:
-        """A call of a daemon or of the command line arrives."""
         self._inbox.append((happened, answer))
         if not self._busy:
             self._busy = True

@@ -26,7 +26,7 @@ EVALUATES: Final = 0.5  # of these: their scripts are at something of their own 
 
 
 def newest(store: SimStore) -> Saving | None:
-    """The newest checkpoint that exists, whether any leader came to tell of it or not."""
+    """Return the newest checkpoint that exists, whether any leader came to tell of it or not."""
     return max(store.manifests.values(), key=lambda saving: saving.path, default=None)
 
 

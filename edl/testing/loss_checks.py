@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 
 
 class LossChecks:
-    """The checks of one job."""
-
     def __init__(self, job: SimJob) -> None:
         self._job = job
 
     def durable(self, before: Record, record: Record) -> None:
-        """`record` was written over `before`."""
         if record.gone is before.gone:
             return
         for gone in record.gone:

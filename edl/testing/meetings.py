@@ -35,8 +35,6 @@ class Meeting:
 
 
 class Meetings:
-    """Meetings of all rings of a job."""
-
     def __init__(self, job: SimJob) -> None:
         self.job = job
         self.meetings: dict[int, Meeting] = {}  # by generation
@@ -44,7 +42,6 @@ class Meetings:
     # ---------------------------------------------------------------------------------------------------- in line
 
     def arrive(self, worker: SimWorker, assignment: Assignment) -> None:
-        """Form a ring in line."""
         self.job.checks.accounts.enters(worker, assignment.place.generation)
         self.job.rings.left(worker)
         self.job.happens(Moment.ENTERING, worker)
@@ -160,7 +157,6 @@ class Meetings:
             self._break(meeting)
 
     def _break(self, meeting: Meeting) -> None:
-        """Fail the ring for all members that have come."""
         if self.meetings.pop(meeting.generation, None) is not meeting:
             return
         for one in sorted(meeting.arrived.values()):

@@ -26,10 +26,7 @@ OVER_S: Final = 4.0  # boot times, after which a migration is over if nothing el
 
 
 class Migrations:
-    """Migrations of one job, which begins on host0."""
-
     def __init__(self, job: SimJob, boot_s: float, *, spread: bool) -> None:
-        """`spread`: every other worker is started on a host that is never left."""
         self.home = "host0"
         self._spread = spread
         self._job = job
@@ -41,7 +38,7 @@ class Migrations:
     # --------------------------------------------------------------------------------------------------- what is asked
 
     def begin(self, *, slots: int, starts: bool, within_s: float = 0.0) -> None:
-        """`edl migrate` is typed. `starts`: an `edl run` waits on the other host."""
+        """Type `edl migrate`. `starts`: an `edl run` waits on the other host."""
         if self._job.durable.state in OVER:
             return
         number = next(self._numbers)
@@ -57,7 +54,6 @@ class Migrations:
             self._start(asked)
 
     def host_of(self, number: int) -> str:
-        """Return the host that a worker of this number is started on."""
         return ASIDE if self._spread and number % 2 else self.home
 
     def _ask(self, asked: AskMigrate) -> None:
@@ -90,12 +86,10 @@ class Migrations:
     # ------------------------------------------------------------------------------------------------ what must hold
 
     def told(self, commands: Iterable[Tell]) -> None:
-        """Note the events that are written with the next record."""
         asked = [one.fact for one in commands if isinstance(one.fact, SizeAsked)]
         self._dismissed = {worker for fact in asked for worker in fact.leavers}
 
     def durable(self, before: Record, record: Record) -> None:
-        """`record` was written over `before`."""
         if before.migration is not None and record.migration is None and record.migrated == before.migrated:
             self._job.checks.violated("migrations", "one is over, and those who ask for it are not told")
         for one in record.migrated:
@@ -140,9 +134,7 @@ class Migrations:
             self._job.checks.violated("migrations", f"{plan.roster} are more than {record.target}")
 
     def _is_told(self, worker: str, state: WorkerState, were: dict[str, WorkerState]) -> bool:
-        """Tell whether the leader told the worker to leave: a worker that asks to leave does so
-        whatever is under way.
-        """
+        """Tell whether the leader told the worker to leave: a worker may leave by itself, whatever is under way."""
         by_itself = self._job.workers[worker].account.leaving
         return state is WorkerState.LEAVING and were.get(worker) not in (WorkerState.LEAVING, None) and not by_itself
 

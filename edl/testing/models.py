@@ -34,7 +34,6 @@ class Model:
 
 
 def learn(learned: int, gradient: int | None) -> int:
-    """`gradient` None: no worker had samples."""
     return learned if gradient is None else hash((learned, gradient))
 
 
@@ -49,7 +48,6 @@ def mean(parts: Iterable[int], of: int) -> int | None:
 
 
 def of_sample(sample: tuple[int, int]) -> int:
-    """The gradient of one sample."""
     return hash(sample)
 
 

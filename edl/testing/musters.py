@@ -18,13 +18,10 @@ RETRY_S = 0.02
 
 
 class Musters:
-    """Musters of all daemons of a job."""
-
     def __init__(self, job: SimJob) -> None:
         self.job = job
 
     def follow(self, worker: SimWorker, called: Summons | None, roster: tuple[str, ...]) -> None:
-        """Orders have told a daemon of a roll."""
         if called is None or called.number <= worker.met[0]:
             return
         ranks = [peer.rank for peer in called.peers]

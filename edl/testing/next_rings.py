@@ -42,12 +42,10 @@ class RingBeside:
 
     @property
     def stands(self) -> bool:
-        """Tell whether the ring stands at all members."""
         return len(self.stood) == self.size
 
     @property
     def members(self) -> list[SimWorker]:
-        """Return the members by rank, once all have come."""
         return sorted(self.came.values(), key=lambda worker: self.ranks[worker.id])
 
     @property
@@ -56,8 +54,6 @@ class RingBeside:
 
 
 class NextRings:
-    """Rings that the members of a job prepare."""
-
     def __init__(self, job: SimJob, seed: int) -> None:
         self.job = job
         self.refuse = 0.0  # of all attempts so many fail in a way after which the process prepares no other ring
@@ -73,7 +69,6 @@ class NextRings:
     # ------------------------------------------------------------------------------------------- the trainers' hands
 
     def carry_out(self, worker: SimWorker, command: EnterRing | AdoptRing | PrepareRing | ReleaseRing) -> None:
-        """Let a worker go to another ring, or prepare to."""
         match command:
             case EnterRing(assignment, begun=True):
                 self.join(worker, assignment)
@@ -135,9 +130,7 @@ class NextRings:
                 self.job.shells.tell(worker, RingPrepared(generation))
 
     def not_begun(self, worker: SimWorker, generation: int, reason: str) -> None:
-        """Report that a ring failed, unless the worker's trainer waits for it by now: the trainer
-        fails by itself then.
-        """
+        """Report that a ring failed, unless the trainer waits for it by now, and so fails by itself."""
         if self._forms(worker, generation):
             del self.held[worker.id]
             self.job.shells.tell(worker, RingNotPrepared(generation, reason))

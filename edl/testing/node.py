@@ -40,8 +40,6 @@ class LostCall(Enum):
 
 
 class RecordNode:
-    """Record node of one job."""
-
     def __init__(self, job: SimJob, seed: int) -> None:
         self.version = 0
         self.has_secret = True
@@ -53,11 +51,9 @@ class RecordNode:
 
     @property
     def is_away(self) -> bool:
-        """Tell whether the coordinator answers no call, and ends no session."""
         return self._job.now < self.away_until
 
     def arrives(self, commit: Commit, term: int) -> Outcome:
-        """Return the outcome of the leader's write."""
         match self._fate():
             case None:
                 return self.commit(commit, term)
@@ -70,7 +66,6 @@ class RecordNode:
         return Unanswered()
 
     def commit(self, commit: Commit, term: int) -> Outcome:
-        """Carry it out, if its leader reigns and knows what lies there."""
         job = self._job
         if term != job.term:  # the fence of its reign (I1)
             return Deposed()

@@ -29,7 +29,6 @@ class PlanChecks:
         self._put_off = 0  # so many in a row
 
     def durable(self, before: Record, record: Record) -> None:
-        """`record` was written over `before`."""
         if record.trials.unfit is not before.trials.unfit:
             self._only_who_is_cut_off_is_unfit(before, record)
         if record.plan is not None and (before.plan is None or record.plan.generation > before.plan.generation):
@@ -104,9 +103,7 @@ class PlanChecks:
             self._violated("I12", f"{self._put_off} switches in a row were put off")
 
     def _note_plan(self, before: Record, record: Record, plan: Plan) -> None:
-        """Note the newcomers of a switch for which samples must be left, as all have told in time how far they have
-        read.
-        """
+        """Note newcomers for which samples must be left, as all have told in time how far they have read."""
         in_time = before.rebatch is None or record.rebatch is not None
         newcomers = set(plan.roster) - set(record.roster)
         cut = plan.ledger is not None or self._job.spec is None  # else it takes another's place, after the same step

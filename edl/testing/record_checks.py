@@ -26,7 +26,6 @@ class RecordChecks:
         self._were_members: set[str] = set()
 
     def durable(self, before: Record, record: Record) -> None:
-        """`record` was written over `before`."""
         if record.members is before.members:
             return
         after = {member.identity.id for member in record.members}
@@ -45,7 +44,7 @@ class RecordChecks:
 
 
 def due(before: Record, record: Record) -> Collection[Kind]:
-    """The events without which a reader would not know what has changed."""
+    """Return the events without which a reader would not know what has changed."""
     found: list[Kind] = []
     if record.state in OVER and before.state not in OVER:
         found.append(ENDS[record.state])

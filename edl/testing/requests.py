@@ -21,8 +21,6 @@ REACH_S: Final = 2.4  # within so long a size that was asked for is reached
 
 
 class SimRequests:
-    """Requests to one job."""
-
     def __init__(self, job: SimJob) -> None:
         self._job = job
 

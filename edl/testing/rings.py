@@ -38,8 +38,6 @@ ELSEWHERE = "a collective of its own"
 
 
 class SimRing:
-    """A ring that stands, or did."""
-
     def __init__(self, generation: int, members: list[SimWorker]) -> None:
         self.generation = generation
         self.members = members
@@ -61,7 +59,6 @@ class Rings:
             self.job.after(within_s * (0.6 + 0.8 * self.job.random.random()), self._step, ring)
 
     def arm_at(self, ring: SimRing, at: float) -> None:
-        """Arm the ring at a time, or before if something happens to it."""
         self.job.after(at - self.job.now, self.arm, ring)
 
     def missed(self, worker: SimWorker) -> None:
@@ -131,8 +128,8 @@ class Rings:
         return worker.step + 1 in worker.read
 
     def _is_at_end(self, worker: SimWorker) -> bool:
-        """Tell whether no sample is left for the script. If it asks for each epoch, it has begun the
-        one that is due.
+        """Tell whether no sample is left for the script, which has begun the epoch that is due, if
+        it asks for epochs.
         """
         spec = self.job.spec
         if spec is None:
@@ -144,7 +141,7 @@ class Rings:
         return False
 
     def _give_up(self, ring: SimRing, worker: SimWorker, step: int) -> None:
-        """A member gives the ring up by its own clock."""
+        """Give the ring up at a member, by its own clock."""
         here = worker.alive and not worker.stalled and worker.sits and worker.doing is TrainerState.TRAINING
         if here and not worker.is_void and worker.generation == ring.generation and worker.step == step:
             self._hold_up(ring, step)
@@ -190,9 +187,7 @@ class Rings:
         self.arm(ring)
 
     def _part(self, members: list[SimWorker], applied: list[SimWorker]) -> None:
-        """Let members that have the result be at something of their own for a while, where others wait for one that
-        hangs.
-        """
+        """Occupy members that have the result for a while, where others wait for a member that hangs."""
         here = [worker for worker in members if not worker.stalled and worker.doing is TrainerState.TRAINING]
         ahead = [worker for worker in here if worker in applied]
         if 0 < len(ahead) < len(here) and self._parting.random() < TAKE_TIME:
@@ -208,9 +203,7 @@ class Rings:
                 self.job.shells.occupy(worker, for_s)
 
     def _comes(self, worker: SimWorker, sender: SimWorker) -> bool:
-        """Tell whether the state that `worker` gets beside this step is there before its update. False: it never will
-        be.
-        """
+        """Tell whether the state for `worker` is there before this step's update. False: it never will be."""
         if not worker.alive or worker.stalled or worker.unsent or sender.unsent:
             worker.unsent, worker.lost_state = False, True
             return False
@@ -221,7 +214,7 @@ class Rings:
         return True
 
     def _take(self, worker: SimWorker, sender: SimWorker) -> None:
-        """The portion of this step; with the last one, its model is that of the sender."""
+        """Take the portion of this step; with the last one, the worker's model is that of the sender."""
         if not worker.machine.portions.follow:
             worker.model = sender.model
         self.job.shells.carry_out(worker, worker.machine.handle(StateCopied()))
@@ -244,7 +237,6 @@ class Rings:
                 worker.machine.handle(StateCopied())
 
     def _gradient(self, worker: SimWorker, step: int, samples: list[Sample]) -> int | None:
-        """Return the worker's part of the mean gradient, by its weight."""
         if self.job.spec is None:
             return mean((of_own(worker.id, step),), of=worker.machine.size)
         worker.weigh(step)
@@ -257,7 +249,6 @@ def _awaits(worker: SimWorker) -> str:
 
 
 def samples_of(worker: SimWorker, step: int) -> list[Sample]:
-    """Return the samples that `worker` trains in `step`, by its leases (I7)."""
     lease = worker.leases.at(step)
     pieces = lease.between(step - 1, step) if lease else ()
     return [(piece.epoch, position) for piece in pieces for position in range(piece.start, piece.stop)]

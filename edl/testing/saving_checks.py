@@ -34,7 +34,6 @@ class SavingChecks:
     # ------------------------------------------------------------------------------------------------- as it happens
 
     def copies(self, copy: Copy) -> None:
-        """A trainer is about to copy what it has."""
         save = copy.save
         if (copy.generation, copy.step) != (save.generation, save.after_step):
             where = f"after step {copy.step} in ring {copy.generation}"
@@ -44,7 +43,6 @@ class SavingChecks:
             self._violated(f"{copy.worker} copies part {save.part} of {save.parts}, and on record is {told}")
 
     def published(self, saving: Saving) -> None:
-        """Check a saving whose manifest is about to be written."""
         store = self._job.savings.store
         parts = [store.parts.get((saving.path, rank)) for rank in range(len(saving.roster))]
         present = [part for part in parts if part is not None]
@@ -65,7 +63,6 @@ class SavingChecks:
         self._has_its_ledger(saving)
 
     def durable(self, before: Record, record: Record) -> None:
-        """A record was written."""
         if record.saving is not None and self._job.now > self._bound(record.saving.number):
             self._job.checks.violated("I12", f"saving {record.saving.number} is neither durable nor given up")
         if record.save_requests != before.save_requests:
@@ -86,14 +83,12 @@ class SavingChecks:
             self._violated(f"requests for checkpoints are taken twice, or were never made: {asked}")
 
     def asked_to_go(self) -> None:
-        """The first time counts."""
+        """Note the first time that the job was asked to go."""
         if not self._steps_when_asked:
             self._steps_when_asked = {one.id: one.count.step for one in self._job.workers.values() if one.alive}
 
     def has_gone(self, record: Record) -> None:
-        """Check a job that ended unsaved, as nothing was new: no worker whose daemon could report
-        had made more steps.
-        """
+        """Check a job that ended unsaved, as nothing was new: no worker that could report had made more steps."""
         if " is saved: " in record.reason or "could not be saved" in record.reason:
             return
         saved = record.saved.step if record.saved is not None else 0
@@ -153,7 +148,6 @@ class SavingChecks:
     # ------------------------------------------------------------------------------------------------- another life
 
     def begins(self, model: Model) -> None:
-        """The first step of all is about to be taken."""
         if self._job.begins_with is not None and model.learned != self._job.begins_with.learned:
             self._violated("a life that is resumed begins with another model than that of its checkpoint")
 

@@ -53,8 +53,6 @@ class SimStore:
 
 
 class Savings:
-    """Savings of one job's workers and leaders."""
-
     def __init__(self, job: SimJob, seed: int, store: SimStore | None = None) -> None:
         self.job = job
         self.store = store or SimStore()
@@ -68,9 +66,7 @@ class Savings:
     # ----------------------------------------------------------------------------------------------- a trainer's hands
 
     def copy(self, worker: SimWorker, save: Save, *, beside: bool = False) -> None:
-        """Copy a worker's state beside its next mini-batch. `beside`: the worker is at one, and may
-        be at its update.
-        """
+        """Copy a worker's state beside its next mini-batch. `beside`: it is at one, and may be at its update."""
         if beside and self._chance(UPDATES):
             self.job.shells.tell(worker, CopyFailed(save.number, "its update had begun"))
             return
@@ -81,14 +77,12 @@ class Savings:
         self.job.after(0.5 * STEP_S * self._random.random(), self._copied, worker, copy)
 
     def wish(self, members: Sequence[SimWorker], step: int) -> None:
-        """Scripts work on `step`, perhaps for a second time."""
         if step in self.wishes:
             asking = members if self.wishes[step] else members[:1]
             for worker in (*asking, *asking):  # each of them twice
                 self.job.shells.tell(worker, CheckpointWished())
 
     def finish(self, worker: SimWorker) -> None:
-        """Finish the copy of a trainer that is about to end."""
         if worker.id in self._copying:
             self._copied(worker, self._copying[worker.id])
 
@@ -105,7 +99,6 @@ class Savings:
     # ------------------------------------------------------------------------------------------------ a daemon's hands
 
     def tell_again(self, worker: SimWorker) -> None:
-        """Tell another daemon of the copy."""
         number, missed = worker.account.copied
         copy = self._copies.get(worker.id)
         if copy is not None and copy.save.number == number and not missed:

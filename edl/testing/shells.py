@@ -55,8 +55,6 @@ LONG_VOID = 0.2  # of void mini-batches so many have a long end
 
 
 class SimShells:
-    """Shells of all workers of one job."""
-
     def __init__(self, job: SimJob) -> None:
         self.job = job
 
@@ -100,7 +98,6 @@ class SimShells:
                 worker.weight = command.weight
 
     def _told(self, worker: SimWorker, said: say.FromTrainer) -> None:
-        """Tell the worker's daemon, which reports."""
         calm = worker.account.is_calm(said)
         worker.account.hear(said)
         self.job.daemons.stir(worker, calm=calm)
@@ -156,7 +153,6 @@ class SimShells:
             self.tell(worker, StillWaiting(worker.orders))
 
     def stepped(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
-        """The end of a mini-batch that counts."""
         self.job.daemons.stir(worker)
         if worker.alive and not worker.stalled:
             self.carry_out(worker, commands)
@@ -190,7 +186,6 @@ class SimShells:
             self.carry_out(worker, commands)
 
     def begin_pass(self, worker: SimWorker) -> None:
-        """The script asks for one more epoch."""
         worker.wanted += 1
         self._open(worker)
 

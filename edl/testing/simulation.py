@@ -146,7 +146,6 @@ class SimJob:
     # ---------------------------------------------------------------------------------------------------- outside
 
     def plan(self, faults: list[Planned]) -> None:
-        """Plan faults that will strike, each in its own time."""
         for fault in faults:
             if isinstance(fault.at, Moment):
                 self._waiting.setdefault(fault.at, []).append(fault)
@@ -196,14 +195,12 @@ class SimJob:
 
     @property
     def end(self) -> str:
-        """Describe in a few words how the job ended."""
         reason = self.durable.reason.partition(";")[0]
         if self.durable.state is JobState.FAILED:
             return f"failed: {' '.join(word for word in reason.split() if not word.isdigit())}"
         return self.durable.state.value if self.durable.state in OVER else "all that train hang"
 
     def story(self, complaint: str, lines: int = 80) -> str:
-        """A complaint with what led there."""
         return "\n".join([complaint, *self.transcript[-lines:]])
 
     def note(self, line: str) -> None:
@@ -219,7 +216,6 @@ class SimJob:
     # ----------------------------------------------------------------------------------------------------- faults
 
     def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
-        """Inflict the faults that waited for this moment."""
         waiting = self._waiting.get(moment)
         if not waiting:
             return
@@ -232,7 +228,7 @@ class SimJob:
                 self.after(self.random.random() * 0.004, self.inflict, fault.fault, worker)
 
     def inflict(self, fault: SimFault, worker: SimWorker | None = None) -> None:
-        """Do it now, to `worker` or to any other."""
+        """Inflict the fault now, on `worker` or on any other."""
         if self.durable.state in OVER:
             return
         living = [one for one in self.workers.values() if one.alive and one.doing is not TrainerState.OVER]
@@ -254,9 +250,7 @@ class SimJob:
         return 0.0005 + 0.002 * chance if chance < 1 - self.late else LATE_S * self.random.random()
 
     def call(self, said: Input, answer: Callable[[bool], None] | None = None, *, term: int | None = None) -> None:
-        """Send to the leader that is there on arrival; a leader of another term refuses a message
-        that carries a term.
-        """
+        """Send to the leader that is there on arrival; a leader of another term refuses a message with a term."""
         self.after(self.delay(), self._arrive, said, answer, term)
         if self.random.random() < 0.03:  # tried again, though the first call got through
             self.after(self.delay() + LATE_S * self.random.random(), self._arrive, said, None, term)
@@ -278,7 +272,6 @@ class SimJob:
         self.daemons.find_leader()
 
     def decided(self) -> None:
-        """The leader is about to write."""
         self.happens(Moment.DECIDING)
 
     def make_durable(self, record: Record) -> None:
@@ -299,7 +292,7 @@ class SimJob:
 
 
 class CheckedMachine(JobMachine):
-    """The real machine; after each input, it is looked at."""
+    """Real machine, which is looked at after each input."""
 
     def __init__(self, job: SimJob, record: Record, term: int) -> None:
         super().__init__(record, job.lead_times, DEADLINES)

@@ -24,9 +24,7 @@ def share_of(ledger: Ledger, worker: str, generation: int = 1) -> Share:
 
 
 class SoloFeed:
-    """Feed of a worker that is the whole job. Leases come at once, as a leader would grant them; up to step `last`, if
-    any.
-    """
+    """Feed of a worker that is the whole job. Leases come at once, up to step `last`, if any."""
 
     def __init__(self, last: int | None = None) -> None:
         self._last = last
@@ -66,21 +64,18 @@ class SoloFeed:
             self._wait_for(lambda: self._offers(step) or self._dry())
             return self._offers(step)
 
-    def loaded(self, nanoseconds: int) -> None:
-        """Ignore the time."""
+    def loaded(self, nanoseconds: int) -> None: ...
 
     def step(self) -> int:
         return self.committed + 1
 
     def commit(self) -> None:
-        """The step that is worked on is trained."""
         with self._changed:
             self.committed += 1
             self.ledger.commit(self.committed)
             self._changed.notify_all()
 
     def enter(self, step: int = 0) -> None:
-        """A newcomer's first switch."""
         with self._changed:
             self.rehearsals.end_all()
             self.committed = step

@@ -26,13 +26,10 @@ AWAY_S = 2 * SESSION_S  # at most
 
 
 class SimFaults:
-    """Faults of one job."""
-
     def __init__(self, job: SimJob) -> None:
         self.job = job
 
     def strike_job(self, fault: SimFault) -> None:
-        """Carry out a fault `OF_THE_JOB`."""
         match fault:
             case SimFault.JOIN:
                 self.job.launcher.start()
@@ -50,7 +47,6 @@ class SimFaults:
                 pass
 
     def strike(self, fault: SimFault, victim: SimWorker) -> None:
-        """Carry out a fault on a worker."""
         match fault:
             case SimFault.LEAVE:
                 self.job.shells.tell(victim, LeaveWanted())

@@ -22,7 +22,6 @@ class TallyChecks:
         self._began = 0.0
 
     def durable(self, before: Record, record: Record) -> None:
-        """`record` was written over `before`."""
         was, tally = before.tally, record.tally
         if tally.at and not was.at:
             self._began = tally.at

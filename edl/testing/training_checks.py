@@ -38,12 +38,10 @@ class TrainingChecks:
 
     @property
     def steps(self) -> int:
-        """Trained so far."""
         return len(self._steps)
 
     @property
     def samples(self) -> KeysView[Sample]:
-        """Return all samples trained so far, in earlier lives too."""
         return self._trained_in.keys()
 
     def learned_by(self, step: int) -> int | None:
@@ -55,20 +53,17 @@ class TrainingChecks:
         return {*self._before, *(sample for at, hand in self._steps.items() if at <= step for sample in hand)}
 
     def samples_of_steps(self) -> list[list[Sample]]:
-        """Return the samples of each step of this life, rank by rank."""
         return [self._steps[step] for step in sorted(self._steps)]
 
     # ------------------------------------------------------------------------------------------------ by the ledger
 
     def durable(self, record: Record) -> None:
-        """A record was written."""
         self._first = self._first or record.generation
         if record.plan is not None and record.plan.after_step is not None:
             leavers = {one.identity.id for one in record.members if one.state is WorkerState.LEAVING}
             self._go |= leavers.difference(record.plan.roster)
 
     def handled(self, machine: JobMachine) -> None:
-        """A leader's machine has taken an input."""
         ledger = machine.ledger
         if ledger is None:
             return
@@ -103,9 +98,7 @@ class TrainingChecks:
     # ------------------------------------------------------------------------------------------------------ by rings
 
     def sat(self, worker: SimWorker) -> None:
-        """Check that a worker begins in a new ring with the newest model, unless it gets the model beside the first
-        steps.
-        """
+        """Check that a worker begins in a new ring with the newest model, unless that comes beside the first steps."""
         if worker.machine.awaits_state:
             return
         if worker.step and worker.model.learned != self._learned.get(worker.step):

@@ -25,8 +25,6 @@ SESSION_S = 0.3  # a daemon unheard of for so long is taken for gone
 
 
 class Steps:
-    """Counters of a trainer's steps, as in the page that it shares with its daemon."""
-
     __slots__ = ("step", "usual_until")
 
     def __init__(self) -> None:
@@ -38,15 +36,11 @@ class SimLeases(LeaseBuffer):
     """Leases of a trainer whose mini-batches end on one thread while orders come on another."""
 
     def adopt(self, share: Share, stamp: tuple[int, int], at_work: int = 0) -> None:
-        """Adopt a share while a step is at work. Now and then the worker has heard of it just before it began that
-        step.
-        """
+        """Adopt a share during a step. Now and then it was heard of just before that step began."""
         super().adopt(share, stamp, at_work - (at_work % 5 == 1))
 
 
 class SimWorker:
-    """A trainer and its daemon."""
-
     __slots__ = (
         "account",
         "admitted",
@@ -136,17 +130,14 @@ class SimWorker:
 
     @property
     def step(self) -> int:
-        """Committed."""
         return self.count.step
 
     @property
     def entered(self) -> int:
-        """The step that its generation took over after."""
         return self.machine.entered_after
 
     @property
     def assignment(self) -> Assignment | None:
-        """Return the worker's assignment while it enters a ring."""
         return self.machine.assignment
 
     def goes_to(self, generation: int) -> bool:
@@ -229,9 +220,7 @@ class SimWorker:
         return Identity(self.id, self.host, self.host, 1, self.daemon)
 
     def present(self) -> Observation:
-        """Return the observation of another daemon, which first knows only its trainer's greeting; it hears the story
-        later.
-        """
+        """Return another daemon's first observation, after the trainer's greeting only; it hears the story later."""
         self.presented = True
         self.met, self.met_before = (0,), self.met
         self.account = TrainerAccount()

@@ -23,15 +23,12 @@ class WritingChecks:
         self._written: dict[int, Tell] = {}  # all there are; by identity, as two may be alike
 
     def handled(self, term: int, follows: Iterable[Command]) -> None:
-        """A leader's machine has taken an input."""
         self._due.setdefault(term, {}).update({id(one): one for one in follows if isinstance(one, Tell)})
 
     def count(self, kind: str) -> int:
-        """Return how many events of a kind were written."""
         return sum(tell.fact.kind == kind for tell in self._written.values())
 
     def written(self, told: Iterable[Tell]) -> None:
-        """A transaction was carried out."""
         for tell in told:
             if id(tell) in self._written:
                 self._job.checks.violated("events", f"{tell.fact.kind} was written twice")

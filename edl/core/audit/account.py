@@ -34,8 +34,6 @@ NEAR = 1e-6  # weights are rounded on their way through a framework
 
 
 class Portion(msgspec.Struct, frozen=True):
-    """A worker was given something in a step."""
-
     step: int  # of that life
     worker: str
     life: int = 1
@@ -62,7 +60,7 @@ class EpochAccount(msgspec.Struct, frozen=True):
 
 
 class Weighed(msgspec.Struct, frozen=True):
-    """A worker's samples went into an update with another weight than their share of all of that step."""
+    """A weight in an update that differs from the worker's share of the step's samples."""
 
     step: int
     worker: str
@@ -87,8 +85,6 @@ class LifeAccount(msgspec.Struct, frozen=True):
 
 
 class Account(msgspec.Struct, frozen=True):
-    """The whole job."""
-
     job: str
     workers: int
     generations: int  # that trained anything
@@ -137,8 +133,8 @@ class _Weighing(msgspec.Struct, frozen=True):
         return any(self.weights.values()) if self.weights else None
 
     def misweighed(self) -> Iterator[Weighed]:
-        """Yield the members whose weight was wrong in an update. If all members skipped the update, as a loss was not
-        finite, no weight was wrong.
+        """Yield members whose weight was wrong in an update. Where all skip it, for a loss that was not finite, none
+        was.
         """
         total = sum(self.samples.values())
         for worker, weight in self.weights.items() if self.updated else ():
@@ -148,7 +144,7 @@ class _Weighing(msgspec.Struct, frozen=True):
 
 
 def account(audits: Sequence[WorkerAudit]) -> Account:
-    """Raises UsageError for audits that do not belong together, or are not complete."""
+    """Account for a job's samples. Raises UsageError for audits that do not belong together, or are not complete."""
     job, found = _job_of(audits), lives(audits)
     counting = [life for life in found if life.counts]
     spec = _spec_of(counting)
@@ -226,7 +222,6 @@ def _hands(life: AuditedLife) -> Iterator[_Hand]:
 
 
 def _weighings(life: AuditedLife, hands: Iterable[_Hand]) -> Iterator[_Weighing]:
-    """Yield the weights of each step that counts."""
     samples = {(hand.taken.worker, hand.taken.step): sum(map(len, hand.line.ranges)) for hand in hands if hand.counts}
     weights = {
         (audit.worker, line.generation, line.step): line.weight
@@ -257,7 +252,7 @@ def _by_epoch(spec: DataSpec, hands: Iterable[_Hand]) -> defaultdict[int, list[_
 
 
 def _epochs_over(newest: AuditedLife, hands: Sequence[_Hand]) -> int:
-    """Epochs before this one are. It is the newest life whose scripts can have been told so."""
+    """Return the number of epochs that are over. Only scripts of the newest life can have been told that they are."""
     lines = (line for audit in newest.audits for line in audit.lines)
     told = (line for line in lines if isinstance(line, DataEnded) and line.step == newest.steps)
     newest_pass = max((hand.line.epoch for hand in hands if hand.counts), default=0)
@@ -322,7 +317,6 @@ def _offenders(
 
 
 def _check(spec: DataSpec, ranges: Sequence[Range]) -> int:
-    """Return the checksum that a worker must have written for these positions."""
     check = 0
     for piece in ranges:
         check = zlib.crc32(_ids(spec, piece.epoch)[piece.start : piece.stop].data, check)
@@ -331,7 +325,6 @@ def _check(spec: DataSpec, ranges: Sequence[Range]) -> int:
 
 @lru_cache(maxsize=4)
 def _ids(spec: DataSpec, epoch: int) -> NDArray[np.int64]:
-    """The samples of an epoch in its order."""
     return samples_at(spec, Range(epoch, 0, spec.total)).astype("<i8", copy=False)
 
 

@@ -27,7 +27,7 @@ from edl.protocol.audit import FIRST_LIFE, Committed, LifeAudited, Line, Sat
 
 @dataclass(frozen=True, slots=True)
 class WorkerAudit:
-    """Lines that one worker wrote, in its order, after its first line."""
+    """Lines of one worker, in its order, after its first line."""
 
     worker: str
     job: str
@@ -37,7 +37,7 @@ class WorkerAudit:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The steps after_step+1 .. until_step count as those of this generation."""
+    """Steps after_step+1 .. until_step, which count as those of this generation."""
 
     generation: int
     after_step: int

@@ -73,7 +73,7 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------------------ inputs
 
     def ask(self, asked: AskCheckpoint) -> None:
-        """A request. It is taken once, and answered by what has come of it."""
+        """Take a request once, and answer it with its outcome so far."""
         working, record = self._working, self._working.record
         before = requests.known(record, asked.request)
         if before is not None and (before.path or before.failure):
@@ -90,7 +90,7 @@ class Checkpoints:
             working.commands.append(requests.answer(taken))
 
     def heed(self, step: int) -> None:
-        """A script has asked, while it worked on `step`; 0: it has not. Of all workers it is one request."""
+        """Take a script's request, made in `step`; 0: none. Requests of all workers at one step count as one."""
         working, record = self._working, self._working.record
         if record.job_policy.checkpointing.folder and not requests.covers(record, step):
             asked = requests.taken(record, f"of the script, at step {step}", step - 1)
@@ -122,18 +122,16 @@ class Checkpoints:
 
     @property
     def holds_end(self) -> bool:
-        """The last one was asked for, and may come about: the job does not end before. Within bounds."""
+        """Tell whether the job's end waits for the last saving, which was asked for and may succeed. Within bounds."""
         saving = self._working.record.saving
         return saving is not None and saving.why is Why.LAST
 
     @property
     def interval(self) -> Interval | None:
-        """Return the interval between two checkpoints, if the job chooses its interval by itself."""
         working = self._working
         return interval_of(working.record, working.newest()[0], self._leasing.step_time_s())
 
     def is_due(self) -> bool:
-        """Time, or a step, may decide something."""
         working, record = self._working, self._working.record
         if record.saving is not None:
             return working.now >= self._until or self._is_out_of_reach(record.saving)
@@ -147,7 +145,6 @@ class Checkpoints:
         return False
 
     def follow(self) -> None:
-        """Begin what is due; bring on what is under way."""
         saving = self._working.record.saving
         if saving is None:
             self._begin_if_due()
@@ -246,7 +243,7 @@ class Checkpoints:
         return ledger.covered_step
 
     def _is_out_of_reach(self, saving: Saving) -> bool:
-        """The job is to go, and no member comes to that step."""
+        """Tell whether a preempted job's members will not reach the saving's step."""
         working = self._working
         if working.record.preemption is None or saving.complete or saving.generation != working.record.generation:
             return False
@@ -318,7 +315,7 @@ class Checkpoints:
         working.tell(durable, saving.after_step)
 
     def _give_up(self, reason: str, *, again: bool = False) -> None:
-        """Training goes on, and it is tried again: at once, where another way is open."""
+        """Give up the saving; training goes on. It is tried again: at once, where another way is open."""
         working, saving = self._working, self._working.record.saving
         assert saving is not None
         if not again:
@@ -330,7 +327,6 @@ class Checkpoints:
             working.change(save_requests=asked, pressing=False)
 
     def _parts(self, saving: Saving) -> tuple[DurablePart, ...]:
-        """Return the durable parts, by rank."""
         return tuple(DurablePart(worker, self._stored[worker]) for worker in saving.roster if worker in self._stored)
 
     def _keep(self, saving: Saving) -> Saving:

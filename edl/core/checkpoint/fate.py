@@ -25,8 +25,6 @@ from edl.protocol.saving import Saving
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """Inputs of the decision, for a saving that is on record."""
-
     record: Record
     saving: Saving
     members: Mapping[str, Member]  # of the record, by id
@@ -36,7 +34,6 @@ class Prospect:
 
 
 def why_not(now: Prospect) -> str:
-    """Tell why the saving fails; empty as long as it may succeed."""
     return _overtaken(now) or next(_lacking(now), "")
 
 
@@ -53,7 +50,6 @@ def _overtaken(now: Prospect) -> str:
 
 
 def _lacking(now: Prospect) -> Iterator[str]:
-    """Yield why a member has no part to give."""
     for worker in now.saving.roster:
         if worker not in now.stored and (why := _no_part_of(worker, now)):
             yield why

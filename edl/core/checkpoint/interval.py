@@ -32,8 +32,6 @@ WRITING: Final = 2.0  # no more than half of the time something is being written
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Time from the begin of one checkpoint to the begin of the next."""
-
     seconds: float
     why: str  # in words
 
@@ -49,12 +47,10 @@ def interval_of(record: Record, step: int, step_time_s: float) -> Interval | Non
 
 
 def mean_fault_s(auto: Auto, trained_s: float, faults: int) -> float:
-    """Return the mean time between faults, in seconds."""
     return (max(0.0, trained_s) + auto.fault_s) / (faults + 1)
 
 
 def chosen(auto: Auto, costs: Sequence[Cost], fault_s: float) -> Interval:
-    """`fault_s`: from one fault to the next."""
     if not costs:
         return Interval(auto.least_s, "until it is known what one costs")
     cost_s = cost(costs)

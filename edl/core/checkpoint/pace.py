@@ -35,11 +35,9 @@ class SavingPace:
 
     @property
     def step_time_s(self) -> float | None:
-        """Return the step time while nothing is saved, in seconds; None: not known."""
         return median(self._step_times_s) if self._step_times_s else None
 
     def look(self, generation: int, seen: Seen) -> None:
-        """Note the newest step while nothing is being saved."""
         self._follow(generation)
         self._begun = None
         if self._since is None:
@@ -51,7 +49,7 @@ class SavingPace:
             self._since = seen
 
     def begin(self, generation: int, seen: Seen) -> None:
-        """A saving is announced."""
+        """Begin to measure a saving."""
         self.look(generation, seen)
         self._since, self._begun = None, seen
 

@@ -37,7 +37,7 @@ class Preempting:
         self._until = 0.0
 
     def ask(self, asked: AskPreempt) -> None:
-        """The first request counts; the same again changes nothing."""
+        """Take the first request; a repetition changes nothing."""
         working, record = self._working, self._working.record
         if record.state in OVER:
             if record.state is not JobState.PREEMPTED:
@@ -59,7 +59,6 @@ class Preempting:
         return self._working.now + LOOK_S if is_going else END_OF_TIME
 
     def is_due(self) -> bool:
-        """Time alone may decide something."""
         return self._since is not None and (self._working.now >= self._until or self._has_nothing_new())
 
     def follow(self) -> None:
@@ -80,9 +79,7 @@ class Preempting:
             working.end(JobState.PREEMPTED, f"{preemption.reason}; {_left(record, preemption)}")
 
     def _has_nothing_new(self) -> bool:
-        """Tell whether no step was made since the newest checkpoint, or since the job began; members had time to report
-        one.
-        """
+        """Tell whether no step was made since the newest checkpoint, and members had time to report one."""
         record = self._working.record
         if self._since is None or self._working.now < self._since + self._told_s:
             return False

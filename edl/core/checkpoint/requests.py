@@ -28,7 +28,7 @@ Requests = tuple[SaveRequest, ...]
 
 
 def known(record: Record, request: str) -> SaveRequest | None:
-    """A request that was taken before, of which it is known what has come."""
+    """Return a request that was taken before and has an outcome."""
     return next((one for one in record.save_requests if one.request == request), None)
 
 
@@ -39,7 +39,6 @@ def answer(taken: SaveRequest) -> TellOfSaving | Refuse:
 
 
 def taken(record: Record, request: str, newest_step: int) -> Requests:
-    """Return the requests on record and a new one."""
     saving = record.saving
     serves = saving is not None and saving.after_step > newest_step
     first = record.saves if serves else record.saves + 1
@@ -60,12 +59,11 @@ def covers(record: Record, step: int) -> bool:
 
 
 def pending(record: Record) -> bool:
-    """A saving is asked for, and none serves that."""
+    """Tell whether a request waits for a saving to begin."""
     return any(_is_pending(one) for one in record.save_requests)
 
 
 def served(requests: Requests, saved: Saved) -> Requests:
-    """Return the requests after `saved` became durable."""
     return tuple(
         msgspec.structs.replace(one, step=saved.step, path=saved.path)
         if _is_pending(one) and one.first <= saved.number
@@ -85,7 +83,7 @@ def disappointed(requests: Requests, saving: Saving, reason: str) -> Requests:
 
 
 def is_saved(record: Record) -> bool:
-    """A checkpoint that was begun after the job was asked to go is durable."""
+    """Tell whether a checkpoint is durable that was begun after the job was preempted."""
     preemption, saved = record.preemption, record.saved
     return preemption is not None and saved is not None and saved.number > preemption.saves
 

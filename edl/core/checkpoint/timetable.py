@@ -24,8 +24,6 @@ LAST_WORDS: Final = 10  # the last saving is announced so many times earlier tha
 
 
 class Timetable:
-    """Times at which savings are due. Each leader has times of its own."""
-
     def __init__(self, lead_times: LeadTimes) -> None:
         self._lead_times = lead_times
         self._begun_at: float | None = None  # when the newest durable one was begun, or should have been
@@ -72,8 +70,8 @@ class Timetable:
         self._begun_at, self._failed, self._again_at = begun_at, 0, 0.0
 
     def note_failed(self, now: float, *, hurries: bool = False) -> None:
-        """The next one is tried later, and the one after that later yet, within bounds (I12). `hurries`: the job is to
-        go, which has bounds of its own.
+        """Put the next saving off, longer after each failure, within bounds (I12). `hurries`: the job is preempted,
+        which has bounds of its own.
         """
         self._again_at = now + self._lead_times.torn_s * 2 ** (0 if hurries else min(self._failed, DOUBLINGS))
         self._failed += 1
@@ -86,7 +84,7 @@ def _to_go(record: Record) -> Why | None:
 def is_last(
     record: Record, ledger: Ledger | None, step: int, step_time_s: float, age_s: float, lead_times: LeadTimes
 ) -> bool:
-    """The last step is known, and so near that no other saving is to come before it."""
+    """Tell whether the last step is known, and so near that no other saving is to come before it."""
     if ledger is None or not ledger.spec.has_end or not ledger.fully_leased:
         return False
     end = ledger.covered_step

@@ -18,7 +18,7 @@ from edl.protocol.job_policy import Batching, BatchRule
 
 
 def batch_of_all(batching: Batching, size: int, given: int) -> int:
-    """Samples of a step with `size` workers; `given` is the script's own number: of a worker, or of all."""
+    """Return the samples of a step with `size` workers; `given` is the script's own number: of a worker, or of all."""
     match batching.rule:
         case BatchRule.GLOBAL:
             return given
@@ -62,7 +62,7 @@ def weighted_shares(batch: int, paces: Sequence[float]) -> tuple[int, ...]:
 
 
 def microbatches(share: int, most: int) -> tuple[int, ...]:
-    """A worker's part of a step in as few equal microbatches as its memory allows, the larger ones first."""
+    """Split a worker's part of a step into as few equal microbatches as its memory allows, the larger ones first."""
     if share <= 0 or not most or share <= most:
         return (share,)
     count = -(-share // most)

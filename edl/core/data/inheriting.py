@@ -30,14 +30,14 @@ RANK: Final = "#"  # no worker's id begins so
 
 
 def projected(ledger: Ledger, step: int) -> LedgerSnapshot:
-    """`ledger` as it will be once `step`, up to which it is leased, is stable."""
+    """Return `ledger` as it will be once `step`, up to which it is leased, is stable."""
     ahead = Ledger.restore(ledger.snapshot())
     ahead.commit(step)
     return ahead.snapshot()
 
 
 def rebased(snapshot: LedgerSnapshot, step: int = 0) -> LedgerSnapshot:
-    """The same data as of `step` of a life in which none of those workers is any more. Harmless twice."""
+    """Return the same data as of `step` of a life in which none of those workers is any more. Harmless twice."""
     members = tuple(
         MemberSnapshot(f"{RANK}{rank}", one.batch, one.number, _moved(one.leases, snapshot.step, step))
         for rank, one in enumerate(snapshot.members)
@@ -60,7 +60,6 @@ def _moved(leases: Iterable[Lease], step: int, to_step: int) -> tuple[Lease, ...
 
 
 def is_inherited(ledger: Ledger) -> bool:
-    """Tell whether the ledger's members are ranks of the previous life."""
     return any(worker.startswith(RANK) for worker in ledger.roster)
 
 

@@ -42,7 +42,7 @@ class Crossing:
 
 
 class Leasing:
-    """The data, by what is seen of the workers. `lead_times`: how far it is leased ahead of them."""
+    """Leases of the data, by what is seen of the workers. `lead_times`: how far it is leased ahead of them."""
 
     def __init__(self, working: WorkingState, lead_times: LeadTimes) -> None:
         self._working = working
@@ -56,7 +56,7 @@ class Leasing:
         self._slowest: set[str] = set()  # members of the ring that are not beyond the newest stable step
 
     def open(self, worker: str, spec: DataSpec) -> None:
-        """`worker` says what it trains on."""
+        """Open the data that `worker` trains on."""
         working = self._working
         try:
             newest = working.newest()[0]
@@ -92,9 +92,7 @@ class Leasing:
             self._batch_due = True
 
     def matters(self, worker: str, step: int) -> bool:
-        """Tell whether a worker's step decides anything: the last worker's step becomes stable, the first worker's
-        needs leases.
-        """
+        """Tell whether a worker's step matters: the last worker's becomes stable, the first worker's needs leases."""
         if self._working.ledgers.ledger is None:
             return False
         frees = False
@@ -130,9 +128,7 @@ class Leasing:
         return step if step <= ledger.covered_step and self._has_short_epochs(ledger) else None
 
     def _has_short_epochs(self, ledger: Ledger) -> bool:
-        """Tell whether epochs are requested singly, and each is too short for the announcement of a switch to arrive in
-        time.
-        """
+        """Tell whether epochs are requested singly, and each is too short for a switch to be announced in time."""
         epoch_s = math.ceil(ledger.spec.total / max(1, ledger.batch)) * self.step_time_s()
         return ledger.spec.open_ended and 0.0 < epoch_s < self._lead_times.notice_s + WORD_S
 
@@ -204,11 +200,10 @@ class Leasing:
             working.change(plan=msgspec.structs.replace(plan, foreseen=step, ledger=foreseen.snapshot()))
 
     def put_off(self) -> None:
-        """The word of a switch came too late for all: that of the next one has twice its time."""
+        """Double the time for the next announcement, as that of a switch came too late for all."""
         self._late_words += 1
 
     def mark_for(self, crossing: Crossing) -> None:
-        """Set the mark that the planned crossing rests on, or none."""
         mark, marks = crossing.rebatch, self._working.record.rebatches
         self._working.change(rebatch=mark, rebatches=marks if mark is None else max(marks, mark.number))
 
@@ -220,7 +215,6 @@ class Leasing:
         )
 
     def beginning(self, roster: tuple[str, ...]) -> Crossing:
-        """Return the crossing to the job's first ring."""
         ledger = self._working.ledgers.planned(roster, 0, self._lease_steps())
         return Crossing(0, None if ledger is None else ledger.snapshot(), None)
 
@@ -269,9 +263,7 @@ class Leasing:
         return step
 
     def _read_by_survivors(self, plan: Plan, step: int) -> int | None:
-        """Return the step up to which survivors that hold leases may have read; None where not all of them keep to a
-        mark.
-        """
+        """Return the step up to which survivors with leases may have read; None unless all of them keep to a mark."""
         ledger, mark = self._working.ledgers.ledger, self._working.record.rebatch
         if ledger is None or mark is None:
             return None
@@ -309,7 +301,7 @@ class Leasing:
             working.keep_ledger()
 
     def go_on_cutting(self) -> None:
-        """The samples and batches that go with this roster, in what was leased before it."""
+        """Cut leases anew where a roster needs other samples and batches than were leased before it."""
         working, ledger = self._working, self._working.ledgers.ledger
         for_switch, self._marks_for_switch = self._marks_for_switch, False
         if for_switch:
@@ -338,7 +330,7 @@ class Leasing:
                 pass
 
     def _to_be_saved(self) -> int:
-        """The step that a checkpoint is announced for, in the ring that trains; 0: none is."""
+        """Return the step that a checkpoint is announced for, in the ring that trains; 0: none is."""
         record = self._working.record
         saving = record.saving
         return 0 if saving is None or saving.generation != record.generation else saving.after_step
@@ -434,13 +426,13 @@ class Leasing:
             self._working.tell(facts.EpochEnded(epoch=epoch))
 
     def _mark(self, words: int = 1) -> int:
-        """A step that the word arrives before, or so many words that follow each other."""
+        """Return a step that no worker reaches before the message, or before `words` messages in a row."""
         newest, at = self._working.newest()
         age_s = self._working.now - at + self._working.seen.newest_late_s(self._working.record.roster)
         return self._lead_times.switch_step(newest, age_s, self.step_time_s(), words, self.word_took_s)
 
     def step_time_s(self) -> float:
-        """The shortest that a member of the ring tells of; 0.0 when none knows."""
+        """Return the shortest step time that a member of the ring reports; 0.0 when none knows."""
         return self._working.seen.step_time_s(self._working.record.roster)
 
     def _lease_steps(self) -> int:

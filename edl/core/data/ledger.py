@@ -72,7 +72,7 @@ class _Holder:
 
 
 class Ledger:
-    """The data's machine. Every mutator either does all it says or raises and changes nothing."""
+    """State machine of the data. Every mutator either does all it says or raises and changes nothing."""
 
     def __init__(
         self, spec: DataSpec, roster: Sequence[str] = (), step: int = 0, batches: Sequence[int] | None = None
@@ -99,7 +99,6 @@ class Ledger:
 
     @property
     def spec(self) -> DataSpec:
-        """Return the specification of the data, with the epochs wanted by now."""
         return self._spec
 
     @property
@@ -108,7 +107,6 @@ class Ledger:
 
     @property
     def step(self) -> int:
-        """The newest stable step."""
         return self._step
 
     @property
@@ -118,12 +116,12 @@ class Ledger:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Samples of a full step, by rank, in what is leased from now on."""
+        """Return the samples of a full step, by rank, in what is leased from now on."""
         return tuple(_batches(self._members.values()))
 
     @property
     def batch(self) -> int:
-        """Samples of a full step, of all members together, in what is leased from now on."""
+        """Return the samples of a full step, of all members together, in what is leased from now on."""
         return sum(_batches(self._members.values()))
 
     @property
@@ -144,11 +142,11 @@ class Ledger:
 
     @property
     def epoch(self) -> int:
-        """The first epoch that has not ended; `spec.epochs` when all have."""
+        """Return the first epoch that has not ended; `spec.epochs` when all have."""
         return self._ended
 
     def trained_by(self, step: int) -> int:
-        """Samples of all epochs that are trained once `step`, which is not before the newest stable one, is stable."""
+        """Return the samples of all epochs that are trained once `step`, no earlier than the newest one, is stable."""
         trained = self._pool.handed_out
         for lease in self._all_leases():
             trained -= max(0, len(lease) - max(0, step - lease.after_step) * lease.batch)
@@ -156,12 +154,10 @@ class Ledger:
 
     @property
     def wanted(self) -> int:
-        """Samples of all epochs that are wanted by now."""
         return self._spec.total * self._spec.epochs
 
     @property
     def exhausted(self) -> bool:
-        """Tell whether every sample of the wanted epochs is trained."""
         return self._ended == self._spec.epochs
 
     @property
@@ -171,14 +167,12 @@ class Ledger:
 
     @property
     def holds_back(self) -> bool:
-        """Tell whether the remaining samples wait until all before them are trained, as they may be a script's short
-        last batch.
-        """
+        """Tell whether the rest must wait until all before it is trained, as it may be a script's short last batch."""
         return self._spec.by_sample and not self._closed and not self.fully_leased
 
     @property
     def stranded(self) -> bool:
-        """Samples came back after scripts that cut batches themselves had their last one: none will ask for these."""
+        """Tell whether samples came back after the last batch of scripts that cut batches: none will ask for these."""
         unseen = all(lease.after_step >= self._step for lease in self._all_leases())
         return self._spec.by_sample and unseen and (self.fully_leased or self._late >= self._ended)
 
@@ -208,7 +202,7 @@ class Ledger:
         return self._totals
 
     def counts(self) -> DataCounts:
-        """The epoch in progress; once all are trained, the last one."""
+        """Count the samples of the epoch in progress; once all are trained, of the last one."""
         epoch, total = min(self._ended, self._spec.epochs - 1), self._spec.total
         unassigned = self._pool.count_in(epoch)
         left = (piece for lease in self._all_leases() for piece in lease.left(self._step))
@@ -269,7 +263,7 @@ class Ledger:
         return self._end_epochs()
 
     def grant(self, until_step: int) -> dict[str, tuple[Lease, ...]]:
-        """Newcomers catch up; then all members' coverage goes on towards `until_step` as far as samples allow."""
+        """Let newcomers catch up; then extend all members' coverage towards `until_step` as far as samples allow."""
         self._history.append(("grant", until_step))
         before = {worker: member.number for worker, member in self._members.items()}
         self._catch_up()
@@ -345,7 +339,6 @@ class Ledger:
 
     @classmethod
     def restore(cls, snapshot: LedgerSnapshot) -> Ledger:
-        """The ledger of which `snapshot` was taken."""
         ledger = cls(snapshot.spec, step=snapshot.step)
         ledger._pool = Unassigned(ledger._pool.total, ledger._pool.epochs, snapshot.frontier, snapshot.returned)
         ledger._members = {one.worker: _Holder(one.batch, one.number, one.leases) for one in snapshot.members}
@@ -388,7 +381,7 @@ class Ledger:
             self._pool.epochs = _leasable(self._spec)
 
     def _epoch_at(self, step: int) -> int:
-        """The epoch that `step` belongs to, by the leases not yet fully trained; -1 when none covers it."""
+        """Return the epoch that `step` belongs to, by the leases not yet fully trained; -1 when none covers it."""
         leases = next((member.leases for member in self._members.values() if member.leases), ())
         return next((lease.epoch for lease in leases if lease.after_step < step <= lease.until_step), -1)
 
@@ -409,7 +402,6 @@ class Ledger:
                 self._epoch, self._closed = kept[-1].epoch, kept[-1].final
 
     def _count_anew(self) -> None:
-        """Derive anew the figures that depend on leases, after members have come or gone."""
         self._covered = max((lease.until_step for lease in self._all_leases()), default=self._step)
         self._totals = self._trained_at = None
         self._outdated_until = self._last_outdated()
@@ -442,7 +434,7 @@ class Ledger:
             yield from (one.until_step for one in leases if one.epoch > epoch and one.after_step < after_step)
 
     def _last_steps(self) -> dict[int, int]:
-        """Epoch -> the step that trains the last of its leased samples. Many a ledger is restored only to be read."""
+        """Map each epoch to the step that trains its last leased samples. Many a ledger is restored only to be read."""
         if self._trained_at is None:
             self._trained_at = {}
             for lease in self._all_leases():
@@ -469,7 +461,7 @@ class Ledger:
             yield from (worker for worker, member in self._members.items() if not member.leases)
 
     def _catch_up(self) -> None:
-        """Newcomers get a lease beside each one that survivors have not yet trained."""
+        """Lease to newcomers beside each lease that survivors have not yet trained."""
         newcomers = [self._members[worker] for worker in self._uncovered()]
         if not newcomers:
             return
@@ -489,9 +481,7 @@ class Ledger:
         self._outdated_until = self._last_outdated()
 
     def _give_none(self, members: Sequence[_Holder], form: Lease) -> Lease:
-        """Lease the steps of `form` without samples to `members` where newcomers are spared; return the rest of the
-        form.
-        """
+        """Lease the steps of `form` in which newcomers are spared, without samples; return the rest of the form."""
         none = min(form.steps, self._spared_until - form.after_step)
         left = form.steps - none
         empty = msgspec.structs.replace(form, steps=none, final=form.final and not left)
@@ -531,7 +521,7 @@ class Ledger:
         return self._epoch
 
     def _limit(self, epoch: int) -> int:
-        """A round of `epoch` takes samples up to the end of this one."""
+        """Return the last epoch that a round of `epoch` takes samples from."""
         return epoch if self._spec.whole_epochs else self._spec.epochs - 1
 
     def _next_deal(self, available: int, epoch: int) -> Deal:
@@ -555,9 +545,7 @@ class Ledger:
         dealt: Sequence[int] | None = None,
         batch: int | None = None,
     ) -> None:
-        """Lease to each member its count of samples: the first ones of its dealt run, if `dealt` gives the runs'
-        lengths.
-        """
+        """Lease to each member its count of samples: the first of its dealt run, if `dealt` gives the runs' lengths."""
         self._totals = None
         hands = self._pool.deal(counts if dealt is None else dealt, counts)
         last_steps = self._last_steps()
@@ -613,17 +601,15 @@ def _check(spec: DataSpec) -> None:
 
 
 def _leasable(spec: DataSpec) -> int:
-    """Epochs that may be leased."""
     return spec.epochs + SPECULATIVE if spec.open_ended else spec.epochs
 
 
 def _by_worker(roster: Sequence[str], batches: Sequence[int] | None, spec: DataSpec) -> dict[str, int]:
-    """Map each worker to its samples a step: `batches`, else the script's batch."""
     return dict(zip(_distinct(roster), batches or [spec.batch] * len(roster), strict=True))
 
 
 def _brings_older(lease: Lease) -> bool:
-    """Return whether `lease` begins with samples of an epoch before its own."""
+    """Tell whether `lease` begins with samples of an epoch before its own."""
     return bool(lease.ranges) and lease.ranges[0].epoch < lease.epoch
 
 

@@ -23,7 +23,7 @@ Epochs = tuple[int, ...]  # those that have ended
 
 
 class LedgerVersions:
-    """The ledger in force; none before a worker has said what is trained on."""
+    """Ledger in force; there is none before a worker has said what is trained on."""
 
     def __init__(
         self,
@@ -39,7 +39,6 @@ class LedgerVersions:
 
     @property
     def step(self) -> int:
-        """The newest stable one."""
         return self.ledger.step if self.ledger is not None else 0
 
     @property
@@ -55,7 +54,7 @@ class LedgerVersions:
         return None if self.ledger is None else self.ledger.snapshot()
 
     def open(self, worker: str, spec: DataSpec, roster: Sequence[str], step: int) -> bool:
-        """`worker` says what it trains on. True when that is news; raises UsageError when it contradicts the others."""
+        """Open the data that `worker` trains on; return whether that is news. Raises UsageError for contradictions."""
         if self.ledger is None:
             if spec.by_sample and self.batching != Batching():
                 raise UsageError(_OWN_BATCHES)
@@ -70,7 +69,7 @@ class LedgerVersions:
         return True
 
     def _first(self, worker: str, spec: DataSpec, roster: Sequence[str], step: int) -> Ledger:
-        """The ledger begins: with all samples, or with those that the life before has left."""
+        """Begin the ledger: with all samples, or with those that the previous life has left."""
         before = self.resumed
         if before is None or (before.ledger is None and not before.step):
             return Ledger(spec, roster, step, self._batches(spec, roster))
@@ -146,22 +145,20 @@ class LedgerVersions:
         return tuple(range(before, self.ledger.epoch))
 
     def go_by(self, generation: int, plans: Iterable[Plan]) -> None:
-        """The ring trained by the leases of `generation`: of one of `plans`, though it came to nothing, or by ours."""
+        """Go by the leases of `generation`, by which the ring trained: a dropped one's of `plans`, or ours."""
         for plan in plans:
             if plan.generation == generation and plan.ledger is not None:
                 self._take(plan.ledger)
 
     def _take(self, snapshot: LedgerSnapshot) -> None:
-        """Take over a snapshot, but keep the number of epochs: it may predate a worker's request, which is made only
-        once.
-        """
+        """Take over a snapshot, but keep the epochs: it may predate a worker's request, which is made only once."""
         asked = self.ledger.spec.epochs if self.ledger is not None else 0
         self.ledger = Ledger.restore(snapshot)
         if asked > self.ledger.spec.epochs:
             self.ledger.extend(asked)
 
     def share_out(self, shares: Mapping[str, float]) -> None:
-        """The batch is shared out otherwise, in what is leased from now on."""
+        """Share the batch out otherwise, in what is leased from now on."""
         self.shares = shares
         self.settle()
 
@@ -187,7 +184,7 @@ class LedgerVersions:
         return self.ledger.commit(min(step, self.ledger.covered_step))
 
     def reach(self, step: int) -> bool:
-        """Lease up to `step`, as far as there are samples. True when that gave anything."""
+        """Lease up to `step`, as far as there are samples. Return True when that gave anything."""
         return self.ledger is not None and bool(self.ledger.grant(step))
 
 

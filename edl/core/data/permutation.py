@@ -28,7 +28,7 @@ Words = NDArray[np.uint64]
 
 
 def samples_at(spec: DataSpec, part: Range) -> NDArray[np.int64]:
-    """The ids of the samples at the positions of `part`, in order."""
+    """Return the ids of the samples at the positions of `part`, in order."""
     if not spec.shuffle:
         return np.arange(part.start, part.stop, dtype=np.int64)
     if spec.total < SORTED_BELOW:

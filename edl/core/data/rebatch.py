@@ -58,9 +58,7 @@ class Cut:
 def follows(
     record: Record, ledger: Ledger | None, seen: Observations, mark: Callable[[], int]
 ) -> SetMark | Cut | Lift | None:
-    """Return the next act about leases in earlier batches. `mark`: returns a step that no worker reaches before the
-    message.
-    """
+    """Return the next act about leases in earlier batches. `mark`: returns a step still ahead of all workers."""
     under_way = record.rebatch
     if ledger is None or not record.generation or (under_way is not None and under_way.planned):
         return None  # a plan's holds until its ring stands, or never will

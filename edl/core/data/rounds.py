@@ -55,7 +55,6 @@ def whole_batches(available: int, steps: int, batches: Sequence[int]) -> list[in
 
 
 def deal(ranges: Iterable[Range], counts: Sequence[int]) -> list[tuple[Range, ...]]:
-    """Cut `ranges` in order into hands of the given numbers of samples."""
     pieces = deque(ranges)
     hands = []
     for count in counts:
@@ -83,7 +82,7 @@ def sums(leases: Iterable[Lease], after_step: int, until_step: int) -> tuple[Tot
 
 
 def _changes(after_step: int, samples: int, batch: int) -> Iterator[tuple[int, int]]:
-    """Steps at which a lease's share differs from the step before, and by how much; 0 before and after the lease."""
+    """Yield the steps at which a lease's share changes, and by how much; it is 0 before and after the lease."""
     full, short = divmod(samples, batch) if batch else (0, 0)
     first = after_step + 1
     yield first, batch if full else short

@@ -27,16 +27,15 @@ class Unassigned:
 
     @property
     def first_epoch(self) -> int:
-        """The epoch of the sample to be leased next; `epochs` when nothing is left."""
+        """Return the epoch of the sample to be leased next; `epochs` when nothing is left."""
         return (self.returned[0][0] if self.returned else self.frontier) // self.total
 
     @property
     def handed_out(self) -> int:
-        """Samples that are not unassigned, from the first one on."""
         return self.frontier - sum(stop - start for start, stop in self.returned)
 
     def count(self, until_epoch: int) -> int:
-        """Samples of all epochs up to and with `until_epoch`."""
+        """Count the samples of all epochs up to and with `until_epoch`."""
         end = self._end(until_epoch)
         fresh = max(0, end - self.frontier)
         return fresh + sum(max(0, min(stop, end) - start) for start, stop in self.returned)
@@ -45,7 +44,7 @@ class Unassigned:
         return self.count(epoch) - self.count(epoch - 1)
 
     def take(self, count: int) -> tuple[Range, ...]:
-        """The next `count` samples; the caller has made sure that there are so many."""
+        """Take the next `count` samples; the caller has made sure that there are so many."""
         taken: list[Piece] = []
         kept: list[Piece] = []
         for start, stop in self.returned:
@@ -67,7 +66,7 @@ class Unassigned:
         return [cut(run, 0, first) for run, _, first in lengths]
 
     def give_back(self, ranges: Iterable[Range]) -> None:
-        """Samples that were taken, and that no worker will train as it is."""
+        """Return samples that were taken, and that no worker will train as it is."""
         back = ((piece.epoch * self.total + piece.start, piece.epoch * self.total + piece.stop) for piece in ranges)
         self.returned = _merged([*self.returned, *back])
         if self.returned and self.returned[-1][1] == self.frontier:

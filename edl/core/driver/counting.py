@@ -34,7 +34,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The driver counts `size` workers; the slots of `freed` are not among them."""
+    """Keep the count of `size` workers; the slots of `freed` are not among them."""
 
     driver: DriverCount  # from then on
     size: int
@@ -50,8 +50,6 @@ class Dismiss:
 
 
 class CountTimes:
-    """Times at which one leader saw things happen."""
-
     def __init__(self) -> None:
         self._answered_at: float | None = None
         self._empty_since: tuple[int, float] | None = None  # after so many recounts
@@ -122,7 +120,7 @@ def is_cornered(record: Record) -> bool:
 
 
 def has_empty_slots(record: Record, seen: Observations) -> bool:
-    """The driver has counted more than there are, and would find a host to go on with if they all have failed."""
+    """Tell whether the driver has counted absent workers, and would find a host if these have all failed."""
     driver = record.driver
     if driver is None or driver.counting:
         return False
@@ -165,12 +163,12 @@ def lost(driver: DriverCount | None, member: Identity) -> DriverCount | None:
 
 
 def wished(driver: DriverCount | None) -> DriverCount | None:
-    """A size was asked for, which the driver may come to or not."""
+    """Tell whether a size was asked for, which the driver may come to or not."""
     return None if driver is None else replace(driver, wished=True)
 
 
 def asked_of(driver: DriverCount | None, worker: str) -> int:
-    """The newest count that the worker's slot takes part in; 0: none yet."""
+    """Return the newest count that the worker's slot takes part in; 0: none yet."""
     if driver is None or driver.begun < driver.asks_from.get(worker, driver.begun + 1):
         return 0
     return driver.begun
@@ -192,7 +190,7 @@ def told(record: Record) -> str:
 
 
 def _asks_from(record: Record, driver: DriverCount, seen: Observations) -> int:
-    """The first recount of a worker that comes now. The driver waits for it if it has answered no slot yet."""
+    """Return the first recount of a worker that comes now. The driver waits for it if it has answered no slot yet."""
     answered = any(_word(member, seen).answered >= driver.begun for member in record.members)
     return driver.begun if driver.counting and not answered else driver.begun + 1
 
@@ -237,7 +235,7 @@ def _is_pressing(record: Record, driver: DriverCount, words: dict[str, Word]) ->
 
 
 def _are_news(record: Record, driver: DriverCount, words: dict[str, Word]) -> bool:
-    """The hosts have changed after the newest recount was begun."""
+    """Tell whether the hosts have changed after the newest recount was begun."""
     slots = {member.identity.id: member.identity.driver_slot for member in record.members}
     return any(word.noticed > driver.heeded.get(slots[worker], 0.0) for worker, word in words.items())
 

@@ -157,7 +157,6 @@ class Waits:
         self.until = min((wait.until for wait in self._waits.values()), default=END_OF_TIME)
 
     def overdue(self, now: float) -> list[Awaited]:
-        """Workers that have been waited for long enough."""
         return [wait for wait in self._waits.values() if now >= wait.until] if now >= self.until else []
 
     def _awaited(
@@ -224,7 +223,7 @@ class Waits:
 
 
 def _owing_word(record: Record, members: dict[str, Member], seen: Observations) -> list[str]:
-    """Newcomers of whom it is not known whether the ring that is prepared stands. The others train, beside that."""
+    """Return newcomers of which it is not known whether the prepared ring stands. The others train, beside that."""
     muster = record.muster
     if muster is None or not muster.generation:
         return []
@@ -233,7 +232,7 @@ def _owing_word(record: Record, members: dict[str, Member], seen: Observations) 
 
 
 def _absent(plan: Plan, record: Record, members: dict[str, Member], seen: Observations) -> list[str]:
-    """Members of the next ring that are not there, once they should be."""
+    """Return members of the next ring that are not there, once they should be."""
     if _is_time(plan, record, members, seen):
         due = plan.generation
     else:
@@ -247,14 +246,14 @@ def _absent(plan: Plan, record: Record, members: dict[str, Member], seen: Observ
 
 
 def _behind(record: Record, seen: Observations, last_step: int | None) -> list[str]:
-    """Members still in the last step that there are samples for, where another member has ended it."""
+    """Return members still in the last step that there are samples for, where another member has ended it."""
     if last_step is None or seen.newest_step(record.roster)[0] < last_step:
         return []
     return [one for one in record.roster if seen.trains(one, record.generation) and seen.step(one) < last_step]
 
 
 def _untold(record: Record, seen: Observations) -> list[str]:
-    """Members that have not told how far they have read, where another one waits for that at the mark."""
+    """Return members that have not told how far they have read, where another one waits for that at the mark."""
     under_way = record.rebatch
     if under_way is None or under_way.planned:
         return []
@@ -269,9 +268,7 @@ def _state(members: dict[str, Member], worker: str) -> WorkerState | None:
 
 
 def _is_time(plan: Plan, record: Record, members: dict[str, Member], seen: Observations) -> bool:
-    """Tell whether the plan's members should be on their way: the previous ring has done its
-    part, or cannot any more.
-    """
+    """Tell whether the plan's members should be on their way: the previous ring has done its part, or never will."""
     if plan.after_step is None or not record.generation:
         return True
     if any(worker not in members for worker in record.roster):

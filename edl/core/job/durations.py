@@ -9,8 +9,6 @@ from edl.protocol.job import WorkerState
 
 
 class Durations:
-    """The times that workers have spent in their states, and since when a change of size is under way."""
-
     def __init__(self) -> None:
         self.asked_at: float | None = None  # the request that is being met; None: by another leader, or there is none
         self.planned_at: float | None = None  # the newest switch

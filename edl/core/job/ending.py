@@ -21,7 +21,7 @@ from edl.protocol.job import JobState, WorkerState
 
 
 class Ending:
-    """The end of one job. `others_s`: for those who are at their last save when another has failed at its own."""
+    """End of one job. `others_s`: time for workers at their last save when another has failed at its own."""
 
     def __init__(self, working: WorkingState, others_s: float) -> None:
         self._working = working
@@ -34,7 +34,6 @@ class Ending:
         return bool(self._working.record.unended) and self._working.ledgers.spent
 
     def is_due(self) -> bool:
-        """Time alone may decide something."""
         return self._clear_since is not None
 
     def note(self, worker: str) -> None:
@@ -85,7 +84,7 @@ class Ending:
         return len(ended) < len(plan.roster) and any(working.seen.sits(worker, plan.generation) for worker in ended)
 
     def _is_up(self) -> bool:
-        """The job will have failed whatever comes, and the others have had their time (I12)."""
+        """Tell whether the job will have failed whatever comes, and the others have had their time (I12)."""
         working = self._working
         if not self.is_clear:
             self._clear_since = None

@@ -46,7 +46,7 @@ def free_local_rank(members: Iterable[Member], newcomer: Identity) -> int:
 
 
 def grouped(workers: Sequence[str], members: Mapping[str, Member]) -> tuple[str, ...]:
-    """The same workers host by host, hosts in the order of their first ones."""
+    """Return the same workers host by host, hosts in the order of their first ones."""
     hosts: dict[Host, list[str]] = {}
     for worker in workers:
         hosts.setdefault(host_of(members[worker].identity), []).append(worker)
@@ -54,9 +54,7 @@ def grouped(workers: Sequence[str], members: Mapping[str, Member]) -> tuple[str,
 
 
 def ranks_of(roster: Sequence[str], members: Mapping[str, Member]) -> dict[str, Ranks]:
-    """Return the ranks of all workers of a roster at once, as all will ask. A worker that is no member counts as a host
-    of its own.
-    """
+    """Return the ranks of a whole roster, as all will ask. A worker that is no member counts as its own host."""
     places: dict[str, tuple[Host, int]] = {}
     sizes: defaultdict[Host, int] = defaultdict(int)
     across: defaultdict[int, list[Host]] = defaultdict(list)

@@ -32,8 +32,6 @@ class TookOver:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A daemon told what its worker was seen doing."""
-
     worker: str
     observation: Observation
 
@@ -62,7 +60,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Ruled:
-    """The job's own policy has decided. `act`: it is to be done, and not only told."""
+    """Decision of the job's own policy. `act`: it is to be done, and not only told."""
 
     size: int
     replace: tuple[str, ...]

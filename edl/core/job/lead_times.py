@@ -16,12 +16,12 @@ REPORTS_A_SECOND = 250  # of mere progress, to one leader: the more workers ther
 
 
 def report_period_s(workers: int) -> float:
-    """A step may be so old when the leader hears of it."""
+    """Upper bound of a reported step's age, in seconds."""
     return max(REPORT_S, workers / REPORTS_A_SECOND)
 
 
 def going_report_period_s(workers: int) -> float:
-    """The same in a job that is to go: its leader has to know whether its members still make steps."""
+    """Upper bound of a reported step's age in a preempted job, whose leader must know if members make steps."""
     return report_period_s(workers) / 10
 
 
@@ -41,7 +41,7 @@ class LeadTimes:
 
     @property
     def stand_s(self) -> float:
-        """Members of a job that is to go tell each step at once: when none is heard for so long, they make none."""
+        """Seconds without a report of a step until members of a preempted job count as making none."""
         return self.notice_s
 
     @property
@@ -51,7 +51,6 @@ class LeadTimes:
 
     @property
     def more_at_s(self) -> float:
-        """Seconds: when leases last no longer than this, more are granted."""
         return MORE_AT * self.lease_s
 
     @classmethod
@@ -64,7 +63,6 @@ class LeadTimes:
         return left_s < 1.5 * self.hold_s
 
     def lease_steps(self, step_time_s: float) -> int:
-        """Steps to lease ahead of the newest one."""
         if step_time_s <= 0:
             return FIRST_STEPS
         return max(FEWEST_STEPS, math.ceil(self.lease_s / step_time_s))

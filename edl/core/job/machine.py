@@ -83,7 +83,6 @@ NOT_LISTENING: Final = "its ring broke, it was not heard of, and no process list
 
 
 def new_record(job: str, started: float) -> Record:
-    """A job that no worker has joined yet."""
     return Record(
         job=job,
         version=1,
@@ -286,7 +285,7 @@ class JobMachine:
                     self._miss(identity.id, NOT_LISTENING)
 
     def _on_reported(self, happened: Reported) -> bool:
-        """False when nothing can follow from the report."""
+        """Handle a report. Return False when nothing can follow from it."""
         worker, observation = happened.worker, happened.observation
         member, last = self._working.members.get(worker), self.seen.observation(worker)
         if self.record.state in OVER:
@@ -328,7 +327,6 @@ class JobMachine:
             self._working.change(voided={**self.record.voided, worker: now.generation}, pressing=False)
 
     def _follow(self, member: Member, observation: Observation) -> None:
-        """Bring the member's state to what its worker does."""
         working, worker = self._working, member.identity.id
         if observation.diverged is not None:
             self._heed_divergence(observation.diverged)
@@ -391,7 +389,7 @@ class JobMachine:
             self._part_with(found.workers, reason)
 
     def _are_missed(self, workers: Sequence[str]) -> bool:
-        """Return whether the job has fewer workers than it needs without these `workers`."""
+        """Tell whether the job has fewer workers than it needs without these `workers`."""
         left = [member for member in scaling.staying(self.record) if member.identity.id not in workers]
         return len(left) < max(self.record.limits.minimum, 1)
 
@@ -436,7 +434,7 @@ class JobMachine:
             self._lose(wait.worker, wait.told, LossCause.OVERDUE)
 
     def _ends_at_first(self) -> bool:
-        """The scripts do not do the same in the job's first mini-batch, and would not in another life either."""
+        """End the job if its scripts differ in the first mini-batch: they would in another life too."""
         reason = disagreement(self.record, self.seen)
         if reason:
             self._working.end(JobState.FAILED, reason, FailedBy.REFUSAL)
@@ -468,17 +466,13 @@ class JobMachine:
         return plan is not None and self.seen.sits(worker, plan.generation)
 
     def _miss_dead(self, workers: Iterable[str]) -> None:
-        """Lose workers that another daemon of their host saw die. A worker that is done dies too, and is not lost by
-        that.
-        """
+        """Lose workers that another daemon of their host saw die, but those that are done."""
         for worker in workers:
             if (member := self._working.members.get(worker)) and member.state is not WorkerState.DONE:
                 self._miss(worker, DIED_WHOLE, LossCause.DIED)
 
     def _miss(self, worker: str, reason: str, cause: LossCause = LossCause.SESSION) -> None:
-        """Lose a worker whose trainer and daemon are gone: perhaps its host is, which horovodrun
-        then has to replace.
-        """
+        """Lose a worker with its daemon: perhaps its host is gone, which horovodrun then has to replace."""
         if (member := self._working.members.get(worker)) is not None:
             self._driver.lose(member.identity)
         self._lose(worker, reason, cause)
@@ -505,18 +499,15 @@ class JobMachine:
 
     @property
     def pressing(self) -> int:
-        """The newest version of the record that workers must hear of at once."""
+        """Return the newest version of the record that workers must hear of at once."""
         return self._working.pressing
 
     @property
     def shortage(self) -> str:
-        """Return why the next generation waits for more workers."""
         return self._switching.shortage
 
     def wall_at(self, now: float) -> float:
-        """Seconds since 1970, by the time that passes: what was counted and served by it never shrinks, though the wall
-        clock may be set back.
-        """
+        """Return seconds since 1970 that never go back as the wall clock may: what was served by them never shrinks."""
         return now + self._working.to_wall_s
 
     @property
@@ -531,17 +522,15 @@ class JobMachine:
 
     @property
     def ledger(self) -> Ledger | None:
-        """The data of the present generation."""
         return self._working.ledgers.ledger
 
     @property
     def save_interval(self) -> Interval | None:
-        """Return the interval between checkpoints, if the job chooses it by itself."""
         return self._checkpoints.interval
 
     @property
     def silent(self) -> tuple[Identity, ...]:
-        """Members that may be gone, daemon and all: they are asked for, and lost if no process listens there."""
+        """Return members that may be gone, daemon and all: they are probed, and lost if no process listens there."""
         return silent(self.record, self.seen)
 
     @property
@@ -555,16 +544,16 @@ class JobMachine:
 
     @property
     def newest_step(self) -> int:
-        """The newest step that any worker is known to have committed."""
+        """Return the newest step that any worker is known to have committed."""
         return self._working.newest()[0]
 
     @property
     def is_seen(self) -> bool:
-        """A member of the ring was: it is known when the newest step was reported."""
+        """Tell whether a member of the ring was seen: then it is known when the newest step was reported."""
         return self._working.is_seen
 
     @property
     def progress(self) -> tuple[int, float, int]:
-        """The newest step, when it was seen, and the samples that are trained with it."""
+        """Return the newest step, when it was seen, and the samples that are trained with it."""
         newest, at = self._working.newest()
         return newest, at, 0 if self.ledger is None else self.ledger.trained_by(newest)

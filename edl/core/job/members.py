@@ -68,7 +68,6 @@ TRANSITIONS: Final[dict[tuple[WorkerState, Cause], WorkerState]] = {
 
 
 def moved(member: Member, cause: Cause) -> Member:
-    """The member after `cause`. Raises InvalidTransition."""
     try:
         state = TRANSITIONS[member.state, cause]
     except KeyError:

@@ -36,8 +36,6 @@ LATE_S: Final = 0.1  # a report lay about where it took so much longer than the 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Newest observation of a worker, and when it was made."""
-
     observation: Observation
     at: float
     late_s: float = 0.0  # so much longer it was under way than the fastest one of late
@@ -91,7 +89,7 @@ def says_more(heard: Observation, last: Observation) -> bool:
 
 
 class Front:
-    """The newest step of some workers, as they report: each event asks for it, and a thousand may come at once."""
+    """Newest step of some workers, as they report: each event asks for it, and a thousand may come at once."""
 
     def __init__(self, workers: tuple[str, ...], observations: Mapping[str, Observed]) -> None:
         self.workers = workers
@@ -127,7 +125,7 @@ class Front:
 
 
 class Observations:
-    """The newest of each worker."""
+    """Newest observation of each worker."""
 
     def __init__(self) -> None:
         self._newest: dict[str, Observed] = {}
@@ -192,7 +190,7 @@ class Observations:
         return None if observed is None else observed.observation
 
     def step(self, worker: str) -> int:
-        """Committed by `worker`, which was seen."""
+        """Return the newest step that `worker`, which was seen, has committed."""
         return self._newest[worker].observation.step
 
     def began(self, worker: str) -> int:
@@ -201,21 +199,21 @@ class Observations:
         return seen.step if seen.began is None else seen.began
 
     def leases_of(self, worker: str) -> int:
-        """The generation by whose leases `worker`, which was seen, has trained its steps so far."""
+        """Return the generation by whose leases `worker`, which was seen, has trained its steps so far."""
         return self._newest[worker].observation.leases_of
 
     def has_leases(self, worker: str) -> bool:
-        """`worker` has sat in a ring, by whose leases its pipeline reads."""
+        """Tell whether `worker` has sat in a ring, by whose leases its pipeline reads."""
         observed = self._newest.get(worker)
         return observed is not None and observed.observation.leases_of > 0
 
     def generation(self, worker: str) -> int:
-        """The newest one that `worker` sits in or failed to enter; 0 before its first."""
+        """Return the newest generation that `worker` sits in or failed to enter; 0 before its first."""
         observed = self._newest.get(worker)
         return 0 if observed is None else observed.observation.generation
 
     def sits(self, worker: str, generation: int) -> bool:
-        """`worker` has entered the ring of `generation`, which had not failed when it was last seen."""
+        """Tell whether `worker` has entered the ring of `generation`, which had not failed when it was last seen."""
         observed = self._newest.get(worker)
         return (
             observed is not None
@@ -224,11 +222,11 @@ class Observations:
         )
 
     def trains(self, worker: str, generation: int) -> bool:
-        """`worker` sits in the ring of `generation`, and its script has not ended."""
+        """Tell whether `worker` sits in the ring of `generation`, and its script has not ended."""
         return self.sits(worker, generation) and self._newest[worker].observation.phase is Phase.TRAINING
 
     def has_booted(self, worker: str) -> bool:
-        """`worker` could enter a ring at once, if it was seen."""
+        """Tell whether `worker` was seen to be able to enter a ring at once."""
         seen = self.observation(worker)
         return seen is not None and (seen.booted or seen.phase in (Phase.TRAINING, Phase.READY))
 
@@ -240,7 +238,6 @@ class Observations:
         return seen is not None and (seen.step == 0 or self.has_booted(worker))
 
     def breaks(self, worker: str, generation: int) -> bool:
-        """The ring of `generation` failed `worker`."""
         observed = self._newest.get(worker)
         return (
             observed is not None
@@ -255,7 +252,7 @@ class Observations:
         return void if void is not None and void.generation == generation else None
 
     def failed(self, worker: str, generation: int) -> bool:
-        """The ring of `generation` has failed `worker`, whose script may be in its mini-batch still."""
+        """Tell whether the ring of `generation` has failed `worker`, whose script may be in its mini-batch still."""
         return self.breaks(worker, generation) or self.void(worker, generation) is not None
 
     def awaits(self, worker: str, generation: int) -> tuple[str, bool]:
@@ -280,44 +277,38 @@ class Observations:
         return f"{step}{at}" + (f"; {seen.halted}" if seen.halted else "")
 
     def marked(self, worker: str) -> tuple[int, int]:
-        """The rebatching that `worker` has heard of, and the step that it reads no further than; zeros without one."""
+        """Return the rebatching known to `worker`, and the step that it reads no further than; zeros without one."""
         observed = self._newest.get(worker)
         return (0, 0) if observed is None else observed.observation.marked
 
     def met(self, worker: str) -> tuple[int, ...]:
-        """The newest call to a next ring that `worker` has heard of, and the ranks of those it has not met there."""
+        """Return the newest call to a next ring known to `worker`, and the ranks of those it has not met there."""
         observed = self._newest.get(worker)
         return (0,) if observed is None else observed.observation.met
 
     def prepares(self, worker: str) -> bool:
-        """`worker` can form a ring beside the one that it sits in, as far as is known."""
+        """Tell whether `worker` can form a ring beside the one that it sits in, as far as is known."""
         observed = self._newest.get(worker)
         return observed is not None and observed.observation.prepares
 
     def sends_state(self, worker: str) -> bool:
-        """`worker` can give its state to a newcomer, or be given it, beside a step, as far as is known."""
+        """Tell whether `worker` can give its state to a newcomer, or be given it, beside a step, as far as is known."""
         observed = self._newest.get(worker)
         return observed is not None and observed.observation.sends_state
 
     def state_bytes(self, worker: str) -> int:
-        """Bytes of the state that `worker` can send to a newcomer over several steps; 0: it sends all at once, or the
-        size is not known.
-        """
+        """Bytes of the state that `worker` can send over several steps; 0: it sends all at once, or is not known."""
         observed = self._newest.get(worker)
         return 0 if observed is None else observed.observation.state_bytes
 
     def prepared(self, worker: str, generation: int) -> str | None:
-        """Return why the ring of `generation` that `worker` prepares does not stand; empty if it does; None: not known
-        yet.
-        """
+        """Return why the ring of `generation` does not stand at `worker`; empty if it does; None: not known yet."""
         observed = self._newest.get(worker)
         number, failure = (0, "") if observed is None else observed.observation.prepared
         return failure if number == generation else None
 
     def offer(self, worker: str, generation: int) -> int:
-        """Return where newcomers get the state of `worker` in the ring of `generation`, which it has prepared; 0:
-        nowhere.
-        """
+        """Return where newcomers get `worker`'s state in the ring of `generation`, if prepared; 0: nowhere."""
         observed = self._newest.get(worker)
         prepared = observed is not None and observed.observation.prepared == (generation, "")
         return observed.observation.offer if observed is not None and prepared else 0
@@ -336,26 +327,23 @@ class Observations:
 
     @property
     def any_failed(self) -> bool:
-        """A ring, of whichever generation, has failed one of the workers."""
         return bool(self._broken or self._void)
 
     @property
     def broken(self) -> Collection[str]:
-        """Workers whose ring failed, of whichever generation."""
         return self._broken
 
     @property
     def late(self) -> Collection[str]:
-        """Workers that have ever missed a switch."""
         return self._missed
 
     def misses(self, worker: str, generation: int) -> bool:
-        """`worker` cannot come to the switch to `generation`: it stands behind its step, without samples."""
+        """Tell whether `worker` cannot make the switch to `generation`: it is behind its step, without samples."""
         observed = self._newest.get(worker)
         return observed is not None and observed.observation.missed == generation and not self.sits(worker, generation)
 
     def stable_step(self, workers: Iterable[str]) -> int | None:
-        """The newest step that all of `workers` were seen to have applied; None when one was not seen yet."""
+        """Return the newest step that all of `workers` were seen to have applied; None when one was not seen yet."""
         stable = None
         for worker in workers:
             observed = self._newest.get(worker)
@@ -371,19 +359,19 @@ class Observations:
         return {worker for worker in workers if worker in newest and newest[worker].observation.step <= step}
 
     def newest_step(self, workers: tuple[str, ...]) -> tuple[int, float]:
-        """The newest step that any of `workers` was seen to have applied, and when; (-1, 0.0) when none was seen."""
+        """Return the newest step that any of `workers` was seen to have applied, and when; (-1, 0.0) when unseen."""
         if workers is not self._front.workers:
             self._front = Front(workers, self._newest)
         return self._front.newest
 
     def newest_late_s(self, workers: tuple[str, ...]) -> float:
-        """The report of that step lay about for so long, as its leader was busy: workers are farther by now."""
+        """Return for how long the report of that step lay about, as its leader was busy: workers are farther by now."""
         self.newest_step(workers)
         first = self._newest.get(self._front.first)
         return 0.0 if first is None else first.late_s
 
     def _late_s(self, worker: str, observation: Observation, now: float) -> float:
-        """Two clocks run equally fast, or nearly: so the fastest report tells how far they are apart."""
+        """Return how late a report came. Clocks run nearly equally fast: the fastest report tells their difference."""
         if not observation.at:
             return 0.0
         took, last = now - observation.at, self._newest.get(worker)
@@ -394,7 +382,7 @@ class Observations:
         return took - least if took - least >= LATE_S else 0.0
 
     def step_time_s(self, workers: Iterable[str]) -> float:
-        """The shortest that any of `workers` tells of; 0 when none knows."""
+        """Return the shortest step time that any of `workers` reports; 0 when none knows."""
         shortest = 0.0
         for worker in workers:
             observed = self._newest.get(worker)
@@ -405,7 +393,7 @@ class Observations:
 
 
 def _is_failed(heard: Observation) -> bool:
-    """The ring that it trains in has failed it; its script may be in the mini-batch still, for as long as it likes."""
+    """Tell whether its ring has failed the worker; its script may be in the mini-batch for as long as it likes."""
     void = heard.void
     return heard.phase is Phase.BROKEN or (void is not None and void.generation == heard.generation)
 

@@ -38,7 +38,6 @@ class OrderBook:
 
     @property
     def known(self) -> tuple[_Data, ...]:
-        """The data that this book tells of."""
         told = (self._present, self._planned, *(data for _, data in self._superseded))
         return tuple(data for data in told if data is not None)
 
@@ -100,9 +99,7 @@ class OrderBook:
         return member.local_rank if member else 0
 
     def _boots_alone(self, worker: str) -> bool:
-        """Tell whether a newcomer boots alone. Until a worker has sat in a ring, the first one may yet need it: it
-        waits inside `init`.
-        """
+        """Tell whether a newcomer boots alone: not before any ring, as the first one may need it inside `init`."""
         return self.record.begun and worker not in self._in_ring
 
     def _assignment(self, worker: str) -> Assignment | None:
@@ -129,9 +126,7 @@ class OrderBook:
         return tuple(Peer(peer, f"{identity.address}:{identity.port}") for peer, identity in known.items())
 
     def _summons(self, worker: str) -> Summons | None:
-        """Call a worker to meet the members with which it trades in the switch: so their daemons are known to be
-        connected.
-        """
+        """Call a worker to meet those that it trades with in the switch: so their daemons are known to connect."""
         muster, ranks = self.record.muster, self._called.get(worker)
         if muster is None or ranks is None:
             return None
@@ -139,7 +134,6 @@ class OrderBook:
         return Summons(muster.number, self._peers(ranks.rank, muster.roster), place)
 
     def _save(self, worker: str) -> Save | None:
-        """Return a worker's part in the announced checkpoint, until all parts are durable."""
         saving, part = self.record.saving, self._parts.get(worker)
         if saving is None or part is None or saving.complete:
             return None
@@ -148,9 +142,7 @@ class OrderBook:
 
     @cached_property
     def _hold(self) -> Hold | None:
-        """Hold the members of a preempted job after the step that is saved: anything beyond it would
-        be trained again.
-        """
+        """Hold members of a preempted job after the saved step: anything beyond it would be trained again."""
         record = self.record
         if record.saving is None or record.saving.why is not Why.PREEMPT or record.state in OVER:
             return None
@@ -158,13 +150,12 @@ class OrderBook:
 
     @cached_property
     def _parts(self) -> dict[str, int]:
-        """Map each worker to the number of its part."""
         saving = self.record.saving
         return {worker: rank for rank, worker in enumerate(saving.roster)} if saving is not None else {}
 
     @cached_property
     def _origin(self) -> Origin | None:
-        """The same for all, whenever they come."""
+        """Return the origin, which is the same for all workers, whenever they come."""
         resumed, life = self.record.resumed, self.record.job_policy.checkpointing.life
         return None if resumed is None else Origin(resumed.path, resumed.step, life, resumed.epoch)
 
@@ -174,12 +165,10 @@ class OrderBook:
 
     @cached_property
     def _ranks(self) -> dict[str, Ranks]:
-        """Return the ranks of the planned roster."""
         return ranks_of(self.record.plan.roster if self.record.plan else (), self._members)
 
     @cached_property
     def _called(self) -> dict[str, Ranks]:
-        """Return the ranks of the called workers."""
         return ranks_of(self.record.muster.roster if self.record.muster else (), self._members)
 
     def _shares(self, worker: str) -> list[Share]:
@@ -203,7 +192,7 @@ class OrderBook:
 
 
 def newcomers(record: Record, roster: tuple[str, ...]) -> int:
-    """Members of a next ring that have not the state of the others. The first one of all starts from its rank 0's."""
+    """Return members of a next ring that lack the others' state. The first ring of all starts from its rank 0's."""
     return 0 if record.generation == 0 else len(set(roster) - set(record.roster))
 
 

@@ -29,8 +29,8 @@ def status_of(
 ) -> Status:
     """Return what `edl status` shows.
 
-    `refused`: messages refused by the leader's own process. `durable`: the record up to which decisions are durable, as no
-    more is told (I9); None: all are. `wall`: the present time, if a leader reports.
+    `refused`: messages refused by the leader's own process. `durable`: the newest durable record, as no more is told
+    (I9); None: the machine's is. `wall`: the present time, if a leader reports.
     """
     record = machine.record if durable is None else durable
     ledger = machine.ledger if record is machine.record else _as_trained(record, machine.ledger)
@@ -90,9 +90,7 @@ def _saving(machine: JobMachine, record: Record) -> SavingStatus | None:
 
 
 def shown_state(record: Record) -> JobState:
-    """Return the state for people: a preempted job is shown as such until it is saved, and a
-    resumed one as resuming.
-    """
+    """Return the state for people: a preempted job shows as such until it is saved, a resumed one as resuming."""
     if record.preemption is not None and record.state not in OVER:
         return JobState.PREEMPTING
     resumes = record.resumed is not None and record.state is JobState.STARTING
@@ -100,7 +98,7 @@ def shown_state(record: Record) -> JobState:
 
 
 def _as_trained(record: Record, present: Ledger | None) -> Ledger | None:
-    """The data on record, and what was seen to be trained of it since."""
+    """Return the data on record, with the samples since seen to be trained."""
     if record.ledger is None or present is None:
         return None
     ledger = Ledger.restore(record.ledger)
@@ -109,7 +107,6 @@ def _as_trained(record: Record, present: Ledger | None) -> Ledger | None:
 
 
 def _refused(machine: JobMachine, record: Record, leader: str, by_leader: dict[str, int]) -> dict[str, int]:
-    """Sum up the messages refused by all daemons that are members now."""
     total = Counter(by_leader)
     for member in record.members:
         observation = machine.seen.observation(member.identity.id)
@@ -139,7 +136,6 @@ def _step_of_unseen(machine: JobMachine, member: Member) -> int:
 
 
 def with_paces(workers: tuple[WorkerStatus, ...], paces: Mapping[str, float]) -> tuple[WorkerStatus, ...]:
-    """Add the measured paces to the workers' status."""
     return tuple(msgspec.structs.replace(one, pace=paces[one.id]) if one.id in paces else one for one in workers)
 
 

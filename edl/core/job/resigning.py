@@ -34,13 +34,10 @@ def verdict(row: Sequence[Resignation], daemons: int) -> str:
 
 
 def ended(record: Record, reason: str) -> Record:
-    """Return the record of a job that failed for `reason`."""
     version = record.version + 1
     return msgspec.structs.replace(record, version=version, state=JobState.FAILED, reason=reason, plan=None)
 
 
 def remains(job: str, version: int, reason: str) -> Record:
-    """Return a record that can always be written and taken over, for when the record itself is what no daemon can lead
-    by.
-    """
+    """Return a record that can always be taken over, for when the job's own is what no daemon can lead by."""
     return msgspec.structs.replace(ended(new_record(job, 0.0), reason), version=version + 1)

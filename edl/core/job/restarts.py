@@ -9,9 +9,7 @@ SESSIONS: Final = 6.0  # so many session time-outs make the time within which `M
 
 
 class Restarts:
-    """Restarts of one trainer's daemon. A daemon that dies now and then is always restarted; a daemon that keeps dying
-    is not (I12).
-    """
+    """Restarts of a daemon: without limit for one that dies now and then, but not for one that keeps dying (I12)."""
 
     def __init__(self, session_timeout_s: float) -> None:
         self.within_s = SESSIONS * session_timeout_s

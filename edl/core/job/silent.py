@@ -18,9 +18,7 @@ MOST: Final = 16  # of a large ring, most members have just not told yet
 
 
 def silent(record: Record, seen: Observations) -> tuple[Identity, ...]:
-    """Return the members to probe: none if a known loss may have broken the ring, as a daemon that is gone may come
-    back.
-    """
+    """Return the members to probe: none if a known loss may explain the break, as a daemon may come back."""
     if not seen.broken or record.state in OVER:
         return ()
     members = {member.identity.id: member for member in record.members}

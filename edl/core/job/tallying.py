@@ -31,7 +31,6 @@ set_ = msgspec.structs.replace
 
 
 def doing_of(record: Record) -> Doing:
-    """Return the activity that the job spends its time on."""
     if record.state in OVER:
         return Doing.OVER
     if not record.generation:
@@ -68,14 +67,12 @@ def certain(durable: Tally, decided: Tally, wall: float) -> Tally:
 
 
 def followed(tally: Tally, record: Record, wall: float) -> Tally:
-    """The record is another one at `wall`."""
     doing = doing_of(record)
     tally = advanced(tally, wall)
     return tally if doing is tally.doing else set_(tally, doing=doing)
 
 
 def counted(tally: Tally, fact: Fact, wall: float) -> Tally:
-    """`fact` was told at `wall`."""
     tally = advanced(tally, wall)
     if field := PLAIN.get(type(fact)):
         return set_(tally, **{field: getattr(tally, field) + 1})
@@ -104,7 +101,6 @@ def _scaled(tally: Tally, fact: facts.Scaled) -> Tally:
 
 
 def growth_of(before: int, after: int, *, forced: bool) -> Growth:
-    """Classify a change of the ring's size."""
     if forced:
         return Growth.FAULT
     if before == after:

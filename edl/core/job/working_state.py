@@ -39,7 +39,6 @@ LONG_AGO = "that was long ago"
 
 
 def did_not_end(worker: str, why: str) -> str:
-    """Say that a worker was lost with work that no other may make up for."""
     return f"worker {worker} did not come to the end of its script: {why}"
 
 
@@ -63,13 +62,11 @@ class WorkingState:
         self.pressing = record.version  # what came later may reach workers when they call again: none runs dry
 
     def begin(self, now: float) -> None:
-        """Prepare for another input."""
         self.commands, self.now = [], now
 
     # ----------------------------------------------------------------------------------------------------- changes
 
     def change(self, *, pressing: bool = True, **changes: Unpack[Changes]) -> None:
-        """The record is another one from now on."""
         self.record = msgspec.structs.replace(self.record, version=self.record.version + 1, **changes)
         tally = tallying.followed(self.record.tally, self.record, self.wall)
         if tally is not self.record.tally:
@@ -80,11 +77,10 @@ class WorkingState:
             self.members = _by_id(self.record)
 
     def keep_ledger(self, *, pressing: bool = True, **changes: Unpack[OtherChanges]) -> None:
-        """The record has the ledger as it is now."""
+        """Put the ledger as it is now into the record."""
         self.change(ledger=self.ledgers.snapshot(), pressing=pressing, **changes)
 
     def identify(self, identity: Identity) -> None:
-        """Replace the identity of a member that has another daemon, or another address."""
         replaced = (
             msgspec.structs.replace(member, identity=identity) if member.identity.id == identity.id else member
             for member in self.record.members
@@ -95,9 +91,7 @@ class WorkingState:
         self.move_all((worker,), cause)
 
     def move_all(self, workers: Iterable[str], cause: Cause) -> None:
-        """Change the states of several members at once: one by one, a large ring's members would be copied once for
-        each.
-        """
+        """Change several members' states at once: singly, all members of a large ring would be copied each time."""
         after = {worker: moved(self.members[worker], cause) for worker in workers if worker in self.members}
         if after:
             self.change(members=tuple(after.get(member.identity.id, member) for member in self.record.members))
@@ -118,7 +112,6 @@ class WorkingState:
         self.durations.forget(worker)
 
     def end(self, state: JobState, reason: str, by: FailedBy = FailedBy.FAULT) -> None:
-        """The job is over, once."""
         if self.record.state in OVER:
             return
         if self.record.saving is not None:
@@ -158,7 +151,7 @@ class WorkingState:
         self.change(save_failure=SavingFailure(reason, 1 if before is None else before.times + 1), pressing=False)
 
     def give_up_saving(self, reason: str) -> None:
-        """The checkpoint that is announced comes to nothing."""
+        """Give up the checkpoint that is announced."""
         saving = self.record.saving
         assert saving is not None
         self.change(saving=None, pressing=False)
@@ -175,7 +168,6 @@ class WorkingState:
 
     @property
     def wall(self) -> float:
-        """Seconds since 1970."""
         return self.now + self.to_wall_s
 
     def newest(self) -> tuple[int, float]:
@@ -188,7 +180,7 @@ class WorkingState:
 
     @property
     def is_seen(self) -> bool:
-        """A member of the ring was. A new leader knows a step from the record, and not since when it is made."""
+        """Tell whether a member of the ring was seen. A new leader does not know since when a step is made."""
         return self.seen.newest_step(self.record.roster)[0] >= 0
 
     def state(self, worker: str) -> WorkerState | None:
@@ -202,11 +194,9 @@ class WorkingState:
         return next((gone for gone in self.record.gone if gone.worker == worker), None)
 
     def spent_ms(self, worker: str, state: WorkerState) -> int | None:
-        """Return how long the worker was in `state`, or has been until now."""
         return self.durations.spent_ms(worker, state, self.now)
 
     def over(self) -> str:
-        """Tell people why requests are refused."""
         return f"the job is over: {self.record.reason or self.record.state.value}"
 
 

@@ -38,7 +38,7 @@ class Migrating:
         )
 
     def ask(self, asked: AskMigrate) -> None:
-        """Taken once, however often it comes."""
+        """Take a request once, however often it comes."""
         working, record = self._working, self._working.record
         over = next((one for one in record.migrated if one.request == asked.request), None)
         if over is not None:
@@ -55,7 +55,7 @@ class Migrating:
                 working.commands.append(begun)
 
     def welcome(self, newcomer: Identity) -> bool:
-        """A worker that has just come does so for one that leaves the host; False: it has another reason."""
+        """Tell whether a worker that has just come does so for one that leaves the host."""
         moving, record = self._working.record.migration, self._working.record
         others = tuple(member for member in record.members if member.identity.id != newcomer.id)
         if moving is None or not migration.has_room_for(msgspec.structs.replace(record, members=others), newcomer):
@@ -64,7 +64,6 @@ class Migrating:
         return True
 
     def is_due(self) -> bool:
-        """Time alone may decide something."""
         moving = self._working.record.migration
         if moving is None or self._since is None:
             return False
@@ -73,7 +72,6 @@ class Migrating:
         return self._working.now >= self._since + self._bound(moving)
 
     def follow(self) -> None:
-        """End it when it is done, or out of time."""
         working, moving = self._working, self._working.record.migration
         if moving is None:
             self._since = self._ready_since = None
@@ -103,7 +101,7 @@ class Migrating:
         working.commands.append(TellOfMigration(done=False))
 
     def _end(self, failure: str, why: str) -> None:
-        """`why`: those leave who are more than the job is to have."""
+        """End the migration. `why`: the reason for which surplus workers leave."""
         working, moving = self._working, self._working.record.migration
         assert moving is not None
         ended = (*working.record.migrated, Migrated(moving.request, failure))

@@ -21,18 +21,18 @@ LOOPBACK = "127."
 
 
 def is_at(identity: Identity, host: str) -> bool:
-    """`host` is its name, or its address, as a name may be that of several machines."""
+    """Tell whether `host` is its name, or its address, as a name may be that of several machines."""
     return host in (identity.host, identity.address)
 
 
 def leavers(record: Record) -> list[str]:
-    """Members that are to leave the host, and were not told so yet."""
+    """Return members that are to leave the host, and were not told so yet."""
     migration = record.migration
     return [] if migration is None else [one.identity.id for one in _staying_at(record, migration.host)]
 
 
 def arrived(record: Record) -> list[Member]:
-    """Newcomers that are there for those who leave."""
+    """Return newcomers that are there for workers that leave."""
     migration = record.migration
     if migration is None:
         return []
@@ -69,12 +69,11 @@ def has_room_for(record: Record, newcomer: Identity) -> bool:
 
 
 def all_ready(record: Record) -> bool:
-    """Tell whether as many newcomers as needed have booted."""
     return sum(one.state not in BOOTING for one in arrived(record)) >= needed(record)
 
 
 def outgoing(record: Record, able: Container[str]) -> frozenset[str]:
-    """Members that the next ring does without, as enough newcomers are `able` to enter it; else none."""
+    """Return members that the next ring does without, as enough newcomers are `able` to enter it; else none."""
     if record.migration is None:
         return frozenset()
     ready = sum(one.identity.id in able for one in arrived(record))
@@ -88,7 +87,7 @@ def lost(record: Record) -> int:
 
 
 def spare(record: Record, able: Container[str]) -> frozenset[str]:
-    """Newcomers beyond those that are needed, as fewer are than when they were started. Not those of a ring."""
+    """Return newcomers beyond those that are needed, as fewer are than when they were started. Not those of a ring."""
     planned = record.plan.roster if record.plan is not None else ()
     here = [one.identity.id for one in arrived(record) if one.identity.id in able]
     order = sorted(here, key=lambda worker: worker not in record.roster)
@@ -96,7 +95,7 @@ def spare(record: Record, able: Container[str]) -> frozenset[str]:
 
 
 def held_back(record: Record) -> frozenset[str]:
-    """Newcomers that wait for the others: not those that a ring counts on already, nor where none is to leave."""
+    """Return newcomers that wait for the others: not those a ring counts on, nor where none is to leave."""
     migration = record.migration
     if migration is None or not leavers(record):
         return frozenset()
@@ -105,7 +104,7 @@ def held_back(record: Record) -> frozenset[str]:
 
 
 def came_in_vain(record: Record) -> frozenset[str]:
-    """Newcomers on the host that is left: they would leave before they are of use. Not those that a ring counts on."""
+    """Return newcomers on the host that is left: they would leave before they are of use. Not those of a ring."""
     planned = record.plan.roster if record.plan is not None else ()
     return frozenset(leavers(record)).difference(record.roster, planned)
 
@@ -120,12 +119,10 @@ def is_complete(record: Record) -> bool:
 
 
 def reason(record: Record) -> str:
-    """Tell people why workers leave the host."""
     return f"{record.migration.host} is left" if record.migration is not None else ""
 
 
 def shown(record: Record) -> MigrationStatus | None:
-    """Return the migration's status, for people and for the launcher of workers."""
     migration = record.migration
     if migration is None:
         return None
@@ -137,7 +134,6 @@ def shown(record: Record) -> MigrationStatus | None:
 
 
 def answer(asked: AskMigrate, record: Record) -> Migration | Refuse:
-    """Answer a new request to a job that is not over."""
     there = _staying_at(record, asked.host)
     if refusal := _not_now(record) or _never(asked.host, there, record):
         return refusal
@@ -195,7 +191,7 @@ def _no_way(host: str, to: tuple[Room, ...], there: Sequence[Member], record: Re
 
 
 def _elsewhere(host: str, workers: int, record: Record) -> tuple[Room, ...]:
-    """The job's other hosts, with as many more on each, as evenly as it goes."""
+    """Return the job's other hosts, with as many more on each, as evenly as it goes."""
     others = [one.identity for one in staying(record) if not is_at(one.identity, host)]
     hosts = dict.fromkeys((one.host, one.address) for one in others)
     names = [name for name, _ in hosts]

@@ -61,7 +61,7 @@ class PolicyRulings:
             self._sizing.take(AskScale(ruled.size), change, f"the policy wants a size of {ruled.size}")
 
     def go_on(self) -> None:
-        """The worker that shall come has as long as a boot may take. Not kept: a new leader begins to wait anew."""
+        """Go on with a replacement; give it up if its newcomer boots for too long, as each leader counts anew."""
         working, under_way = self._working, self._working.record.replacing
         if under_way is None:
             self._replacing_since = None
@@ -79,7 +79,7 @@ class PolicyRulings:
                 pass
 
     def _give_up(self, under_way: Replacing) -> None:
-        """The slow one stays. A newcomer may be here by now, and about to enter: the job would be larger by it."""
+        """Keep the slow worker. A newcomer may be here by now, and about to enter: the job would be larger by it."""
         working = self._working
         working.change(target=under_way.size, replacing=None)
         reason = f"no other worker trains in the place of {under_way.worker} after {self._boot_s:g} s: it stays"

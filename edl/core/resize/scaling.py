@@ -32,7 +32,6 @@ class Change:
 
 
 def answer(asked: Scaling, record: Record) -> Change | Refuse:
-    """Answer a request to a job that is not over."""
     match asked:
         case AskScale(size):
             return _outside(size, record.limits) or Change(size, _leavers(record, size))
@@ -66,20 +65,18 @@ def is_driven(record: Record) -> bool:
 
 
 def staying(record: Record) -> list[Member]:
-    """The workers that count. Those that come for others, who leave their host, do once these are out of it."""
+    """Return the workers that count. Those that come for others, who leave their host, do once these are out of it."""
     coming = record.migration.newcomers if record.migration is not None else ()
     return [member for member in record.members if member.state not in GOING and member.identity.id not in coming]
 
 
 def _leavers(record: Record, size: int) -> tuple[str, ...]:
-    """Return the workers that leave for a smaller size; none yet if horovodrun decides, as it counts on all that it has
-    not freed.
-    """
+    """Return who leaves for a smaller size; none yet under horovodrun, which counts on all that it has not freed."""
     return () if is_driven(record) else surplus(record, size)
 
 
 def surplus(record: Record, size: int) -> tuple[str, ...]:
-    """Workers to leave: those that cannot train yet first, then those that came last, so that ranks stay."""
+    """Return workers to leave: those that cannot train yet first, then those that came last, so that ranks stay."""
     order = sorted(staying(record), key=lambda member: (member.state not in BOOTING, -member.number))
     return tuple(member.identity.id for member in order[: max(0, len(order) - size)])
 
@@ -103,7 +100,6 @@ def _remedy(least: int, most: int) -> str:
 
 
 def _unfit(names: tuple[str, ...], record: Record) -> Refuse | None:
-    """Return why just the named workers cannot leave."""
     states = {member.identity.id: member.state for member in record.members}
     strangers = [name for name in names if states.get(name, WorkerState.DONE) is WorkerState.DONE]
     if strangers:

@@ -18,8 +18,6 @@ from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, Scaling
 
 
 class Sizing:
-    """Changes of the size."""
-
     def __init__(self, working: WorkingState) -> None:
         self._working = working
 
@@ -44,7 +42,7 @@ class Sizing:
                 working.commands.append(change)
 
     def take(self, asked: Scaling, change: scaling.Change, why: str) -> None:
-        """The request is granted. `why`, for people: why its leavers leave."""
+        """Grant a request. `why`, for people: why its leavers leave."""
         working, before = self._working, self._working.record
         if change.target != before.target or change.leavers:
             working.tell(facts.SizeAsked(size=change.target, before=before.target, leavers=change.leavers))
@@ -61,7 +59,7 @@ class Sizing:
     # ----------------------------------------------------------------------------------------- of their own accord
 
     def welcome(self, worker: str, *, answering: bool) -> None:
-        """A worker has come. One that was not asked for is welcome, too; horovodrun's come as they are counted."""
+        """Welcome a worker, also one that was not asked for; horovodrun's come as they are counted."""
         record = self._working.record
         present = len(scaling.staying(record))
         if scaling.is_driven(record) or not record.generation or present <= record.target:
@@ -72,12 +70,11 @@ class Sizing:
             self._working.change(target=present)
 
     def settle(self) -> None:
-        """Workers beyond what was asked for, that came while the first ring was forming, are welcome."""
+        """Welcome workers beyond what was asked for, that came while the first ring was forming."""
         record = self._working.record
         self._working.change(target=max(record.target, len(scaling.staying(record))))
 
     def release(self, worker: str) -> None:
-        """A worker leaves of its own accord."""
         self.dismiss((worker,), "it was stopped from outside")
         record = self._working.record
         if record.migration is not None and worker in record.migration.newcomers:
@@ -86,14 +83,12 @@ class Sizing:
             self._working.change(target=max(1, record.target - 1))
 
     def dismiss(self, leavers: tuple[str, ...], why: str) -> None:
-        """Tell these to leave."""
         for worker in leavers:
             self._working.leaves_as[worker] = why
             self._working.move(worker, Cause.TOLD_TO_LEAVE)
 
 
 def _asked_for(asked: Scaling) -> str:
-    """Tell why the leavers of a request leave."""
     match asked:
         case AskScale(size):
             return f"a size of {size} was asked for"

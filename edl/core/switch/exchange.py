@@ -39,28 +39,23 @@ class Errand(NamedTuple):
 
 
 class Groups:
-    """Groups of a ring's ranks."""
-
     def __init__(self, size: int) -> None:
         self._size = size
         self._width = 1 if size <= DIRECT else isqrt(size - 1) + 1
         self.count = -(-size // self._width)
 
     def of(self, rank: int) -> int:
-        """The group of a rank."""
         return rank // self._width
 
     def members(self, group: int) -> range:
-        """Return the ranks of a group."""
         return range(group * self._width, min((group + 1) * self._width, self._size))
 
     def head(self, group: int) -> int:
-        """The member that asks and answers for the others of it."""
         return self.members(group)[-1]
 
 
 def partners(rank: int, size: int) -> tuple[int, ...]:
-    """The ranks of those with whom a member trades, whichever of two it is that asks."""
+    """Return the ranks with which a member trades, whichever of two it is that asks."""
     groups = Groups(size)
     ours = groups.of(rank)
     head = groups.head(ours)
@@ -71,9 +66,7 @@ def partners(rank: int, size: int) -> tuple[int, ...]:
 
 
 def errands(rank: int, size: int) -> tuple[Errand, ...]:
-    """Return all calls that a member makes. Of two heads only one calls the other, and each makes about as many calls
-    as it answers.
-    """
+    """Return all calls that a member makes: of two heads one calls, and each calls about as many as call it."""
     groups = Groups(size)
     ours = groups.of(rank)
     head = groups.head(ours)
@@ -100,7 +93,7 @@ class Exchange:
 
     @property
     def stage(self) -> int:
-        """0: we have yet to hear what to bring. 1: our errands are due. 2: a head can answer its group, too."""
+        """Return 0: we have yet to hear what to bring. 1: our errands are due. 2: a head can answer its group, too."""
         if len(self._rows) < (len(self._ours) if self._is_head else 1):
             return 0
         return 2 if self._is_head and len(self._blocks) == self._groups.count - 1 else 1
@@ -116,14 +109,14 @@ class Exchange:
         return self._block(self._groups.of(errand.rank))
 
     def take(self, errand: Errand, parcels: Sequence[bytes]) -> dict[int, bytes]:
-        """An answer has come. Returns those of it that are for us, by their sender's rank. Raises ValueError."""
+        """Take an answer. Return its parcels for us, by their sender's rank. Raises ValueError."""
         if errand.kind == TRADE:
             return self._take_block(self._groups.of(errand.rank), parcels)
         self._count(parcels, self._size)
         return {sender: parcel for sender, parcel in enumerate(parcels) if sender != self._rank}
 
     def receive(self, kind: int, part: int, parcels: Sequence[bytes]) -> dict[int, bytes]:
-        """A question has come. Returns what is news in it, and for us, by its sender's rank. Raises ValueError."""
+        """Take a question. Return its new parcels for us, by their sender's rank. Raises ValueError."""
         if not self._is_asked(kind, part):
             raise ValueError(f"rank {self._rank} of {self._size} is not asked for part {part} of kind {kind}")
         if kind == TRADE:
@@ -135,7 +128,7 @@ class Exchange:
         return {part: parcels[self._rank]}
 
     def gives(self, kind: int, part: int) -> tuple[bytes, ...] | None:
-        """The answer to a question that was received; None: not here yet."""
+        """Return the answer to a question that was received; None: not here yet."""
         if self.stage < (1 if kind == TRADE else 2):
             return None
         if kind == TRADE:

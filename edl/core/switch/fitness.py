@@ -29,9 +29,7 @@ LEFT_BEHIND: Final = (
 
 
 class Fitness:
-    """Fitness of members for a ring. Newcomers from a host with unfit members are refused for as long as a boot may
-    take.
-    """
+    """Fitness of members. Newcomers from a host with unfit members are refused for as long as a boot may take."""
 
     def __init__(self, working: WorkingState, lead_times: LeadTimes, deadlines: Deadlines) -> None:
         self._working = working
@@ -43,14 +41,12 @@ class Fitness:
         self._last_unfit_at = 0.0  # not kept: a new leader counts from its beginning
 
     def take_over(self) -> None:
-        """Excuse the members: another leader planned the newest ring, and its message may have reached only some of
-        them.
-        """
+        """Excuse the members: another leader planned the newest ring, and may have told only some of them."""
         self._last_unfit_at = self._working.now
         self.excuse()
 
     def excuse(self) -> None:
-        """The newest ring, if it comes to nothing, may do so for something that none of its members has to do with."""
+        """Excuse the newest ring: if it fails, that may be for something that none of its members has to do with."""
         self._excused = self._working.record.planned
 
     def hears_more(self, now: Situation) -> float:
@@ -91,7 +87,6 @@ class Fitness:
             self._follow(unfit.judge_unprepared(self._working.record.trials, unprepared, doubted))
 
     def count_parting(self) -> None:
-        """Count that newcomers leave, as they came to another state than the others."""
         trials = self._working.record.trials
         self._working.change(trials=msgspec.structs.replace(trials, parted=trials.parted + 1))
 
@@ -115,7 +110,7 @@ class Fitness:
     # ---------------------------------------------------------------------------------------------------- evidence
 
     def _has_failed(self, now: Situation) -> bool:
-        """The newest ring has made no step and fails, though no member is gone, and that was not judged yet."""
+        """Tell whether the newest ring has failed without a step, no member is gone, and that was not judged yet."""
         record = now.record
         newest = record.plan.generation if record.plan else record.generation
         roster = record.plan.roster if record.plan else record.roster
@@ -127,7 +122,7 @@ class Fitness:
         return not any(word and unfit.is_no_workers_own(word.reason) for word in words)
 
     def _is_news(self, now: Situation) -> bool:
-        """The present ring makes steps, and its members, or one that it was made without, were in doubt."""
+        """Tell whether the present ring makes steps, and its members, or one left out of it, were in doubt."""
         trials, roster = now.record.trials, now.record.roster
         doubted = trials.left_out or trials.failed or any(strike.worker in roster for strike in trials.strikes)
         return bool(doubted or unfit.condemned(trials)) and self._has_stepped(now)

@@ -25,8 +25,6 @@ NAMED: Final = 4  # of a thousand that a reason may be about
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Inputs of the decision."""
-
     record: Record
     members: Mapping[str, Member]  # of the record, by id
     seen: Observations
@@ -90,7 +88,6 @@ Decision = Follow | WaitAnew | PutOff | TooFew | GiveUp | None
 
 
 def decide(now: Situation) -> Decision:
-    """Return the decision about the generation after the newest one; None: none is needed."""
     record, plan = now.record, now.record.plan
     if plan is not None and _is_passed(now, plan):
         return PutOff("the ring of before has made a step beyond it: its word came too late for all")
@@ -108,7 +105,7 @@ def decide(now: Situation) -> Decision:
 
 
 def _following(now: Situation, roster: tuple[str, ...], forced: bool) -> Decision:
-    """A ring of `roster` after the one on record, if there is one to follow with."""
+    """Return how a ring of `roster` follows the one on record, if there is one to follow with."""
     record = now.record
     if not any(worker in record.roster or is_ahead(now, worker) for worker in roster):
         return GiveUp(_why_none_has_the_state(now))
@@ -185,7 +182,6 @@ def awaits_newcomer(now: Situation) -> bool:
 
 
 def _able(now: Situation, forced: bool, *, leavers_too: bool) -> set[str]:
-    """Return the workers that could be in the next ring."""
     record = now.record
     base = record.plan.roster if record.plan else record.roster
     staying = {worker for worker, member in now.members.items() if _could_enter(now, member)}
@@ -283,9 +279,7 @@ def is_ahead(now: Situation, worker: str) -> bool:
 
 
 def _has_newest(now: Situation, worker: str) -> bool:
-    """Tell whether the worker is ahead of all that are left of the present ring, and these have
-    reported their steps.
-    """
+    """Tell whether the worker is ahead of all that are left of the present ring, which have told their steps."""
     left = [one for one in now.record.roster if one in now.members]
     return is_ahead(now, worker) and all(map(now.seen.is_known, left))
 
@@ -312,13 +306,12 @@ def left_behind(now: Situation) -> tuple[str, ...]:
 
 
 def is_broken(now: Situation) -> bool:
-    """The ring of the newest generation has failed a member."""
     generation = now.record.plan.generation if now.record.plan else now.record.generation
     return any(now.seen.breaks(worker, generation) for worker in now.seen.broken if worker in now.members)
 
 
 def fails_unexplained(now: Situation) -> bool:
-    """The ring that stands has failed some of its members, others have not told yet, and no member is gone."""
+    """Tell whether the standing ring has failed some members, others have yet to tell, and no member is gone."""
     record = now.record
     if record.plan is not None or not record.generation or not is_broken(now) or lacks_member(now, record.roster):
         return False
@@ -326,7 +319,7 @@ def fails_unexplained(now: Situation) -> bool:
 
 
 def missing(now: Situation) -> tuple[str, ...]:
-    """Workers that the word of the planned switch reached too late."""
+    """Return the workers that the announcement of the planned switch reached too late."""
     plan = now.record.plan
     if plan is None or plan.after_step is None or not now.seen.late:
         return ()
@@ -334,7 +327,7 @@ def missing(now: Situation) -> tuple[str, ...]:
 
 
 def _is_passed(now: Situation, plan: Plan) -> bool:
-    """A step of a ring takes all its members: where one has made a step beyond that of the switch, none has left."""
+    """Tell whether a member has passed the step of the switch: a step takes all members, so none has left."""
     record, after_step = now.record, plan.after_step
     if after_step is None or not record.generation:
         return False
@@ -351,9 +344,7 @@ def missed_by_all(now: Situation) -> bool:
 
 
 def _trains_behind(now: Situation, worker: str, missed: Container[str]) -> bool:
-    """Tell whether the worker has missed the switch, or will never make it. It may have been in another ring that was
-    planned since.
-    """
+    """Tell whether the worker has missed the switch, or will never make it; it may have tried another ring since."""
     behind = worker in missed and now.seen.generation(worker) == now.record.generation
     return behind or _is(now, worker, WorkerState.DONE)
 
@@ -416,7 +407,6 @@ def why(now: Situation, roster: tuple[str, ...], leavers: tuple[str, ...] = ()) 
 
 
 def _failures(now: Situation) -> list[str]:
-    """Tell how a ring failed of which no member is gone."""
     plan = now.record.plan
     generation = plan.generation if plan else now.record.generation
     failed = [worker for worker in sorted(now.seen.broken) if now.seen.breaks(worker, generation)]
@@ -435,7 +425,7 @@ def _names(workers: Sequence[str]) -> str:
 
 
 def lacks_member(now: Situation, roster: tuple[str, ...]) -> bool:
-    """A member of `roster` is gone without leave: its ring is broken, or will be, or does not form."""
+    """Tell whether a member of `roster` is gone without leave: its ring is broken, or will be, or does not form."""
     return not all(map(now.members.__contains__, roster))
 
 
@@ -496,7 +486,7 @@ def _has_left(now: Situation) -> bool:
 
 
 def _is_ending(now: Situation) -> bool:
-    """A member's script has ended, and left the ring: no other generation follows of its own accord."""
+    """Tell whether a member's script has ended, and left the ring: no other generation follows of its own accord."""
     return any(_is(now, worker, WorkerState.DONE) for worker in now.record.roster)
 
 

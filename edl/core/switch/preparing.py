@@ -27,9 +27,7 @@ TRIES: Final = 2  # in vain, and no newcomer is to blame: then it is formed in l
 
 
 class Preparing:
-    """Preparation of a ring under one leader. Its times and the workers it leaves out are its own: the next leader
-    waits anew.
-    """
+    """Preparation of a ring under one leader, whose times and left-out workers the next leader does not take over."""
 
     def __init__(self, working: WorkingState, fitness: Fitness, lead_times: LeadTimes, deadlines: Deadlines) -> None:
         self._working = working
@@ -45,13 +43,12 @@ class Preparing:
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Newcomers with which no ring could be prepared of late; of these one is called again at a time."""
+        """Return newcomers with which no ring could be prepared of late; of these one is called again at a time."""
         working = self._working
         due = [worker for worker, at in self._again_at.items() if working.now >= at and worker in working.members]
         return frozenset(self._again_at.keys() - due[:1])
 
     def is_due(self) -> bool:
-        """Time alone may decide something."""
         return bool(self._again_at)
 
     def can(self, roster: tuple[str, ...]) -> bool:
@@ -59,7 +56,9 @@ class Preparing:
         return roster != self._in_line and all(map(self._working.seen.prepares, roster))
 
     def stands(self, muster: Muster) -> bool:
-        """The ring of `muster` stands at all members. If it failed, or takes too long, its members are called anew."""
+        """Tell whether the ring of `muster` stands everywhere. If it failed, or is late, its members
+        are called anew.
+        """
         said = {worker: self._working.seen.prepared(worker, muster.generation) for worker in muster.roster}
         heard = {worker: failure for worker, failure in said.items() if failure is not None}
         failed = {worker: failure for worker, failure in heard.items() if failure}
@@ -95,7 +94,7 @@ class Preparing:
         return not silent or now >= self._since[1] + self._deadlines.seat_s
 
     def _give_up(self, muster: Muster, failed: dict[str, str], silent: list[str]) -> None:
-        """Training never knew of it. Of a number that was used up so no ring ever stands."""
+        """Give the muster up, which training never knew of. No other ring ever has its number."""
         working = self._working
         evidence = self._evidence(muster, failed)
         out = _to_blame(evidence) if all(map(working.seen.prepares, muster.roster)) else []

@@ -44,7 +44,7 @@ from edl.protocol.job import OVER, JobState, Plan, WorkerState
 
 
 class Switching:
-    """The plan of the next generation. Where too few are left, others are waited for as long as a boot may take."""
+    """Plan of the next generation. Where too few are left, others are waited for as long as a boot may take."""
 
     def __init__(
         self,
@@ -69,7 +69,6 @@ class Switching:
         self._missed_at: float | None = None  # when the first was seen to miss the planned switch
 
     def is_due(self) -> bool:
-        """Time alone may decide something."""
         return (
             self._working.now >= self.wake_at
             or self._missed_at is not None
@@ -80,7 +79,7 @@ class Switching:
     # --------------------------------------------------------------------------------------------- its ring stands
 
     def complete(self) -> None:
-        """The planned generation is the present one, once all of it sit in its ring."""
+        """Complete the switch once all members of the planned generation sit in their ring."""
         working, plan = self._working, self._working.record.plan
         if plan is None or not self._stands(plan):
             return
@@ -154,7 +153,6 @@ class Switching:
     # ------------------------------------------------------------------------------------------ the next is needed
 
     def follow(self) -> None:
-        """Do what `edl.core.switch.planning` decides."""
         working, torn, unmet = self._working, self._is_torn(), self._mustering.left_out
         situation = Situation(
             working.record, working.members, working.seen, torn, working.ledgers.spent, unmet, working.leaves_as
@@ -213,14 +211,11 @@ class Switching:
             self._plan(wanted, crossing, prepared, offer)
 
     def _sending_steps(self, roster: tuple[str, ...]) -> int:
-        """Return in how many steps the newcomers get the others' state."""
         size = max(map(self._working.seen.state_bytes, roster))
         return sending.steps(size, self._leasing.step_time_s(), self._lead_times, self._step_s)
 
     def _offer(self, roster: tuple[str, ...], prepared: int) -> int:
-        """Return where newcomers get the state of the first of `roster`, a survivor, beside the first steps; 0:
-        nowhere.
-        """
+        """Return where newcomers get the state of the first of `roster`, a survivor, beside steps; 0: nowhere."""
         working = self._working
         if not prepared or not newcomers(working.record, roster):
             return 0
@@ -300,7 +295,7 @@ class Switching:
     # ----------------------------------------------------------------------------------------- it comes to nothing
 
     def _put_off(self, reason: str) -> None:
-        """The old ring goes on, and is supplied again. No worker can have trained by the plan's leases."""
+        """Put the switch off: the old ring goes on, supplied again, as no worker can have trained by the plan."""
         working, plan = self._working, self._working.record.plan
         assert plan is not None
         working.tell(facts.SwitchPutOff(next_generation=plan.generation, after_step=plan.after_step, reason=reason))
@@ -316,7 +311,7 @@ class Switching:
         self._working.change(plan=None)
 
     def _drop(self, plan: Plan, roster: tuple[str, ...]) -> None:
-        """`plan` comes to nothing, though some may have trained by its leases already. `roster` follows it."""
+        """Drop `plan`, though some may have trained by its leases already. `roster` follows it."""
         self._close(plan, roster)
         if plan.ledger is not None:
             self._working.change(superseded=(*self._working.record.superseded, plan))

@@ -57,8 +57,6 @@ _UNREACHABLE: Final = re.compile(r"\bconnect(?:ing)?\b[^\[]*\[([0-9a-fA-F:.]+)\]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A ring that has made no step."""
-
     generation: int
     roster: tuple[str, ...]
     base: tuple[str, ...]  # the ring that stood last; empty while the first one has not
@@ -76,7 +74,7 @@ class Evidence:
 
     @property
     def faults(self) -> dict[str, str]:
-        """Errors that are no broken ring, of members that trained without the newcomers; empty without newcomers."""
+        """Return errors that are no broken ring, of members that trained without the newcomers, if there are any."""
         blameless = self.newcomers and set(self.roster).difference(self.newcomers)
         return {one: why for one, why in self.said.items() if blameless and one in blameless and is_fault(why)}
 
@@ -89,22 +87,20 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Consequence of a ring that failed."""
-
     trials: Trials
     unfit: Mapping[str, str] = field(default_factory=dict)  # worker to reason
     hopeless: str = ""  # why no ring can follow
 
 
 def is_own(reason: str) -> bool:
-    """A member says something that the others would not say of the same failure."""
+    """Tell whether a member says something that the others would not say of the same failure."""
     said = reason.lower()
     common = not said or unreachable(reason) or any(words in said for words in EVERYBODY_SAYS)
     return is_fault(reason) or not common
 
 
 def is_fault(reason: str) -> bool:
-    """Return whether a `reason` is that of a ring that has raised what is no broken ring (`edl.errors.RingFault`)."""
+    """Tell whether a `reason` is that of a ring that has raised what is no broken ring (`edl.errors.RingFault`)."""
     return FAULT in reason
 
 
@@ -114,13 +110,13 @@ def is_no_workers_own(reason: str) -> bool:
 
 
 def unreachable(reason: str) -> str:
-    """The address that a member could not connect to, if it says so."""
+    """Return the address that a member could not connect to, if it says so."""
     found = _UNREACHABLE.search(reason)
     return found.group(1) if found else ""
 
 
 def accused(evidence: Evidence, proven: Sequence[str]) -> dict[str, str]:
-    """The workers that the words point at, and why. None, where they contradict each other."""
+    """Return the workers that the members' words point at, and why; none where they contradict each other."""
     own = {worker: reason for worker, reason in evidence.said.items() if is_own(reason)}
     for worker in evidence.faults:
         own.pop(worker)
@@ -135,7 +131,7 @@ def accused(evidence: Evidence, proven: Sequence[str]) -> dict[str, str]:
 
 
 def judge(trials: Trials, evidence: Evidence) -> Judgement:
-    """`evidence` is of a ring whose members are all there still, and that has made no step."""
+    """Judge a ring whose members are all there still, and that has made no step."""
     blamed = accused(evidence, trials.proven or evidence.base)
     absent = evidence.absent
     if not blamed and absent.intersection(evidence.newcomers):
@@ -209,7 +205,6 @@ def _says_so_itself(strike: Strike) -> bool:
 
 
 def condemned(trials: Trials) -> set[str]:
-    """Return the workers that are unfit if the next ring stands without them."""
     return {strike.worker for strike in trials.strikes if strike.times >= ENOUGH}
 
 
@@ -223,7 +218,7 @@ def not_proven(trials: Trials) -> Trials:
 
 
 def undecided_no_more(trials: Trials) -> Trials:
-    """A member is found to be at fault, or is gone: what was undecided is asked anew."""
+    """Clear what was undecided, as a member is found to be at fault, or is gone: it is asked anew."""
     return msgspec.structs.replace(trials, failed=0, left_out="", tried=())
 
 
@@ -242,7 +237,6 @@ def stood(trials: Trials, roster: Sequence[str]) -> Judgement:
 
 
 def suspects(trials: Trials, roster: Sequence[str]) -> dict[str, int]:
-    """Return how often each worker outside the present ring has failed."""
     return {strike.worker: strike.times for strike in trials.strikes if strike.worker not in roster}
 
 
@@ -253,7 +247,7 @@ def _struck(strikes: Sequence[Strike], blamed: Mapping[str, str]) -> tuple[Strik
 
 
 def _pairs(evidence: Evidence) -> dict[str, set[str]]:
-    """Peers of which one could not reach the other. Where workers share a host, its address is that of all of them."""
+    """Return pairs of peers that could not connect. Workers of one host are all meant by its address."""
     pairs: dict[str, set[str]] = {}
     for worker, reason in evidence.said.items():
         address = unreachable(reason)

@@ -21,8 +21,6 @@ RANKS: Final = 2**RANK_BITS - 1
 
 
 class Vote(NamedTuple):
-    """Numbers that one member says; or the highest of each."""
-
     newest: int  # the newer its state the higher, and of two with the same step the lower rank's; 0: it has none
     behind: int  # minus the step of its state, above all of these where it has none: the highest is the last one's
     doubts: int  # 1: it is not in the state of the planned step
@@ -107,7 +105,7 @@ def _is_first(assignment: Assignment) -> bool:
 
 
 def has_state(step: int, *, tainted: bool) -> bool:
-    """A member's model is that of `step`. Before the first step no member's is worth more than another's."""
+    """Tell whether a member's model is that of `step`. Before the first step all members' are worth the same."""
     return step > 0 and not tainted
 
 

@@ -24,8 +24,6 @@ ELSEWHERE = "its ring was over before that step"
 
 
 class Copying:
-    """Copies of one worker for checkpoints."""
-
     def __init__(self) -> None:
         self.newest = 0  # the saving that it has begun to copy for, or cannot
         self._said: say.Copied | say.CopyMissed | None = None  # of that one, as its daemon was told

@@ -36,7 +36,7 @@ LONGEST: Final = 40  # characters of a value that people are told
 
 
 def _weights(first: int) -> NDArray[np.uint64]:
-    """Odd numbers that look random: splitmix64, which is the same in every version of every library."""
+    """Return odd numbers that look random: splitmix64, which is the same in every version of every library."""
     with np.errstate(over="ignore"):
         state = (np.arange(ROW, dtype=np.uint64) + np.uint64(first)) * np.uint64(0x9E3779B97F4A7C15)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -49,27 +49,22 @@ OF_HALVES: Final = _weights(1 + ROW)
 
 
 def rows(contents: NDArray[np.uint8]) -> bytes:
-    """The digest of each row of some bytes, which lie one after the other, and what is left of less than a word."""
+    """Return the digest of each row of some contiguous bytes, and what is left of less than a word."""
     return sums_of_rows(contents, OF_WORDS, OF_HALVES)
 
 
 def fingerprint(name: str, form: str, contents: bytes) -> Fingerprint:
-    """Return an array's fingerprint: `form` is its type and shape, `contents` the digests of its rows. The name does
-    not count.
-    """
+    """Return an array's fingerprint from its type and shape, and its rows' digests. The name does not count."""
     return Fingerprint(name, _short(form.encode(), contents))
 
 
 def fingerprint_of_array(name: str, array: NDArray[Any]) -> Fingerprint:
-    """Return the fingerprint of an array in memory."""
     contents = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return fingerprint(name, f"{array.dtype.str}{array.shape}", rows(contents))
 
 
 def fingerprint_of_value(name: str, value: object) -> Fingerprint | None:
-    """Return the fingerprint of a plain value: None, a truth value, a number, text or bytes. None: the value is not
-    plain.
-    """
+    """Return the fingerprint of None, a truth value, a number, text or bytes; None for any other value."""
     text = str(value)  # of a number of numpy's, which has fewer digits than the number of Python's that it becomes
     value = value.item() if isinstance(value, np.generic) else value  # which it is for a worker that has got it
     contents = _bytes_of(value)
@@ -93,7 +88,6 @@ def _bytes_of(value: object) -> bytes | None:
 
 
 def of_all(fingerprints: Sequence[Fingerprint]) -> int:
-    """Return one digest of all fingerprints, in order."""
     return _short(b"", np.array([one.digest for one in fingerprints], np.uint64).tobytes())
 
 

@@ -32,7 +32,6 @@ def _of_chunk(words: Words, of_words: Words, of_halves: Words) -> bytes:
 
 
 def _of_part(words: Words, halves: Words, of_words: Words, of_halves: Words) -> bytes:
-    """Return the sum of a last row that is not full, if any."""
     if not words.size:
         return b""
     found = int(words @ of_words[: words.size]) + int(halves @ of_halves[: words.size])

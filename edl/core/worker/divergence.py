@@ -27,8 +27,6 @@ EARLY: Final = (1, 4, 16, 64)  # steps after a ring began at whose ends its memb
 
 
 class Consequence(StrEnum):
-    """A consequence is what follows from a difference."""
-
     HEAL = "heal"  # those that differ take over the state that counts, and the job goes on
     PART = "part"  # they leave the job, which goes on without them
     FAIL = "fail"

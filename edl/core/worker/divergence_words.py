@@ -85,6 +85,5 @@ def _joined(found: Divergence) -> str:
 
 
 def named(workers: Sequence[str]) -> str:
-    """Name some of the workers, for people."""
     more = f" and {len(workers) - NAMED} others" if len(workers) > NAMED else ""
     return ", ".join(workers[:NAMED]) + more

@@ -18,8 +18,6 @@ import msgspec
 
 
 class AssemblyWord(msgspec.Struct, frozen=True, array_like=True):
-    """Message of a ring's member when all its members assemble for an evaluation."""
-
     finished: int  # evaluations after this step whose results it has
     evaluates: bool  # it is in the next one; else it has gone on, or has not come there yet
     done: tuple[int, ...] = ()  # units of that one which it has computed
@@ -56,9 +54,7 @@ Outcome = HandOver | AssembleAgain | Compute | Finished
 
 
 def outcome(words: Sequence[AssemblyWord], rank: int, units: int) -> Outcome:
-    """Return the next act from the messages of all members, by rank, for an evaluation of `units` units. All members
-    find the same.
-    """
+    """Return the next act after the messages of all members, by rank: the same act for all."""
     most = max(word.finished for word in words)
     if any(word.finished < most for word in words):
         return HandOver(next(root for root, word in enumerate(words) if word.finished == most))

@@ -107,8 +107,6 @@ class StateNeeded:
 
 @dataclass(frozen=True, slots=True)
 class StateMeasured:
-    """Report the size of the state that this worker can send to a newcomer over several steps."""
-
     bytes: int
 
 
@@ -200,12 +198,12 @@ class RestartsExpected:
 
 @dataclass(frozen=True, slots=True)
 class LeaveWanted:
-    """SIGTERM, or the script's own wish. Any thread."""
+    """Report SIGTERM, or the script's own wish to leave. Any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWished:
-    """The script asks that the job be saved."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,9 +356,7 @@ class FetchState:
 
 @dataclass(frozen=True, slots=True)
 class FetchPortion:
-    """Fetch the next portion from the same member, for the step that begins; `StateCopied` or `BatchVoid` follows
-    before its update.
-    """
+    """Fetch the next portion for the step that begins; `StateCopied` or `BatchVoid` follows before its update."""
 
     portion: StatePortion
 
@@ -395,16 +391,12 @@ class TakeCopy:
 
 @dataclass(frozen=True, slots=True)
 class RecordRing:
-    """Record for the audit that this worker sits in its ring, which begins after `step`."""
-
     place: Place
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class RecordStep:
-    """Record for the audit that the step is applied."""
-
     generation: int
     step: int
 

@@ -69,7 +69,7 @@ class LeaseBuffer:
         self._by_sample = self._by_sample or by_sample
 
     def hand_out(self, lease: Lease, step: int) -> bool:
-        """The samples that `lease` gives `step` are about to be handed out. False: they must not be, now or ever."""
+        """Hand out the samples of `lease` in `step`. False: they must not be handed out, now or ever."""
         if step > self._mark or self._leases.get(lease.number) is not lease:
             return False
         if step > self._handed_out:  # noqa: PLR1730 - of each step: a call of `max` costs more
@@ -77,7 +77,6 @@ class LeaseBuffer:
         return True
 
     def forget_before(self, step: int) -> None:
-        """Drop leases that end before `step`."""
         self._leases = {number: lease for number, lease in self._leases.items() if lease.until_step >= step}
 
     def close(self) -> None:
@@ -96,12 +95,12 @@ class LeaseBuffer:
 
     @property
     def handed_out(self) -> int:
-        """The last step whose samples the script has been given."""
+        """Return the last step whose samples the script has been given."""
         return self._handed_out
 
     @property
     def marked(self) -> tuple[int, int]:
-        """The rebatching under way, and the step that nothing is handed out beyond; zeros without one."""
+        """Return the rebatching under way, and the step that nothing is handed out beyond; zeros without one."""
         return (self._rebatch, self._mark) if self._rebatch else (0, 0)
 
     def holds_at(self, step: int) -> bool:
@@ -110,31 +109,28 @@ class LeaseBuffer:
 
     @property
     def batch(self) -> int:
-        """Samples of a full step, of all workers together; 0 before that is known."""
+        """Return the samples of a full step, of all workers together; 0 before that is known."""
         return 0 if self._share is None else self._share.batch
 
     def at(self, step: int) -> Lease | None:
-        """The lease that gives `step` its share, whether that may be handed out or not."""
+        """Return the lease that gives `step` its share, whether that may be handed out or not."""
         for lease in self._leases.values():  # of each step: a generator expression costs more
             if lease.after_step < step <= lease.until_step:
                 return lease
         return None
 
     def wanted_at(self, step: int) -> Lease | None:
-        """The same, of an epoch that a worker has begun. Beyond the mark it may yet change."""
+        """Return the lease of `step` if a worker has begun its epoch. Beyond the mark it may yet change."""
         lease = self.at(step)
         return None if lease is None or self._is_beyond(lease) else lease
 
     def offers(self, step: int) -> bool:
-        """Tell whether samples of `step` may be handed out now. Raises InvalidTransition where the
-        leases have a gap.
-        """
+        """Tell whether samples of `step` may be handed out. Raises InvalidTransition where leases have a gap."""
         if self.at(step) is None and any(lease.after_step >= step for lease in self._leases.values()):
             raise InvalidTransition(self.leases, f"leases of a worker have no gaps (I7), and none is for step {step}")
         return step <= self._mark and self.wanted_at(step) is not None
 
     def covers(self, step: int) -> bool:
-        """Tell whether it is known what each member trains in `step`."""
         share = self._share
         return share is not None and step <= min(share.covered_step, self._mark)
 
@@ -158,14 +154,12 @@ class LeaseBuffer:
         return None if lease is None else lease.share(step)
 
     def samples(self, step: int) -> int:
-        """Return all workers' samples in `step`. Only for a covered step that is not committed yet: then shares forget
-        it.
-        """
+        """Return all workers' samples in a covered `step` that is not committed yet: then shares forget it."""
         totals = self._share.totals if self._share is not None else ()
         return next((total.samples for total in totals if step <= total.until_step), 0)
 
     def constant_until(self, step: int) -> int:
-        """A step up to which `weight` stays what it is in `step`. Each step of stand-ins is looked at by itself."""
+        """Return a step up to which `weight` stays what it is in `step`. Each placeholder step stands for itself."""
         share, lease = self._share, self.at(step)
         if share is None or lease is None or not lease.share(step):
             return step
@@ -173,7 +167,7 @@ class LeaseBuffer:
         return max(step, min(run, _run_of_share(lease, step), self._mark))
 
     def epoch(self, step: int) -> int | None:
-        """The pass over the data that `step` belongs to; None when that is not known here."""
+        """Return the pass over the data that `step` belongs to; None when that is not known here."""
         lease = self.wanted_at(step)
         return None if lease is None else lease.epoch
 
@@ -213,5 +207,5 @@ def _left_of(leases: Iterable[Lease], newer: Sequence[Lease], covered_step: int)
 
 
 def _run_of_share(lease: Lease, step: int) -> int:
-    """The last step of `lease` with the same share as `step`, which has one: full batches come first."""
+    """Return the last step of `lease` with the same share as `step`, which has one: full batches come first."""
     return max(step, lease.after_step + len(lease) // lease.batch)

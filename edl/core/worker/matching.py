@@ -33,8 +33,6 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Round(msgspec.Struct, frozen=True, array_like=True):
-    """A round carries what one member says in it."""
-
     announced: tuple[Announcement, ...] = ()
     waits: str = ""  # for people: what it cannot go on without
 
@@ -46,7 +44,6 @@ class Match(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> list[tuple[int, ...]]:
-        """Return the rows by rank."""
         return [one.rows for one in self.of]
 
     @property
@@ -63,8 +60,6 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class RoundHeard(msgspec.Struct, frozen=True):
-    """The outcome of one round."""
-
     matches: tuple[Match, ...] = ()
     stuck: str = ""  # what each member waits for, where none of them can get it
 

@@ -12,8 +12,6 @@ NEVER: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Location of a trainer. `waiting`: it cannot train on here (rehearsed, or its ring is broken)."""
-
     generation: int  # 0: alone
     step: int
     waiting: bool
@@ -26,7 +24,7 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for newer orders."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +62,27 @@ def next_move(where: Location, orders: Orders) -> Move:
 
 
 def given_up(orders: Orders) -> range:
-    """Rings of these generations come to nothing, also for a trainer still in one."""
+    """Return the generations whose rings are given up, also for a trainer still in one."""
     if orders.verdict is Verdict.STOP or (orders.verdict is Verdict.LEAVE and not orders.leave_after_step):
         return range(NEVER)
     return range(0) if orders.assignment is None else replaced(orders.assignment)
 
 
 def replaced(assignment: Assignment) -> range:
-    """Generations that the assigned one takes the place of: all before it if that is broken which trained; else those
-    that were planned since.
+    """Return the generations that the assigned one replaces: all before it if a ring broke, else
+    those planned since.
     """
     first = 0 if assignment.after_step is None else assignment.follows + 1
     return range(first, assignment.place.generation)
 
 
 def are_newer(orders: Orders, known: Orders | None) -> bool:
-    """Orders that were under way for long, or a stale leader's, may come after newer ones (I10)."""
+    """Tell whether orders are newer: those under way for long, or a stale leader's, may come after newer ones (I10)."""
     return known is None or (orders.term, orders.version) > (known.term, known.version)
 
 
 def attention_step(generation: int, orders: Orders, copied: int = 0) -> int:
-    """The step from which on its orders may want something of a trainer; it looks at none before.
+    """Return the step from which on its orders may want something of a trainer; it looks at none before.
 
     `copied`: the newest saving that it is through with.
     """
@@ -122,8 +120,9 @@ def _move_step(generation: int, orders: Orders) -> int:
 
 
 def is_passed(where: Location, assignment: Assignment) -> bool:
-    """The ring that is to be left has made a step beyond that of the switch. It takes all its members to make one: so
-    the word of that switch came too late for all of them, and none has left, nor will.
+    """Tell whether the ring to be left has made a step beyond that of the switch.
+
+    A step takes all its members: so the announcement came too late for all of them, and none has left, nor will.
     """
     if assignment.after_step is None or where.waiting:
         return False
@@ -131,8 +130,8 @@ def is_passed(where: Location, assignment: Assignment) -> bool:
 
 
 def _leaves_now(where: Location, orders: Orders) -> bool:
-    """Tell whether the trainer leaves now: not after a later step than ordered, as then no other member goes on without
-    it (`is_passed`).
+    """Tell whether the trainer leaves now: not after a later step than ordered, as no other goes
+    on then (`is_passed`).
     """
     return where.waiting or not orders.leave_after_step or where.step == orders.leave_after_step
 

@@ -80,7 +80,6 @@ class NextRing:
         return begun
 
     def sit(self) -> None:
-        """Note that this worker sits in a ring."""
         self._trusted = True
 
     def release(self) -> list[Command]:

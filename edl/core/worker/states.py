@@ -97,7 +97,6 @@ READY: Final = frozenset({_S.COMING, _S.WAITING, _S.AWAITING_SHARE})  # it could
 
 
 def following(state: TrainerState, cause: StateChange) -> TrainerState:
-    """The state after `cause`. Raises InvalidTransition."""
     try:
         return TRANSITIONS[state, cause]
     except KeyError:

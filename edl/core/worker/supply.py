@@ -15,8 +15,6 @@ from edl.protocol.assignment import Orders
 
 
 class Supply:
-    """Data of one worker, in the ring that it sits in."""
-
     def __init__(self, leases: LeaseBuffer, unusual: Unusual) -> None:
         self.leases = leases
         self._unusual = unusual

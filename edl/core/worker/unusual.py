@@ -24,7 +24,7 @@ class Unusual:
 
     @property
     def step(self) -> int:
-        """The first that is to be looked at."""
+        """Return the first step that is to be looked at."""
         return min(self.even_until, self.rates_until, self.check_at)
 
     def sit(self, checking: Checking, step: int, size: int, *, beside: int = 0) -> None:
@@ -36,7 +36,6 @@ class Unusual:
         self.check_at = self.began if step > 0 and size > 1 else self._next_check(step, size)
 
     def note_equal(self, step: int, size: int) -> None:
-        """The states of this ring's members are equal after `step`."""
         self.equal_step = step
         self.check_at = self._next_check(step, size)
 
