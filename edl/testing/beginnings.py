@@ -101,9 +101,7 @@ class Beginnings:
         return worker.alive and worker.goes_to(ring.generation)
 
     def missed(self, worker: SimWorker) -> None:
-        """Notify members, and newcomers that wait for its state, that a worker which was to come
-        died, hangs or left.
-        """
+        """Notify members, and newcomers that await its state, that a worker on its way died, hangs or left."""
         for known in self._known.values():
             if worker.id in known.coming and not self.awaits(worker, known.ring):
                 self.job.rings.arm(known.ring)

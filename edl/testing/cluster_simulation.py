@@ -335,9 +335,7 @@ class ClusterPlay:
             self.asked_at.setdefault(f"{entry.name}.{entry.life}", self.now)
 
     def _act(self, act: Act, *, in_time: bool) -> None:
-        """Carry an act out. Unless it is `in_time`, an act that only the leading scheduler may do is
-        refused (fenced).
-        """
+        """Carry an act out. Unless it is `in_time`, an act reserved to the leading scheduler is refused (fenced)."""
         match act:
             case BeginLife(name, life) if in_time:
                 alive = [one for one in self.processes.values() if one.order.job == name]

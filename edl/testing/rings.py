@@ -128,9 +128,7 @@ class Rings:
         return worker.step + 1 in worker.read
 
     def _is_at_end(self, worker: SimWorker) -> bool:
-        """Tell whether no sample is left for the script, which has begun the epoch that is due, if
-        it asks for epochs.
-        """
+        """Tell whether no sample is left for the script. If it asks for epochs, it has begun the one that is due."""
         spec = self.job.spec
         if spec is None:
             return worker.step >= self.job.steps

@@ -133,9 +133,7 @@ class _Weighing(msgspec.Struct, frozen=True):
         return any(self.weights.values()) if self.weights else None
 
     def misweighed(self) -> Iterator[Weighed]:
-        """Yield members whose weight was wrong in an update. Where all skip it, for a loss that was not finite, none
-        was.
-        """
+        """Yield members whose weight was wrong in an update. If all skipped it, for a loss not finite, none was."""
         total = sum(self.samples.values())
         for worker, weight in self.weights.items() if self.updated else ():
             right = self.samples[worker] / total if total else 0.0

@@ -231,9 +231,7 @@ class Observations:
         return seen is not None and (seen.booted or seen.phase in (Phase.TRAINING, Phase.READY))
 
     def is_known(self, worker: str) -> bool:
-        """`worker` was seen, and its daemon knows where it has been: a new one sees what step it has made before it is
-        told in which ring.
-        """
+        """Tell whether `worker` was seen, and its daemon knows its ring: a new daemon sees the step before the ring."""
         seen = self.observation(worker)
         return seen is not None and (seen.step == 0 or self.has_booted(worker))
 

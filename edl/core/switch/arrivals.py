@@ -14,9 +14,7 @@ from edl.protocol.messages import Observation, Phase
 
 
 class Arrivals:
-    """Members whose reports are awaited by one leader. A report passed over is seen with the next input that matters,
-    or after some time.
-    """
+    """Members whose reports one leader awaits. Others are seen with the next input that matters, or later."""
 
     def __init__(self, working: WorkingState) -> None:
         self._working = working

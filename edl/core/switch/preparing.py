@@ -56,9 +56,7 @@ class Preparing:
         return roster != self._in_line and all(map(self._working.seen.prepares, roster))
 
     def stands(self, muster: Muster) -> bool:
-        """Tell whether the ring of `muster` stands everywhere. If it failed, or is late, its members
-        are called anew.
-        """
+        """Tell whether the ring of `muster` stands everywhere. If it failed or is late, its members are called anew."""
         said = {worker: self._working.seen.prepared(worker, muster.generation) for worker in muster.roster}
         heard = {worker: failure for worker, failure in said.items() if failure is not None}
         failed = {worker: failure for worker, failure in heard.items() if failure}

@@ -100,9 +100,7 @@ def final(step: int, fingerprints: Sequence[Fingerprint], updates: int = 0) -> t
 
 
 def sketch(fingerprints: Sequence[Fingerprint]) -> tuple[Fingerprint, ...]:
-    """A few fingerprints that differ where many do: the first ones, of hyper-parameters above all, and one for each
-    stretch of what follows.
-    """
+    """Return a few fingerprints that differ where many do: the first, mostly hyper-parameters, and one per stretch."""
     first, rest = fingerprints[:SKETCHED], fingerprints[SKETCHED:]
     size = -(-len(rest) // SKETCHED) or 1
     return (*first, *(_together(rest[begin : begin + size]) for begin in range(0, len(rest), size)))

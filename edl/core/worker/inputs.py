@@ -203,7 +203,7 @@ class LeaveWanted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWished:
-    pass
+    """Report that the script asks for a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +403,7 @@ class RecordStep:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRing:
-    pass
+    """Leave the ring, or what is left of it."""
 
 
 @dataclass(frozen=True, slots=True)

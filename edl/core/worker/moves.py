@@ -24,7 +24,7 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    pass
+    """Wait for newer orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,7 @@ def given_up(orders: Orders) -> range:
 
 
 def replaced(assignment: Assignment) -> range:
-    """Return the generations that the assigned one replaces: all before it if a ring broke, else
-    those planned since.
-    """
+    """Return the generations that this one replaces: all before it if a ring broke, else those planned since."""
     first = 0 if assignment.after_step is None else assignment.follows + 1
     return range(first, assignment.place.generation)
 
@@ -130,9 +128,7 @@ def is_passed(where: Location, assignment: Assignment) -> bool:
 
 
 def _leaves_now(where: Location, orders: Orders) -> bool:
-    """Tell whether the trainer leaves now: not after a later step than ordered, as no other goes
-    on then (`is_passed`).
-    """
+    """Tell whether the trainer leaves now: past its step, the others do not go on without it (`is_passed`)."""
     return where.waiting or not orders.leave_after_step or where.step == orders.leave_after_step
 
 
