@@ -145,7 +145,7 @@ class LedgerVersions:
         return tuple(range(before, self.ledger.epoch))
 
     def go_by(self, generation: int, plans: Iterable[Plan]) -> None:
-        """Go by the leases of `generation`, by which the ring trained: a dropped one's of `plans`, or ours."""
+        """Go by the leases of `generation`, by which the ring trained: those of a dropped plan, or ours."""
         for plan in plans:
             if plan.generation == generation and plan.ledger is not None:
                 self._take(plan.ledger)

@@ -69,7 +69,7 @@ def given_up(orders: Orders) -> range:
 
 
 def replaced(assignment: Assignment) -> range:
-    """Return the generations that this one replaces: all before it if a ring broke, else those planned since."""
+    """Return the generations that `assignment` replaces: all before it if a ring broke, else those planned since."""
     first = 0 if assignment.after_step is None else assignment.follows + 1
     return range(first, assignment.place.generation)
 
