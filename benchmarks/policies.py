@@ -1,6 +1,6 @@
 """Which policy is good for what? Each on each trace, ablations, and loads from light to overload: tables and pictures.
 
-    python -m benchmarks.policies [--traces DIR] [--out docs] [--keep out/policies] [--parts traces ablations loads]
+    python -m benchmarks.policies [--traces DIR] [--out out] [--keep out/policies] [--parts traces ablations loads]
                                   [--nodes 4x4] [--seeds 1]
 
 The traces are those of the folder that --traces names, or EDL_TRACES; the project has none that were published.
