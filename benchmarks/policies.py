@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         default=Path(named or ""),
         help="a folder with traces and their tables [EDL_TRACES]",
     )
-    parser.add_argument("--out", type=Path, default=Path("docs"), help="where the page and its pictures are written")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="where the page and its pictures are written")
     parser.add_argument("--keep", type=Path, default=Path("out/policies"), help="where runs are kept")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--nodes", default="4x4", help="for traces of your own: nodes times devices")
