@@ -142,22 +142,25 @@ def test_pages_about_launching_name_variables_that_exist(name: str) -> None:
 # ------------------------------------------------------------------------------------------------ what the code has
 
 
+def transitions(page: Path, title: str) -> list[tuple[str, str, str]]:
+    """The transitions in a section's table, whose first cell may name several states."""
+    return [(state, cause, to) for of, cause, to in rows(section(page, title)) for state in of.split(", ")]
+
+
 def test_transitions_are_those_of_the_code() -> None:
-    shown = [tuple(row) for row in rows(section(DOCS / "states-and-events.md", "States of a member"))]
+    shown = transitions(DOCS / "states-and-events.md", "States of a member")
     assert len(set(shown)) == len(shown)
     assert set(shown) == {(state.value, cause.value, to.value) for (state, cause), to in TRANSITIONS.items()}
 
 
 def test_a_cluster_jobs_phases_are_those_of_the_code() -> None:
-    shown = [
-        (phase, turn, to) for of, turn, to in rows(section(DOCS / "cluster.md", "A job")) for phase in of.split(", ")
-    ]
+    shown = transitions(DOCS / "cluster.md", "A job")
     assert len(set(shown)) == len(shown)
     assert set(shown) == {(phase.value, turn.value, to.value) for (phase, turn), to in phases.TRANSITIONS.items()}
 
 
 def test_a_trainers_states_are_those_of_the_code() -> None:
-    shown = [tuple(row) for row in rows(section(DOCS / "states-and-events.md", "States of a trainer"))]
+    shown = transitions(DOCS / "states-and-events.md", "States of a trainer")
     told = {(state.value, change.value, to.value) for (state, change), to in worker_states.TRANSITIONS.items()}
     from_any = {worker_states.StateChange.OBEYS.value, worker_states.StateChange.ENDED.value}  # said in a sentence
     assert len(set(shown)) == len(shown)
