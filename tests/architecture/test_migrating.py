@@ -20,10 +20,11 @@ def difference(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["horovod_pytorch.py", "horovod_tensorflow2.py"])
-def test_the_page_shows_the_difference_and_counts_it(name: str) -> None:
+def test_the_page_shows_one_difference_and_counts_both(name: str) -> None:
     lines = difference(name)
-    shown = [block.splitlines() for block in re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)]
-    assert [line.rstrip() for line in lines] in shown
+    if name == "horovod_pytorch.py":  # of the other script the page links both files
+        shown = [block.splitlines() for block in re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)]
+        assert [line.rstrip() for line in lines] in shown
     taken, added = (sum(line.startswith(sign) for line in lines[2:]) for sign in "-+")
     of = len((BEFORE / name).read_text().splitlines())
     assert f"{taken} of its {of} lines go, {added} come" in PAGE.read_text()
