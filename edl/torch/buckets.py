@@ -40,16 +40,15 @@ class GroupSeat(Protocol):
     """The ring."""
 
     @property
-    def groups(self) -> ProcessGroups:
-        """Its groups now."""
+    def groups(self) -> ProcessGroups: ...
 
     @property
     def overlaps(self) -> bool:
-        """Whether a bucket may begin before all gradients of a pass are there."""
+        """Tell whether a bucket may begin before all gradients of a pass are there."""
 
 
 class _Bucket:
-    """Its parameters, and the gradients of them that are here."""
+    """Parameters whose gradients travel together, and those of their gradients that are here."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = parameters
@@ -63,12 +62,12 @@ class _Bucket:
         return len(self.here) == len(self.parameters)
 
     def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """With their parameters, in the same order everywhere."""
+        """Return the gradients with their parameters, in the same order on all workers."""
         return [(one, self.here[id(one)]) for one in self.parameters if id(one) in self.here]
 
     def together(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Their contents, one after the other, in memory that is the bucket's: fresh pages in each step cost more than
-        the copy.
+        """Copy the gradients, one after the other, into memory that is the bucket's: fresh pages in each step cost more
+        than the copy.
         """
         first = gradients[0]
         usual = len(gradients) == len(self.parameters) == len(self._pieces)
@@ -81,8 +80,8 @@ class _Bucket:
         return self._together
 
     def apart(self, gradients: Sequence[torch.Tensor], factor: float) -> None:
-        """What has become of it goes back, times `factor`. In the host's memory that is one way through it for both; a
-        device is better off with one call for all.
+        """Copy the sums back into the gradients, times `factor`. In the host's memory a single pass does both; a device
+        is better off with one call for all.
         """
         assert self._together is not None  # it was filled
         if factor != 1.0 and self._together.device.type == "cpu":
@@ -154,8 +153,8 @@ class Buckets(Nothings):
             bucket.here.clear()
 
     def _may_begin(self) -> bool:
-        """All members are known to have the same buckets. Where not, `wait` waits for it, and no call before: a worker
-        may be at a collective of the script's own, which it makes before it averages.
+        """Tell whether all members are known to have the same buckets. Where that is open, `wait` waits for it, and no
+        call before: a worker may be at a collective of the script's own, which it makes before it averages.
         """
         if self._alike is not None and self._alike.is_known():
             self._alike.check()
@@ -233,7 +232,9 @@ def difference(first: Sequence[str], other: Sequence[str], rank: int) -> str:
 
 
 def cut(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Into buckets, in the order in which they begin. Each has one type, and lies on one device."""
+    """Cut parameters into buckets, in the order in which they begin. Each bucket has one type,
+    and lies on one device.
+    """
     bucket: list[torch.Tensor] = []
     room = FIRST_BYTES
     for parameter in reversed(parameters):
@@ -255,8 +256,8 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
 
 
 def _dense_begun(groups: ProcessGroups, bucket: _Bucket, gradients: list[torch.Tensor]) -> Callable[[], None]:
-    """How it is done goes by the bucket, which is the same on all workers. A sum that is divided by the size must have
-    room.
+    """Begin to average dense gradients, in a way that follows from the bucket, which is the same on all workers. A sum
+    that is divided by the size must have room.
     """
     size = groups.place.size
     copied = len(bucket.parameters) > 1 or not gradients[0].is_contiguous() or gradients[0].is_conj()
@@ -282,7 +283,7 @@ def _rows_of(gradient: torch.Tensor, dimensions: int, share: float) -> torch.Ten
 
 
 def _sparse_begun(groups: ProcessGroups, parameter: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
-    """All ranks' rows, summed up."""
+    """Begin to sum up all ranks' rows."""
     summed = rows.to(ROWS_SUMMED_AS.get(rows.dtype, rows.dtype)).coalesce()
     work = groups.begun(groups.gradients.allreduce([summed]))
 

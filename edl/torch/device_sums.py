@@ -51,7 +51,7 @@ _FREEING = threading.Lock()  # one group is freed before the next begins; whethe
 
 
 class NcclStanding(IntEnum):
-    """How far a member is with NCCL's group. The members are as far as the one with the greatest number."""
+    """The state of a member's NCCL group. The members together are at the greatest number."""
 
     THERE = 0
     COMING = 1
@@ -59,16 +59,15 @@ class NcclStanding(IntEnum):
 
 
 class Summing(Protocol):
-    """What sums up on the GPUs of a ring's members."""
+    """The operations of NCCL's group that `DeviceSums` uses."""
 
     def connect(self) -> None:
-        """All members do. Raises RuntimeError."""
+        """Connect to the other members, which all call this. Raises RuntimeError."""
 
-    def begin(self, tensor: torch.Tensor) -> Callable[[], object]:
-        """As `DeviceSums.begin`."""
+    def begin(self, tensor: torch.Tensor) -> Callable[[], object]: ...
 
     def through(self) -> Callable[[], bool]:
-        """Whether all that the GPU is to do by now is done."""
+        """Return a function that tells whether all work that the GPU has been given by now is done."""
 
     def abort(self) -> None:
         """Free what is stuck. Takes its time."""
@@ -76,13 +75,15 @@ class Summing(Protocol):
 
 @dataclass(frozen=True)
 class Gpu:
-    """Where the gradients of this worker lie."""
+    """The GPU that holds this worker's gradients."""
 
     device: torch.device
     dtypes: frozenset[torch.dtype]
 
     def name(self) -> bytes:
-        """What tells it from those of all other members, as NCCL does: by the host, which NCCL_HOSTID may name."""
+        """Return what tells this GPU from those of all other members, as NCCL does: by the host, which NCCL_HOSTID may
+        name.
+        """
         if not torch.distributed.is_nccl_available():
             return NO_GPU
         found = torch.cuda.get_device_properties(self.device)
@@ -97,7 +98,9 @@ def each_has_its_own(names: Sequence[bytes]) -> bool:
 
 
 def prepare_groups(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """What torch and NCCL read when a group is made. A broken ring is reported once, by us, and ends no process."""
+    """Set what torch and NCCL read when a group is made. A broken ring is reported once, by edl,
+    and ends no process.
+    """
     environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
@@ -106,7 +109,7 @@ def prepare_groups(environ: dict[str, str] | os._Environ[str] = os.environ) -> N
 
 
 class DeviceSums:
-    """Of one ring. `give_up` belongs to any thread."""
+    """Sums by NCCL in one ring. Any thread may call `give_up`."""
 
     def __init__(self, gpu: Gpu, place: Place, timeout_s: float) -> None:
         """Begins to form, on a thread of its own."""
@@ -125,13 +128,13 @@ class DeviceSums:
             threading.Thread(target=act, name="edl-nccl", daemon=True).start()
 
     def says(self) -> bytes:
-        """What this member tells the others in a round; of all that is told, the greatest of each byte is heard."""
+        """Return what this member tells the others in a round; all members hear the greatest value of each byte."""
         if self._standing is NcclStanding.COMING and time.monotonic() > self._until:
             self._fail("it did not form in time")
         return bytes([self._standing]) + self._store.told
 
     def hear(self, told: bytes) -> None:
-        """What the members have told in a round: all hear the same."""
+        """Take what the members have told in a round: all hear the same."""
         self._store.told = told[1:]
         self.open = told[0] == NcclStanding.COMING
         self.stands = told[0] == NcclStanding.THERE
@@ -142,8 +145,8 @@ class DeviceSums:
         return self.stands and tensor.device == self._gpu.device and tensor.dtype in SUMMED
 
     def begin(self, tensor: torch.Tensor) -> Callable[[], object]:
-        """All members' tensors are to be added up in place. After what is returned is called, whatever comes in the
-        device's stream comes after that. Both raise RuntimeError.
+        """Begin to add up all members' tensors, in place. After the returned function was called, later work in the
+        device's stream comes after the sum. Both raise RuntimeError.
         """
         if self._summing is None or self._unwanted.is_set():
             raise RuntimeError("the group is closed")
@@ -153,24 +156,24 @@ class DeviceSums:
 
     @property
     def busy(self) -> bool:
-        """Something was begun, and is not known to be through."""
+        """Tell whether an operation was begun that is not known to be done."""
         return bool(self._under_way)
 
     def through(self) -> Callable[[], bool]:
-        """Whether all that the GPU is to do by now is done."""
+        """Return a function that tells whether all work that the GPU has been given by now is done."""
         return (lambda: True) if self._summing is None else self._summing.through()
 
     def settled(self) -> None:
-        """All that was begun is through."""
+        """Note that all operations that were begun are done."""
         self._under_way.clear()
 
     def give_up(self) -> None:
-        """What is under way, if anything is. Comes back at once."""
+        """Give up operations under way, if there are any. Returns at once."""
         self._unwanted.set()
         self._store.give_up()
 
     def close(self) -> None:
-        """All members are through with it, or it was given up. Raises nothing."""
+        """Free the group, once all members are done with it or it was given up. Raises nothing."""
         self.give_up()
         self._freed.wait(END_S)
         self._under_way.clear()
@@ -254,7 +257,9 @@ class _Nccl:
 
 
 class _FirstSays(Store):
-    """What NCCL asks for while it forms: what its first member has written. `told`: as it goes along in the rounds."""
+    """The store that NCCL reads while it forms: it holds what NCCL's first member has written. `told` has these bytes
+    as they travel in the rounds.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__()
@@ -279,7 +284,7 @@ class _FirstSays(Store):
         self.told = (bytes([len(contents)]) + contents).ljust(FIRST_BYTES, b"\0")
 
     def give_up(self) -> None:
-        """Nothing more is told."""
+        """Let the readers go: nothing more is told."""
         self._there.set()
 
     def get(self, key: str) -> bytes:  # noqa: ARG002

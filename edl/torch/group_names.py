@@ -60,7 +60,7 @@ class _Half:
 
 
 class Compression:
-    """What `allreduce(compression=...)` takes."""
+    """The values of `allreduce(compression=...)`."""
 
     none = _AsItIs
     fp16 = _Half
@@ -190,7 +190,7 @@ def allreduce_(  # noqa: PLR0913, PLR0917 - Horovod's signature
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> torch.Tensor:
-    """All-reduce in place."""
+    """Reduce `tensor` over all workers, in place, and return it."""
     handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     found: torch.Tensor = handle.result()
     return found
@@ -226,7 +226,7 @@ def grouped_allreduce_async_(  # noqa: PLR0913, PLR0917 - Horovod's signature
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> Handle:
-    """Several at once, in place."""
+    """Begin to reduce several tensors in place."""
     more = (op, prescale_factor, postscale_factor, process_set)
     return _together([allreduce_async_(one, average, its, *more) for one, its in _parts(name, tensors)])
 
@@ -254,7 +254,7 @@ def grouped_allreduce_(  # noqa: PLR0913, PLR0917 - Horovod's signature
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> list[torch.Tensor]:
-    """All-reduce of several, in place."""
+    """Reduce several tensors in place and return them."""
     handle = grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
     found: list[torch.Tensor] = handle.result()
     return found
@@ -270,7 +270,7 @@ def grouped_allreduce(  # noqa: PLR0913, PLR0917 - Horovod's signature
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> list[torch.Tensor]:
-    """All-reduce of several. Gradients come back through it."""
+    """Reduce several tensors. Gradients come back through the operation."""
     more = (compression, op, prescale_factor, postscale_factor, process_set)
     return [allreduce(one, average, its, *more) for one, its in _parts(name, tensors)]
 
@@ -278,7 +278,7 @@ def grouped_allreduce(  # noqa: PLR0913, PLR0917 - Horovod's signature
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None = None, op: Any = None, process_set: Any = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Of a sparse tensor; what is returned waits, and gives the sparse result."""
+    """Begin to reduce a sparse tensor; the returned function waits, and returns the sparse result."""
     _one_ring("sparse_allreduce_async", process_set)
     kind = _op("sparse_allreduce_async", None, op)
     if kind not in {Op.Average, Op.Sum}:
@@ -303,7 +303,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = global_process_set) -> torch.Tensor:
-    """All workers' rows, by rank. Gradients come back through it."""
+    """Return all workers' rows, by rank. Gradients come back through the operation."""
     _one_ring("allgather", process_set)
     before = 0  # rows of lower ranks
 
@@ -324,14 +324,14 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: Any = global_process_set
 ) -> Handle:
-    """Several at once."""
+    """Begin to gather several tensors."""
     return _together([allgather_async(one, its, process_set) for one, its in _parts(name, tensors)])
 
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: Any = global_process_set
 ) -> list[torch.Tensor]:
-    """All-gather of several. Gradients come back through it."""
+    """Gather several tensors. Gradients come back through the operation."""
     return [allgather(one, its, process_set) for one, its in _parts(name, tensors)]
 
 
@@ -365,7 +365,9 @@ def reducescatter(  # noqa: PLR0913, PLR0917 - Horovod's signature
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Of the average of all workers' tensors, the rows of this one. Gradients come back through it."""
+    """Average all workers' tensors, or reduce them by `op`, and return this worker's rows of the result. Gradients come
+    back through the operation.
+    """
 
     def reduced(one: torch.Tensor) -> torch.Tensor:
         compressed, how = compression.compress(one)
@@ -388,7 +390,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Several at once."""
+    """Begin to reduce several tensors, of which each worker gets its rows."""
     more = (op, process_set, prescale_factor, postscale_factor)
     return _together([reducescatter_async(one, its, *more) for one, its in _parts(name, tensors)])
 
@@ -402,7 +404,7 @@ def grouped_reducescatter(  # noqa: PLR0913, PLR0917 - Horovod's signature
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Several. Gradients come back through it."""
+    """Reduce several tensors and return this worker's rows of each. Gradients come back through the operation."""
     more = (compression, op, process_set, prescale_factor, postscale_factor)
     return [reducescatter(one, its, *more) for one, its in _parts(name, tensors)]
 
@@ -433,7 +435,7 @@ def broadcast_(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = global_process_set
 ) -> torch.Tensor:
-    """What the tensor of `root_rank` holds. Gradients come back through it."""
+    """Return the tensor of `root_rank`. Gradients come back through the operation."""
 
     def back(gradient: torch.Tensor) -> torch.Tensor:
         mean = allreduce_(gradient.clone())
@@ -470,7 +472,7 @@ def alltoall(
 
 
 def barrier(process_set: Any = global_process_set) -> None:
-    """Until all workers are here."""
+    """Wait until all workers are here."""
     _one_ring("barrier", process_set)
     act.agreed(_groups(), CollectiveCall("barrier"), "")
 
@@ -479,12 +481,12 @@ def barrier(process_set: Any = global_process_set) -> None:
 
 
 def poll(handle: Handle) -> bool:
-    """Whether `synchronize(handle)` would not wait."""
+    """Tell whether `synchronize(handle)` would return at once."""
     return handle.is_done()
 
 
 def synchronize(handle: Handle) -> Any:
-    """What came of an operation, once it is through."""
+    """Wait for an operation and return its result."""
     return handle.result()
 
 
@@ -494,7 +496,7 @@ def synchronize(handle: Handle) -> Any:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set
 ) -> Any:
-    """What `obj` is on `root_rank`: numbers, text, arrays, tensors, and lists, tuples, sets and dicts of them."""
+    """Return `obj` of `root_rank`: numbers, text, arrays, tensors, and lists, tuples, sets and dicts of them."""
     _one_ring("broadcast_object", process_set)
     groups = _groups()
     act.check_root(groups, root_rank)
@@ -507,7 +509,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Each worker's, by rank. The same may travel."""
+    """Return each worker's `obj`, by rank. The same values may travel as by `broadcast_object`."""
     groups = _groups()
 
     def each() -> list[Any]:
@@ -546,7 +548,7 @@ def agreed_state(optimizer: torch.optim.Optimizer, root_rank: int, act_on_it: Ca
 
 
 def is_initialized() -> bool:
-    """Whether this process sits in a ring."""
+    """Tell whether this process sits in a ring."""
     return framework.ring.place is not None
 
 
@@ -571,7 +573,7 @@ def _yes() -> bool:
 
 
 def _no() -> bool:
-    """Nothing is built for it."""
+    """No other backend is built in."""
     return False
 
 

@@ -53,7 +53,7 @@ ROUND_S = 0.01  # from one round to the next, until all members have NCCL's grou
 
 
 class ProcessGroups:
-    """Of one ring. A ring of one has none. `give_up` belongs to any thread."""
+    """Process groups of one ring; a ring of one member has none. Any thread may call `give_up`."""
 
     def __init__(self, place: Place, timeout_s: float, gpu: Gpu | None = None) -> None:
         """`gpu`: where this member's gradients lie, if all of them do."""
@@ -93,7 +93,7 @@ class ProcessGroups:
             self._asking.finish(self.place.rank)
 
     def give_up(self, reason: str) -> None:
-        """Whatever it is that members wait for in it fails, from now on."""
+        """Make all that members wait for in this ring fail, from now on."""
         with self._turn:
             self.broken = self.broken or reason
             waiting = list(self._waiting)
@@ -128,7 +128,7 @@ class ProcessGroups:
         self.gradients = self.rest = None
 
     def of_all(self, mine: bytes) -> list[bytes]:
-        """Each member's bytes, by rank; few. Raises RingBroken."""
+        """Return each member's bytes, by rank; few bytes. Raises RingBroken."""
         work, told = self.of_all_begun(mine, self.rest)
         self.wait(work)
         return told()
@@ -151,7 +151,7 @@ class ProcessGroups:
         return work, told
 
     def stands(self) -> bool:
-        """No member has left it or given it up yet, as far as is known here."""
+        """Tell whether, as far as is known here, no member has left the ring or given it up yet."""
         return not self.broken and self._connections.living() >= self._standing
 
     def pulse(self) -> Pulse | None:
@@ -179,7 +179,7 @@ class ProcessGroups:
         return work
 
     def wait(self, work: Any, what: str = OTHER) -> None:
-        """Until an operation is through. Raises RingBroken."""
+        """Wait until an operation is through. Raises RingBroken."""
         try:
             work.wait(BRIEFLY)
         except RuntimeError:  # it has failed, or takes longer
@@ -190,7 +190,7 @@ class ProcessGroups:
         self._under_way.discard(work)
 
     def await_sums(self) -> None:
-        """Until it is known whether all members have NCCL's group, or for a while: none trains here yet. Raises
+        """Wait for a limited time until it is known whether all members have NCCL's group: none trains here yet. Raises
         RingBroken.
         """
         for _ in range(int(self._timeout_s / 2 / ROUND_S)):  # as many on all
@@ -200,7 +200,9 @@ class ProcessGroups:
             time.sleep(ROUND_S)
 
     def look_at_sums(self) -> None:
-        """Before gradients are begun: one round, if it is not known yet. Raises RingBroken."""
+        """Exchange one round about NCCL's group before gradients are begun, unless its standing is known. Raises
+        RingBroken.
+        """
         sums = self._sums
         if sums is None or not sums.open:
             return
@@ -217,8 +219,8 @@ class ProcessGroups:
             self._sums.give_up()
 
     def sum_begun(self, tensor: torch.Tensor) -> Callable[[], object]:
-        """Of gradients: all members' tensors are to be added up in place. What is returned waits for that, but of a
-        tensor on a GPU only the GPU may: then `settle` is to be called before any of it is used. All raise RingBroken.
+        """Begin to add up all members' gradients, in place. The returned function waits for the sum, but of a tensor on
+        a GPU only the GPU may: then `settle` is to be called before any of it is used. All raise RingBroken.
         """
         if self._sums is not None and self._sums.takes(tensor):
             with self.failing():
@@ -227,15 +229,15 @@ class ProcessGroups:
         return lambda: self.wait(work, GRADIENTS)
 
     def settle(self) -> None:
-        """Until what was begun on a GPU is through there, with all that was to follow it. Raises RingBroken."""
+        """Wait until operations on a GPU are through there, with all that was to follow them. Raises RingBroken."""
         if self._sums is not None and self._sums.busy:
             with self.failing():
                 self._watch(self._sums.through())
             self._sums.settled()
 
     def _watch(self, through: Callable[[], bool]) -> None:
-        """Until it is. A member that ends its connections was through with all of the ring, or is dead: if so, this one
-        cannot get through, and has not a while later.
+        """Wait until `through()` holds. A member that ends its connections was through with all of the ring, or is
+        dead: if it is dead, this member cannot get through, and has not a while later.
         """
         looked, stood = time.monotonic(), True
         with self._waited_for(GRADIENTS):
@@ -281,7 +283,7 @@ class ProcessGroups:
         return through.is_set()
 
     def failed(self, error: BaseException) -> RingBroken:
-        """What to raise for it; a member that waits for us learns of it at once."""
+        """Return what to raise for `error`; a member that waits for this one learns of it at once."""
         self.give_up(plain(str(error)).partition("\n")[0].partition(". ")[0])
         return self._broken()
 
@@ -290,7 +292,7 @@ class ProcessGroups:
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Inside, what torch raises becomes RingBroken."""
+        """Turn what torch raises inside into RingBroken."""
         try:
             yield
         except RingBroken:
@@ -299,7 +301,7 @@ class ProcessGroups:
             raise self.failed(error) from error
 
     def _hear(self, rank: int, row: bytes) -> None:
-        """Where a member listens. Raises RingBroken."""
+        """Note where a member listens. Raises RingBroken."""
         try:
             found = listening(row)
         except ValueError as error:

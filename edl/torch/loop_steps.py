@@ -1,4 +1,4 @@
-"""Where the steps of the job begin and end in a training loop that a library owns, and what each worker does then.
+"""Begin and end the job's steps in a training loop that a library owns, and say what each worker does in between.
 
 Owns: which steps of such a loop count, and that all workers go on alike after each, the newcomer and who was behind
 too. Does not own: the loop (`edl.lightning.loops`, `edl.transformers.loop`), nor what else travels with a step
@@ -25,15 +25,13 @@ STANDS = "stands"  # in a state that travels: whose it is stands between the end
 
 
 class StepEnd(StrEnum):
-    """How a step has ended."""
-
     COUNTED = "counted"
     EMPTY = "empty"  # no worker had samples: nothing comes again
     AGAIN = "again"  # void: its samples come again
 
 
 class StepSeat(Protocol):
-    """What a loop needs of the trainer of edl."""
+    """The part of edl's trainer that such a loop uses."""
 
     @property
     def voided(self) -> bool:
@@ -41,16 +39,15 @@ class StepSeat(Protocol):
 
     @property
     def weightless(self) -> bool:
-        """No worker has samples in it."""
+        """Tell whether no worker has samples in this mini-batch."""
 
     def rehearsing(self) -> bool:
-        """It is a newcomer's throw-away one."""
+        """Tell whether this mini-batch is a newcomer's throw-away one."""
 
     def epoch(self) -> int:
         """The pass over the data that it belongs to."""
 
-    def generation(self) -> int:
-        """Of the ring."""
+    def generation(self) -> int: ...
 
     @property
     def committed(self) -> int:
@@ -60,20 +57,20 @@ class StepSeat(Protocol):
         """The coming one is void."""
 
     def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
-        """What all workers have found, between two steps; the ring may change in it."""
+        """Return what all workers have found, between two steps; the ring may change meanwhile."""
 
     def before_reduce(self) -> None:
-        """Its samples are known, on all workers."""
+        """Note that the step's samples are known, on all workers."""
 
     def settle_step(self) -> None:
-        """It counts: what fails beside it from here on does not void it."""
+        """Make the step count: a failure beside it no longer voids it."""
 
     def notify_batch_end(self, samples: int | None = None) -> bool:
-        """It is over; here the ring may change."""
+        """End the step; here the ring may change."""
 
 
 class LoopState(Travels):
-    """What of a loop travels, with how its newest step has ended."""
+    """The part of a loop's state that travels, with how the loop's newest step has ended."""
 
     ended = StepEnd.AGAIN
     open_pass: int | None = None  # of the newest step that counts, until the loop's next epoch begins
@@ -81,34 +78,36 @@ class LoopState(Travels):
 
     @abstractmethod
     def read(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the whole state."""
 
     def now(self) -> dict[str, Any]:
-        """As it was when the newest step had ended, until the next one begins: if a worker has asked for it since."""
+        """Return the state as of the end of the newest step, if a worker has asked for it before the next step; else as
+        of now.
+        """
         return {**self.read(), STANDS: False} if self._at_end is None else {**self._at_end, STANDS: True}
 
     def stand(self) -> None:
-        """From here on it travels as it is now."""
+        """Keep the present state: it is what travels from here on."""
         if self._at_end is None:
             self._at_end = self.read()
 
     def go_on(self) -> None:
-        """It travels as it is when it does."""
+        """Let the state travel as it is when it is sent."""
         self._at_end = None
 
     @abstractmethod
     def take(self, found: Mapping[str, Any]) -> None:
-        """What another worker, or an earlier life, has sent."""
+        """Take over a state that another worker, or an earlier life of the job, has sent."""
 
 
 class Registered(Protocol):
-    """What `edl.register(loop=...)` returned."""
+    """The value that `edl.register(loop=...)` returned."""
 
     loop: Any
 
 
 class LoopSteps:
-    """Of one training loop."""
+    """Steps of one training loop."""
 
     registered: Registered
 
@@ -124,8 +123,9 @@ class LoopSteps:
         self._passed: int | None = None  # the newest step after which this worker has done all that follows a step
 
     def take_over(self) -> bool:
-        """If a state has come: it stands in the place of ours. Not that of a worker which has still to do what this one
-        has done since.
+        """Take over another worker's state of the loop, if one has come, and return whether this worker did. It keeps
+        its own state where the one that came is of the end of a step after which this worker has already gone on:
+        the sender has still to do what this worker has done since.
         """
         found = self.registered.loop
         if found is self.state:
@@ -137,7 +137,9 @@ class LoopSteps:
         return True
 
     def begin_step(self) -> None:
-        """Its first batch was fetched. Its samples are another step's by now if the ring has changed since."""
+        """Begin a step whose first batch was fetched. The samples are another step's by now if the ring has changed
+        since.
+        """
         self.state.go_on()
         if self.between:
             self._passed = self.seat.committed
@@ -154,8 +156,8 @@ class LoopSteps:
         self._fetched_in = self.seat.generation()
 
     def ask(self, work: Work) -> tuple[bytes, ...]:
-        """All workers, between two steps. If the ring changes meanwhile, the loop's state comes from another worker. It
-        is of the same step, and that worker may have come less far since, or farther: each goes on with its own.
+        """Ask all workers between two steps. If the ring changes meanwhile, the loop's state comes from another worker.
+        It is of the same step, and that worker may have come less far since, or farther: each goes on with its own.
         """
         self.state.stand()
         found = self.seat.evaluate_shared(work)
@@ -168,20 +170,22 @@ class LoopSteps:
         return not (self.seat.voided or self.seat.weightless or self.seat.rehearsing())
 
     def settle(self) -> bool:
-        """Whether the step under way counts, after its update. If so, it does from here on."""
+        """Tell, after its update, whether the step under way counts. If so, it does from here on."""
         if counts := self.counts:
             self.seat.settle_step()
         return counts
 
     def ending(self) -> StepEnd:
-        """How the newest step has ended; of one under way, how it will, unless it counts."""
+        """Return how the newest step has ended; of a step under way, how it will end unless it counts."""
         if not self.in_step:
             return self.state.ended
         empty = self.seat.weightless and not self.seat.voided and not self.seat.rehearsing()
         return StepEnd.EMPTY if empty else StepEnd.AGAIN
 
     def end_step(self, *, counted: bool) -> StepEnd:
-        """How it has ended, on all workers alike: what a newcomer is told, and who was behind."""
+        """End the step and return how it has ended, the same on all workers: newcomers and workers that were behind are
+        told.
+        """
         self.state.ended = StepEnd.COUNTED if counted else self.ending()
         if counted:
             self.state.open_pass = self.seat.epoch()

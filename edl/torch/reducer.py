@@ -52,7 +52,9 @@ USUAL: Final = Manner()
 
 
 class Reducer:
-    """One per optimizer. A reduction begins with the first gradient, or at `step()` where backward gave none."""
+    """Averaging of one optimizer's gradients. A reduction begins with the first gradient, or at `step()` where backward
+    gave none.
+    """
 
     def __init__(
         self,
@@ -142,7 +144,7 @@ class Reducer:
         self._expected.append(frozenset(map(id, parameters)))
 
     def takes_again(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Whether it was that, once."""
+        """Tell whether the script adds parameters that were expected again; each expectation holds once."""
         added = frozenset(map(id, parameters))
         if added not in self._expected:
             return False
@@ -155,12 +157,14 @@ class Reducer:
 
     @property
     def moot(self) -> bool:
-        """There is nothing to update by: the mini-batch is void (I8), or no worker has samples in it (I13)."""
+        """Tell whether there is nothing to update by: the mini-batch is void (I8), or no worker has samples in it
+        (I13).
+        """
         return self._trainer.voided or self._share.weightless
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, gradients only add up here."""
+        """Only add up gradients here, without averaging, inside the context."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -172,7 +176,7 @@ class Reducer:
         self._paused, self._straight = True, -1
 
     def average(self) -> None:
-        """What backward has not averaged, as it was paused, or gave no gradient here. The caller asks `voided`."""
+        """Average what backward has not, as it was paused, or gave no gradient here. The caller asks `voided`."""
         step = self._trainer.step()
         due = [one for one in self._others if one.whole_in != step]
         if not (self._averaged and self._step == step):
@@ -181,7 +185,7 @@ class Reducer:
             finish(sorted(due, key=lambda one: one.number))
 
     def before_update(self) -> None:
-        """Nothing of it is made yet; a state may have to go or come before."""
+        """Tell the trainer that the update is about to be made: a state may have to go or come before it."""
         self._trainer.before_update()
 
     def use(self) -> None:
@@ -228,7 +232,7 @@ class Reducer:
     # ------------------------------------------------------------------------------------------- one reduction
 
     def begin(self) -> None:
-        """Unless it is under way."""
+        """Begin the reduction unless it is under way."""
         if self.begun:
             return
         self.begun = True
@@ -266,7 +270,7 @@ class Reducer:
             self._reduce(parameter, name)
 
     def wait(self) -> None:
-        """Until all gradients are averaged."""
+        """Wait until all gradients are averaged."""
         began = time.perf_counter_ns()
         self._try(self._averaging.wait)
         self._trainer.waited(time.perf_counter_ns() - began)
@@ -312,12 +316,11 @@ class Reducer:
                 self._listen(parameter, name, functools.partial(self._arrived, name=name))
 
     def take_noise(self) -> tuple[float, float] | None:
-        """As the port's."""
         found, self._noise = self._noise, None
         return found
 
     def _measure(self, own: list[torch.Tensor]) -> None:
-        """Of the norms before gradients were averaged, and after. A worker without samples has none of its own.
+        """Measure the norms before gradients were averaged, and after. A worker without samples has none of its own.
 
         All hear the same numbers, also where their devices round otherwise: the learning rate may follow them.
         """
@@ -424,8 +427,8 @@ class Reducer:
                 raise
 
     def _blank(self) -> None:
-        """What a failed collective has left may be anything, and a script that looks at norms must not stumble. Anew,
-        as something may still be written into the old ones.
+        """Replace the gradients by zeros: a failed collective may have left anything in them, and a script that looks
+        at norms must not stumble. The zeros are new tensors, as something may still be written into the old ones.
         """
         for parameter in self._names:
             if parameter.grad is not None:

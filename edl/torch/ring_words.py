@@ -1,4 +1,4 @@
-"""What the workers of a library's training loop tell each other beside the mini-batches: metrics, decisions, paths.
+"""Collectives of the workers of a library's training loop beside the mini-batches: metrics, decisions, paths.
 
 Owns: these collectives, and what becomes of one that fails. Does not own: the ring (`edl.torch.tensor_ring`), nor where
 a loop is (`edl.torch.loop_steps`).
@@ -35,21 +35,17 @@ MEAN, SUM = frozenset({"mean", "avg"}), frozenset({"sum"})
 
 
 class RingHolder(Protocol):
-    """What has the ring."""
-
     @property
     def ring(self) -> TensorRing:
         """The present one."""
 
 
 class BesideSeat(Protocol):
-    """What is needed of the trainer."""
+    """The part of the trainer that `RingWords` uses."""
 
-    def rank(self) -> int:
-        """In the present ring."""
+    def rank(self) -> int: ...
 
-    def size(self) -> int:
-        """Of it."""
+    def size(self) -> int: ...
 
     @property
     def voided(self) -> bool:
@@ -76,8 +72,6 @@ class Saying:
 
 
 class RingWords:
-    """Of one worker."""
-
     def __init__(self, holder: RingHolder, seat: BesideSeat, between: Callable[[], Ask | None] = lambda: None) -> None:
         """`between`: how to ask all workers, where the loop is between two mini-batches; elsewhere None."""
         self._holder, self._seat, self._between = holder, seat, between
@@ -85,7 +79,9 @@ class RingWords:
 
     @contextlib.contextmanager
     def apart(self, reason: str) -> Iterator[None]:
-        """This worker does what the others do not: means and sums are its own, and for all else it is told why not."""
+        """Mark what this worker does and the others do not: means and sums are its own, and all else is refused for
+        `reason`.
+        """
         self._apart = reason
         try:
             yield
@@ -111,7 +107,7 @@ class RingWords:
         return found if value.is_floating_point() else _as_kind(found, value, exact=kind in SUM)
 
     def decision(self, decision: bool, *, of_all: bool) -> bool:
-        """Whether all workers, or any, say so."""
+        """Tell whether all workers say so, or, unless `of_all`, whether any does."""
         if (ask := self._between()) is not None:
             said = self._told_by_all(ask, "decide", lambda: bool(decision))
             return all(said) if of_all else any(said)
@@ -122,7 +118,7 @@ class RingWords:
         return not found if of_all else found
 
     def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All workers' tensors of one shape, by rank."""
+        """Return all workers' tensors, which have one shape, by rank."""
         if (ask := self._between()) is not None:
             parts = self._told_by_all(ask, "gather", lambda: tensor)
             if len({part.shape for part in parts}) > 1:
@@ -155,14 +151,14 @@ class RingWords:
         return value if raw is None else from_plain(msgspec.msgpack.decode(raw))
 
     def meet(self) -> None:
-        """Until all workers are here."""
+        """Wait until all workers are here."""
         if (ask := self._between()) is not None:
             self._told_by_all(ask, "barrier", lambda: None)
         elif self._seat.size() > 1:
             self._try(lambda: self._holder.ring.largest([0]), [0])
 
     def share_buffers(self, model: torch.nn.Module) -> None:
-        """All have those of the first worker."""
+        """Give all workers the buffers of the first one."""
         buffers = list(model.buffers())
         if not buffers:
             return
@@ -175,7 +171,7 @@ class RingWords:
             self._try(lambda: synchronize_rest([], buffers, self._holder.ring, 0), None)
 
     def _told_by_all(self, ask: Ask, name: str, says: Callable[[], Any]) -> list[Any]:
-        """By rank. Raises UsageError where workers do not call the same."""
+        """Return what each worker says, by rank. Raises UsageError where workers do not call the same."""
         if self._apart:
             raise UsageError(self._apart)
         _packed(says())
@@ -215,7 +211,7 @@ def _other_shapes(tensor: torch.Tensor) -> str:
 
 
 def _as_kind(found: torch.Tensor, like: torch.Tensor, *, exact: bool) -> torch.Tensor:
-    """Of whole numbers, which travelled as others."""
+    """Convert whole numbers back, which travelled as floating-point ones; a mean of them stays one."""
     if like.is_floating_point():
         return found.to(like.dtype)
     return found.round().to(like.dtype) if exact else found.float()

@@ -26,7 +26,7 @@ LARGE_BYTES = 256 * 1024  # from here on a tensor travels alone and in place; sm
 
 
 class Described(msgspec.Struct, frozen=True):
-    """All but the contents of the tensors."""
+    """The root's state, without the contents of its tensors."""
 
     tensors: tuple[tuple[str, Form], ...]  # parameters and buffers, by name
     optimizers: tuple[tuple[Node, Node], ...]  # hyper-parameters and state of each
@@ -35,13 +35,13 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Holder(Protocol):
-    """What makes up the state: filled by the calls of `edl.torch.Optimizer`."""
+    """The parts of the state; the calls of `edl.torch.Optimizer` fill them."""
 
     def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Parameters and buffers, named, in the same order on all workers."""
 
     def optimizers(self) -> Iterable[torch.optim.Optimizer]:
-        """In the order of their wrapping."""
+        """Return the optimizers in the order of their wrapping."""
 
 
 @runtime_checkable
@@ -49,7 +49,7 @@ class Growing(Protocol):
     """An optimizer that takes over groups of parameters which the script here has not added yet."""
 
     def expect_again(self, group: dict[str, Any]) -> None:
-        """Where the script adds this one, too, it is there already."""
+        """Expect that the script adds this group, too, and ignore that once: the group is there already."""
 
 
 def synchronize(holder: Holder, ring: TensorRing, root: int) -> int:
@@ -97,7 +97,7 @@ def synchronize_rest(
 
 
 def _describe(holder: Holder, named: list[tuple[str, torch.Tensor]], contents: list[torch.Tensor]) -> bytes:
-    """What the root has. Appends the optimizers' tensors to `contents`."""
+    """Describe the root's state; append the optimizers' tensors to `contents`."""
     optimizers = tuple(
         (described_hyper_parameters(optimizer, contents), described_states(optimizer, contents))
         for optimizer in holder.optimizers()
@@ -108,7 +108,7 @@ def _describe(holder: Holder, named: list[tuple[str, torch.Tensor]], contents: l
 def described(
     holder: Holder, named: list[tuple[str, torch.Tensor]], optimizers: tuple[tuple[Node, Node], ...]
 ) -> Described:
-    """With `optimizers` as they were described."""
+    """Describe a state whose optimizers are described already."""
     places = {id(tensor): place for place, (_, tensor) in enumerate(named)}
     return Described(
         tuple((name, form(tensor)) for name, tensor in named),
@@ -119,7 +119,9 @@ def described(
 
 
 def _groups(optimizer: torch.optim.Optimizer, places: dict[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Of which of the tensors; (): its parameters are not among them, as where an optimizer goes alone."""
+    """Return which of the tensors each group has; () where its parameters are not among them, as when an optimizer goes
+    alone.
+    """
     groups = [[places.get(id(parameter), -1) for parameter in group["params"]] for group in optimizer.param_groups]
     return () if any(-1 in group for group in groups) else tuple(map(tuple, groups))
 
@@ -131,7 +133,7 @@ class Some(NamedTuple):
     with_own: bool
 
     def has(self, key: Any) -> bool:
-        """What is kept under it is of this part."""
+        """Tell whether what is kept under `key` belongs to this part."""
         return self.with_own if isinstance(key, str) else id(key) in self.parameters
 
 
@@ -155,14 +157,14 @@ class Adoption:
             self.adopt_states(optimizer, states)
 
     def check(self, holder: Holder, named: list[tuple[str, torch.Tensor]], described: Described) -> None:
-        """What is here is of the same form. Raises UsageError."""
+        """Check that tensors and optimizers here are of the described form. Raises UsageError."""
         self._check_tensors(described, named)
         self._check_number("optimizers", len(list(holder.optimizers())), len(described.optimizers))
 
     def adopt_groups(
         self, holder: Holder, named: list[tuple[str, torch.Tensor]], described: Described, *, trained: bool = True
     ) -> None:
-        """What the root's script has thawed, frozen and added to an optimizer while it trained."""
+        """Repeat what the root's script has thawed, frozen and added to an optimizer while it trained."""
         if trained:
             _adopt_trained(named, set(described.trained))
         for optimizer, groups in zip(holder.optimizers(), described.groups, strict=False):
@@ -183,7 +185,9 @@ class Adoption:
     def prepare_states(
         self, optimizer: torch.optim.Optimizer, node: Node, some: Some | None = None
     ) -> Callable[[], None]:
-        """Their tensors are listed, and may be filled from now on; what is returned gives them to the optimizer."""
+        """List the tensors of the optimizer's state, which may be filled from now on; the returned function gives them
+        to the optimizer.
+        """
         parameters = list(parameters_of(optimizer))
         states: dict[Any, Any] = optimizer.state
         found: dict[Any, Callable[[], Any]] = {}
@@ -202,7 +206,7 @@ class Adoption:
         return adopt
 
     def _adopted(self, node: Node, mine: Any, device: torch.device, path: str) -> Any:
-        """What the root has; its tensors are there already, and are filled later."""
+        """Return the root's value; its tensors are there already, and are filled later."""
         return self._prepared(node, mine, device, path)()
 
     def _prepared(self, node: Node, mine: Any, device: torch.device, path: str) -> Callable[[], Any]:
@@ -233,7 +237,7 @@ def _adopt_trained(named: list[tuple[str, torch.Tensor]], trained: set[int]) -> 
 
 
 def _add_group(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """Its hyper-parameters and its state come from the root, as those of others do."""
+    """Add a group whose hyper-parameters and state come from the root, as those of others do."""
     with_names = "param_names" in optimizer.param_groups[0]
     optimizer.add_param_group({"params": list(named) if with_names else [tensor for _, tensor in named]})
     if isinstance(optimizer, Growing):
@@ -241,7 +245,6 @@ def _add_group(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torc
 
 
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Of each group of parameters."""
     return [_hyper_parameters(group) for group in optimizer.param_groups]
 
 
@@ -260,7 +263,7 @@ def _is_number(value: Any) -> bool:
 
 
 def described_hyper_parameters(optimizer: torch.optim.Optimizer, contents: list[torch.Tensor]) -> Node:
-    """Their tree; appends their tensors to `contents`."""
+    """Describe the hyper-parameters as a tree; append their tensors to `contents`."""
     return _described(hyper_parameters(optimizer), "param_groups", contents)
 
 

@@ -48,31 +48,31 @@ class Averaging(Protocol):
         """Return what to `begin` with for a parameter without a gradient here: `edl.torch.absence`."""
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
-        """This one is there: average it in place, times `factor`. Raises RingBroken."""
+        """Begin to average this gradient in place, times `factor`. Raises RingBroken."""
 
     def flush(self) -> None:
-        """All are there. Raises RingBroken."""
+        """Note that all gradients are there. Raises RingBroken."""
 
     def wait(self) -> None:
-        """Until all are averaged. Raises RingBroken."""
+        """Wait until all gradients are averaged. Raises RingBroken."""
 
     def drop(self) -> None:
-        """Whatever is under way is not waited for."""
+        """Drop what is under way, without waiting for it."""
 
 
 class TensorRing(Ring, Protocol):
-    """What `edl.torch` asks of its ring."""
+    """The ring as `edl.torch` uses it."""
 
     size: int  # 0 outside any
 
     def is_failure(self, error: BaseException) -> bool:
-        """Whether a collective that failed has raised this; if so, the ring counts as broken."""
+        """Tell whether a failed collective has raised `error`; if so, the ring counts as broken."""
 
     def averaging(self) -> Averaging:
-        """For one more optimizer: all workers wrap theirs in the same order."""
+        """Return the averaging of one more optimizer: all workers wrap theirs in the same order."""
 
     def mean(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Of all members' tensors. Raises RingBroken."""
+        """Return the mean of all members' tensors. Raises RingBroken."""
 
     def broadcast_begun(self, contents: torch.Tensor, root: int, name: str) -> Callable[[], None]:
         """Fill `contents`, bytes, with those of `root`; what is returned waits for that. Both raise RingBroken."""
@@ -122,7 +122,7 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def scale(gradient: torch.Tensor, factor: float) -> None:
-    """In place."""
+    """Scale the gradient in place."""
     if factor == 0.0:
         blank(gradient)  # a worker without samples computed on something else, perhaps nan
     elif factor != 1.0:
