@@ -124,8 +124,8 @@ def ElasticDataset(source: Any, format: str | None = None) -> Records:  # noqa: 
 def prepare(
     model: AnyModel, optimizer: AnyOptimizer, loader: Any, *, seed: int = 0, broadcast_buffers: bool = True
 ) -> tuple[AnyModel, AnyOptimizer, ElasticBatches]:
-    """All that a script of `DistributedDataParallel` needs: joins the job, unless `init()` was called before; averages
-    gradients; and makes the loader one over this worker's samples. Give it the model that is not wrapped.
+    """Do all that a script of `DistributedDataParallel` needs: join the job, unless `init()` was called before; average
+    gradients; and make the loader one over this worker's samples. Give it the model that is not wrapped.
 
     Args:
         model: what is trained; it is returned as it is.

@@ -62,12 +62,12 @@ class Announced:
 
     @property
     def matched(self) -> bool:
-        """All members have begun it, or none will any more."""
+        """Tell whether all members have begun the collective, or none will any more."""
         return self._works is not None
 
     @property
     def under_way(self) -> bool:
-        """It is not through, as far as is known here."""
+        """Tell whether the collective is not through, as far as is known here."""
         return self._works is None or not all(work.is_completed() for work in self._works)
 
     def is_done(self) -> bool:

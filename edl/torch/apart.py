@@ -45,13 +45,11 @@ PART_BYTES = 1 << 20
 
 
 class Whole(Holder, Protocol):
-    """All that was wrapped."""
-
     def check_built(self) -> None:
         """Raises UsageError where the model has not all its parameters yet."""
 
     def buffers(self) -> set[int]:
-        """Which of the tensors are buffers, by `id`."""
+        """Return which of the tensors are buffers, by `id`."""
 
 
 class Portioned(msgspec.Struct, frozen=True):
@@ -95,7 +93,7 @@ class TorchApart:
         return Parted(msgspec.msgpack.encode(Portioned(begin, end, whole)), self.raw(early), Lying(late))
 
     def expect(self) -> None:
-        """Each update waits (`edl.torch.reducer`)."""
+        """Do nothing: each update waits in any case (`edl.torch.reducer`)."""
 
     def take_early(self, description: bytes, early: memoryview) -> Late:
         self._holder.check_built()
@@ -137,7 +135,7 @@ class TorchApart:
         return early, [tensor for tensor in found if id(tensor) not in buffers]
 
     def _sizes(self, learned: Sequence[torch.Tensor]) -> list[int]:
-        """Of each parameter, and of what is kept of it."""
+        """Return the room that each parameter takes, with what is kept of it."""
         kept = [one.state for one in self._holder.optimizers()]
         return [_room(one) + sum(_room_of(state[one]) for state in kept if one in state) for one in learned]
 
@@ -221,7 +219,7 @@ def _grouped(tensors: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
 
 
 def _together(group: list[torch.Tensor]) -> memoryview:
-    """One whose bytes need nothing behind them is not copied."""
+    """Join the bytes of a group. A single tensor whose bytes need no padding behind them is not copied."""
     if len(group) == 1 and _room(group[0]) == group[0].numel() * group[0].element_size():
         return _bytes_of(group[0])
     return memoryview(b"".join(itertools.chain.from_iterable(map(_padded, group))))
@@ -245,7 +243,7 @@ def _room(tensor: torch.Tensor) -> int:
 
 
 def _room_of(state: Any) -> int:
-    """About: of the tensors that nearly all optimizers keep."""
+    """Estimate the room of an optimizer's state of one parameter, by the tensors that nearly all optimizers keep."""
     kept = state.values() if isinstance(state, dict) else ()
     return sum(_room(one) for one in kept if isinstance(one, torch.Tensor))
 

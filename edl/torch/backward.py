@@ -31,13 +31,13 @@ class Reduction(Protocol):
     whole_in: int
 
     def begin(self) -> None:
-        """Unless it is under way."""
+        """Begin the reduction unless it is under way."""
 
     def reduce_missing(self) -> None:
-        """Of the parameters that got no gradient here."""
+        """Reduce for the parameters that got no gradient here."""
 
     def wait(self) -> None:
-        """Until all are averaged, or one has failed."""
+        """Wait until all gradients are averaged, or one has failed."""
 
 
 def finish(reductions: Iterable[Reduction]) -> None:
@@ -51,7 +51,9 @@ def finish(reductions: Iterable[Reduction]) -> None:
 
 
 class Backward:
-    """Of one process: whatever script runs, it has one pass under way, with what is inside of it."""
+    """The backward pass of this process: whatever script runs, a single pass is under way, with
+    what is inside of it.
+    """
 
     def __init__(self) -> None:
         self.owners: dict[torch.Tensor, Reduction] = {}  # which one averages the gradient of a parameter
@@ -83,7 +85,7 @@ class Backward:
 
 
 def _before_next(node: Any, call: Any) -> None:
-    """Once what comes after `node` in its pass is about to run: whatever it is, it runs before that pass ends."""
+    """Call `call` when the next node after `node` is about to run: whichever it is, it runs before the pass ends."""
     handles: list[Any] = []
 
     def about_to_run(_gradients: Any) -> None:

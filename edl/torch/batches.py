@@ -14,7 +14,7 @@ from edl.torch.process import framework, trainer
 
 
 class ElasticBatches:
-    """One batch after the other, as the script's loader has them."""
+    """Mini-batches of this worker, one after the other, as the script's loader has them."""
 
     def __init__(self, parts: StepParts, placed: Callable[[Any], Any]) -> None:
         self.parts = parts
@@ -36,10 +36,9 @@ class ElasticBatches:
                 self._end()
 
     def epochs(self, wanted: int) -> Iterator[int]:
-        """For the loop around the loop over batches, in the place of `range(wanted)`: passes of the job over its data.
-
-        A newcomer comes into the one that the others are at, and stops with them. A pass that the script leaves by
-        `break` is followed by what is left of its epoch.
+        """Iterate over the job's passes over its data: for the loop around the loop over batches, in the place of
+        `range(wanted)`. A newcomer comes into the pass that the others are at, and stops with them. A pass that the
+        script leaves by `break` is followed by what is left of its epoch.
         """
         shards = self.parts.loader.shards
         while (done := shards.epochs_done) < wanted:
@@ -53,11 +52,10 @@ class ElasticBatches:
 
     @property
     def dataset(self) -> Any:
-        """What is trained on."""
         return self.parts.dataset
 
     def set_epoch(self, epoch: int) -> None:
-        """Nothing to do: each pass has an order of its own."""
+        """Do nothing: each pass has an order of its own."""
 
     def _end_left(self) -> None:
         """End the step in which the script has left its iteration, if its update was made, or it is void."""

@@ -27,7 +27,7 @@ WITH_PROCESSES = ("prefetch_factor", "persistent_workers")
 
 
 class Order(NamedTuple):
-    """In which the script wants its samples."""
+    """The order in which the script wants its samples."""
 
     shuffle: bool
     seed: int
@@ -45,7 +45,7 @@ class CollatedParts:
 
 
 class StepParts:
-    """What a library's loop iterates: batch by batch, knowing which of them is the last one before an update."""
+    """Batches for a library's loop, which know which of them is the last one before an update."""
 
     def __init__(self, loader: ElasticDataLoader, samples: int | None = None) -> None:
         """`samples` of a part, where the loader gives those of `CollatedParts`; else a batch is all of a step."""
@@ -70,7 +70,6 @@ class StepParts:
 
     @property
     def dataset(self) -> Any:
-        """What is trained on."""
         return self.loader.dataset
 
 
@@ -105,7 +104,7 @@ def converted(loader: object, parts: int, seed: int) -> StepParts:
 
 
 def _sampler_of(loader: DataLoader[Any]) -> tuple[Any, int]:
-    """And the samples of a batch."""
+    """Return the loader's sampler, and how many samples a batch has."""
     batches = loader.batch_sampler
     if batches is None:
         if loader.batch_size is None and hasattr(loader.dataset, "__getitem__"):

@@ -80,7 +80,8 @@ def _watched(train: Callable[Concatenate[AnyState, P], R]) -> Callable[Concatena
 
 
 class TorchState(State):
-    """What travels to newcomers: models and optimizers, samplers, and plain values as attributes (`state.epoch`).
+    """The state that travels to newcomers: models and optimizers, samplers, and plain values as attributes
+    (`state.epoch`).
 
     An `ElasticSampler` that was made before the state travels with it, too, whether the state is given it or not.
 
@@ -131,7 +132,7 @@ class TorchState(State):
 
 
 class _PassPlace:
-    """Which of the job's passes over the data a sampler is at; a script that resumes counts epochs from elsewhere."""
+    """The job's pass over the data that a sampler is at; a script that resumes counts epochs from elsewhere."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -139,7 +140,6 @@ class _PassPlace:
         self.over = False  # it has come to its end, and nothing was rolled back since
 
     def go_on(self) -> None:
-        """To the next pass."""
         self.number += 1
         self.begun = self.over = False
 
@@ -188,11 +188,13 @@ class ElasticSampler(data.Sampler[int]):
         self.processed_num += batch_size * trainer.size()
 
     def state_dict(self) -> dict[str, int]:
-        """Which epoch it is at; which of its samples are trained is edl's to know, and travels by itself."""
+        """Return the sampler's epoch; which of its samples are trained is edl's to know, and travels by itself."""
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Of `state_dict()`, or of Horovod's; an epoch begins anew, whatever `processed_indices` it was left with."""
+        """Load the outcome of `state_dict()`, or of Horovod's; an epoch begins anew, whatever `processed_indices` it
+        was left with.
+        """
         self.epoch = state_dict["epoch"]
 
     def __len__(self) -> int:
@@ -231,11 +233,11 @@ class ElasticSampler(data.Sampler[int]):
         place.over = True
 
     def _newest_step(self) -> int:
-        """Of the batch that `_runs` gave last."""
+        """Return the step of the batch that `_runs` gave last."""
         return 0 if self._shards is None else self._shards.newest_step
 
     def _share(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """To evaluate on."""
+        """Return this worker's samples for an evaluation."""
         total, size = len(self.dataset), trainer.size()
         order = np.random.default_rng(self.seed + self.epoch).permutation(total) if self.shuffle else np.arange(total)
         return np.resize(order, len(self) * size)[trainer.rank() :: size]

@@ -27,7 +27,9 @@ STRETCH = 512 * ROW  # words: what a device holds beside a tensor meanwhile is t
 
 
 def fingerprints(leaves: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
-    """Of named tensors and plain values, in their order. Anything else among them cannot be compared."""
+    """Take fingerprints of named tensors and plain values, in their order. Anything else among them cannot be compared,
+    and is left out.
+    """
     found: list[Fingerprint | None] = []
     away: list[tuple[int, str, torch.Tensor]] = []  # on devices: their sums are fetched together
     with torch.no_grad():
@@ -50,8 +52,8 @@ def fingerprints(leaves: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
 def fingerprints_begun(
     still: Iterable[tuple[str, Any]], rest: Iterable[tuple[str, Any]]
 ) -> Callable[[], list[Fingerprint]] | None:
-    """What lies in the host's memory and only an update changes is read on a thread; all else before this comes back.
-    None: that is not much.
+    """Begin fingerprints: a thread reads what lies in the host's memory and only an update changes; all else is read
+    before this returns. None: there is not much for the thread.
     """
     here: list[tuple[str, torch.Tensor]] = []
     away: list[tuple[str, Any]] = []
@@ -72,7 +74,7 @@ def _form(tensor: torch.Tensor) -> str:
 
 
 def _fetch(away: list[tuple[int, str, torch.Tensor]], found: list[Fingerprint | None]) -> None:
-    """All devices are at work before the first is waited for."""
+    """Fetch the sums from the devices, all of which are at work before the first is waited for."""
     together: dict[torch.device, list[tuple[int, str, torch.Tensor]]] = {}
     for one in away:
         together.setdefault(one[2].device, []).append(one)
@@ -91,7 +93,7 @@ def cut(rows: bytes, size: int) -> tuple[bytes, bytes]:
 
 
 def device_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """As `edl.core.worker.digest.rows`, as numbers, on the device of the tensor; what is less than a word is filled
+    """Compute `edl.core.worker.digest.rows` as numbers, on the device of the tensor; what is less than a word is filled
     up.
     """
     contents = tensor.detach().reshape(-1).view(torch.uint8)

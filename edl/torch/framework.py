@@ -89,7 +89,7 @@ class TorchFramework:
         return [one for reducer in list(self._reducers) for one in reducer.named()]
 
     def gpu(self) -> Gpu | None:
-        """Where all that the optimizers train lies, if that is one GPU."""
+        """Return the GPU on which all lies that the optimizers train, if it is a single one."""
         trained = [one for optimizer in self._optimizers for one in parameters_of(optimizer) if one.requires_grad]
         device = trained[0].device if trained else CPU
         if device.type != "cuda" or any(one.device != device for one in trained):
@@ -97,7 +97,7 @@ class TorchFramework:
         return Gpu(device, frozenset(one.dtype for one in trained))
 
     def is_failure(self, error: BaseException) -> bool:
-        """Whether a collective of the ring that failed has raised this."""
+        """Tell whether a failed collective of the ring has raised `error`."""
         return self.ring.is_failure(error)
 
     def wrap(
@@ -147,12 +147,12 @@ class TorchFramework:
             known.append(what)
 
     def updates(self) -> int:
-        """How many updates the wrapped optimizers have made here."""
+        """Return how many updates the wrapped optimizers have made here."""
         return sum(reducer.updates for reducer in self._reducers)
 
     def share_of_step(self, size: int) -> float:
-        """This worker's samples in the step, in units of an equal share among `size` workers: 1.0 if all have as many.
-        Known from the first collective on.
+        """Return this worker's samples in the step, in units of an equal share among `size` workers: 1.0 if all have as
+        many. It is known from the first collective on.
         """
         return self._share.factor(size)
 
@@ -277,7 +277,7 @@ class TorchFramework:
             rest.put_back()
 
     def scale_rates(self) -> None:
-        """They do in any case."""
+        """Do nothing: torch's optimizers scale their rates in any case."""
 
     @contextlib.contextmanager
     def adding_up(self) -> Iterator[None]:
@@ -287,7 +287,7 @@ class TorchFramework:
             yield
 
     def measure_noise(self) -> None:
-        """It can be."""
+        """Do nothing: with torch the noise can be measured."""
 
     def expect_noise(self, *, due: bool) -> None:
         self._noise_due = due

@@ -38,7 +38,7 @@ SUMMED = frozenset(
 
 
 class Op(IntEnum):
-    """What a reduction does, by Horovod's names."""
+    """Kinds of reductions, by Horovod's names."""
 
     Average = 0
     Sum = 1
@@ -113,7 +113,9 @@ def reduce(
     scales: tuple[float, float],
     call: CollectiveCall,
 ) -> Handle:
-    """All members' tensors, times the first of `scales`, by `op`, times the second, are to be in `into`."""
+    """Begin to reduce all members' tensors by `op` into `into`: times the first of `scales` before, times the second
+    after.
+    """
     before, after = scales
     if tensor.dtype not in SUMMED:
         raise UsageError(f"a tensor of {tensor.dtype} cannot be reduced: cast it, say to torch.float32")
@@ -166,7 +168,9 @@ def broadcast(groups: ProcessGroups, into: torch.Tensor, root: int, name: str | 
 
 
 def gather(groups: ProcessGroups, tensor: torch.Tensor, name: str | None = None) -> Handle:
-    """All members' rows, one member after the other; the outcome is those, and how many rows each has."""
+    """Begin to gather all members' rows, one member after the other; the outcome is the rows, and how many each member
+    has.
+    """
     rows = _rows(tensor)
 
     def start(match: Match) -> Begun:
@@ -193,7 +197,9 @@ def gather(groups: ProcessGroups, tensor: torch.Tensor, name: str | None = None)
 def all_to_all(
     groups: ProcessGroups, tensor: torch.Tensor, splits: Sequence[int] | None, name: str | None = None
 ) -> Handle:
-    """Some rows to each member; the outcome is all that came for this one, and how many rows came from each."""
+    """Begin to send some rows to each member; the outcome is all rows that came for this one, and how many came from
+    each.
+    """
     place, rows = groups.place, _rows(tensor)
     sent = _checked(splits, len(rows), place.size)
 
@@ -253,7 +259,7 @@ def _form_of_rows(rows: torch.Tensor) -> str:
 
 
 def share_of(rows: int, rank: int, size: int) -> slice:
-    """Of so many rows: the first ranks have one more where they do not divide."""
+    """Return which rows are those of `rank`: the first ranks have one more where rows do not divide."""
     each, more = divmod(rows, size)
     begin = rank * each + min(rank, more)
     return slice(begin, begin + each + (rank < more))

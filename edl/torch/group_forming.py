@@ -1,4 +1,4 @@
-"""One attempt to form a ring of process groups, in a thread of its own, so that a stuck one can be left alone.
+"""Form a ring of process groups in a thread of its own, so that a stuck attempt can be left alone.
 
 Owns: its thread, its deadline, giving it up, and ending the ring in that thread once it is left: that may take long,
 too, and from Python 3.12 on a process that ends can start no thread. Does not own: what is formed (`edl.torch.groups`).
@@ -18,7 +18,7 @@ from edl.torch.groups import ProcessGroups
 
 
 class GroupForming:
-    """To be waited for once."""
+    """An attempt to form a ring. It is waited for once."""
 
     def __init__(self, place: Place, timeout_s: float, gpu: Gpu | None = None, *, all_prepare: bool = False) -> None:
         """`all_prepare`: each member forms it beside a ring that works, so it takes its time to form as a whole."""
@@ -35,7 +35,6 @@ class GroupForming:
 
     @property
     def generation(self) -> int:
-        """Of the ring."""
         return self.groups.place.generation
 
     def wait(self) -> ProcessGroups:
@@ -48,7 +47,7 @@ class GroupForming:
         return self.groups
 
     def give_up(self, reason: str = "it was aborted") -> None:
-        """From any thread."""
+        """Give the attempt up. Any thread may call this."""
         self.given_up = self.given_up or reason
         if self._end(reason):
             self.groups.give_up(reason)

@@ -172,7 +172,9 @@ class GroupRing:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     def _end(self) -> None:
-        """With the process. A member that still needs a result of ours has it then, or we have waited long enough."""
+        """End with the process. A member that still needs a result of ours has it then, or we have
+        waited long enough.
+        """
         self.leave()
         self.abort()
         self.release(sys.maxsize)
@@ -237,8 +239,8 @@ class GroupRing:
 
     @property
     def overlaps(self) -> bool:
-        """Whether gradients of a pass of backward may be on their way before its end: with several optimizers, workers
-        might send theirs in different orders.
+        """Tell whether gradients of a pass of backward may be on their way before its end: with several optimizers,
+        workers might send theirs in different orders.
         """
         return self._optimizers == 1
 
@@ -263,7 +265,7 @@ class GroupRing:
         return self._waiting(lambda: groups.wait(work))
 
     def is_failure(self, error: BaseException) -> bool:
-        """Whether a collective that failed has raised this; if so, the ring counts as broken."""
+        """Tell whether a failed collective has raised `error`; if so, the ring counts as broken."""
         failed = isinstance(error, RingBroken)
         if failed and self._standing is not None and not self._standing.broken:
             self._standing.failed(error)

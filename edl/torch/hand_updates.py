@@ -76,7 +76,7 @@ class HandUpdates:
         self._early: list[weakref.ref[torch.Tensor]] = []
 
     def note_living(self) -> None:
-        """What lives now is about to be kept from the collector, which lists it no longer."""
+        """Note the tensors that live now: they are about to be kept from the collector, which lists them no longer."""
         self._early = [weakref.ref(one) for one in _tensors()]
 
     def leave_alone(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What scripts written for Horovod call by `hvd.`, besides the names that are edl's own: `import edl.torch as hvd`.
+"""Names that scripts written for Horovod call by `hvd.`, besides edl's own: `import edl.torch as hvd`.
 
 Owns: which of Horovod's names there are, and those that mean something else here. Does not own: what stands for them
 where the ring is Horovod's, its own, or torch's (`edl.torch.group_names`).
@@ -99,8 +99,8 @@ def broadcast_optimizer_state(
     root_rank: int,
     model: torch.nn.Module | None = None,  # noqa: ARG001 - Horovod's signature; sparse parameters need no care here
 ) -> None:
-    """All of an optimizer of `root_rank`, hyper-parameters and state, whatever the others have: one that has loaded a
-    checkpoint, say, to those that have not.
+    """Give all workers the optimizer of `root_rank`, hyper-parameters and state, whatever they have: from one that has
+    loaded a checkpoint, say, to those that have not.
 
     Horovod's own makes up a state by a step where there is none, and edl's step averages gradients over all workers.
     """
@@ -155,7 +155,7 @@ OURS = {one.__name__: one for one in (DistributedOptimizer, broadcast_optimizer_
 
 
 def lookup(face: str, name: str) -> Any:
-    """What `name` of Horovod's is here. Raises AttributeError, and UsageError where there is a remedy."""
+    """Return what Horovod's `name` is here. Raises AttributeError, and UsageError where there is a remedy."""
     if name in OURS:
         return OURS[name]
     if name in REFUSED:
@@ -169,10 +169,10 @@ def lookup(face: str, name: str) -> Any:
 
 
 def uses_horovod() -> bool:
-    """This process's ring is Horovod's."""
+    """Tell whether this process's ring is Horovod's."""
     return isinstance(framework.ring, HorovodRing)
 
 
 def _names() -> Any:
-    """Those of this process's ring."""
+    """Return the module that has the names of this process's ring."""
     return importlib.import_module("horovod.torch" if uses_horovod() else "edl.torch.group_names")

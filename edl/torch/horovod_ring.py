@@ -99,7 +99,9 @@ class TorchHorovodRing(HorovodRing):
         self._begin_nccl(spare, place)
 
     def _begin_nccl(self, engine: RingEngine, place: Place) -> None:
-        """Each member does, in whichever way it forms the ring: so its first step begins nothing. Raises RingBroken."""
+        """Begin NCCL, as each member does in whichever way it forms the ring: so its first step begins nothing. Raises
+        RingBroken.
+        """
         if place.size > 1 and hvd.nccl_built():
             with _aside():
                 _warm(engine.library.taker, self._gpu(), f"edl.warm.{place.generation}")
@@ -162,7 +164,7 @@ class ByName(Nothings):
         self._handles.append((handle, gradient))
 
     def flush(self) -> None:
-        """They are on their way."""
+        """Do nothing: gradients are on their way."""
 
     def wait(self) -> None:
         with _broken_ring():
@@ -203,7 +205,7 @@ def _begun_in(library: Any, tensor: torch.Tensor, name: str, op: int = AVERAGE) 
 
 @contextlib.contextmanager
 def _broken_ring() -> Iterator[None]:
-    """Inside, that the ring is broken is RingBroken. Horovod's native part says it by RuntimeError."""
+    """Raise RingBroken for a broken ring: Horovod's native part says it by RuntimeError."""
     try:
         yield
     except RuntimeError as error:
@@ -245,7 +247,7 @@ def _copy_begun(gradient: torch.Tensor, name: str, factor: float) -> Callable[[]
 
 
 def _sparse_begun(parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> Callable[[], None]:
-    """All ranks' rows, side by side. The share is applied to the values."""
+    """Begin to gather all ranks' rows, side by side. The share is applied to the values."""
     rows = scaled_rows(gradient.to(CONVERTED.get(gradient.dtype, gradient.dtype)), factor)
     gathering: Any = hvd.sparse_allreduce_async(rows, name=name, op=hvd.Average)
 

@@ -36,7 +36,7 @@ OURS = {
 
 
 class Runs(Sampler[list[int]]):
-    """What the DataLoader takes for its batch sampler: one run at a time."""
+    """The DataLoader's batch sampler: it gives out one run at a time."""
 
     def __init__(self, seeds: LoadingSeeds, seat: SeatOfSteps, generator: torch.Generator | None) -> None:
         """`generator`: the script's own for loading, if it has one."""
@@ -100,16 +100,18 @@ class ElasticDataLoader(DataLoader[Any]):
 
     @property
     def shards(self) -> ShardGenerator[Any]:
-        """Where the samples come from: it knows how many epochs are done."""
+        """The source of the samples: it knows how many epochs are done."""
         return self._shards
 
     @property
     def samples_of_step(self) -> int:
-        """Of one worker, as the script has said it."""
+        """Samples of one worker in a step, as the script has said it."""
         return self._loads_steps_of
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is, for scripts that save their loader with the model, as torchdata's StatefulDataLoader does."""
+        """Return the loader's place, for scripts that save their loader with the model, as torchdata's
+        StatefulDataLoader does.
+        """
         return {"epochs_done": self._shards.epochs_done, STEPS: trainer.steps_before + trainer.step() - 1}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:

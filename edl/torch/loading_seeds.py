@@ -1,4 +1,5 @@
-"""By which random numbers a DataLoader's worker processes load mini-batches: a job that goes on, goes on with the same.
+"""Seeds of the random numbers by which a DataLoader's worker processes load mini-batches: a resumed job goes on with
+the same.
 
 What those processes have drawn is nothing that a checkpoint could have: they are ahead of training, and there may be
 another number of them next time. So each mini-batch comes to them with a seed of its own, which follows from the step,
@@ -25,25 +26,22 @@ NAME: Final = "torch.loading"  # among the states of random numbers
 
 
 class SeatOfSteps(Protocol):
-    """What is needed of the trainer."""
+    """The part of the trainer that `LoadingSeeds` uses."""
 
-    def rank(self) -> int:
-        """Of this worker, in the present ring."""
+    def rank(self) -> int: ...
 
     @property
     def steps_before(self) -> int:
-        """Of all lives before this one."""
+        """Steps of all lives of the job before this one."""
 
 
 class LoadingSeeds:
-    """Of one worker."""
-
     def __init__(self) -> None:
         self._drawn: int | None = None
 
     def drawn(self, generator: torch.Generator | None) -> int:
-        """What all follows from: of the script's generator, if it gave one, else of its random numbers as they are at
-        the first call. None of them is used up.
+        """Return the number from which all seeds follow: of the script's generator, if it gave one, else of its random
+        numbers as they are at the first call. None of them is used up.
         """
         if self._drawn is None:
             if generator is not None:
@@ -54,13 +52,13 @@ class LoadingSeeds:
         return self._drawn
 
     def of(self, seat: SeatOfSteps, step: int) -> int:
-        """Of this worker's mini-batch in a step of this life. `drawn` was called before."""
+        """Return the seed of this worker's mini-batch in a step of this life. `drawn` was called before."""
         assert self._drawn is not None
         key = struct.pack("<qqq", self._drawn, seat.rank(), seat.steps_before + step)
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
     def state(self) -> dict[str, bytes]:
-        """For a checkpoint."""
+        """Return what a checkpoint keeps."""
         return {} if self._drawn is None else {NAME: struct.pack("<q", self._drawn)}
 
     def give_back(self, states: dict[str, bytes]) -> None:
@@ -87,7 +85,7 @@ def _arrived(ids: list[int], seed: int) -> list[int]:
 
 
 def begin_with(seed: int) -> None:
-    """All that draws in this process."""
+    """Seed all random numbers of this process."""
     random.seed(seed)
     # The shared one, which augmentations draw from; with the two numbers alone it would give what `random` gives.
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])  # noqa: NPY002

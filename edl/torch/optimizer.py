@@ -1,4 +1,4 @@
-"""Any torch optimizer, with gradients averaged over the ring by backward, before its step.
+"""Make any torch optimizer step by gradients that backward has averaged over the ring.
 
 Owns: what `edl.torch.Optimizer` does to an optimizer. Does not own: the collectives (`edl.torch.reducer`).
 
@@ -25,8 +25,8 @@ class _Moot(Exception):
 
 
 class _Before:
-    """What an optimizer that evaluates the model itself is about to change: it may have moved the parameters by the
-    time that an evaluation is void, and by another number of moves on each worker.
+    """A copy of what an optimizer that evaluates the model itself is about to change: it may have moved the parameters
+    by the time that an evaluation is void, and by another number of moves on each worker.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -44,7 +44,7 @@ class _Before:
 
 
 def _copied(value: Any) -> Any:
-    """Of a list its items are the same: what LBFGS has put into its history stays as it is."""
+    """Copy a tensor, or a list but not its items: what LBFGS has put into its history stays as it is."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     return list(value) if isinstance(value, list) else value
@@ -56,7 +56,7 @@ class Elastic:
     _edl: Reducer | None = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """What is copied, or saved whole, is of its own class alone, and does not reduce."""
+        """Let a copy, or what is saved whole, be of the optimizer's own class, which does not average gradients."""
         found: Any = super().__reduce_ex__(protocol)
         _, _, *state = found
         return (_new, (type(self).__bases__[1],), *state)
@@ -93,7 +93,7 @@ class Elastic:
     step.hooked = True  # type: ignore[attr-defined] # torch must not run the step hooks twice; the inherited step runs them
 
     def synchronize(self) -> None:
-        """Until gradients are averaged. backward() has waited for that already, unless in `no_sync()`, or where
+        """Wait until gradients are averaged. backward() has waited for that already, unless in `no_sync()`, or where
         `backward_passes_per_step` is more than one.
         """
         if self._edl is not None:
@@ -105,7 +105,9 @@ class Elastic:
         yield
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, backward() only adds up gradients here; the next backward() outside averages the sum."""
+        """Let backward() only add up gradients here inside the context; the next backward() outside
+        averages the sum.
+        """
         return contextlib.nullcontext() if self._edl is None else self._edl.paused()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -114,8 +116,9 @@ class Elastic:
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Of parameters that the model has had from the start, or all workers get alike. A newcomer takes over groups
-        that were added before it came; where its script adds one of them, too, that one is there already.
+        """Add a group of parameters that the model has had from the start, or that all workers get alike. A newcomer
+        takes over groups that were added before it came; where its script adds such a group, too, it is there
+        already.
         """
         param_group, parameters = _listed(param_group)
         if self._edl is not None and self._edl.takes_again(parameters):
@@ -149,7 +152,7 @@ def _new(kind: Any) -> Any:
 
 @contextlib.contextmanager
 def _rates_times(optimizer: Any, factor: float) -> Iterator[None]:
-    """Inside, the learning rates are so many times theirs; a scheduler never sees that."""
+    """Multiply the learning rates by `factor` inside the context; a scheduler never sees that."""
     if factor == 1.0:
         yield
         return
@@ -196,7 +199,7 @@ def release(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _tracked_step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a scheduler wraps around a step: it wants to know that there was one before its own."""
+    """Stand in for the step that a scheduler has wrapped: it wants to know that there was a step before its own."""
     optimizer._opt_called = True
     return type(optimizer).step(optimizer, *args, **kwargs)
 

@@ -31,7 +31,7 @@ class Records(Dataset[Any]):
         return self._here().read([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
-        """All records of a batch at once, as the DataLoader asks for them."""
+        """Read all records of a batch at once, as the DataLoader asks for them."""
         return self._here().read(numbers)
 
     def __getstate__(self) -> dict[str, Any]:

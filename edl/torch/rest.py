@@ -1,4 +1,4 @@
-"""What is not learned, as it is now: buffers, which forward passes update by themselves, and hyper-parameters.
+"""A copy of what is not learned: buffers, which forward passes update by themselves, and hyper-parameters.
 
 Owns: one copy of it, in this process. Does not own: moving it over the ring (`edl.torch.state`).
 """
@@ -20,7 +20,7 @@ def statistics(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
 
 
 class Rest:
-    """Of some modules and optimizers."""
+    """Buffers of some modules and hyper-parameters of some optimizers, as they are now."""
 
     def __init__(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()) -> None:
         self._buffers = [

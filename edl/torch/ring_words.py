@@ -211,7 +211,9 @@ def _other_shapes(tensor: torch.Tensor) -> str:
 
 
 def _as_kind(found: torch.Tensor, like: torch.Tensor, *, exact: bool) -> torch.Tensor:
-    """Convert whole numbers back, which travelled as floating-point ones; a mean of them stays one."""
+    """Give a result the type of `like`: whole numbers travelled as floating-point ones. A result that is not `exact`
+    stays so.
+    """
     if like.is_floating_point():
         return found.to(like.dtype)
     return found.round().to(like.dtype) if exact else found.float()

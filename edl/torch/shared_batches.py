@@ -25,18 +25,18 @@ IN_ORDER = ("SequentialSampler", "RandomSampler", "SeedableRandomSampler")
 
 @dataclass(frozen=True, slots=True)
 class SharedBatches:
-    """Of one DataLoader: number n holds samples n * size and following."""
+    """Batches of one DataLoader: number n holds samples n * size and following."""
 
     loader: DataLoader[Any]
     size: int  # samples in each but the last one
     count: int
 
     def samples(self, number: int) -> int:
-        """Of one batch."""
+        """Return how many samples the batch has."""
         return min(self.size, len(self.loader.dataset) - number * self.size)  # type: ignore[arg-type]
 
     def load(self, numbers: Sequence[int]) -> Iterator[Any]:
-        """These batches, as the script's loader makes them."""
+        """Load these batches, as the script's loader makes them."""
         if not numbers:
             return  # the loader's processes need not start
         chosen = [range(one * self.size, one * self.size + self.samples(one)) for one in numbers]
@@ -46,8 +46,8 @@ class SharedBatches:
 
 
 def shared_batches(loader: object, most: float = float("inf")) -> SharedBatches | None:
-    """Those of `loader`, at `most` so many; a shuffled one gives its samples in order. None, with a warning, where the
-    workers cannot know that they all read the same: each of them then computes all of it.
+    """Return the batches of `loader`, at most `most`; a shuffled loader gives its samples in order. Return None, with a
+    warning, where the workers cannot know that they all read the same: each of them then computes all of it.
     """
     if _iterates_as_torch(loader) and not isinstance(loader.dataset, IterableDataset):
         batches = loader.batch_sampler
@@ -63,12 +63,14 @@ def shared_batches(loader: object, most: float = float("inf")) -> SharedBatches 
 
 
 def _iterates_as_torch(loader: object) -> TypeGuard[DataLoader[Any]]:
-    """Its class makes nothing else of the batches. Accelerate's loaders say of which class they would be."""
+    """Tell whether the loader's class hands out its batches as torch's does. Accelerate's loaders say of which class
+    they would be.
+    """
     return isinstance(loader, DataLoader) and loader.__class__.__iter__ is DataLoader.__iter__
 
 
 def _in_order(sampler: object, dataset: Dataset[Any]) -> bool:
-    """It gives each sample of the dataset once."""
+    """Tell whether the sampler gives each sample of the dataset once."""
     if type(sampler).__name__ not in IN_ORDER or not isinstance(sampler, (SequentialSampler, RandomSampler)):
         return False
     if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler._num_samples is not None):

@@ -53,7 +53,9 @@ class TorchSnapshot:
 
 
 class _Versions:
-    """Of tensors, apart from all that describes them: that is let go of before the copying ends."""
+    """Versions of tensors, apart from all that describes the tensors: that description is let go of before the copying
+    ends.
+    """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors = tensors
@@ -120,7 +122,7 @@ def _read(still: StillTensors, tensor: torch.Tensor) -> memoryview:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """In the main memory they are not copied, unless their layout is unusual."""
+    """Return the tensor's bytes. In the main memory they are not copied, unless their layout is unusual."""
     if not tensor.numel():
         return memoryview(b"")
     lying: Any = as_bytes(tensor.detach().cpu().contiguous()).numpy()
@@ -128,7 +130,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def put_bytes(tensor: torch.Tensor, raw: memoryview) -> None:
-    """Into a tensor of that size."""
+    """Fill a tensor with bytes of its size."""
     if tensor.numel():
         with torch.no_grad():
             came = torch.frombuffer(raw, dtype=tensor.dtype, count=tensor.numel())
@@ -136,7 +138,7 @@ def put_bytes(tensor: torch.Tensor, raw: memoryview) -> None:
 
 
 def random_states() -> dict[str, bytes]:
-    """Of the main memory's generator, and of each GPU's that is in use."""
+    """Return the states of the main memory's generator and, where CUDA is in use, of the current GPU's."""
     found = {"torch": bytes_of(torch.get_rng_state()).tobytes()}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # `is_available` would start the driver
         found[f"{CUDA}{torch.cuda.current_device()}"] = bytes_of(torch.cuda.get_rng_state()).tobytes()
@@ -144,7 +146,9 @@ def random_states() -> dict[str, bytes]:
 
 
 def put_random_states(taken: dict[str, bytes]) -> None:
-    """Those of others are left alone. Raises RuntimeError, TypeError for what is no such state."""
+    """Put random states back; other libraries' are left alone. Raises RuntimeError, TypeError for what is no such
+    state.
+    """
     for name, raw in taken.items():
         state = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
         if name == "torch":

@@ -1,4 +1,4 @@
-"""Where torch's process groups look for each other: stores of our own, so that none of torch's has to listen.
+"""Stores in which torch's process groups look for each other: edl's own, so that none of torch's has to listen.
 
 A group's constructor writes where its rank listens, under its rank, and reads what the others have written. Nothing
 else is asked of a store.
@@ -20,7 +20,7 @@ LENGTH_BYTES = 4
 
 
 class _RankStore(Store):
-    """Of a group that is being formed. Called on the thread that forms it."""
+    """The store of a group that is being formed. It is called on the thread that forms the group."""
 
     def set(self, key: str, value: Any) -> None:
         """Raises RingBroken."""
@@ -31,11 +31,10 @@ class _RankStore(Store):
         return self._read(_rank(key))
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are there."""
         raise NotImplementedError("no group of torch's has asked for that")
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all are there: `get` does, too, so that each is asked for once."""
+        """Return at once: `get` waits until a key is there, so that each is asked for once."""
 
     def _write(self, rank: int, row: bytes) -> None:
         raise NotImplementedError
@@ -45,7 +44,7 @@ class _RankStore(Store):
 
 
 class DaemonStore(_RankStore):
-    """By way of the members' daemons."""
+    """Pass rows on by the members' daemons."""
 
     def __init__(self, asking: Asking, own_rank: int, heard: Callable[[int, bytes], None]) -> None:
         """`heard` is told each row, also our own, before anything comes of it."""
@@ -67,7 +66,7 @@ class DaemonStore(_RankStore):
 
 
 class PeerStore(_RankStore):
-    """By way of a ring that the members have already. `beside`: what each of them has said besides, by rank."""
+    """Pass rows on by a ring that the members have already. `beside`: what each member has said besides, by rank."""
 
     def __init__(self, of_all: Callable[[bytes], list[bytes]], says: bytes) -> None:
         """`of_all` gives each member's bytes, by rank. `says`: what goes along with ours."""

@@ -17,7 +17,7 @@ import torch
 
 @contextlib.contextmanager
 def beside(device: torch.device) -> Iterator[None]:
-    """Inside, what this thread has the device do waits for nothing else."""
+    """Let what this thread has the device do wait for nothing else, inside the context."""
     if device.type != "cuda":
         yield
         return
@@ -39,7 +39,9 @@ class StillTensors:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Inside, what is copied from the tensors is what they are then, as long as the script leaves them alone."""
+        """Copy from the tensors inside the context: copies show the tensors as this object found them, as long as the
+        script leaves them alone.
+        """
         with contextlib.ExitStack() as entered:
             for stream in self._streams:
                 entered.enter_context(torch.cuda.stream(stream))

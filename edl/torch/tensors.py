@@ -71,5 +71,5 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """One element of memory stands for several: of an expanded tensor, say."""
+    """Tell whether one element of memory stands for several, as in an expanded tensor."""
     return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))

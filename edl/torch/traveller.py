@@ -1,4 +1,4 @@
-"""What a library's training loop knows besides the model, as a value that `edl.register` takes.
+"""The state of a library's training loop besides the model, as a value that `edl.register` takes.
 
 Owns: its form: a mapping that is asked when something travels, not before, as most steps change nothing else. What has
 come stands in its place afterwards, as a plain dict. Does not own: what it is (`edl.lightning`, `edl.transformers`).
@@ -18,11 +18,11 @@ TENSOR = "\0tensor"  # marks one of a callback's state: it travels as bytes, as 
 
 
 class Travels(Mapping[str, Any]):
-    """To be registered."""
+    """A mapping to be registered."""
 
     @abstractmethod
     def now(self) -> dict[str, Any]:
-        """All of it, as of one moment."""
+        """Return the whole state, as of one moment."""
 
     def __getitem__(self, key: str) -> Any:
         return self.now()[key]
@@ -39,7 +39,7 @@ class Travels(Mapping[str, Any]):
 
 
 def as_plain(value: Any) -> Any:
-    """Without tensors."""
+    """Replace the tensors in `value` by plain values."""
     if isinstance(value, torch.Tensor):
         raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return {TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), raw]}
@@ -51,7 +51,7 @@ def as_plain(value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """With its tensors again."""
+    """Replace plain values by the tensors that they stand for."""
     if isinstance(value, Mapping):
         if TENSOR in value:
             return _tensor(*value[TENSOR])

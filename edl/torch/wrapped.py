@@ -1,4 +1,4 @@
-"""All members of the ring take rank 0's state of what one call of `edl.Optimizer` brings.
+"""Give all members of the ring rank 0's state of what one call of `edl.Optimizer` brings.
 
 Owns: what it brings, and making it equal. Does not own: moving a state (`edl.torch.state`), nor what a broken ring
 leads to (`edl.torch.framework`).
@@ -35,15 +35,15 @@ class Wrapped(NamedTuple):
         return [self.optimizer]
 
     def parts(self) -> list[str]:
-        """Each tensor, and each group of the optimizer's parameters, in words."""
+        """Describe each tensor, and each group of the optimizer's parameters, in words."""
         tensors = [f"{name} ({form(tensor)})" for name, tensor in self.named]
         groups = [f"a group of {len(group['params'])} parameters" for group in self.optimizer.param_groups]
         return [*tensors, *groups]
 
 
 def make_equal(wrapped: Wrapped, ring: TensorRing) -> None:
-    """All members of the ring call it at the same place of their scripts. Raises RingBroken, and on all of them
-    UsageError.
+    """Make what was wrapped equal on all members of the ring, which call this at the same place of their scripts.
+    Raises RingBroken, and on all of them UsageError.
     """
     if ring.place is not None and ring.place.size > 1:
         check_same(ring, wrapped.parts())
