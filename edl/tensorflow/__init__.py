@@ -120,7 +120,7 @@ def GradientTape(  # noqa: N802 - stands where a class would
 def elastic_dataset(
     source: Any, batch_size: int, shuffle: bool = False, seed: int = 0, epochs: int | None = None
 ) -> Any:
-    """This worker's samples as a `tf.data.Dataset`: one element per step, as from `shards.batches(batch_size)`.
+    """Make a `tf.data.Dataset` of this worker's samples: one element per step, as from `shards.batches(batch_size)`.
 
     Args:
         source: arrays or tensors with a row for each sample, nested in tuples and dicts as `fit` takes them, such as
@@ -158,7 +158,7 @@ def voidable() -> Voidable:
 
 
 def KerasCallback() -> ElasticFit:  # noqa: N802 - stands where a class would
-    """For `model.fit(dataset, epochs=10, validation_data=..., callbacks=[..., edl.KerasCallback()])`.
+    """Make `fit` elastic: `model.fit(dataset, epochs=10, validation_data=..., callbacks=[..., edl.KerasCallback()])`.
 
     It calls `notify_batch_end()` after each batch. Each pass of all workers over edl's data is an epoch of `fit`, with
     the same number and metrics on all of them; newcomers and resumed jobs come into the epoch that the job is in, with

@@ -41,7 +41,7 @@ PART_BYTES = 1 << 20
 
 
 class InParts(NamedTuple):
-    """What was wrapped; in the same order on all workers."""
+    """Variables of what was wrapped, in the same order on all workers."""
 
     early: EagerVariables
     late: EagerVariables
@@ -49,26 +49,26 @@ class InParts(NamedTuple):
 
 
 class Tracked(Protocol):
-    """All that was wrapped."""
+    """The owner of all that was wrapped."""
 
     def state_in_parts(self) -> InParts:
         """Raises UsageError where a model has not all its variables yet."""
 
     def waits_for_state(self) -> bool:
-        """Each update of what was wrapped comes after edl's own operation, or after a call of edl's."""
+        """Tell whether each update of what was wrapped comes after edl's own operation, or after a call of edl's."""
 
     def counts(self) -> object:
-        """What each update changes."""
+        """Return what each update changes."""
 
     def before_update(self) -> bool:
         """The update of this mini-batch is about to be made. False: it is void."""
 
     def state_came(self) -> None:
-        """All of it is another worker's now."""
+        """Note that the whole state is another worker's now."""
 
 
 class BothParts(msgspec.Struct, frozen=True, array_like=True):
-    """Of both parts, or of a portion of the late one, without contents."""
+    """Descriptions of both parts, or of a portion of the late one, without contents."""
 
     early: list[Described] | None  # None: it is between the first portion and the last
     late: list[Described]
@@ -154,7 +154,7 @@ def _some(state: InParts, begin: int, end: int) -> EagerVariables:
 
 
 def _sizes(state: InParts) -> list[int]:
-    """Of each that is trained, and of what is kept of it."""
+    """Return the size of each variable that is trained, with what is kept of it."""
     sizes = [0] * (max(state.owners, default=0) + 1)
     for owner, form in zip(state.owners, state.late.describe(), strict=True):
         sizes[owner] += _size(form)
@@ -166,7 +166,9 @@ def _size(form: Described) -> int:
 
 
 def _answer(holder: Tracked) -> Answer:
-    """On a thread of TensorFlow's, while the script's waits for its function: nothing may be raised there."""
+    """Answer a traced step, on a thread of TensorFlow's, while the script's waits for its function: nothing may be
+    raised here.
+    """
     try:
         return Answer.GOES_ON if holder.before_update() else Answer.VOID
     except Exception:
@@ -210,13 +212,13 @@ def _grouped(values: Iterable[np.ndarray[Any, Any]]) -> Iterator[memoryview]:
 
 
 def _values(forms: Sequence[Described], raw: memoryview) -> list[np.ndarray[Any, Any]]:
-    """What of `raw` is whose."""
+    """Cut `raw` into the values that the forms describe."""
     _check_length(forms, raw)
     return [_value(form, raw[begin:end]).copy() for form, begin, end in _places(forms)]
 
 
 def _places(forms: Sequence[Described]) -> Iterator[tuple[Described, int, int]]:
-    """Where in the bytes of all each begins and ends."""
+    """Return each form with where its bytes begin and end in the bytes of all."""
     ends = list(itertools.accumulate(map(_size, forms), initial=0))
     return zip(forms, ends, ends[1:], strict=False)
 
@@ -236,7 +238,9 @@ def _value(form: Described, raw: memoryview) -> np.ndarray[Any, Any]:
 
 
 def _tensor(form: Described, raw: memoryview) -> Any:
-    """In memory of TensorFlow's own, which becomes the variable's: an update copies what is not."""
+    """Make a tensor in memory of TensorFlow's own, which becomes the variable's: an update copies a tensor in other
+    memory.
+    """
     value = _value(form, raw)
     if not form.shape:
         return tf.constant(value)

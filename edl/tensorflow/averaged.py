@@ -1,4 +1,4 @@
-"""Whose gradients a tape has averaged already.
+"""Remember whose gradients a tape has averaged already.
 
 Owns: that memory, between the tape and the optimizer that applies what the script has made of them. Does not own:
 averaging (`edl.tensorflow.reducer`).
@@ -20,7 +20,7 @@ MARK = "edl_averaged"  # a collection of the graph
 
 
 class Averaged:
-    """Of one process. Eagerly it holds for one step; of what is traced, for the function around it."""
+    """The memory of one process. Eagerly it holds for one step; of what is traced, for the function around it."""
 
     def __init__(self) -> None:
         self._step = 0
@@ -38,7 +38,7 @@ class Averaged:
             graph = getattr(graph, "outer_graph", None)
 
     def take(self, variables: Sequence[Any], step: int) -> bool:
-        """Whether gradients of all of these were, since they were applied last."""
+        """Tell whether gradients of all of these were averaged since they were applied last, and forget it."""
         eagerly = tf.executing_eagerly()
         noted = self._of(step) if eagerly else set(tf.compat.v1.get_default_graph().get_collection_ref(MARK))
         ids = {_identity(variable) for variable in variables}

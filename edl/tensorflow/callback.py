@@ -31,30 +31,30 @@ from edl.trainer.standing import ScriptStanding
 
 
 class BatchPort(StepPort, Protocol):
-    """What `fit` needs of the trainer."""
+    """The part of the trainer that `fit` uses."""
 
     def begin_batch(self) -> None:
-        """Before the forward pass."""
+        """Begin a mini-batch, before its forward pass."""
 
     def hold(self) -> Held:
         """The caller keeps the item that is being trained, and gives it out again when told to."""
 
     def rehearsing(self) -> bool:
-        """This mini-batch is a newcomer's throw-away one."""
+        """Tell whether this mini-batch is a newcomer's throw-away one."""
 
     @property
     def rehearsals(self) -> Rehearsals:
-        """How many of them there are to be, and how many are over."""
+        """Throw-away mini-batches: how many there are to be, and how many are over."""
 
     def own_samples(self) -> int:
-        """Of this worker in the mini-batch being worked on; 0: it has stand-ins."""
+        """Samples of this worker in the mini-batch being worked on; 0: it has stand-ins."""
 
     def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
-        """What each worker has found, each unit once."""
+        """Share out the work and return what each worker has found, each unit once."""
 
     @property
     def ends_pass(self) -> bool:
-        """This mini-batch is the last one of its epoch, on all workers alike."""
+        """Tell whether this mini-batch is the last one of its epoch, on all workers alike."""
 
     @property
     def given_up(self) -> bool:
@@ -66,14 +66,16 @@ class BatchPort(StepPort, Protocol):
 
     @property
     def standing(self) -> ScriptStanding:
-        """Where the script stands, for those who go on from there."""
+        """The script's place, for workers that go on from there."""
 
 
 OVERRIDES: Final = ("_get_metrics_result_or_logs", "evaluate")  # of the model, while `fit` runs
 
 
 class Fits:
-    """How many calls of `fit` this process has begun: a newcomer's first one may be over in the job. And its files."""
+    """Count the calls of `fit` that this process has begun, as a newcomer's first one may be over in the job; note
+    whether they wrote files.
+    """
 
     def __init__(self) -> None:
         self.begun = 0
@@ -176,7 +178,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
     # ---------------------------------------------------------------------------------------- into the job's epoch
 
     def _share(self, shards: ShardGenerator[Any]) -> None:
-        """All workers train on edl's data: they come to the end of each epoch after the same step."""
+        """Train on edl's data with all workers: they come to the end of each epoch after the same step."""
         self._shared = True
         # Past Keras's own __setattr__, which looks for what makes up the model.
         self.model.__dict__.update(_get_metrics_result_or_logs=self._logs_of_epoch, evaluate=self._evaluate)
@@ -185,8 +187,8 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
             self._enter(shards)
 
     def _enter(self, shards: ShardGenerator[Any]) -> None:
-        """Before Keras begins its first epoch: a newcomer rehearses, and a job that goes on takes over what was saved;
-        then it is known where the job stands.
+        """Find where the job stands, before Keras begins its first epoch: a newcomer rehearses, and a job that goes on
+        takes over what was saved.
         """
         self._trainer.begin_batch()
         over = not self._rehearse(shards)
@@ -221,7 +223,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------------ the end of an epoch
 
     def _end_epoch(self) -> None:
-        """All workers come here after the same step: their metrics become those of all."""
+        """Make this worker's metrics those of all workers, which come here after the same step."""
         numbers = epoch_total(self._trainer.evaluate_shared(EpochCounted(self.model, self._counted_by_all())))
         self._built_as(numbers)
         count(self.model, numbers)
@@ -231,7 +233,9 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
             build(self.model, self._fit.batches._distributed_dataset.element_spec)
 
     def _counted_by_all(self) -> bytes:
-        """In this epoch, where it is known: a job that goes on after its last step has no other memory of it."""
+        """Return what all workers have counted in this epoch, where that is known: a job that goes on after the epoch's
+        last step has no other memory of it.
+        """
         step = self._trainer.committed
         if self._begun_with is not None and self._begun_with[0] == step:
             return self._begun_with[1]
@@ -241,7 +245,9 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         return stands.counted
 
     def _tell_counted(self, stands: FitStanding) -> None:
-        """With an epoch's last step, before it is committed: a worker that goes on after it gets it with the model."""
+        """Tell what all workers have counted, with an epoch's last step and before it is committed: a worker that goes
+        on after that step gets the counts with the model.
+        """
         try:
             numbers = total(of_all_members(self._ring, counted(self.model).tobytes()))
         except RingBroken:
@@ -250,14 +256,18 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         self._trainer.standing.fit = stands.told()
 
     def _logs_of_epoch(self, logs: Any) -> Any:
-        """What Keras would take for them. A worker that came in with the epoch's last step has made no batch in it."""
+        """Return what Keras would take for the epoch's logs. A worker that came in with the epoch's last step has made
+        no batch in it: its metrics give them.
+        """
         if not counted(self.model).size:
             return {}
         given = type(self.model)._get_metrics_result_or_logs(self.model, logs)
         return given or self.model.get_metrics_result()
 
     def _evaluate(self, *arguments: Any, **keywords: Any) -> Any:
-        """In the place of Keras's: the validation of `fit` is shared out; what a callback evaluates is its own."""
+        """Evaluate in the place of Keras's method: the validation of `fit` is shared out; what a callback evaluates is
+        its own.
+        """
         if not keywords.get("_use_cached_eval_dataset"):
             return type(self.model).evaluate(self.model, *arguments, **keywords)
         callbacks = keywords["callbacks"]
@@ -328,7 +338,9 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
             self._before_stand_ins = counted(self.model)
 
     def _traced(self, train: Callable[[Any], Any], spec: Any) -> Callable[[Any], Any]:
-        """One step of Keras's on one item; traced once for all lengths of a batch, as it is by Keras itself."""
+        """Make one step of Keras's on one item a function, traced once for all lengths of a batch, as Keras itself does
+        it.
+        """
 
         def step(item: Any) -> Any:
             return train([item])

@@ -1,4 +1,4 @@
-"""This worker's batches as a `tf.data.Dataset`.
+"""A `tf.data.Dataset` of this worker's batches.
 
 Owns: which tensors records become, and that a script which leaves an iteration does not wait for samples there. Does
 not own: the batches (`edl.trainer.data.shards`).
@@ -27,7 +27,9 @@ KINDS = {str: tf.string, bytes: tf.string, bool: tf.bool, int: tf.int64, float: 
 
 
 def dataset_of(shards: ShardGenerator[Any], batch_size: int) -> Any:
-    """One element per step: sample ids, or records as a vector, or as a dict of one vector for each column."""
+    """Make a dataset with an element per step: sample ids, or records as a vector, or as a dict of one vector for each
+    column.
+    """
     example = shards.example()
     if isinstance(example, dict):
         signature: Any = {name: _vector(type(value), f" in {name!r}") for name, value in example.items()}
@@ -48,7 +50,7 @@ def dataset_of(shards: ShardGenerator[Any], batch_size: int) -> Any:
 
 
 def dataset_of_arrays(arrays: Any, shards_of: Callable[[int], ShardGenerator[Any]], batch_size: int) -> Any:
-    """One element per step: what a nesting of arrays has in the rows of its samples."""
+    """Make a dataset with an element per step: the rows of its samples, in the nesting of the arrays."""
     with tf.device("CPU:0"):
         rows = tf.nest.map_structure(tf.convert_to_tensor, arrays)
     lengths = {_length(one) for one in tf.nest.flatten(rows)}
@@ -72,18 +74,20 @@ def _length(one: Any) -> int:
 
 @dataclass(eq=False, slots=True)
 class _Iteration:
-    """One that the script has not left yet."""
+    """An iteration that the script has not left yet."""
 
     shards: ShardGenerator[Any]
     before: Pass | None  # the newest when it was made: not its own
 
     def has(self, newest: Pass) -> bool:
-        """Whether that pass may be its own: TensorFlow calls for it later, from a thread of the pipeline's."""
+        """Tell whether a pass may be this iteration's: TensorFlow calls for it later, from a thread
+        of the pipeline's.
+        """
         return newest is not self.before
 
 
 class _Iterations:
-    """All iterations over datasets that are made of one of ours, and how they end."""
+    """Iterations over datasets that are made of one of ours, and how they end."""
 
     def __init__(self) -> None:
         self._ours: list[tuple[weakref.ref[Any], ShardGenerator[Any]]] = []
@@ -91,7 +95,7 @@ class _Iterations:
         self._listens = False
 
     def of(self, dataset: Any, shards: ShardGenerator[Any]) -> None:
-        """This dataset hands out what is of `shards`."""
+        """Note that this dataset hands out what is of `shards`."""
         self._ours = [one for one in self._ours if one[0]() is not None]
         self._ours.append((weakref.ref(dataset), shards))
         if not self._listens:

@@ -47,12 +47,12 @@ def run_fn(
 
 
 def end_batch_of_fit() -> None:
-    """Inside a training function its states' values go along."""
+    """End a mini-batch of `fit`. Inside a training function its states' values go along."""
     _run.end_batch_of_loop()
 
 
 class TensorFlowState(State):
-    """What travels to newcomers: variables, and plain values as attributes (`state.batch`).
+    """The state that travels to newcomers: variables, and plain values as attributes (`state.batch`).
 
     Args:
         variables: of TensorFlow or Keras; by default all of the graph, by the session that is the default one.
@@ -79,7 +79,8 @@ class TensorFlowState(State):
 
 
 class TensorFlowKerasState(State):
-    """What travels to newcomers: a Keras model with its optimizer, and plain values as attributes (`state.batch`).
+    """The state that travels to newcomers: a Keras model with its optimizer, and plain values as attributes
+    (`state.batch`).
 
     Args:
         model: a Keras model, built.

@@ -24,7 +24,9 @@ from edl.trainer.framework import LONG_BYTES
 
 
 def fingerprints(leaves: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
-    """Of named variables and plain values, in their order. Anything else among them cannot be compared."""
+    """Take fingerprints of named variables and plain values, in their order. Anything else among them cannot be
+    compared, and is left out.
+    """
     found = (_fingerprint(name, leaf) for name, leaf in leaves)
     return [one for one in found if one is not None]
 
@@ -76,10 +78,10 @@ def _fingerprint(name: str, leaf: Any) -> Fingerprint | None:
 
 
 def _read(variable: tf.Variable) -> tf.Tensor:
-    """What `read_value` comes down to, in a third of its time."""
+    """Read a variable as `read_value` does, in a third of its time."""
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 def _in_memory(tensor: Any) -> np.ndarray[Any, Any]:
-    """Without a copy, where it lies in the main memory."""
+    """Return the tensor's contents, without a copy where they lie in the main memory."""
     return np.asarray(tensor._numpy())

@@ -1,4 +1,4 @@
-"""Where Keras's `fit` stands: which call of it, which epoch, and what its callbacks have counted.
+"""The standing of Keras's `fit`: which call of it, which epoch, and what its callbacks have counted.
 
 Owns: that, as a value that travels beside the model, to newcomers and into checkpoints. Does not own: how it travels
 (`edl.trainer.standing`), nor `fit` itself (`edl.tensorflow.callback`).
@@ -27,7 +27,7 @@ COUNTS: dict[type, tuple[str, ...]] = {  # what callbacks of Keras keep from epo
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What Keras does not show of the call of `fit` that it is in."""
+    """The parts of a call of `fit` that Keras does not show."""
 
     batches: Any  # its iterator over epochs; None: it is in none
     callbacks: Sequence[Any]
@@ -49,7 +49,7 @@ def fit_of(frame: FrameType | None) -> Fit:
 
 
 def is_stream(shards: ShardGenerator[Any], epochs: int) -> bool:
-    """All passes that the generator was asked for are one epoch of `fit`. Raises UsageError."""
+    """Tell whether all passes that the generator was asked for are one epoch of `fit`. Raises UsageError."""
     if shards.epochs is None or shards.epochs == epochs:
         return False
     if epochs == 1:
@@ -62,7 +62,7 @@ def is_stream(shards: ShardGenerator[Any], epochs: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FitStanding:
-    """At the begin of an epoch."""
+    """The standing of `fit` at the begin of an epoch."""
 
     number: int  # of the call of `fit`, from 1
     epoch: int  # as Keras counts
@@ -72,24 +72,25 @@ class FitStanding:
     counted_with: int = 0  # that step
 
     def told(self) -> dict[str, Any]:
-        """As it travels."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @classmethod
     def heard(cls, told: dict[str, Any]) -> FitStanding | None:
-        """Nothing where nothing was told."""
+        """Return the standing that was told, or None where nothing was."""
         return cls(**told) if told else None
 
 
 def begin_of(number: int, initial_epoch: int, passes_done: int, heard: FitStanding | None) -> FitStanding | None:
-    """Where a worker's call of `fit` begins, by where the job stands. None: the job is through with this call."""
+    """Return where a worker's call of `fit` begins, by where the job stands. None: the job is
+    through with this call.
+    """
     if heard is None or heard.number < number:
         return FitStanding(number, initial_epoch, passes_done - initial_epoch)
     return heard if heard.number == number else None
 
 
 def counts_of(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """What these have counted so far, by their place among those that count."""
+    """Return what callbacks have counted so far, by their place among those that count."""
     return {name: _counts(callback) for name, callback in _counting(callbacks)}
 
 

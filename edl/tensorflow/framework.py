@@ -149,13 +149,13 @@ class TensorFlowFramework:
         self._more_variables.extend(variables)
 
     def tape_reducer(self, trainer: StepPort) -> Reducer:
-        """Of gradients that are averaged before the script gives them to an optimizer."""
+        """Return the reducer of gradients that are averaged before the script gives them to an optimizer."""
         if self._tape_reducer is None:
             self._tape_reducer = self._reducer(trainer, "tape")
         return self._tape_reducer
 
     def _named(self) -> list[Named]:
-        """What a step reduces. Any thread."""
+        """Return what a step reduces. Any thread may call this."""
         return [one for reducer in list(self._reducers) for one in reducer.named()]
 
     def _reducer(self, trainer: StepPort, number: int | str) -> Reducer:
@@ -172,12 +172,14 @@ class TensorFlowFramework:
             self._measures.waiting.create()
 
     def updates(self) -> tuple[int, ...] | None:
-        """What changes with each update, be it one that no worker had samples for. None: edl cannot tell."""
+        """Return counts that change with each update, be it one that no worker had samples for.
+        None: edl cannot tell.
+        """
         counts = self.counts()
         return None if counts is None else (*counts, *(reducer.skipped for reducer in self._reducers))
 
     def counts(self) -> tuple[int, ...] | None:
-        """What each update changes, be it only the scale of a loss that was not finite."""
+        """Return counts that each update changes, be it only the scale of a loss that was not finite."""
         optimizers = [optimizer for optimizer in self._optimizers if keras_optimizer.is_keras(optimizer)]
         if not optimizers or not tf.executing_eagerly():
             return None
@@ -269,8 +271,8 @@ class TensorFlowFramework:
         return InParts(EagerVariables(early), EagerVariables(late), owners)
 
     def waits_for_state(self) -> bool:
-        """What a script does with the gradients of a tape, and to variables that it has given by themselves, does not:
-        in a function it may read them before.
+        """Tell whether each update waits for a state that comes. What a script does with the gradients of a tape, and
+        to variables that it has given by themselves, does not wait: in a function it may read them before.
         """
         return (
             tf.executing_eagerly()
@@ -282,7 +284,9 @@ class TensorFlowFramework:
         )
 
     def before_update(self) -> bool:
-        """On any thread: a function may be about to make it."""
+        """Tell the trainer that an update is about to be made; return False where it is void. Any thread may call this:
+        a function may be about to make the update.
+        """
         return self._reducers[0].goes_on()
 
     def state_came(self) -> None:
@@ -300,7 +304,7 @@ class TensorFlowFramework:
 
     @property
     def built(self) -> bool:
-        """Whether the state can be synchronized yet: models and optimizers may make their variables late."""
+        """Tell whether the state can be synchronized yet: models and optimizers may make their variables late."""
         if not tf.executing_eagerly():
             return tf.compat.v1.get_default_session() is not None
         return all(map(has_all, self._models))
@@ -352,7 +356,9 @@ class TensorFlowFramework:
         return 0.0 if self._counted == before else self._share.value
 
     def keep(self, *, only_statistics: bool) -> None:
-        """Of a step that no worker has samples for, all there is: inside a graph nothing else holds updates back."""
+        """Keep what is to be put back after a step: of a step that no worker has samples for, all there is, as inside a
+        graph nothing else holds updates back.
+        """
         if self._session is not None:
             self._kept += [] if only_statistics else [self._session.remember()]
         else:
@@ -367,7 +373,7 @@ class TensorFlowFramework:
             self._kept.append(EagerVariables(hyper_parameters).remember())
 
     def note_living(self) -> None:
-        """None of it is looked for."""
+        """Do nothing: variables that a script trains by hand are not looked for."""
 
     def drop_kept(self) -> None:
         self._kept = []
@@ -396,7 +402,7 @@ class TensorFlowFramework:
         self._rate.set(factor)
 
     def discard(self) -> None:
-        """Nothing is pending here: a call of TensorFlow returns with its collectives done, or failed."""
+        """Do nothing: a call of TensorFlow returns with its collectives done, or failed, so none is pending."""
 
     # -------------------------------------------------------------------------------------- what is the state
 
@@ -422,7 +428,8 @@ class TensorFlowFramework:
         return list(known.values())
 
     def _compared(self) -> Iterable[tuple[str, Any]]:
-        """Not statistics: batch norm's differ from worker to worker between two changes of the ring.
+        """Name what is compared among workers, without statistics: batch norm's differ from worker to worker between
+        two changes of the ring.
 
         What a script tracks by itself may be such, too, unless it is trained.
         """
@@ -444,7 +451,9 @@ class TensorFlowFramework:
         yield from (pair for pair in map(named, self._more_variables) if pair[1].trainable)
 
     def _learned_in_graph(self) -> list[Any]:
-        """What is trained, and what the optimizers keep; the other variables may be each worker's own."""
+        """Return what is trained, and what the optimizers keep; the graph's other variables may be
+        each worker's own.
+        """
         session = tf.compat.v1.get_default_session()
         if session is None:
             return []
@@ -460,7 +469,7 @@ class TensorFlowFramework:
                 yield named(variable)
 
     def _rest(self, only_statistics: bool) -> Iterable[Any]:
-        """All but what is learned. In a graph nothing tells one from the other."""
+        """Return the variables that are not learned; none in a graph, where nothing tells one from the other."""
         if not tf.executing_eagerly():
             return
         for model in self._models:

@@ -1,4 +1,4 @@
-"""What scripts written for Horovod call by `hvd.` besides the names of edl: `import edl.tensorflow as hvd`.
+"""Names that scripts written for Horovod call by `hvd.`, besides edl's own: `import edl.tensorflow as hvd`.
 
 Owns: which of Horovod's names are passed on, and those that mean something else here. Does not own: Horovod.
 """
@@ -80,7 +80,7 @@ class DistributedGradientTape:
 
     @as_it_stands  # type: ignore[untyped-decorator]
     def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.GradientTape.gradient`."""
+        """Return what `tf.GradientTape.gradient` does, averaged over all workers. Raises RingBroken."""
         found = self._tape.gradient(target, sources, *args, **kwargs)
         averaged = average(framework.tape_reducer(trainer), found, sources)
         if averaged is None and trainer.voided:
@@ -108,7 +108,7 @@ OURS = {one.__name__: one for one in (DistributedOptimizer, DistributedGradientT
 
 
 def lookup(face: str, name: str) -> Any:
-    """What `name` of Horovod's is here. Raises AttributeError, and UsageError where there is a remedy."""
+    """Return what Horovod's `name` is here. Raises AttributeError, and UsageError where there is a remedy."""
     if name in OURS:
         return OURS[name]
     if name in REFUSED:

@@ -21,7 +21,7 @@ from edl.tensorflow.process import trainer
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Nothing to do: all workers begin with rank 0's model, and newcomers with that of the job."""
+    """A callback that has nothing to do: all workers begin with rank 0's model, and newcomers with that of the job."""
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:  # noqa: ARG002 - Horovod's
         super().__init__()
@@ -37,7 +37,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
 
 class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Nothing to do where edl deals out the data: the metrics of each epoch are those of all workers."""
+    """A callback that has nothing to do where edl deals out the data: the metrics of each epoch are those of all
+    workers.
+    """
 
     def __init__(self, device: str = "") -> None:  # noqa: ARG002 - Horovod's signature
         super().__init__()
@@ -70,8 +72,8 @@ _rates: list[_Rates] = []  # of this process's training
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """From `start_epoch` on the learning rate is `initial_lr` times what `multiplier` says of the epoch, at any size;
-    from `end_epoch` on it stays as it is, unless another one goes on. Of several the last one counts.
+    """Set the learning rate, from `start_epoch` on, to `initial_lr` times what `multiplier` says of the epoch, at any
+    size; from `end_epoch` on it stays as it is, unless another callback goes on. Of several the last one counts.
 
     The epoch goes by the samples trained (`edl.schedule_rate`), so it takes data that edl deals out. Momentum stays.
     """
@@ -116,7 +118,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Over the first `warmup_epochs` from `initial_lr` divided by the workers to `initial_lr`, in a straight line."""
+    """Raise the learning rate in a straight line, over the first `warmup_epochs`, from `initial_lr` divided by the
+    workers to `initial_lr`.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What scripts written for `horovod.tensorflow.keras` and `horovod.keras` call by `hvd.`, on edl's own.
+"""Names that scripts written for `horovod.tensorflow.keras` and `horovod.keras` call by `hvd.`, on edl's own.
 
 `import edl.tensorflow.keras as hvd`, or `import edl.keras as hvd`. Owns: these names, and what makes them Keras's. Does
 not own: the callbacks (`edl.tensorflow.keras_callbacks`), nor the names that are those of `edl.tensorflow` too.
@@ -43,7 +43,7 @@ def allreduce(  # noqa: PLR0913, PLR0917 - Horovod's signature
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """All workers' rows, by rank: a numpy array."""
+    """Return all workers' rows, by rank, as a numpy array."""
     return hvd.allgather(tf.convert_to_tensor(value), name=name).numpy()
 
 

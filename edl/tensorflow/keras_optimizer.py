@@ -1,4 +1,4 @@
-"""Any Keras optimizer, with gradients averaged over the ring before it applies them.
+"""Make any Keras optimizer average gradients over the ring before it applies them.
 
 Owns: what `edl.tensorflow.Optimizer` does to a Keras optimizer.
 Does not own: the collectives (`edl.tensorflow.reducer`).
@@ -119,8 +119,8 @@ def updated(optimizer: Any) -> list[Any]:
 
 
 def owners(optimizers: Iterable[Any], variables: Sequence[Any]) -> list[int]:
-    """Of each: the number of the one that is trained which it is, or which it is kept of, by Keras's names. What is
-    kept of none, or of one that cannot be told, is of the first.
+    """Return, for each variable, the number of the trained one which it is, or which it is kept of, by Keras's names.
+    What is kept of none, or of one that cannot be told, counts as the first's.
     """
     trained = [one for optimizer in optimizers for one in optimizer._trainable_variables]
     numbers, by_name = dict[Any, int](), dict[str, int]()
@@ -138,7 +138,7 @@ def owners(optimizers: Iterable[Any], variables: Sequence[Any]) -> list[int]:
 
 
 def is_wrapped(optimizer: Any) -> bool:
-    """It, or what it scales the loss for."""
+    """Tell whether the optimizer is wrapped, or the one that it scales the loss for."""
     return isinstance(optimizer, Elastic) or isinstance(getattr(optimizer, "inner_optimizer", None), Elastic)
 
 
@@ -157,7 +157,7 @@ def counts(optimizer: Any) -> list[int]:
 
 
 def hyper_parameters(optimizer: Any) -> list[Any]:
-    """Those that are variables: a learning rate without a schedule, the scale of a loss."""
+    """Return the hyper-parameters that are variables: a learning rate without a schedule, the scale of a loss."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return [optimizer.step_counter, optimizer.dynamic_scale, *hyper_parameters(optimizer.inner_optimizer)]
     rate = optimizer._learning_rate

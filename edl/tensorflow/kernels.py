@@ -21,7 +21,7 @@ ASKED = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
 class Answer(IntEnum):
-    """As in `_kernels.cpp`."""
+    """Answers to a traced step, numbered as in `_kernels.cpp`."""
 
     GOES_ON = 0
     VOID = 1  # the update is not made
@@ -29,7 +29,7 @@ class Answer(IntEnum):
 
 
 class BeforeUpdate:
-    """What a traced step asks Python before it touches a variable."""
+    """The question that a traced step asks Python before it touches a variable."""
 
     def __init__(self, set_asked: Callable[[Any], None]) -> None:
         self._set = set_asked
@@ -37,7 +37,7 @@ class BeforeUpdate:
         self._called = ASKED(self._answer)  # for as long as the process lives: a step may be just about to ask
 
     def ask(self, ask: Callable[[], Answer] | None) -> None:
-        """From now on, on a thread of TensorFlow's; None: nothing any more."""
+        """Let `ask` answer from now on, on a thread of TensorFlow's; None: steps ask no longer."""
         self._ask = ask
         self._set(ASKED() if ask is None else self._called)
 
@@ -48,7 +48,7 @@ class BeforeUpdate:
 
 @dataclass(frozen=True)
 class Kernels:
-    """One process has them once."""
+    """The operations, which a process has once."""
 
     _operations: Any
     waited_ns: Callable[[], int]  # by all steps, for their peers
@@ -65,7 +65,7 @@ class Kernels:
 
 
 def kernels_for(values: Sequence[Any]) -> Kernels | None:
-    """None where these cannot take them."""
+    """Return the operations, or None where they cannot take the values."""
     return _loaded() if all(one.dtype in TYPES for one in values) else None
 
 

@@ -52,7 +52,7 @@ def load(path: str | os.PathLike[str], model: Any) -> None:
 
 
 def _variables(model: Any) -> list[Any]:
-    """Of a model, a module or a variable, or of several; each once. Raises UsageError."""
+    """Return the variables of a model, a module or a variable, or of several; each once. Raises UsageError."""
     several = model if isinstance(model, list | tuple) else [model]
     known: dict[int, Any] = {}
     for one in several:

@@ -21,7 +21,7 @@ Numbers = NDArray[np.float64]
 
 
 def counted(model: Any) -> Numbers:
-    """All that the metrics of `model` have counted, in one row; empty before they have their variables."""
+    """Return what the metrics of `model` have counted, in one row; it is empty before they have their variables."""
     values = [np.asarray(variable.numpy(), np.float64).reshape(-1) for variable in _variables(model)]
     return np.concatenate(values) if values else np.zeros(0)
 

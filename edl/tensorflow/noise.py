@@ -23,7 +23,7 @@ WEIGHTLESS = [0.0, 0.0, 0.0]
 
 
 class TensorNoise:
-    """Of all gradients of one step, however many optimizers they are for."""
+    """Norms of all gradients of one step, however many optimizers they are for."""
 
     def __init__(self) -> None:
         self._asked = self._expected = False
@@ -42,7 +42,7 @@ class TensorNoise:
             self._heard = tf.Variable(tf.zeros(5, tf.float64), trainable=False, name="edl_noise")
 
     def expect(self, due: bool) -> None:
-        """Whether the coming step is measured. Where rates follow a schedule, each step asks."""
+        """Say whether the coming step is measured. Where rates follow a schedule, each step asks."""
         if not due and not self._expected:
             return
         self._expected = due
@@ -52,8 +52,8 @@ class TensorNoise:
                 self._heard.assign(tf.zeros(5, tf.float64))
 
     def measure(self, own: Sequence[Any], averaged: Sequence[Any], weight: Any, name: str) -> list[Any]:
-        """Of these gradients, as they were found here and as they are averaged, if the step is one for that; what is
-        returned is there once all have been told. `weight`: of this worker.
+        """Measure the norms of these gradients, as they were found here and as they are averaged, if the step is one
+        for that. The returned tensors are there once all have been told. `weight`: of this worker.
         """
         if not self._asked:
             return []

@@ -1,4 +1,4 @@
-"""What a worker of TensorFlow draws random numbers by: seeds of Keras' layers, and TensorFlow's global generator.
+"""Random states of a worker of TensorFlow: seeds of Keras' layers, and TensorFlow's global generator.
 
 Owns: taking their states and giving them back. Does not own: their form in a checkpoint (`edl.trainer.random_states`).
 """
@@ -16,7 +16,7 @@ GENERATOR: Final = "tensorflow.generator."  # and the number of its algorithm
 
 
 def taken(models: Sequence[Any]) -> dict[str, bytes]:
-    """As they are now. None in a graph of TensorFlow 1."""
+    """Return the present states; there are none in a graph of TensorFlow 1."""
     if not tf.executing_eagerly():
         return {}
     found = {name: np.asarray(variable).tobytes() for name, variable in _seeds(models)}
@@ -38,7 +38,7 @@ def give_back(models: Sequence[Any], states: dict[str, bytes]) -> None:
 
 
 def _give_back_generator(algorithm: int, raw: bytes) -> None:
-    """Into the generator that is there, as functions that are traced hold on to that."""
+    """Give the state to the generator that is there, as functions that are traced hold on to that."""
     generator = _generator()
     if generator is not None and int(generator.algorithm) == algorithm:
         _assign(generator.state, raw)
@@ -58,7 +58,7 @@ def _assign(variable: Any, raw: bytes) -> None:
 
 
 def _seeds(models: Sequence[Any]) -> Iterable[tuple[str, Any]]:
-    """Of the models' variables those that are no weights."""
+    """Yield those of the models' variables that are seeds, and no weights."""
     for number, model in enumerate(models):
         weights = {id(one) for one in getattr(model, "weights", ())}
         for at, variable in enumerate(getattr(model, "variables", ())):

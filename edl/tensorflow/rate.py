@@ -1,4 +1,4 @@
-"""What learning rates are multiplied by, where TensorFlow can read it: 1.0 until a script asks for something else.
+"""The factor of learning rates, where TensorFlow can read it: 1.0 until a script asks for something else.
 
 Owns: that number as a value of TensorFlow, and where optimizers meet it. Does not own: what it is
 (`edl.trainer.rates.rate`).
@@ -22,7 +22,7 @@ class TensorRate:
         self._variable: Any = None
 
     def use(self) -> None:
-        """From now on updates are scaled."""
+        """Scale updates from now on."""
         self.used = True
         if tf.compat.v1.executing_eagerly_outside_functions() and self._variable is None:
             with tf.init_scope():

@@ -46,14 +46,14 @@ PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}  # the same: as pa
 
 
 class Measures(NamedTuple):
-    """What is measured by the way."""
+    """Measurements that are made by the way."""
 
     waiting: Waiting
     noise: TensorNoise
 
 
 class Reducer:
-    """One per optimizer; `number` tells their collectives apart."""
+    """Averaging of one optimizer's gradients; `number` tells its collectives from other optimizers'."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Reducer:
         return not self._trainer.voided
 
     def named(self) -> list[Named]:
-        """What graphs that were traced reduce. Any thread."""
+        """Return what traced graphs reduce. Any thread may call this."""
         return list(self._traced.values())
 
     # -------------------------------------------------------------------------------------------------- eagerly
@@ -171,7 +171,9 @@ class Reducer:
         return averaged
 
     def _present(self, gradients: list[Gradient], *, counts: bool) -> Any:
-        """Which there are here. What no worker has, no optimizer may see: zeros would let momentum and decay go on."""
+        """Mark which gradients there are here. A gradient that no worker has, no optimizer may see: zeros would let
+        momentum and decay go on.
+        """
         if counts and all(gradient is not None for gradient in gradients):
             if self._all_present is None or len(self._all_present) != len(gradients):
                 self._all_present = tf.ones(len(gradients))
@@ -179,7 +181,9 @@ class Reducer:
         return tf.constant([float(counts and gradient is not None) for gradient in gradients])
 
     def _zeros(self, position: int, variable: Any) -> Gradient:
-        """Of a variable that the loss does not depend on here, and may on another worker, which waits for ours."""
+        """Make zeros for a variable that the loss does not depend on here, and may on another worker, which waits for
+        ours.
+        """
         if position not in self._sparse:
             return tf.zeros(variable.shape, variable.dtype)
         indices = tf.zeros([0], self._sparse[position])
@@ -236,7 +240,9 @@ class Reducer:
 
 
 def _each_present(gradients: Sequence[Gradient], average: Callable[[list[Gradient]], list[Gradient]]) -> list[Gradient]:
-    """In what is traced, variables that the loss does not depend on have no gradient, on any rank."""
+    """Average the gradients that are present: in traced code, variables that the loss does not depend on have no
+    gradient, on any rank.
+    """
     present = [_dense(gradient) for gradient in gradients if gradient is not None]
     averaged = iter(average(present) if present else ())
     return [None if gradient is None else next(averaged) for gradient in gradients]
@@ -298,7 +304,9 @@ def _weighed(gradients: list[Gradient], scale: Any) -> list[Gradient]:
 
 
 def _multiplied(values: list[Any], scales: list[Any], nothing: Any) -> list[Any]:
-    """Not by `multiply_no_nan`, which looks at element after element: it takes three times as long."""
+    """Multiply values by their scales, or make them zeros where `nothing` holds. `multiply_no_nan`, which looks at
+    element after element, takes three times as long.
+    """
     return list(
         tf.nest.flatten(
             tf.cond(

@@ -36,7 +36,7 @@ class TensorFlowCollectives:
         return _largest(values, name.replace(".", "_"))
 
     def largest_begun(self, values: Sequence[int], name: str) -> Callable[[], list[int]]:
-        """By a thread: Horovod has no call for TensorFlow that comes back before its answer."""
+        """Begin `largest` on a thread: Horovod has no call for TensorFlow that comes back before its answer."""
         return aside.begin(lambda: self.largest(values, name)).result
 
     def largest_in(self, library: int, values: list[int], name: str) -> list[int]:
@@ -45,7 +45,9 @@ class TensorFlowCollectives:
             return _numbers(_by_our_own(tensor, name.replace(".", "_"), hvd.Max, library))
 
     def reduce_zeros(self, library: int, tensors: Sequence[Named]) -> None:
-        """All members take them in the same order: one that a member waits for is begun by the others in the end."""
+        """Reduce zeros, in the same order on all members: a collective that a member waits for is begun by the others
+        in the end.
+        """
         left = iter(tensors)  # of all threads
 
         def reduce() -> None:
@@ -70,7 +72,9 @@ def _numbers(reduced: Any) -> list[int]:
 
 
 def _has_our_own() -> bool:
-    """It comes with what lets two copies of Horovod's library take turns."""
+    """Tell whether there is the operation that `_by_our_own` calls: it comes with what lets two copies of Horovod's
+    library take turns.
+    """
     return op_def_registry.get(ALLREDUCE) is not None
 
 
@@ -84,6 +88,8 @@ def _by_our_own(tensor: Any, name: str, operation: int, library: int) -> Any:
 
 @functools.cache
 def _reduction(name: str) -> Any:
-    """Only in a graph has one of Horovod's own operations a name. Its first run takes some 60 ms."""
+    """Make a named reduction, in a graph, as only there has one of Horovod's own operations a name. Its first run takes
+    some 60 ms.
+    """
     reduce = functools.partial(hvd._allreduce, op=hvd.Max, name=name)
     return tf.function(reduce, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)

@@ -1,4 +1,4 @@
-"""This worker's share of the samples, where TensorFlow can read it.
+"""The share that this worker has of the samples, where TensorFlow can read it.
 
 Owns: the share as a value of TensorFlow. Does not own: what it is (`edl.collectives.share`).
 """
@@ -17,7 +17,7 @@ from edl.collectives.share import Weight
 
 
 class Scale(NamedTuple):
-    """What gradients are multiplied by."""
+    """Factors of a worker's gradients."""
 
     factor: float  # before they are averaged over the ring: 1.0 where all have as many samples
     weight: float  # before they are summed up

@@ -37,17 +37,16 @@ class Described(msgspec.Struct, frozen=True, array_like=True):
 class Variables(Protocol):
     """Variables, in the same order on all workers."""
 
-    def describe(self) -> list[Described]:
-        """What there is."""
+    def describe(self) -> list[Described]: ...
 
     def broadcast(self, root: int, receive: bool) -> int:
         """Send the values of rank `root`; take them over if told to. Returns the bytes sent."""
 
     def remember(self) -> Callable[[], None]:
-        """On any thread: the values as they are. Calling it makes them so again."""
+        """Remember the present values, on any thread. The returned function puts them back."""
 
     def values(self) -> list[np.ndarray[Any, Any]]:
-        """As they are now; an update that comes later does not change them."""
+        """Return the present values; an update that comes later does not change them."""
 
     def put(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
         """Make them so."""
@@ -63,7 +62,7 @@ class EagerVariables:
         return [_describe(name, variable) for name, variable in self._variables]
 
     def some(self, numbers: Iterable[int]) -> EagerVariables:
-        """Of these, by number."""
+        """Return the variables that have these numbers."""
         return EagerVariables([self._variables[number] for number in numbers])
 
     def broadcast(self, root: int, receive: bool) -> int:
@@ -103,7 +102,9 @@ class EagerVariables:
 
 
 def read(variables: Sequence[Any]) -> list[Any]:
-    """What `read_value` comes down to: it shares a variable's memory, until that is updated into other memory."""
+    """Read variables as `read_value` does: a value shares its variable's memory, until that is updated into other
+    memory.
+    """
     return [tf.raw_ops.ReadVariableOp(resource=one.handle, dtype=one.dtype) for one in variables]
 
 

@@ -26,7 +26,7 @@ class AveragingTape(tf.GradientTape):  # type: ignore[misc]
 
     @as_it_stands  # type: ignore[untyped-decorator]
     def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.GradientTape.gradient`; of variables, averaged over all workers.
+        """Return gradients as `tf.GradientTape.gradient` does; those of variables are averaged over all workers.
 
         In a mini-batch that is void, or in which no worker has samples, it gives what was found here: no wrapped
         optimizer applies it.

@@ -65,25 +65,25 @@ class TensorFlowTensors:
 
 
 def statistics_of(value: object) -> Iterable[Any]:
-    """What its forward passes update: those that were made so, not those that are frozen."""
+    """Return the variables that forward passes update: those that were made so, not those that are frozen."""
     layers = value._flatten_layers() if isinstance(value, keras.Layer) else ()
     return (variable for layer in layers for variable in layer._non_trainable_variables)
 
 
 def batch_norm_of(value: object) -> Iterable[Any]:
-    """Of these, what batch norm keeps; others a script may change on all workers alike."""
+    """Return those of the statistics that batch norm keeps; others a script may change on all workers alike."""
     layers = value._flatten_layers() if isinstance(value, keras.Layer) else ()
     norms = (layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization))
     return (variable for layer in norms for variable in layer._non_trainable_variables)
 
 
 def metrics_of(value: object) -> Iterable[Any]:
-    """What the metrics of a model have added up in this epoch."""
+    """Return what the metrics of a model have added up in this epoch."""
     return value.metrics_variables if isinstance(value, keras.Model) else ()
 
 
 def _variables(value: Any) -> Sequence[Any]:
-    """Without the state of random numbers and of metrics, which is each worker's own."""
+    """Return the variables without the state of random numbers and of metrics, which is each worker's own."""
     return list(value.weights if isinstance(value, keras.Layer) else value.variables)
 
 

@@ -80,8 +80,8 @@ def word_for(variable: Any, word: str) -> str:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """All Keras optimizers that a model holds by whatever name: itself, in lists and dicts, in models and layers inside
-    of it. In the order of its attributes, which is the same on all workers.
+    """Return the Keras optimizers that a model holds by whatever name: itself, in lists and dicts, in models and layers
+    inside of it. They come in the order of its attributes, which is the same on all workers.
     """
     found: dict[int, Any] = {}
     _find(model, found, set())

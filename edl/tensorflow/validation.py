@@ -19,7 +19,7 @@ UNITS = 840  # batch n is of unit n % 840: divides evenly among 1 to 8 workers, 
 
 
 class EpochTold(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker says at the end of an epoch."""
+    """The counts that a worker tells at the end of an epoch."""
 
     counted: bytes  # of its own mini-batches
     of_all: bytes  # of all workers', as it was found with the epoch's last step; empty where it does not know
@@ -42,8 +42,8 @@ class EpochCounted:
 
 
 def epoch_total(found: Sequence[bytes]) -> Numbers:
-    """What all workers have counted in an epoch. What was found with its last step has also what those had counted that
-    have left with it, or with the life before.
+    """Return what all workers have counted in an epoch. Counts that were found with the epoch's last step have also
+    those of workers that have left with it, or with the life before.
     """
     told = [msgspec.msgpack.decode(one, type=EpochTold) for one in found]
     known = next((one.of_all for one in told if one.of_all), b"")
@@ -66,7 +66,7 @@ class SharedValidation:
         self._counted = np.zeros(0)
 
     def compute(self, units: Sequence[int], goes_on: Callable[[], bool]) -> Sequence[int]:  # noqa: ARG002 - the port's
-        """All of them or none: what is read of a dataset cannot be gone on with."""
+        """Compute all units or none: reading of a dataset cannot be resumed."""
         if not units:
             return units
         self._count_anew()
@@ -87,7 +87,7 @@ class SharedValidation:
         return numbers.tobytes()
 
     def _count_anew(self) -> None:
-        """From what is done, which may be nothing; whatever was counted in between does not count."""
+        """Set the metrics to what is done, which may be nothing; whatever was counted in between does not count."""
         if self._counted.size:
             count(self._model, self._counted)
         else:

@@ -16,7 +16,7 @@ def behind(variable: Any) -> Any:
 
 
 def named(variable: Any) -> tuple[str, Any]:
-    """That one, with the name that is the same on all workers."""
+    """Return the variable behind this one, with the name that is the same on all workers."""
     return getattr(variable, "path", variable.name), behind(variable)
 
 

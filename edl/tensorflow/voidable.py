@@ -1,4 +1,4 @@
-"""Between a collective that failed and the script that would have to handle it: the mini-batch is void (I8).
+"""Stand between a collective that failed and the script that would have to handle it: the mini-batch is void (I8).
 
 Eager code, `fit` and PyTorch have edl there anyway. What is inside a `tf.function` or a session cannot be caught
 inside: TensorFlow has no `try` in a graph. So the script has one line around the call, `with edl.voidable():`.
@@ -17,7 +17,7 @@ from edl.trainer.framework import StepPort
 
 
 class Voidable:
-    """What fails in here because a peer is gone makes the mini-batch void; anything else is raised."""
+    """Make the mini-batch void where something fails inside because a peer is gone; anything else is raised."""
 
     def __init__(self, trainer: StepPort, ring: HorovodRing) -> None:
         self._trainer, self._ring = trainer, ring

@@ -1,4 +1,4 @@
-"""How long a graph waits for its peers: from this worker's last gradient until all have come back averaged.
+"""The time that a graph waits for its peers: from this worker's last gradient until all have come back averaged.
 
 Owns: taking that time inside graphs. Does not own: what it is for (`edl.policy.stragglers`).
 
@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 
 class Waiting:
-    """What all graphs of this process have waited.
+    """The waiting time of all graphs of this process.
 
     A traced function adds to a variable of ours, which a thread looks at now and then: in a step it costs less than
     a branch that now and then calls Python. A graph of TensorFlow 1 cannot, as a variable in it would be the script's
@@ -50,7 +50,7 @@ class Waiting:
             return [self._total.assign_add(passed, read_value=False)]
 
     def is_counted(self, read_ns: Callable[[], int], tell: Callable[[int], None]) -> None:
-        """Something adds it up already, whatever graph it is: tell that from now on."""
+        """Note that something adds the waiting up already, whatever graph it is: tell its sum from now on."""
         if self._reader is None:
             self._reader = _Reader(read_ns, tell)
 

@@ -1,4 +1,4 @@
-"""Which of Keras's callbacks write files: only those of the worker that has rank 0 do.
+"""Keep Keras's callbacks from writing files, but for those of the worker that has rank 0.
 
 Owns: keeping the others quiet, and making a worker write once it gets rank 0. Does not own: what callbacks count
 (`edl.tensorflow.fitting`): the quiet ones count on, so that each can take over.
@@ -39,7 +39,7 @@ def check_callbacks(callbacks: Iterable[Any], mine: Any) -> None:
 
 
 class Writers:
-    """Of one `fit`."""
+    """Callbacks of one `fit` that write files."""
 
     def __init__(self, callbacks: Iterable[Any], is_first: Callable[[], bool]) -> None:
         self._is_first = is_first
@@ -47,13 +47,13 @@ class Writers:
         self._writers = list(filter(None, (_writer(callback, is_first) for callback in callbacks)))
 
     def begin(self, *, wrote: bool) -> None:
-        """Of `fit`. `wrote`: this process has written in an earlier one, so files of its own may be the job's."""
+        """Begin `fit`. `wrote`: this process has written in an earlier one, so files of its own may be the job's."""
         if not (self.heed_rank() or wrote):
             for writer in self._writers:
                 writer.remove_begun()
 
     def heed_rank(self) -> bool:
-        """Where ranks may have changed. Does this worker write?"""
+        """Tell callbacks whether to write, where ranks may have changed, and return whether this worker writes."""
         writes = self._is_first()
         if writes != self._writes:
             self._writes = writes
@@ -100,10 +100,10 @@ class _Saver:
         callback.set_model(_SavedByFirst(self._model, is_first))
 
     def write(self, writes: bool) -> None:
-        """It asks each time it saves."""
+        """Do nothing: the model asks for the rank each time it is saved."""
 
     def remove_begun(self) -> None:
-        """It has begun none."""
+        """Do nothing: the callback has begun no file."""
 
     def end(self) -> None:
         self._callback.set_model(self._model)
@@ -127,7 +127,7 @@ class _Board:
         _remove_own(Path(self._callback._train_dir), Path(self._callback._val_dir))
 
     def end(self) -> None:
-        """It closes its files itself."""
+        """Do nothing: TensorBoard closes its files itself."""
 
 
 def _remove_own(*folders: Path) -> None:
@@ -151,7 +151,7 @@ class _Logger:
             logger.on_train_begin()
 
     def remove_begun(self) -> None:
-        """It has begun none: it stands behind edl's callback."""
+        """Do nothing: the logger has begun no file, as it stands behind edl's callback."""
 
     def end(self) -> None:
         self._callback.filename = self._filename

@@ -573,7 +573,7 @@ def _yes() -> bool:
 
 
 def _no() -> bool:
-    """No other backend is built in."""
+    """Horovod's other backends are not built in."""
     return False
 
 

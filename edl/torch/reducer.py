@@ -164,7 +164,7 @@ class Reducer:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Only add up gradients here, without averaging, inside the context."""
+        """Let gradients add up here without averaging them, inside the context."""
         before, self._paused = self._paused, True
         try:
             yield
