@@ -49,8 +49,6 @@ class InParts(NamedTuple):
 
 
 class Tracked(Protocol):
-    """The owner of all that was wrapped."""
-
     def state_in_parts(self) -> InParts:
         """Raises UsageError where a model has not all its variables yet."""
 
@@ -61,7 +59,7 @@ class Tracked(Protocol):
         """Return what each update changes."""
 
     def before_update(self) -> bool:
-        """The update of this mini-batch is about to be made. False: it is void."""
+        """Tell the trainer that this mini-batch's update is about to be made; return False where it is void."""
 
     def state_came(self) -> None:
         """Note that the whole state is another worker's now."""
@@ -197,7 +195,7 @@ class Read:
 
 
 def _grouped(values: Iterable[np.ndarray[Any, Any]]) -> Iterator[memoryview]:
-    """Large ones alone, and not copied."""
+    """Join small contents; large ones stay alone, and are not copied."""
     small = bytearray()
     for value in values:
         if value.nbytes < TOGETHER_BYTES:
@@ -212,7 +210,6 @@ def _grouped(values: Iterable[np.ndarray[Any, Any]]) -> Iterator[memoryview]:
 
 
 def _values(forms: Sequence[Described], raw: memoryview) -> list[np.ndarray[Any, Any]]:
-    """Cut `raw` into the values that the forms describe."""
     _check_length(forms, raw)
     return [_value(form, raw[begin:end]).copy() for form, begin, end in _places(forms)]
 

@@ -27,7 +27,7 @@ class Averaged:
         self._eagerly: set[int] = set()
 
     def note(self, variables: Iterable[Any], step: int) -> None:
-        """Gradients of these were averaged."""
+        """Note that gradients of these were averaged."""
         ids = {_identity(variable) for variable in variables}
         if tf.executing_eagerly():
             self._of(step).update(ids)

@@ -58,11 +58,11 @@ class BatchPort(StepPort, Protocol):
 
     @property
     def given_up(self) -> bool:
-        """The ring is: the next one waits for this worker."""
+        """Tell whether the ring is given up, as the next one waits for this worker."""
 
     @property
     def shards(self) -> ShardGenerator[Any] | None:
-        """The script's, where edl deals out its data."""
+        """The script's shard generator, where edl deals out its data."""
 
     @property
     def standing(self) -> ScriptStanding:
@@ -325,7 +325,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         return guarded
 
     def _fetch(self, iterator: Any) -> None:
-        """The next item, or the same one again, and what its step needs."""
+        """Return the next item, or the same item again, and what its step needs."""
         if self._held.again:
             self._held.again -= 1
         else:

@@ -59,7 +59,7 @@ def fingerprints_begun(leaves: Iterable[tuple[str, Any]]) -> Callable[[], list[F
 
 
 def fingerprints_of_session(variables: Sequence[Any], more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
-    """The same, of variables that live in the session that is the default one."""
+    """Take fingerprints of variables that live in the default session."""
     values = tf.compat.v1.get_default_session().run(list(variables)) if variables else []
     named = ((variable.name, np.asarray(value)) for variable, value in zip(variables, values, strict=True))
     return fingerprints([*named, *more])

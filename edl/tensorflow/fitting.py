@@ -38,7 +38,7 @@ NO_FIT: Final = Fit(None, (), 0)
 
 
 def fit_of(frame: FrameType | None) -> Fit:
-    """The `fit` that calls this one."""
+    """Return the call of `fit` that has called this function."""
     while frame is not None:
         batches = frame.f_locals.get("epoch_iterator")
         if hasattr(batches, "_num_batches"):
@@ -90,7 +90,6 @@ def begin_of(number: int, initial_epoch: int, passes_done: int, heard: FitStandi
 
 
 def counts_of(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return what callbacks have counted so far, by their place among those that count."""
     return {name: _counts(callback) for name, callback in _counting(callbacks)}
 
 

@@ -91,5 +91,5 @@ def lookup(name: str) -> Any:
 
 
 def lookup_elastic(name: str) -> Any:
-    """The same of its module `elastic`."""
+    """Return what `name` of the module `elastic` is here."""
     return getattr(keras_callbacks if name in ELASTIC else elastic, name)

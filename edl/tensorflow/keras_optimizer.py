@@ -138,7 +138,7 @@ def owners(optimizers: Iterable[Any], variables: Sequence[Any]) -> list[int]:
 
 
 def is_wrapped(optimizer: Any) -> bool:
-    """Tell whether the optimizer is wrapped, or the one that it scales the loss for."""
+    """Tell whether edl has wrapped the optimizer, or the one whose loss it scales."""
     return isinstance(optimizer, Elastic) or isinstance(getattr(optimizer, "inner_optimizer", None), Elastic)
 
 

@@ -55,12 +55,12 @@ class Kernels:
     before_update: BeforeUpdate
 
     def weighed(self, values: Sequence[Any], parts: Sequence[int], scale: Any, optimizer: str) -> list[Any]:
-        """The values of gradients, each multiplied by its part of the scale as soon as it is there."""
+        """Return the values of gradients, each multiplied by its part of the scale as soon as it is there."""
         weigh = self._operations.edl_weighed
         return [weigh(one, scale, optimizer=optimizer, part=part) for one, part in zip(values, parts, strict=True)]
 
     def together(self, values: Sequence[Any], optimizer: str) -> list[Any]:
-        """The same, none before all are there."""
+        """Return the values, none before all are there."""
         return list(self._operations.edl_together(values, optimizer=optimizer))
 
 

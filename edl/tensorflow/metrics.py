@@ -27,7 +27,7 @@ def counted(model: Any) -> Numbers:
 
 
 def count(model: Any, numbers: Numbers) -> None:
-    """Make it so."""
+    """Set what the metrics of `model` have counted."""
     begin = 0
     for variable in _variables(model):
         value = variable.numpy()

@@ -58,7 +58,7 @@ def _assign(variable: Any, raw: bytes) -> None:
 
 
 def _seeds(models: Sequence[Any]) -> Iterable[tuple[str, Any]]:
-    """Yield those of the models' variables that are seeds, and no weights."""
+    """Yield the models' seeds: variables that are no weights."""
     for number, model in enumerate(models):
         weights = {id(one) for one in getattr(model, "weights", ())}
         for at, variable in enumerate(getattr(model, "variables", ())):

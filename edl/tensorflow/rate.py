@@ -38,7 +38,7 @@ class TensorRate:
                 tf.raw_ops.AssignVariableOp(resource=self._variable.handle, value=tf.constant(factor, tf.float32))
 
     def times(self, rate: Any) -> Any:
-        """`rate`, multiplied by it."""
+        """Multiply `rate` by the factor."""
         if not self.used:
             return rate
         if not tf.compat.v1.executing_eagerly_outside_functions():

@@ -46,8 +46,6 @@ PARTS = {tf.complex64: tf.float32, tf.complex128: tf.float64}  # the same: as pa
 
 
 class Measures(NamedTuple):
-    """Measurements that are made by the way."""
-
     waiting: Waiting
     noise: TensorNoise
 
@@ -289,7 +287,7 @@ def _scaled(gradient: Gradient, factor: float) -> Gradient:
 
 
 def _weighed(gradients: list[Gradient], scale: Any) -> list[Gradient]:
-    """The same with a scale that is known only when the step runs, each gradient as soon as it is there.
+    """Weigh gradients with a scale that is known only when the step runs, each gradient as soon as it is there.
 
     Dense ones are averaged then, and most steps are even: they are handed on as they are. Sparse ones are summed up. A
     branch becomes a switch for each of its tensors, which are handed on as they come, and not copied.
@@ -329,7 +327,7 @@ def _with_values(gradient: Gradient, values: Any) -> Gradient:
 
 
 def _behind_gate(gradients: list[Gradient], waited: list[Any]) -> list[Gradient]:
-    """The same gradients, none before all are there, and what was `waited` for them is noted."""
+    """Return the gradients, none before all are there, and note what was `waited` for them."""
     with tf.control_dependencies([tf.group(*waited, *_all_tensors(gradients))]):
         return [tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in gradients]
 

@@ -17,8 +17,6 @@ from edl.collectives.share import Weight
 
 
 class Scale(NamedTuple):
-    """Factors of a worker's gradients."""
-
     factor: float  # before they are averaged over the ring: 1.0 where all have as many samples
     weight: float  # before they are summed up
 

@@ -49,7 +49,7 @@ class Variables(Protocol):
         """Return the present values; an update that comes later does not change them."""
 
     def put(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Make them so."""
+        """Set the values."""
 
 
 class EagerVariables:
@@ -62,7 +62,6 @@ class EagerVariables:
         return [_describe(name, variable) for name, variable in self._variables]
 
     def some(self, numbers: Iterable[int]) -> EagerVariables:
-        """Return the variables that have these numbers."""
         return EagerVariables([self._variables[number] for number in numbers])
 
     def broadcast(self, root: int, receive: bool) -> int:

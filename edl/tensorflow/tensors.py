@@ -71,7 +71,7 @@ def statistics_of(value: object) -> Iterable[Any]:
 
 
 def batch_norm_of(value: object) -> Iterable[Any]:
-    """Return those of the statistics that batch norm keeps; others a script may change on all workers alike."""
+    """Return the variables that batch norm keeps; other statistics a script may change on all workers alike."""
     layers = value._flatten_layers() if isinstance(value, keras.Layer) else ()
     norms = (layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization))
     return (variable for layer in norms for variable in layer._non_trainable_variables)

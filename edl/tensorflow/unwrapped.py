@@ -32,7 +32,7 @@ class KerasUnwrapped:
 
     @property
     def any_seen(self) -> bool:
-        """The script trains something by itself."""
+        """Tell whether the script trains something by itself."""
         return bool(self._seen)
 
     def watch(self) -> None:
@@ -48,11 +48,11 @@ class KerasUnwrapped:
         base.apply = noted
 
     def leave_alone(self, optimizer: Any) -> None:
-        """The script says that what it trains is each worker's own."""
+        """Note that what these train is each worker's own, as the script says."""
         self._local.add(optimizer)
 
     def is_local(self, optimizer: Any) -> bool:
-        """The script said that of `optimizer`."""
+        """Tell whether the script said so of `optimizer`."""
         return optimizer in self._local
 
     def trained(self, optimizers: Iterable[Any]) -> Iterator[tuple[Any, str]]:

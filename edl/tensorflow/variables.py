@@ -11,7 +11,7 @@ import keras
 
 
 def behind(variable: Any) -> Any:
-    """The variable of TensorFlow, where this is one of Keras."""
+    """Return TensorFlow's variable behind a variable of Keras, or `variable` itself."""
     return variable.value if hasattr(variable, "path") else variable
 
 

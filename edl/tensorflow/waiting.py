@@ -97,7 +97,7 @@ class _Reader:
 
 
 def when(tensors: Sequence[Any]) -> Any:
-    """The time at which all of these are there.
+    """Return the time at which all of these are there.
 
     A traced function reads its clock after all that may have effects and was traced before: so call it before what the
     tensors are used for.

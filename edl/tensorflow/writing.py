@@ -62,7 +62,7 @@ class Writers:
         return writes
 
     def end(self) -> None:
-        """The callbacks are the script's again."""
+        """Give the callbacks back to the script."""
         for writer in self._writers:
             writer.end()
 

@@ -71,7 +71,7 @@ class Announced:
         return self._works is None or not all(work.is_completed() for work in self._works)
 
     def is_done(self) -> bool:
-        """`result` would not wait."""
+        """Tell whether `result` would return at once."""
         if self._works is None:
             self._rounds.look(self)
         return not self.under_way

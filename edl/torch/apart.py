@@ -203,7 +203,7 @@ class Lying:
 
 
 def _grouped(tensors: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
-    """Large ones alone."""
+    """Group small tensors; large ones stay alone."""
     group: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:

@@ -47,7 +47,7 @@ class ElasticBatches:
 
     @property
     def in_step(self) -> bool:
-        """A batch was given out, and its step has not ended."""
+        """Tell whether a batch was given out whose step has not ended."""
         return self._updates is not None
 
     @property

@@ -193,7 +193,7 @@ class Alike:
         self._asked = self._groups.of_all_begun(digest, self._groups.gradients)
 
     def is_known(self) -> bool:
-        """`check` would not wait."""
+        """Tell whether `check` would return at once."""
         return self._asked is not None and bool(self._asked[0].is_completed())
 
     def check(self) -> None:
@@ -283,7 +283,6 @@ def _rows_of(gradient: torch.Tensor, dimensions: int, share: float) -> torch.Ten
 
 
 def _sparse_begun(groups: ProcessGroups, parameter: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
-    """Begin to sum up all ranks' rows."""
     summed = rows.to(ROWS_SUMMED_AS.get(rows.dtype, rows.dtype)).coalesce()
     work = groups.begun(groups.gradients.allreduce([summed]))
 

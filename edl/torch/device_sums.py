@@ -156,7 +156,6 @@ class DeviceSums:
 
     @property
     def busy(self) -> bool:
-        """Tell whether an operation was begun that is not known to be done."""
         return bool(self._under_way)
 
     def through(self) -> Callable[[], bool]:

@@ -210,7 +210,6 @@ class ElasticSampler(data.Sampler[int]):
         return iter(self._share().tolist())
 
     def _runs(self, batch_size: int) -> Iterator[Iterator[Any]]:
-        """Batches of training."""
         if ElasticSampler._that_trains is None:
             if self in _samplers_of_no_state:
                 raise UsageError(
@@ -233,7 +232,6 @@ class ElasticSampler(data.Sampler[int]):
         place.over = True
 
     def _newest_step(self) -> int:
-        """Return the step of the batch that `_runs` gave last."""
         return 0 if self._shards is None else self._shards.newest_step
 
     def _share(self) -> np.ndarray[Any, np.dtype[np.int64]]:

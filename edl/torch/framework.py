@@ -97,7 +97,6 @@ class TorchFramework:
         return Gpu(device, frozenset(one.dtype for one in trained))
 
     def is_failure(self, error: BaseException) -> bool:
-        """Tell whether a failed collective of the ring has raised `error`."""
         return self.ring.is_failure(error)
 
     def wrap(
@@ -141,13 +140,12 @@ class TorchFramework:
             trainer.void_beside(error)
 
     def track(self, what: torch.nn.Module | torch.optim.Optimizer) -> None:
-        """Let it travel to newcomers."""
+        """Let a model travel to newcomers."""
         known: list[Any] = self._models if isinstance(what, torch.nn.Module) else self._optimizers
         if not any(what is one for one in known):
             known.append(what)
 
     def updates(self) -> int:
-        """Return how many updates the wrapped optimizers have made here."""
         return sum(reducer.updates for reducer in self._reducers)
 
     def share_of_step(self, size: int) -> float:
@@ -359,7 +357,7 @@ class TorchFramework:
 
 
 def _tensor(contents: Any) -> torch.Tensor:
-    """The same memory, of what may be numpy's bytes."""
+    """Return the tensor, or one over the memory of numpy's bytes where these may be written."""
     if not isinstance(contents, np.ndarray):
         return contents  # type: ignore[no-any-return]
     return torch.from_numpy(contents if contents.flags.writeable else contents.copy())  # read-only ones are only sent

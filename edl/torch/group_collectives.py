@@ -68,7 +68,7 @@ class Handle(Protocol):
     """An operation under way."""
 
     def is_done(self) -> bool:
-        """`result` would not wait."""
+        """Tell whether `result` would return at once."""
 
     def result(self) -> Any:
         """Raises RingBroken, and CollectiveRefused where workers do not agree on it."""
@@ -249,12 +249,12 @@ def check_root(groups: ProcessGroups, root: int) -> None:
 
 
 def form(tensor: torch.Tensor) -> str:
-    """Type and shape, for people."""
+    """Describe type and shape, for people."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _form_of_rows(rows: torch.Tensor) -> str:
-    """Type and shape, but for how many there are."""
+    """Describe type and shape, without the number of rows."""
     return f"{str(rows.dtype).removeprefix('torch.')} rows of shape {list(rows.shape[1:])}"
 
 
@@ -278,13 +278,13 @@ def _reducing(op: Op) -> Any:
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A number is one row."""
+    """Return the tensor's rows; a number is a single row."""
     tensor = tensor.detach().contiguous()
     return tensor.reshape(1) if tensor.dim() == 0 else tensor
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory: any type travels."""
+    """Return the tensor's memory as bytes, so that any type travels."""
     return tensor.reshape(-1).view(torch.uint8)
 
 

@@ -176,7 +176,7 @@ def allreduce_async(  # noqa: PLR0913, PLR0917 - Horovod's signature
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> Handle:
-    """The same, into a new tensor."""
+    """Begin to reduce `tensor` into a new tensor."""
     into = tensor.detach().clone()
     return allreduce_async_(into, average, name, op, prescale_factor, postscale_factor, process_set)
 
@@ -206,7 +206,7 @@ def allreduce(  # noqa: PLR0913, PLR0917 - Horovod's signature
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> torch.Tensor:
-    """The average, or what `op` says, of all workers' tensors. Gradients come back through it."""
+    """Return the average of all workers' tensors, or what `op` says. Gradients come back through it."""
 
     def reduced(one: torch.Tensor, name: str | None = None) -> torch.Tensor:
         compressed, how = compression.compress(one)
@@ -240,7 +240,7 @@ def grouped_allreduce_async(  # noqa: PLR0913, PLR0917 - Horovod's signature
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> Handle:
-    """The same, into new tensors."""
+    """Begin to reduce several tensors into new ones."""
     more = (op, prescale_factor, postscale_factor, process_set)
     return _together([allreduce_async(one, average, its, *more) for one, its in _parts(name, tensors)])
 
@@ -420,7 +420,7 @@ def broadcast_async_(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = global_process_set
 ) -> Handle:
-    """The same, into a new tensor."""
+    """Begin to broadcast into a new tensor."""
     return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
 
 

@@ -80,13 +80,13 @@ class HandUpdates:
         self._early = [weakref.ref(one) for one in _tensors()]
 
     def leave_alone(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The script says that these are each worker's own."""
+        """Note that the script says these are each worker's own."""
         for tensor in tensors:
             self._own[id(tensor)] = weakref.ref(tensor)
             self.forget([tensor])
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
-        """An optimizer trains these."""
+        """Note that an optimizer trains these."""
         for tensor in tensors:
             self._trained.pop(id(tensor), None)
             if self._candidates and (candidate := self._candidates.pop(id(tensor), None)) is not None:

@@ -169,10 +169,8 @@ def lookup(face: str, name: str) -> Any:
 
 
 def uses_horovod() -> bool:
-    """Tell whether this process's ring is Horovod's."""
     return isinstance(framework.ring, HorovodRing)
 
 
 def _names() -> Any:
-    """Return the module that has the names of this process's ring."""
     return importlib.import_module("horovod.torch" if uses_horovod() else "edl.torch.group_names")

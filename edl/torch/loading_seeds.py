@@ -58,7 +58,6 @@ class LoadingSeeds:
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
     def state(self) -> dict[str, bytes]:
-        """Return what a checkpoint keeps."""
         return {} if self._drawn is None else {NAME: struct.pack("<q", self._drawn)}
 
     def give_back(self, states: dict[str, bytes]) -> None:

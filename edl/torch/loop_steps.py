@@ -35,7 +35,7 @@ class StepSeat(Protocol):
 
     @property
     def voided(self) -> bool:
-        """The mini-batch being worked on is void."""
+        """Tell whether the mini-batch being worked on is void."""
 
     @property
     def weightless(self) -> bool:
@@ -44,17 +44,16 @@ class StepSeat(Protocol):
     def rehearsing(self) -> bool:
         """Tell whether this mini-batch is a newcomer's throw-away one."""
 
-    def epoch(self) -> int:
-        """The pass over the data that it belongs to."""
+    def epoch(self) -> int: ...
 
     def generation(self) -> int: ...
 
     @property
     def committed(self) -> int:
-        """The newest step."""
+        """Return the newest step that counts."""
 
     def void_beside(self, error: BaseException) -> None:
-        """The coming one is void."""
+        """Make the coming mini-batch void because of an error beside it."""
 
     def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
         """Return what all workers have found, between two steps; the ring may change meanwhile."""
@@ -77,8 +76,7 @@ class LoopState(Travels):
     _at_end: dict[str, Any] | None = None  # what it was as the newest step had ended, where a newcomer goes on
 
     @abstractmethod
-    def read(self) -> dict[str, Any]:
-        """Return the whole state."""
+    def read(self) -> dict[str, Any]: ...
 
     def now(self) -> dict[str, Any]:
         """Return the state as of the end of the newest step, if a worker has asked for it before the next step; else as
@@ -107,8 +105,6 @@ class Registered(Protocol):
 
 
 class LoopSteps:
-    """Steps of one training loop."""
-
     registered: Registered
 
     def __init__(self, seat: StepSeat, state: LoopState) -> None:
@@ -152,7 +148,7 @@ class LoopSteps:
         self.seat.before_reduce()
 
     def note_fetched(self) -> None:
-        """A batch was."""
+        """Note that a batch was fetched."""
         self._fetched_in = self.seat.generation()
 
     def ask(self, work: Work) -> tuple[bytes, ...]:
@@ -166,7 +162,7 @@ class LoopSteps:
 
     @property
     def counts(self) -> bool:
-        """The step under way does, as far as its update is made."""
+        """Tell whether the step under way counts, as far as its update is made."""
         return not (self.seat.voided or self.seat.weightless or self.seat.rehearsing())
 
     def settle(self) -> bool:
@@ -195,6 +191,6 @@ class LoopSteps:
         return self.state.ended
 
     def is_beyond(self) -> bool:
-        """The batch that was fetched belongs to another pass than the newest that is trained."""
+        """Tell whether the batch that was fetched belongs to another pass than the newest that is trained."""
         open_pass = self.state.open_pass
         return open_pass is not None and self.seat.epoch() > open_pass

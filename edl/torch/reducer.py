@@ -232,7 +232,6 @@ class Reducer:
     # ------------------------------------------------------------------------------------------- one reduction
 
     def begin(self) -> None:
-        """Begin the reduction unless it is under way."""
         if self.begun:
             return
         self.begun = True
@@ -270,7 +269,6 @@ class Reducer:
             self._reduce(parameter, name)
 
     def wait(self) -> None:
-        """Wait until all gradients are averaged."""
         began = time.perf_counter_ns()
         self._try(self._averaging.wait)
         self._trainer.waited(time.perf_counter_ns() - began)

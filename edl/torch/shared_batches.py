@@ -32,11 +32,9 @@ class SharedBatches:
     count: int
 
     def samples(self, number: int) -> int:
-        """Return how many samples the batch has."""
         return min(self.size, len(self.loader.dataset) - number * self.size)  # type: ignore[arg-type]
 
     def load(self, numbers: Sequence[int]) -> Iterator[Any]:
-        """Load these batches, as the script's loader makes them."""
         if not numbers:
             return  # the loader's processes need not start
         chosen = [range(one * self.size, one * self.size + self.samples(one)) for one in numbers]

@@ -130,7 +130,6 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def put_bytes(tensor: torch.Tensor, raw: memoryview) -> None:
-    """Fill a tensor with bytes of its size."""
     if tensor.numel():
         with torch.no_grad():
             came = torch.frombuffer(raw, dtype=tensor.dtype, count=tensor.numel())

@@ -39,8 +39,8 @@ class StillTensors:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Copy from the tensors inside the context: copies show the tensors as this object found them, as long as the
-        script leaves them alone.
+        """Let the caller copy from the tensors: copies show them as this object found them, as long as the script
+        leaves them alone.
         """
         with contextlib.ExitStack() as entered:
             for stream in self._streams:

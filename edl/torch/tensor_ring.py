@@ -122,7 +122,6 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def scale(gradient: torch.Tensor, factor: float) -> None:
-    """Scale the gradient in place."""
     if factor == 0.0:
         blank(gradient)  # a worker without samples computed on something else, perhaps nan
     elif factor != 1.0:

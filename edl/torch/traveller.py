@@ -18,8 +18,6 @@ TENSOR = "\0tensor"  # marks one of a callback's state: it travels as bytes, as 
 
 
 class Travels(Mapping[str, Any]):
-    """A mapping to be registered."""
-
     @abstractmethod
     def now(self) -> dict[str, Any]:
         """Return the whole state, as of one moment."""
