@@ -119,7 +119,7 @@ class AgentProcess:
         return acts
 
     async def _rest(self) -> None:
-        """Until orders may have changed, a worker has ended, or a while has passed."""
+        """Wait until orders may have changed, a worker has ended, or `LOOK_S` seconds have passed."""
         waiting = [asyncio.create_task(self._wake.wait()), asyncio.create_task(self._inbox.get())]
         done, left = await asyncio.wait(waiting, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
         for task in left:
@@ -201,7 +201,7 @@ class AgentProcess:
 def worker_environ(
     given: Mapping[str, str], asked: Submission, order: WorkerOrder, home: ClusterHome
 ) -> dict[str, str]:
-    """What a worker's script sees: its owner's variables, and what makes it a worker of its job."""
+    """Return the environment of a worker's script: the owner's variables, and those that make it the job's worker."""
     config = home.config()
     ours = {
         "EDL_JOB": asked.name,

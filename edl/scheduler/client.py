@@ -41,7 +41,7 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """One node."""
+    """A node of the cluster, with the workers that hold its devices."""
 
     name: str
     devices: tuple[int, ...]
@@ -51,7 +51,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
 
 class ClusterClient:
-    """One session. Use it as an async context, by `opened`."""
+    """Calls of a client to the cluster, over one session with the coordinator. `opened` yields a client."""
 
     def __init__(self, home: ClusterHome, config: ClusterConfig, queue: QueueStore) -> None:
         self.home, self.config, self.queue = home, config, queue
@@ -64,7 +64,9 @@ class ClusterClient:
         return found
 
     async def submit(self, asked: Submission, environ: Mapping[str, str]) -> None:
-        """Once, though an answer is lost or the coordinator is away a while. Raises UsageError, StoreUnavailable."""
+        """Submit a job once, though an answer is lost or the coordinator is away a while. Raises UsageError,
+        StoreUnavailable.
+        """
         until, lost = time.monotonic() + PATIENCE_S, False
         while True:
             try:
@@ -85,7 +87,7 @@ class ClusterClient:
                 return
 
     async def _check_new(self, name: str) -> None:
-        """What a job of that name has left would become this one's. Raises UsageError."""
+        """Refuse a name under which a forgotten job has left files: the new job would own them. Raises UsageError."""
         left = self.home.remains_of(name)
         if left is not None and await self.queue.job(name) is None:
             raise UsageError(
@@ -93,7 +95,7 @@ class ClusterClient:
             )
 
     async def scale(self, job: JobShown, np: int | None) -> None:
-        """So many workers at most, for a job that is not over; None: as it was submitted. Raises UsageError."""
+        """Limit a job that is not over to `np` workers; None: to as many as it was submitted for. Raises UsageError."""
         if job.over:
             raise UsageError(f"job {job.name} is over: {job.state}")
         if np is not None and not job.min_np <= np <= job.max_np:
@@ -101,7 +103,7 @@ class ClusterClient:
         await self.queue.ask_size(job.name, np or 0)
 
     async def leader(self) -> tuple[str, int]:
-        """Its name and term; empty where none leads now."""
+        """Return the leader's name and term; the name is empty where no scheduler leads now."""
         elected = await read_leader(self.queue.store, SCHEDULER)
         if elected is None:
             return "", 0
@@ -135,7 +137,7 @@ class ClusterClient:
         )
 
     async def wait(self, name: str, timeout_s: float | None, seen: Callable[[JobEntry], object]) -> JobEntry:
-        """Until the job is over. Raises TimedOut, NoSuchJob."""
+        """Wait until the job is over. Raises TimedOut, NoSuchJob."""
         changed = asyncio.Event()
         watch = self.queue.watch(f"/edl-cluster/jobs/{name}", changed.set)
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -155,7 +157,7 @@ class ClusterClient:
 
 
 async def patiently(call: Callable[[], object]) -> JobEntry:
-    """For as long as a server takes to come back."""
+    """Repeat a call while the coordinator is away, up to the time that a server takes to come back."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:

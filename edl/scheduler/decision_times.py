@@ -1,4 +1,4 @@
-"""How long decisions of a scheduler take, from what was heard until it is durable, as its log tells.
+"""Measure how long a scheduler's decisions take, from the news until the decision is durable, for its log.
 
 Owns: the newest times, and when a line of them is due. Does not own: the decisions.
 """
@@ -17,7 +17,7 @@ LINE: Final = re.compile(
 
 
 class ToldTimes(NamedTuple):
-    """As a line of a log has it."""
+    """Decision times of one reign, read from a line of a log."""
 
     term: int
     made: int  # decisions of that reign
@@ -27,7 +27,7 @@ class ToldTimes(NamedTuple):
 
 
 class DecisionTimes:
-    """Of one reign. To note one costs an append; they are sorted once a minute."""
+    """Decision times of one reign. To note a time costs an append; the times are sorted once a minute."""
 
     def __init__(self, now: float) -> None:
         self._newest: deque[float] = deque(maxlen=KEPT)

@@ -1,4 +1,4 @@
-"""What a cluster has in another system, Slurm, Ray or Kubernetes, when none of its agents is there to end it.
+"""Workers and slots of a cluster in Slurm, Ray or Kubernetes, when none of its agents is there to end them.
 
 Owns: which system is asked. Does not own: what is asked of it (`slurm_engine`, `ray_engine`, `kubernetes.engine`).
 """
@@ -17,7 +17,9 @@ logger = logging.getLogger("edl")
 
 
 def workers_left(home: ClusterHome, folders: Iterable[Path]) -> dict[Path, Callable[[], None]]:
-    """Those, of workers that have these folders, which run there or wait to; with what kills each. Raises EdlError."""
+    """Return, of the workers that have these folders, those that run in the other system or wait there, each with the
+    call that kills it. Raises EdlError.
+    """
     config = home.read()
     if config is None:
         return {}
@@ -41,7 +43,9 @@ def workers_left(home: ClusterHome, folders: Iterable[Path]) -> dict[Path, Calla
 
 
 def give_back(home: ClusterHome) -> str:
-    """What was reserved there, and is not in use. Returns why that could not be, if so."""
+    """Give back slots that were reserved in Ray and are not in use. Return why that could not be done, or an empty
+    text.
+    """
     config = home.read()
     if config is None or config.engine != engines.RAY:
         return ""

@@ -1,4 +1,5 @@
-"""What starts and ends workers on one node, for its agent: a port. The embedded engine is `local_engine`.
+"""Port of an engine, which starts and ends the workers of one node for its agent. The embedded engine is
+`local_engine`.
 
 An engine that hands workers to another system keeps the same promises, and the suite of tests/contract/test_engines.py
 is run on each.
@@ -21,8 +22,6 @@ Ended = Callable[[str, EndEvidence], None]
 
 
 class Start(msgspec.Struct, frozen=True):
-    """All that a worker begins with."""
-
     order: WorkerOrder
     asked: Submission
     environ: Mapping[str, str]  # all of it
@@ -33,7 +32,7 @@ class WorkerEngine(Protocol):
 
     @property
     def takes_workers(self) -> bool:
-        """Whether its node has devices to give just now: another system may have lost it, or keep it for others."""
+        """Tell whether the node has devices to give now: another system may have lost it, or keep it for others."""
 
     async def find(self) -> list[WorkerFound]:
         """Workers that this engine was ever asked to start here and that were not forgotten; from now on the end of
@@ -56,7 +55,7 @@ class WorkerEngine(Protocol):
         """Ask it to leave, or kill all of its processes. Its end is told as any other."""
 
     def forget(self, worker: str) -> None:
-        """It is gone, and was heard of. Its id stays claimed."""
+        """Forget a worker that is gone and whose end was heard of. Its id stays claimed."""
 
     async def close(self) -> None:
         """Tell of no end any more. Workers go on."""

@@ -1,4 +1,4 @@
-"""Which engines there are, which nodes each can have, and one made for a node.
+"""Choice of the engine: which engines there are, which nodes each can have, and how an engine is made for a node.
 
 Owns: the choice. What only one engine needs is imported when that one is chosen.
 """
@@ -29,7 +29,6 @@ def checked(engine: str | None) -> str:
 
 
 def maker(engine: str, node: NodeGiven, home: ClusterHome, kubernetes: KubernetesGiven | None = None) -> Make:
-    """For the agent of that node."""
     folder, logs = home.node(node.name), home.folder / "jobs"
 
     def make(ended: Ended) -> WorkerEngine:
@@ -51,7 +50,7 @@ def maker(engine: str, node: NodeGiven, home: ClusterHome, kubernetes: Kubernete
 
 
 class EngineNodes(NamedTuple):
-    """What a cluster is to have of another system."""
+    """Nodes that a cluster is to have of another system."""
 
     nodes: tuple[NodeGiven, ...]
     address: str  # of the Ray that was found

@@ -78,7 +78,7 @@ class EnvironFiles:
         return _ENVIRON.decode(content)
 
     def names(self) -> frozenset[str]:
-        """None, where the folder does not answer."""
+        """Return the files' names; none where the folder does not answer."""
         try:
             with os.scandir(self._folder) as found:
                 return frozenset(one.name for one in found if one.name.count(MARK) == PARTS - 1)
@@ -86,7 +86,7 @@ class EnvironFiles:
             return frozenset()
 
     def forget(self, names: Collection[str]) -> None:
-        """Those that cannot be removed now are found again."""
+        """Remove files. Files that cannot be removed now are found again."""
         for name in names:
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()

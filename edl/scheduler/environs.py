@@ -1,4 +1,4 @@
-"""Which variables of its owner's shell a job of a cluster gets.
+"""Choice of the variables of its owner's shell that a job of a cluster gets.
 
 Owns: what is left out. Does not own: what each life is given besides (`edl.scheduler.agent`).
 """
@@ -25,7 +25,7 @@ OF_SUBMIT = (
 
 
 def handed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a job gets of its owner's variables. Raises ConfigError."""
+    """Return those of the owner's variables that a job gets. Raises ConfigError."""
     left_out = KEPT_OUT | set(OF_SUBMIT)
     handed = {}
     for name, value in environ.items():

@@ -33,7 +33,7 @@ POLL_S = 0.1
 
 
 class LocalEngine:
-    """One node's."""
+    """Engine of one node that is this machine."""
 
     def __init__(self, folder: Path, logs: Path, ended: Ended) -> None:
         """`folder`: of the node. `logs`: below it each job has a folder."""
@@ -44,7 +44,6 @@ class LocalEngine:
 
     @property
     def takes_workers(self) -> bool:
-        """This machine is there."""
         return True
 
     async def find(self) -> list[WorkerFound]:
@@ -93,7 +92,7 @@ class LocalEngine:
     # -------------------------------------------------------------------------------------------------------- inside
 
     def _found(self, folder: Path) -> WorkerFound:
-        """Also one that was claimed, and whose warden's pid was not written down before its agent died."""
+        """Return what has become of a worker, also where its agent died before it wrote down the warden's pid."""
         pid, started = _warden(folder)
         alive = bool(pid and is_running(pid, started)) or worker_processes.lives(folder)
         device = device_of(folder)

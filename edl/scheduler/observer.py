@@ -1,4 +1,4 @@
-"""What the jobs of a cluster say of themselves, and what is asked of them: each has a leader of its own.
+"""Observe the jobs of a cluster and ask things of them: each job has a leader of its own.
 
 Owns: asking the leaders, by one session with the coordinator for all of them, and preparing a life. Does not own: what
 follows (`edl.cluster.queue`).
@@ -44,7 +44,7 @@ class LentStore:
         return getattr(self._store, name)
 
     async def close(self) -> None:
-        """It is another's."""
+        """Leave the session open: it belongs to its lender."""
 
 
 class JobsObserver:
@@ -91,8 +91,9 @@ class JobsObserver:
                 await client.batch(samples, timeout_s=ASK_S)
 
     async def begin_life(self, job: JobEntry) -> LifeReady | LifeRefused:
-        """No process of the life before is left, so its nodes can go; those of another job of that name, as of `edl
-        run` at a coordinator that is not the cluster's own, stay. Raises StoreUnavailable, StoreRefused.
+        """Prepare a life: no process of the life before is left, so remove its nodes. Leave the nodes of another job of
+        this name, as of `edl run` at a coordinator that is not the cluster's own. Raises StoreUnavailable,
+        StoreRefused.
         """
         try:
             if strangers := await self._strangers(job):
@@ -118,7 +119,7 @@ class JobsObserver:
         return LifeReady(job.name, job.life, life.number, path, life.step)
 
     async def forget(self, job: str) -> None:
-        """Of a job that the queue keeps no more, its own nodes go, too. Raises Fenced, StoreUnavailable."""
+        """Remove the own nodes of a job that the queue no longer keeps. Raises Fenced, StoreUnavailable."""
         with contextlib.suppress(StoreRefused):  # they are another job's by now, or closed to this cluster
             found = await remains.look(self._store, job)
             if found is not None and (found.verdict is Standing.OVER or (self._alone and _is_left(found))):
@@ -139,12 +140,14 @@ class JobsObserver:
 
 
 def _is_left(found: Remains) -> bool:
-    """As its workers were killed, it could not say that it is over."""
+    """Tell whether a job looks deserted: a job whose workers were killed could not say that it is over."""
     return found.verdict is Standing.DESERTED
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Of a storage: a disk that is full or away may come back; a folder that is closed to us stays so."""
+    """Tell whether an error of a storage may pass: a full or absent disk may come back, a folder without permission
+    stays closed.
+    """
     return error is not None and not (isinstance(error, OSError) and error.errno in LASTING)
 
 
@@ -168,7 +171,7 @@ def look_of(status: Status) -> JobLook:
 
 
 def _told(status: Status, figure: str) -> float | None:
-    """One that is equal on all workers; who has just come may not have told it yet."""
+    """Return a reported figure that is equal on all workers. A newcomer may not have reported the figure yet."""
     told = [
         worker.usage.reported[figure] for worker in status.workers if worker.usage and figure in worker.usage.reported
     ]

@@ -1,4 +1,4 @@
-"""Where a cluster of this machine keeps what it has: its configuration, its locks, its jobs' logs.
+"""Folder of a cluster on this machine: its configuration, its locks, its jobs' logs.
 
 Owns: the files below EDL_HOME/cluster, private to the user, and which process of the cluster lives. Does not own: the
 queue, which is in the coordinator (`edl.scheduler.queue_store`).
@@ -36,8 +36,6 @@ class NodeGiven(msgspec.Struct, frozen=True):
 
 
 class HttpGiven(msgspec.Struct, frozen=True):
-    """Where the HTTP interface listens."""
-
     address: str
     port: int
     certificate: str = ""  # files, as PEM; without them it is plain HTTP
@@ -50,8 +48,6 @@ class HttpGiven(msgspec.Struct, frozen=True):
 
 
 class KubernetesGiven(msgspec.Struct, frozen=True):
-    """Where the API server of Kubernetes is, and who asks it for what."""
-
     url: str
     account: str  # a folder with `token` and `ca.crt`
     namespace: str
@@ -59,7 +55,7 @@ class KubernetesGiven(msgspec.Struct, frozen=True):
 
 
 class ClusterConfig(msgspec.Struct, frozen=True):
-    """What `edl cluster start` was told."""
+    """Settings that `edl cluster start` was given."""
 
     nodes: tuple[NodeGiven, ...]
     policy: str
@@ -126,7 +122,7 @@ class ClusterHome:
 
     @property
     def identity(self) -> str:
-        """What tells this cluster from all others, also of machines where its folder has the same path."""
+        """Identity of this cluster among all, also those of other machines whose folders have the same path."""
         return hashlib.sha256(b"cluster " + self.secret.read_bytes().strip()).hexdigest()
 
     # ------------------------------------------------------------------------------------------------ configuration
@@ -149,7 +145,9 @@ class ClusterHome:
         return found
 
     def coordinator(self) -> Coordinator:
-        """With its credentials: those given, or what follows from the secret. Raises UsageError, ConfigError."""
+        """Return the coordinator with its credentials: those given, or those that follow from the secret. Raises
+        UsageError, ConfigError.
+        """
         config = self.config()
         found = from_environment(config.credentials, hosts=config.coordinator)
         assert found is not None
@@ -172,7 +170,9 @@ class ClusterHome:
             os.close(file)
 
     def pid(self, name: str) -> int | None:
-        """Of the process that has the name; None: no process has. It may be so new that it has not said its pid (0)."""
+        """Return the pid of the process that holds the name; None: no process does; 0: the process is so new that it
+        has not written its pid.
+        """
         try:
             file = os.open(self.run / f"{name}.lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -188,7 +188,7 @@ class ClusterHome:
             os.close(file)
 
     def names(self) -> list[str]:
-        """Of all processes of the cluster that ever were."""
+        """Return the names of all processes that the cluster ever had."""
         return sorted(path.stem for path in self.run.glob("*.lock"))
 
     def living(self) -> dict[str, int]:
@@ -196,7 +196,7 @@ class ClusterHome:
 
 
 def _taken(file: int) -> bool:
-    """Who only asks for the pid holds the lock for a moment."""
+    """Take the lock. Try for a while: a process that only asks for the pid holds the lock for a moment."""
     until = time.monotonic() + ASKING_S
     while time.monotonic() < until:
         try:
@@ -209,7 +209,7 @@ def _taken(file: int) -> bool:
 
 
 def put_once(path: Path, content: bytes) -> None:
-    """Where nothing is: of several machines that begin together, one does it for all."""
+    """Write a file unless it exists: of several machines that begin together, one writes it for all."""
     if path.exists():
         return
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

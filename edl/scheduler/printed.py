@@ -1,4 +1,4 @@
-"""What the workers of a job have printed, as their wardens have kept it, read piece by piece.
+"""Read piece by piece what the workers of a job have printed, as their wardens have kept it.
 
 Owns: following these files, also while a warden puts one aside, in bounded memory. Does not own: who may read them.
 """
@@ -18,14 +18,14 @@ GONE: Final = "(output is missing here: it came faster than it was read)\n"
 
 
 class LogPlace(msgspec.Struct, frozen=True):
-    """How far a worker's log was read: in which file, and how many bytes of it."""
+    """A place in a worker's log: a file, and the number of bytes read of it."""
 
     inode: int = 0
     at: int = 0
 
 
 class LogPiece(msgspec.Struct, frozen=True):
-    """What comes next of one worker: whole lines, but for one that is very long, or the last of all."""
+    """The next piece of one worker's log: whole lines, except for a very long line, or the last of all."""
 
     worker: str
     text: str
@@ -41,14 +41,14 @@ class Printed:
         self._places = dict(after or {})
 
     def workers(self) -> list[str]:
-        """In the order in which they were made."""
+        """Return the workers in the order in which they were made."""
         names = f"{self.worker}.log" if self.worker is not None else "*.log"
         found = {path.stem for pattern in (names, f"{names}.1") for path in self._folder.glob(pattern)}
         stems = {name.removesuffix(".log") for name in found}
         return sorted(stems, key=lambda name: (len(name), name))
 
     def news(self, *, final: bool) -> Iterator[LogPiece]:
-        """What has come since. `final`: also a last line that has no end."""
+        """Yield what was printed since the last call. `final`: also a last line that has no end."""
         for worker in self.workers():
             yield from self._of(worker, final=final)
 
@@ -71,7 +71,7 @@ class Printed:
                     yield LogPiece(worker, text, self._places[worker])
 
     def _opened(self, name: str, stack: contextlib.ExitStack) -> int | None:
-        """No link: a job could name any file by one."""
+        """Open a log, but no link: by a link, a job could name any file."""
         try:
             file = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -81,7 +81,7 @@ class Printed:
 
 
 def _pieces(file: int, at: int, *, final: bool) -> Iterator[tuple[str, int]]:
-    """Each with the place behind it."""
+    """Yield each piece with the place behind it."""
     while piece := os.pread(file, PIECE, at):
         whole = piece[: piece.rfind(b"\n") + 1]
         if not whole and len(piece) == PIECE:
@@ -95,7 +95,7 @@ def _pieces(file: int, at: int, *, final: bool) -> Iterator[tuple[str, int]]:
 
 
 def _of_whole_letters(piece: bytes) -> bytes:
-    """Without the beginning of a letter whose rest is in the next piece."""
+    """Cut off the beginning of a letter whose rest is in the next piece."""
     for back in range(1, 4):
         if piece[-back] & 0xC0 == 0xC0:
             return piece[:-back]
@@ -105,5 +105,4 @@ def _of_whole_letters(piece: bytes) -> bytes:
 
 
 def marked_lines(piece: LogPiece) -> str:
-    """Each line with its worker's id."""
     return "".join(f"[{piece.worker}] {line}" for line in piece.text.splitlines(keepends=True))

@@ -37,7 +37,7 @@ class KubernetesError(EdlError):
 
 
 class KubernetesRefused(KubernetesError):
-    """And will not the next time."""
+    """The API server refuses a call, and would refuse it the next time."""
 
     def __init__(self, words: str, code: int, reason: str = "") -> None:
         """`reason`: a word of the API, such as `AlreadyExists`."""
@@ -46,7 +46,7 @@ class KubernetesRefused(KubernetesError):
 
 
 class WatchExpired(KubernetesError):
-    """What has happened since that version is not known any more: look at all of it again."""
+    """The API server no longer knows what has happened since a watch's version: list all Pods again."""
 
 
 class PodEvent(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class PodEvent(msgspec.Struct, frozen=True):
 
 
 class KubernetesApi:
-    """Of one namespace."""
+    """Client of the API server, for the Pods of one namespace."""
 
     def __init__(self, given: KubernetesGiven) -> None:
         """Raises ConfigError."""
@@ -70,7 +70,8 @@ class KubernetesApi:
     # ----------------------------------------------------------------------------------------------------------- calls
 
     def make(self, pod: Mapping[str, Any]) -> dict[str, Any]:
-        """As it stands there now, also where it was made before. Raises KubernetesError, KubernetesRefused.
+        """Make a Pod. Return the Pod as it stands in Kubernetes now, also where it was made before. Raises
+        KubernetesError, KubernetesRefused.
 
         A conflict has one more cause than a name that is taken: two Pods are counted for one quota at once. Such a
         Pod was not made, and is to be asked for again.
@@ -89,7 +90,9 @@ class KubernetesApi:
         raise KubernetesError(f"{self._url}: {conflict}")
 
     def end(self, name: str, uid: str, grace_s: int) -> None:
-        """That one, and no other of its name. One that is gone is no error. Raises KubernetesError."""
+        """Delete the Pod that has this uid, and no other Pod of its name. A Pod that is gone is no error. Raises
+        KubernetesError.
+        """
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": grace_s}
         try:
             self._call("DELETE", f"{self._path}/{quote(name)}", {**options, "preconditions": {"uid": uid}})
@@ -101,12 +104,12 @@ class KubernetesApi:
                 raise KubernetesError(f"{self._url}: {refused}") from None
 
     def pods(self, selector: str) -> tuple[list[dict[str, Any]], str]:
-        """As of now, and the version from which on they can be watched. Raises KubernetesError."""
+        """List Pods; return also the version from which on they can be watched. Raises KubernetesError."""
         found = self._call("GET", f"{self._path}?{urlencode({'labelSelector': selector})}")
         return list(found.get("items") or ()), str((found.get("metadata") or {}).get("resourceVersion", ""))
 
     def watch(self, selector: str, version: str, link: WatchLink) -> Iterator[PodEvent]:
-        """What happens from then on; it ends now and then. Raises KubernetesError, WatchExpired."""
+        """Yield events of Pods after a version. A watch ends now and then. Raises KubernetesError, WatchExpired."""
         asked = {
             "labelSelector": selector, "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_S),
@@ -216,7 +219,7 @@ class WatchLink:
 
 
 def refusal(code: int, body: bytes, url: str) -> KubernetesError:
-    """What an answer means that is not the one that was asked for."""
+    """Return the error that an unexpected answer means."""
     reason = ""
     try:
         told = json.loads(body)
@@ -244,7 +247,7 @@ def _event(line: bytes) -> PodEvent:
 
 
 def address_of(url: str) -> tuple[bool, str, int]:
-    """Whether by TLS, host and port. Raises ConfigError."""
+    """Return whether TLS is used, the host and the port. Raises ConfigError."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port

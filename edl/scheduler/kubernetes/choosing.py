@@ -23,29 +23,21 @@ NAMED = "--pod-template"
 
 
 class PodResources(msgspec.Struct):
-    """Of a container."""
-
     limits: dict[str, str | int | float] = {}
     requests: dict[str, str | int | float] = {}
 
 
 class PodVariable(msgspec.Struct):
-    """Of a container."""
-
     name: str
 
 
 class PodContainer(msgspec.Struct):
-    """In which a worker runs."""
-
     image: str
     resources: PodResources = msgspec.field(default_factory=PodResources)
     env: list[PodVariable] = []
 
 
 class PodSpec(msgspec.Struct):
-    """Of a template."""
-
     containers: list[PodContainer]
     tolerations: list[dict[str, Any]] = []
     affinity: dict[str, Any] = {}
@@ -53,8 +45,6 @@ class PodSpec(msgspec.Struct):
 
 
 class PodMeta(msgspec.Struct):
-    """Of a template."""
-
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 
@@ -155,7 +145,9 @@ def _check(name: str, many: int, known: Mapping[str, KubernetesNode], most: int)
 
 
 def _is_here(given: KubernetesGiven) -> bool:
-    """Of a Kubernetes all of which is this machine, Pods that have this machine's network."""
+    """Tell whether the API server is at this machine and Pods have their machine's network: they reach what listens
+    here.
+    """
     _, host, _ = address_of(given.url)
     shared = msgspec.convert(given.template, PodShape).spec.hostNetwork
     return shared and host in {"127.0.0.1", "::1", "localhost", socket.gethostname()}

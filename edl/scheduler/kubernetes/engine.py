@@ -64,7 +64,7 @@ NOT_TAKEN = ("CUDA_VISIBLE_DEVICES", "HOSTNAME")
 
 
 class KubernetesEngine:
-    """One node's."""
+    """Engine of one node whose workers are Pods."""
 
     def __init__(
         self, node: str, given: KubernetesGiven, folders: WorkerFolders, ended: Ended, cluster: str = ""
@@ -88,7 +88,6 @@ class KubernetesEngine:
         return self._node.gives
 
     async def find(self) -> list[WorkerFound]:
-        """As soon as Kubernetes answers."""
         version = await self._first_look()
         kept = self._folders.kept()
         self._heard = {worker for worker in self._seen if self._folders.is_forgotten(worker)}
@@ -97,7 +96,7 @@ class KubernetesEngine:
         return found
 
     async def start(self, start: Start) -> int | None:
-        """Its Pod is made a moment later."""
+        """Claim the worker's id; the worker's Pod is made a moment later."""
         worker = start.order.id
         environ = {name: value for name, value in start.environ.items() if name not in NOT_TAKEN}
         start = msgspec.structs.replace(start, environ=environ)
@@ -113,13 +112,15 @@ class KubernetesEngine:
         return 0
 
     async def bar(self, worker: str) -> WorkerFound:
-        """What is withdrawn now begins in no Pod that is made later; of what has begun there is a Pod."""
+        """Withdraw the worker, then look for its Pod: a withdrawn worker begins in no Pod that is made later, and a
+        worker that has begun has a Pod.
+        """
         folder = await asyncio.to_thread(self._folders.bar, worker)
         await self._look()
         return self._found(folder)
 
     def end(self, worker: str, *, kill: bool) -> None:
-        """One that has not begun never does."""
+        """Ask the worker to leave, or kill it. A worker that has not begun never does."""
         one = self._wanted.get(worker)
         if one is None:
             return
@@ -152,7 +153,7 @@ class KubernetesEngine:
                 await asyncio.sleep(AGAIN_S)
 
     async def _look(self) -> str:
-        """At all Pods; from which version on they can be watched."""
+        """List all Pods; return the version from which on they can be watched."""
         before = set(self._seen)  # one that is made meanwhile may be missing in the list
         told, version = await asyncio.to_thread(self._api.pods, f"{AGENT_LABEL}={self._mark}")
         pods = [pod for pod in map(pod_of, told) if pod is not None]
@@ -172,7 +173,7 @@ class KubernetesEngine:
             self._wanted[pod.worker] = looked(self._wanted[pod.worker], pod, asyncio.get_running_loop().time())
 
     async def _follow(self, version: str) -> None:
-        """What happens to Pods, from that version on; what was missed is looked up."""
+        """Follow the Pods by watches from a version on; after a watch that expired, list them anew."""
         clock, pace = asyncio.get_running_loop().time, WatchPace()
         while True:
             began = clock()
@@ -188,7 +189,7 @@ class KubernetesEngine:
                 await asyncio.sleep(pace.pause_s(clock() - began))
 
     async def _watch(self, version: str) -> str:
-        """Until the watch ends. From which version on the next one is; empty: what was missed is not known any more."""
+        """Hear events until the watch ends. Return the version of the next watch; empty: the version has expired."""
         try:
             async for event in self._events(version):
                 version = event.version or version
@@ -207,7 +208,7 @@ class KubernetesEngine:
         self._wake.set()
 
     async def _events(self, version: str) -> AsyncIterator[PodEvent]:
-        """Of one watch, which a thread of its own waits for: it outlives nothing that it would hold up."""
+        """Yield the events of one watch. A daemon thread waits for them, so that a silent watch holds up nothing."""
         loop, link = asyncio.get_running_loop(), WatchLink()
         events: asyncio.Queue[PodEvent | EdlError | None] = asyncio.Queue()
         self._link = link
@@ -261,7 +262,7 @@ class KubernetesEngine:
 
     @contextlib.contextmanager
     def _heeded(self) -> Iterator[None]:
-        """What fails is tried again."""
+        """Log an error of a folder or of Kubernetes, and go on: the step that failed is tried again."""
         try:
             yield
         except (OSError, EdlError) as error:  # of folders, which may lie on another machine
@@ -314,7 +315,9 @@ class KubernetesEngine:
     # --------------------------------------------------------------------------------------------------------- finding
 
     def _found(self, folder: Path) -> WorkerFound:
-        """One without a Pod was claimed, and its agent died before it was made: it never begins."""
+        """Return what has become of a worker. A worker without a Pod was claimed by an agent that died before it made
+        the Pod: the worker never begins.
+        """
         worker, device = folder.name, device_of(folder)
         pod = self._seen.get(worker)
         one = looked(PodWanted(), pod, asyncio.get_running_loop().time())
@@ -340,7 +343,7 @@ class KubernetesEngine:
 
 
 def left_of(given: KubernetesGiven, cluster: str, folders: Iterable[Path]) -> dict[Path, Callable[[], None]]:
-    """Those of workers whose Pods are there and not over, and how each is killed. Raises EdlError."""
+    """Return the workers whose Pods are there and not over, each with the call that kills it. Raises EdlError."""
     api = KubernetesApi(given)
     found: dict[Path, Callable[[], None]] = {}
     marks = {agent_mark(cluster, str(folder.parent)) for folder in folders}

@@ -27,8 +27,6 @@ Json = dict[str, Any]
 
 
 class ManifestsWanted(msgspec.Struct, frozen=True):
-    """What they are to say."""
-
     namespace: str
     image: str
     coordinator: str = ""  # empty: an etcd among them
@@ -41,7 +39,7 @@ class ManifestsWanted(msgspec.Struct, frozen=True):
 
 
 def manifests(wanted: ManifestsWanted) -> list[Json]:
-    """In the order in which they can be made."""
+    """Return the manifests in the order in which they can be made."""
     own = [] if wanted.coordinator else [_etcd_service(wanted), _etcd(wanted)]
     return [
         {
@@ -177,7 +175,7 @@ def _etcd_service(wanted: ManifestsWanted) -> Json:
 
 
 def _etcd(wanted: ManifestsWanted) -> Json:
-    """One member, on a volume of its own, which opens to certificates of the same authority only."""
+    """Return an etcd of one member, on its own volume, which opens only to certificates of the cluster's authority."""
     flags = {
         "name": "edl",
         "data-dir": "/data/etcd",
@@ -228,7 +226,9 @@ def _scheduler(wanted: ManifestsWanted) -> Json:
 
 
 def _scheduler_pod(wanted: ManifestsWanted) -> Json:
-    """Its locks and its processes' logs are its own: all else is in the folder that both share."""
+    """Return the scheduler's Pod. Its locks and its processes' logs are its own; all else is in the folder that all its
+    Pods share.
+    """
     own = {"name": "own", "mountPath": OWN_FOLDER}
     apart = {"matchLabels": {"app.kubernetes.io/name": "edl-scheduler"}}
     container = {

@@ -44,7 +44,7 @@ CPUS: Final = re.compile(r"([0-9]+)(m?)")
 
 
 class PodSeen(msgspec.Struct, frozen=True):
-    """One of a worker's."""
+    """A worker's Pod."""
 
     name: str
     uid: str
@@ -58,8 +58,6 @@ class PodSeen(msgspec.Struct, frozen=True):
 
 
 class KubernetesNode(msgspec.Struct, frozen=True):
-    """As Kubernetes tells of it."""
-
     name: str
     ready: bool
     closed: bool  # to new Pods
@@ -71,14 +69,14 @@ class KubernetesNode(msgspec.Struct, frozen=True):
         return self.ready and not self.closed
 
     def slots(self, resource: str) -> int:
-        """Of devices of that name; of cores, where it is none."""
+        """Return the node's count of devices of this resource; of cores, where the resource is empty."""
         matched = CPUS.fullmatch(self.has.get(resource or "cpu", "0"))
         if matched is None:
             return 0
         return int(matched[1]) // 1000 if matched[2] else int(matched[1])
 
     def lets_in(self, tolerations: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a Pod with these tolerations may begin there."""
+        """Tell whether a Pod with these tolerations may begin on the node."""
         return self.gives and all(
             any(_tolerates(one, taint) for one in tolerations) for taint in self.taints if taint[2] in NO_SCHEDULE
         )
@@ -94,7 +92,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: tuple[str, str, str]) -> bo
 
 
 def pod_of(told: Mapping[str, Any]) -> PodSeen | None:
-    """None: it is no worker's."""
+    """Return the worker's Pod; None: the Pod is no worker's."""
     meta, status = told.get("metadata") or {}, told.get("status") or {}
     worker = (meta.get("annotations") or {}).get(WORKER_NOTE)
     if not worker:
@@ -150,7 +148,9 @@ def agent_mark(cluster: str, folder: str) -> str:
 
 
 def pod_name(mark: str, worker: str) -> str:
-    """No two workers have the same. The worker's id stands in it, as far as names of Pods may have its letters."""
+    """Return a Pod's name that no other worker's has. It holds the worker's id, as far as names of Pods may have its
+    letters.
+    """
     plain = re.sub(r"[^a-z0-9-]+", "-", worker.lower()).strip("-")[:60]
     return f"edl-{plain}-{hashlib.sha256(f'{mark} {worker}'.encode()).hexdigest()[:10]}"
 

@@ -1,4 +1,4 @@
-"""What is to be asked of Kubernetes, from what is wanted of each worker and what is seen of its Pod. Pure.
+"""Decide what to ask of Kubernetes, from what is wanted of each worker and what is seen of its Pod. Pure.
 
 It looks at how things stand, and not at what has changed: whatever was missed, the next look makes up for it.
 
@@ -25,15 +25,14 @@ MOST_PAUSE_S: Final = 8.0  # between two watches
 
 
 class WatchPace:
-    """How long to wait before Pods are listed and watched again: not at all after a single watch that ended early, and
-    longer and longer where watches are cut, or expire, one after the other.
+    """Pause before Pods are listed and watched again: none after a single watch that ended early, and a longer one each
+    time where watches are cut, or expire, one after the other.
     """
 
     def __init__(self) -> None:
         self._short = 0  # watches that ended early, one after the other
 
     def pause_s(self, lasted_s: float) -> float:
-        """After a watch of that length."""
         self._short = self._short + 1 if lasted_s < SHORT_WATCH_S else 0
         if self._short < 2:
             return 0.0
@@ -63,14 +62,14 @@ class EndPod(msgspec.Struct, frozen=True):
 
 
 class ForgoPod(msgspec.Struct, frozen=True):
-    """It cannot begin: if it has not begun by now, it never does."""
+    """The worker's Pod cannot begin: a worker that has not begun by now never does."""
 
     worker: str
     reason: str
 
 
 class PodIsGone(msgspec.Struct, frozen=True):
-    """None of the worker's processes is left, nor comes."""
+    """No process of the worker is left, and none comes."""
 
     worker: str
 
@@ -79,7 +78,7 @@ PodStep = MakePod | EndPod | ForgoPod | PodIsGone
 
 
 def looked(wanted: PodWanted, pod: PodSeen | None, now: float) -> PodWanted:
-    """With what is seen of its Pod now."""
+    """Return the worker with what is seen of its Pod now."""
     if pod is None:
         return wanted
     since = wanted.stuck_since if wanted.stuck_since is not None else now
@@ -116,15 +115,15 @@ def _step(worker: str, one: PodWanted, pod: PodSeen | None, now: float) -> PodSt
 
 
 def _grace(one: PodWanted) -> int | None:
-    """None: it is to stay."""
+    """Return the seconds that the Pod has to end; None: it is to stay."""
     if one.wish is WorkerWish.DIE or one.refused:
         return KILL_GRACE_S
     return LEAVE_GRACE_S if one.wish is WorkerWish.LEAVE else None
 
 
 def evidence_of(one: PodWanted, left: EndEvidence, *, never: bool, terminated: bool, node_lost: bool) -> EndEvidence:
-    """Of a worker that is gone. `left`: by its warden. `never`: it has not begun. `terminated`: it was asked to leave,
-    by the scheduler or from outside.
+    """Return why a worker is gone. `left`: evidence by its warden. `never`: the worker has not begun. `terminated`: the
+    worker was asked to leave, by the scheduler or from outside.
     """
     last = one.last
     taken = last.taken if last else ""
