@@ -79,7 +79,7 @@ async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def keep(home: ClusterHome) -> None:
-    """Until it is cancelled. The server dies with this thread, which is the main one."""
+    """Keep the cluster's processes running, until cancelled. The server dies with this thread, the main one."""
     config = home.config()
     server = await _server(home, config) if config.own_coordinator else None
     names = [f"scheduler-{number}" for number in range(1, config.schedulers + 1)]
@@ -108,7 +108,7 @@ async def keep(home: ClusterHome) -> None:
 
 
 async def _server(home: ClusterHome, config: ClusterConfig) -> LocalCoordinator:
-    """At its place, as soon as a server of a keeper before this one has let go of it."""
+    """Start the coordinator at its place, as soon as the server of an earlier keeper has let go of it."""
     place = Coordinator(config.coordinator)
     port = None if place.socket else place.endpoints[0][1]
     digest = digest_of(home.secret.read_bytes().strip())
@@ -132,7 +132,7 @@ async def _serve(server: LocalCoordinator) -> None:
 
 
 async def mind_keeper(home: ClusterHome) -> None:
-    """Where there is none, start one; of several, one gets the name."""
+    """Start a keeper where there is none; of several, only one gets the name."""
     clock = asyncio.get_running_loop().time
     spawned = -BOOT_S
     while True:
@@ -146,7 +146,7 @@ async def mind_keeper(home: ClusterHome) -> None:
 
 
 async def connected(coordinator: Coordinator, session_timeout_s: float) -> Store:
-    """As soon as it can be reached."""
+    """Connect as soon as the coordinator can be reached."""
     while True:
         try:
             return await connecting.connect(coordinator, session_timeout_s)
@@ -203,7 +203,7 @@ Rule = Callable[[Reign], Coroutine[Any, Any, None]]
 
 
 async def _whenever_elected(store: Store, root: str, ident: str, rule: Rule) -> None:
-    """Until it is cancelled."""
+    """Stand for election, and rule through each reign, until cancelled."""
     reigns: asyncio.Queue[Reign | None] = asyncio.Queue()
     candidate = Candidate(store, root, ident, reigns.put_nowait)
     ruling: asyncio.Task[None] | None = None
@@ -237,7 +237,7 @@ async def _next(reigns: asyncio.Queue[Reign | None], ruling: asyncio.Task[None] 
 
 
 async def _rule(candidate: Candidate, reign: Reign, rule: Rule) -> None:
-    """From what lies there, again and again, as long as the reign lasts."""
+    """Rule from what lies in the coordinator, again after each failure, as long as the reign lasts."""
     while candidate.reign is reign:
         try:
             await rule(reign)
@@ -256,7 +256,7 @@ async def _rule(candidate: Candidate, reign: Reign, rule: Rule) -> None:
 
 
 async def serve_node(home: ClusterHome, name: str) -> None:
-    """Until it is cancelled."""
+    """Run the agent of a node until cancelled."""
     config = home.config()
     found = [node for node in config.nodes if node.name == name]
     if not found:
@@ -287,7 +287,7 @@ async def _serve_http(home: ClusterHome) -> None:
 
 
 class ProcessLog(logging.handlers.RotatingFileHandler):
-    """Of a process whose standard error is appended to the same file."""
+    """Log file of a process whose standard error is appended to the same file."""
 
     def __init__(self, path: Path, most_bytes: int = LOG_BYTES) -> None:
         super().__init__(path, maxBytes=most_bytes, backupCount=1, encoding="utf-8", errors="replace")

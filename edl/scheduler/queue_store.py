@@ -87,7 +87,7 @@ class QueueRefused(ConfigError):
 
 
 class QueueStore:
-    """One process's way to the queue."""
+    """The queue in the coordinator, as one process reads and writes it."""
 
     def __init__(self, store: Store, environs: EnvironFiles | None = None) -> None:
         """`environs`: for who submits jobs with variables, starts workers or leads."""
@@ -158,8 +158,8 @@ class QueueStore:
             await self.store.delete(DRAIN)
 
     async def own(self, owner: QueueOwner, *, take: bool = False) -> None:
-        """Have the queue that is no cluster's; `take`: or is left with no process and no worker of its cluster. Raises
-        QueueRefused where it is another cluster's.
+        """Make this cluster the queue's owner, if the queue is no cluster's; with `take`, also if its cluster no longer
+        uses it. Raises QueueRefused where it stays another cluster's.
         """
         value = msgspec.json.encode(owner)
         with contextlib.suppress(NodeExists):
@@ -184,7 +184,9 @@ class QueueStore:
                 raise _refusal(before)
 
     async def _in_use(self) -> bool:
-        """By a process or a worker; or by a job that waits, and whose variables lie in the other cluster's home."""
+        """Tell whether a process or a worker uses the queue, or a job waits whose variables lie in the other cluster's
+        home.
+        """
         if await self.agents() or await self.store.children(f"{SCHEDULER}/candidates"):
             return True
         here = frozenset() if self.environs is None else self.environs.names()
@@ -232,7 +234,7 @@ class QueueStore:
         return sorted(found, key=lambda job: (job.asked.submitted, job.name))
 
     async def some(self, names: Sequence[str]) -> list[JobEntry]:
-        """Those of that name that there are, many asked for at a time: there may be ten thousand."""
+        """Return the jobs of these names that exist. Read many at a time: there may be ten thousand."""
         found: list[JobEntry | None] = []
         for first in range(0, len(names), READS_AT_ONCE):
             found += await asyncio.gather(*map(self.job, names[first : first + READS_AT_ONCE]))
@@ -261,7 +263,7 @@ class QueueStore:
         return await self.store.children(WISHES)
 
     async def sizes(self) -> dict[str, tuple[int, int]]:
-        """By job: workers that are wanted, and the version of that wish."""
+        """Return by job the workers wanted, and the version of that wish."""
         found = {}
         for name in await self.store.children(SIZES):
             node = await self.store.read(f"{SIZES}/{name}")
@@ -270,7 +272,7 @@ class QueueStore:
         return found
 
     async def draining(self) -> bool | None:
-        """None: no; else whether all are to be killed."""
+        """Return None unless the cluster drains; else whether all workers are to be killed."""
         node = await self.store.read(DRAIN)
         return None if node is None else node.value == b"kill"
 
@@ -279,7 +281,7 @@ class QueueStore:
         return () if node is None else _STORY.decode(node.value)
 
     async def orders(self, node: str) -> tuple[WorkerOrder, ...] | None:
-        """None: nothing was ever said."""
+        """Return a node's orders; None: nothing was ever ordered."""
         found = await self._read(f"{ORDERS}/{node}")
         if found is not None:
             self._orders[f"{ORDERS}/{node}"] = found.value
@@ -302,8 +304,8 @@ class QueueStore:
             await self.store.commit([Create(path, value)], fence=fence)
 
     async def appear(self, node: str, here: AgentHere, owner: QueueOwner, *, instead: bool) -> bool:
-        """As long as this session lives. False: another agent of the node may live, and this one is to do nothing.
-        `instead`: it does not act any more. Raises QueueRefused.
+        """Announce an agent for as long as this session lives. Return False where another agent of the node may live:
+        then this agent does nothing. `instead`: the other agent has lost its turn. Raises QueueRefused.
         """
         path = f"{AGENTS}/{node}"
         found = await self.store.read(path)
@@ -341,7 +343,9 @@ class QueueStore:
         self._ordered |= set(nodes)
 
     def _batches(self, resolved: Resolved, jobs: Mapping[str, JobEntry], nodes: Sequence[str]) -> list[list[Op]]:
-        """Who holds fewer devices first, so that none is another's before it was given up; orders last."""
+        """Order the writes: jobs with fewer workers first, so that no device is given to a job before another has given
+        it up; orders last.
+        """
         entries = sorted(resolved.changed.values(), key=lambda job: len(job.workers))
         ops: list[tuple[str, bytes]] = [(f"{JOBS}/{job.name}", msgspec.json.encode(job)) for job in entries]
         doubtful = set(nodes) - self._ordered  # who led before may have died between the entries and the orders
@@ -361,7 +365,7 @@ class QueueStore:
         return [batch for batch in batches if batch]
 
     async def tell_story(self, told: Sequence[QueueEvent], fence: str) -> None:
-        """Of the cluster; a job has its own."""
+        """Append events to the cluster's story; each job has a story of its own."""
         value = msgspec.json.encode((*await self.story(), *told)[-KEPT_STORY:])
         known = self._versions.get(STORY)
         op = Create(STORY, value) if known is None else Write(STORY, value, known)
@@ -369,19 +373,19 @@ class QueueStore:
         self._versions[STORY] = result if isinstance(result, int) else 0
 
     async def heed(self, wishes: Sequence[str], fence: str) -> None:
-        """They were carried out."""
+        """Delete wishes that were carried out."""
         for name in wishes:
             with contextlib.suppress(NoNode):
                 await self.store.commit([Delete(f"{WISHES}/{name}")], fence=fence)
 
     async def heed_sizes(self, sizes: Mapping[str, tuple[int, int]], fence: str) -> None:
-        """They were carried out; one that is newer stays."""
+        """Delete wished sizes that were carried out; a newer wish stays."""
         for name, (_, version) in sizes.items():
             with contextlib.suppress(NoNode, VersionConflict):
                 await self.store.commit([Delete(f"{SIZES}/{name}", version)], fence=fence)
 
     async def forget(self, job: str, fence: str) -> None:
-        """One that is over, for ever."""
+        """Delete the entry of a job that is over."""
         await self.store.commit([Delete(f"{JOBS}/{job}")], fence=fence)
         self._versions.pop(f"{JOBS}/{job}", None)
         self._bytes.pop(job, None)
@@ -410,14 +414,14 @@ class QueueStore:
         return list(found.values())
 
     def beyond(self, over: Sequence[JobEntry]) -> list[JobEntry]:
-        """Those of the jobs that are over for which the queue has no room: the newest are kept."""
+        """Return the jobs, of those that are over, for which the queue has no room: the newest are kept."""
         newest = sorted(over, key=lambda job: job.ended or 0.0, reverse=True)
         sizes = accumulate(self._bytes.get(job.name, 0) for job in newest)
         kept = sum(size <= KEPT_OVER_BYTES for size in islice(sizes, KEPT_OVER))
         return newest[kept:]
 
     def forget_environs(self, names: Collection[str]) -> None:
-        """No worker will be started with them any more. They may hold passwords."""
+        """Remove variables with which no worker will start any more: they may hold passwords."""
         if self.environs is not None:
             self.environs.forget(set(names) - {""})
 

@@ -40,7 +40,7 @@ class RayError(EdlError):
 
 
 class RayNode(msgspec.Struct, frozen=True):
-    """As Ray tells of it. `id` is another one each time that it is started."""
+    """A node of Ray. Its `id` changes each time that Ray is started on it."""
 
     name: str
     id: str
@@ -53,13 +53,13 @@ class RayNode(msgspec.Struct, frozen=True):
         return self.gpus or int(self.cpus)
 
     def share(self, slots: int) -> dict[str, float]:
-        """What is reserved for one slot of so many."""
+        """Return the resources that are reserved for each of so many slots."""
         cpus = self.cpus // slots or self.cpus / slots
         return {**({"CPU": float(cpus)} if cpus else {}), **({"GPU": 1.0} if self.gpus else {})}
 
 
 class RayFound(msgspec.Struct, frozen=True):
-    """One Ray, and its nodes that are alive."""
+    """A Ray cluster, and its nodes that are alive."""
 
     address: str
     nodes: tuple[RayNode, ...]
@@ -70,12 +70,12 @@ Holder = tuple[Sequence[str], Mapping[str, str], Sequence[str]]
 
 
 def group_name(workers: Path) -> str:
-    """Of a node's slots in Ray, and of the namespace of its actors: other clusters may have a node of its name, too."""
+    """Name a node's slots in Ray, and the namespace of its actors: other clusters may have a node of the same name."""
     return f"edl-{hashlib.sha256(str(workers).encode()).hexdigest()[:12]}-{workers.parent.name}"
 
 
 def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[RayNode]:
-    """Those that are alive, of what `ray.nodes()` says."""
+    """Return the nodes that are alive, as `ray.nodes()` lists them."""
     return [
         RayNode(
             one["NodeName"],
@@ -118,7 +118,7 @@ def look() -> RayFound:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """What Ray raises, in one line."""
+    """Turn each error of Ray into a RayError of one line."""
     try:
         yield
     except EdlError:
@@ -137,7 +137,7 @@ def _ray() -> Any:
 
 
 def _await_answer(address: str) -> None:
-    """Where nothing answers, Ray would try for minutes. Raises RayError."""
+    """Check that Ray answers: where nothing does, Ray itself would try for minutes. Raises RayError."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -155,7 +155,7 @@ def _await_answer(address: str) -> None:
 
 
 class RayCluster:
-    """As one node's agent sees it. Its process has one connection, to one Ray."""
+    """Ray as one node's agent sees it. The agent's process has one connection, to one Ray."""
 
     def __init__(self, name: str, address: str) -> None:
         """`name`: of its slots, and of the namespace that its actors have."""
@@ -186,7 +186,7 @@ class RayCluster:
     # --------------------------------------------------------------------------------------------------------- slots
 
     def hold(self, node: RayNode, slots: int) -> bool:
-        """Whether all slots of the node are reserved; asked for, where they are not."""
+        """Tell whether all slots of the node are reserved; ask Ray for them where they are not."""
         from ray.util import placement_group
 
         share = node.share(slots)
@@ -211,7 +211,7 @@ class RayCluster:
             return False
 
     def _table(self) -> Any:
-        """What Ray says of the slots; None: it knows none of that name."""
+        """Return what Ray tells of the slots; None: Ray knows no slots of this name."""
         from ray.util import get_placement_group, placement_group_table
 
         try:
@@ -257,13 +257,13 @@ class RayCluster:
                 return 0
 
     def workers(self) -> set[str]:
-        """Whose actors are not dead; they may still have to begin."""
+        """Return the workers whose actors are not dead; an actor may still have to begin."""
         with _told():
             listed = _ray().util.list_named_actors(all_namespaces=True)
         return {one["name"] for one in listed if one["namespace"] == self._name}
 
     def why(self, worker: str) -> str:
-        """Why an actor of this process's never began; empty where that is not known."""
+        """Return why an actor of this process never began; empty where the reason is not known."""
         answer = self._begun.pop(worker, None)
         ray = _ray()
         try:
@@ -276,17 +276,18 @@ class RayCluster:
         return ""
 
     def drop(self, worker: str) -> None:
-        """Its actor is gone."""
         self._actors.pop(worker, None)
         self._begun.pop(worker, None)
 
     def ask(self, worker: str) -> None:
-        """Its worker is to leave."""
+        """Ask a worker to leave."""
         with _told(), contextlib.suppress(ValueError):
             self._actor(worker).ask.remote()
 
     def kill(self, worker: str, *, begun: bool) -> None:
-        """With all that it has started; then the actor ends by itself, unless it never began or does not answer."""
+        """Kill a worker with all that it has started. Its actor then ends by itself; kill an actor that never began or
+        does not answer.
+        """
         ray = _ray()
         with _told(), contextlib.suppress(ValueError, ray.exceptions.RayActorError):
             actor = self._actor(worker)

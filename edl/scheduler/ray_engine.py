@@ -48,7 +48,7 @@ def known(nodes: Sequence[RayNode], name: str, before: RayNode | None) -> RayNod
 
 
 def left_of(folders: Iterable[Path], address: str) -> dict[Path, Callable[[], None]]:
-    """Those of workers whose actors are not gone, and what kills each. Raises EdlError."""
+    """Return the workers whose actors are not gone, each with the call that kills it. Raises EdlError."""
     found: dict[Path, Callable[[], None]] = {}
     of_node: dict[Path, list[Path]] = {}
     for folder in folders:
@@ -78,7 +78,7 @@ def give_back(nodes: Iterable[Path], address: str) -> None:
 
 
 class RayEngine:
-    """One node's, of so many slots."""
+    """Engine of one node whose workers are actors of Ray."""
 
     def __init__(self, node: str, slots: int, folders: WorkerFolders, ended: Ended, address: str) -> None:
         self._name, self._slots, self._folders, self._ended = node, slots, folders, ended
@@ -96,7 +96,6 @@ class RayEngine:
         return self._node is not None and self._held
 
     async def find(self) -> list[WorkerFound]:
-        """As soon as Ray answers."""
         while True:
             try:
                 await self._connect()
@@ -151,7 +150,7 @@ class RayEngine:
     # -------------------------------------------------------------------------------------------------------- inside
 
     async def _call(self, what: Callable[[], T]) -> T:
-        """Of Ray's, one after the other: they wait for their answers."""
+        """Run a call to Ray on this engine's thread, after the calls before it: each waits for its answer."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, what)
 
     def _begin(self, what: Coroutine[Any, Any, None]) -> None:
@@ -165,7 +164,7 @@ class RayEngine:
             self._connected, self._lost = True, False
 
     def _lose(self, error: OSError | EdlError) -> None:
-        """It is connected to anew."""
+        """Note that the connection is lost: the next call connects anew."""
         if not self._lost:
             logger.warning("Ray or a folder does not answer: %s; trying again", error)
         self._connected, self._lost, self._held, self._node = False, True, False, None
@@ -183,7 +182,9 @@ class RayEngine:
         return {one.id for one in nodes}
 
     def _found(self, worker: str, there: set[str], nodes: set[str]) -> WorkerFound:
-        """One without an actor was claimed, and its agent died before that was made: it never begins."""
+        """Return what has become of a worker. A worker without an actor was claimed by an agent that died before it
+        made the actor: the worker never begins.
+        """
         device = device_of(self._folders[worker])
         if worker not in there:
             seen = self._evidence(worker, nodes)
@@ -193,7 +194,9 @@ class RayEngine:
         return WorkerFound(worker, device, 0, None)
 
     async def _end(self, worker: str, *, kill: bool, withdrawn: bool = False) -> None:
-        """One that has not begun never does: its actor is killed, and has started nothing."""
+        """Ask a worker to leave, or kill it. A worker that has not begun never does: its actor is killed, and has
+        started nothing.
+        """
         try:
             begun = not withdrawn and not self._folders.withdraw(worker)
             if kill or not begun:
@@ -216,7 +219,7 @@ class RayEngine:
             await asyncio.sleep(LOOK_S)
 
     async def _ask(self) -> None:
-        """First for workers, then for nodes: a node is lost before its actors are."""
+        """Ask Ray for workers first, then for nodes: a node is lost before its actors are."""
         await self._connect()
         waiting = set(self._living)
         there = await self._call(self._ray.workers)
@@ -225,7 +228,9 @@ class RayEngine:
             await self._gone(worker, nodes)
 
     async def _gone(self, worker: str, nodes: set[str]) -> None:
-        """What is left of it on this machine, where Ray has killed its actor, goes first."""
+        """Tell that a worker has ended. Processes left on this machine, where Ray has killed the actor, are killed
+        first.
+        """
         folder = self._folders[worker]
         if await asyncio.to_thread(worker_processes.left, folder):
             await asyncio.to_thread(worker_processes.kill, folder)

@@ -1,4 +1,4 @@
-"""What runs inside of Ray for one worker: an actor that starts the worker's warden.
+"""Actor that runs inside of Ray for one worker, and starts the worker's warden.
 
 It ends when nothing that the worker has started is left, and needs no other process that tells it to: its slot is
 free for the next one also where the agent is gone.
@@ -45,7 +45,6 @@ class WorkerHolder:
             self._warden.send_signal(signal.SIGURG)
 
     def kill(self) -> None:
-        """It, and all that it has started."""
         worker_processes.kill(self._folder)
 
     def _end_with_it(self) -> None:

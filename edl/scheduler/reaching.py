@@ -27,10 +27,12 @@ Write = Callable[[str], object]
 
 
 class ReachedCluster(Protocol):
-    """Every call raises EdlError. What waits is ended by Ctrl-C."""
+    """Port to a cluster. Every call raises EdlError. Ctrl-C ends a call that waits."""
 
     def settings_for(self, settings: Settings, /) -> Settings:
-        """Those by which its jobs are asked directly. Raises UsageError where they cannot be, from here."""
+        """Return the settings by which the cluster's jobs are asked directly. Raises UsageError where they cannot be,
+        from here.
+        """
 
     def submit(self, wish: JobWish) -> None: ...
 
@@ -39,7 +41,7 @@ class ReachedCluster(Protocol):
     def job(self, name: str) -> JobShown: ...
 
     def cancel(self, name: str) -> JobShown:
-        """As it was before."""
+        """Cancel a job; return the job as it was before."""
 
     def scale(self, name: str, np: int | None) -> None: ...
 
@@ -53,7 +55,7 @@ class ReachedCluster(Protocol):
 
 
 class ClusterHere:
-    """Of this machine and EDL_HOME."""
+    """The cluster of this machine and EDL_HOME."""
 
     def __init__(self, home: ClusterHome, heed: Callable[[], None]) -> None:
         """`heed`: makes Ctrl-C cancel the task that runs it."""

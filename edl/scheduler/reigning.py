@@ -1,4 +1,4 @@
-"""One reign of a scheduler: from what it finds in the coordinator until it is deposed, or anything is unclear.
+"""Reign of a scheduler: from what it finds in the coordinator until it is deposed, or anything is unclear.
 
 It hears submissions, wishes, agents and jobs, lets its machine decide, makes that durable under its fence, and only
 then acts (I9). Whatever goes wrong with the coordinator, it begins again from what lies there: a decision whose write
@@ -87,7 +87,7 @@ class QueueReign:
         self._times = DecisionTimes(self._clock.now())
 
     async def run(self) -> None:
-        """Until it is cancelled, or raises: Fenced, StoreUnavailable, StoreRefused, QueueRefused."""
+        """Reign until cancelled. Raises Fenced, StoreUnavailable, StoreRefused, QueueRefused."""
         try:
             await self._load()
             while True:
@@ -126,7 +126,7 @@ class QueueReign:
         logger.info("term %d begins with %d jobs", self._reign.term, len(jobs))
 
     async def _forget_old(self) -> None:
-        """Of the jobs that are over only the newest are kept."""
+        """Forget jobs that are over, except the newest."""
         machine = self._machine
         assert machine is not None
         over = [job for job in machine.jobs.values() if job.over and not job.workers]
@@ -136,7 +136,9 @@ class QueueReign:
             machine.forget(job.name)
 
     async def _sweep_environs(self) -> None:
-        """Of jobs that are over, and of submissions that came to nothing: those of no job, at two looks."""
+        """Remove the variables of jobs that are over, and of failed submissions: those that two sweeps in a row found
+        to be no job's.
+        """
         machine, files = self._machine, self._queue.environs
         assert machine is not None
         self._swept_at = self._clock.now()
@@ -272,7 +274,7 @@ class QueueReign:
             logger.error("a fault of edl's: %s", error)
 
     async def _rest(self) -> None:
-        """Until something is to be heard, or due."""
+        """Wait until something is to be heard, or due."""
         self._look_at_jobs()
         waits = ALL_EVERY_S if self._due is None else min(ALL_EVERY_S, max(0.01, self._due - self._clock.now()))
         if self._jobs_that_run():
@@ -293,7 +295,7 @@ class QueueReign:
         task.add_done_callback(self._tasks.discard)
 
     async def _act(self, act: Act) -> None:
-        """Again and again while the coordinator is away: with the reign, the task ends."""
+        """Carry out an act; repeat it while the coordinator is away. The task ends with the reign."""
         while True:
             try:
                 await self._do(act)

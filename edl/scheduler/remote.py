@@ -40,11 +40,11 @@ AWAY = (OSError, http.client.HTTPException)
 
 
 class _ServerAway(Exception):
-    """It may answer the next time."""
+    """The server does not answer now; it may answer the next time."""
 
 
 class RemoteCluster:
-    """By its address, with a token."""
+    """A cluster reached by its address, with a token."""
 
     def settings_for(self, _: Settings) -> Settings:
         raise UsageError(f"a job of {self._url} can be asked for that on the cluster's own machine only")
@@ -58,7 +58,7 @@ class RemoteCluster:
     # ----------------------------------------------------------------------------------------------------------- calls
 
     def submit(self, wish: JobWish) -> None:
-        """Once, though an answer is lost: the ticket says that it is the same."""
+        """Submit a job once, though an answer is lost: the ticket marks a repeated request as the same."""
         wish = msgspec.structs.replace(wish, ticket=secrets.token_hex(16))
         self._call("POST", "/v1/jobs", dict[str, str], msgspec.json.encode(wish))
 
@@ -66,7 +66,7 @@ class RemoteCluster:
         return self._call("GET", "/v1/jobs", JobList).jobs
 
     def whole_jobs(self) -> tuple[JobShown, ...]:
-        """Each with what it went through."""
+        """Return the jobs, each with its events and past devices."""
         return self._call("GET", "/v1/jobs?whole=1", JobList).jobs
 
     def job(self, name: str) -> JobShown:
@@ -126,7 +126,7 @@ class RemoteCluster:
     # ---------------------------------------------------------------------------------------------------------- inside
 
     def _call(self, verb: str, path: str, kind: type[T], body: bytes | None = None) -> T:
-        """Again, while the server is away. Raises EdlError."""
+        """Send a request, again while the server is away. Raises EdlError."""
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -189,7 +189,9 @@ JSON: Final = {"Content-Type": "application/json"}
 
 
 class _LocalConnection(http.client.HTTPConnection):
-    """Within this machine, where nothing proves who the server is but the kernel: asked before the token is sent."""
+    """Connection within this machine, where only the kernel proves who the server is: it is asked before the token is
+    sent.
+    """
 
     def __init__(self, host: str, port: int, user: int) -> None:
         """`user`: whose process may be the server, beside root's."""
@@ -267,7 +269,9 @@ def _whole(answer: http.client.HTTPResponse) -> bytes:
 
 
 def _pieces(answer: http.client.HTTPResponse) -> Iterator[LogPiece | None]:
-    """Until it says that this is all. None: it is there, and nothing was printed. Raises _ServerAway."""
+    """Yield pieces until the server says that the log is over. None: the server lives, and nothing was printed. Raises
+    _ServerAway.
+    """
     while line := _read(lambda: answer.readline(MOST_LINE)):
         if not line.strip():
             yield None

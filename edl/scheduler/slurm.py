@@ -42,8 +42,6 @@ class SlurmError(EdlError):
 
 
 class SlurmNode(msgspec.Struct, frozen=True):
-    """As Slurm tells of it."""
-
     name: str
     state: str
     cpus: int
@@ -52,7 +50,9 @@ class SlurmNode(msgspec.Struct, frozen=True):
 
     @property
     def gives(self) -> bool:
-        """Whether jobs begin there. A `*` after it means that it does not answer; other signs, that it will soon."""
+        """Tell whether jobs begin on the node. A `*` after its state means that it does not answer; other signs, that
+        it will soon.
+        """
         return self.state.rstrip("+-~#") in GIVING
 
     @property
@@ -93,16 +93,20 @@ def jobs_of(text: str) -> list[SlurmJob]:
 
 
 class Slurm:
-    """Each call waits for the answer. Which Slurm is meant is told by SLURM_CONF, as for its own commands."""
+    """Client of Slurm. Each call waits for the answer. SLURM_CONF tells which Slurm is meant, as for Slurm's own
+    commands.
+    """
 
     def nodes(self, name: str | None = None) -> list[SlurmNode]:
-        """One of them, or all: of the partition that SBATCH_PARTITION names, if it does. Raises SlurmError."""
+        """Return the node of that name, or all nodes; where SBATCH_PARTITION names a partition, those of it. Raises
+        SlurmError.
+        """
         partition = os.environ.get("SBATCH_PARTITION")
         which = ["--nodes", name] if name else ["--partition", partition] if partition else []
         return nodes_of(_said("sinfo", "--noheader", "--Node", *which, "--format=%N|%T|%c|%G|%n"))
 
     def jobs(self, names: Sequence[str]) -> list[SlurmJob]:
-        """Of this user, with these names: those that are over, too, as long as Slurm remembers them.
+        """Return this user's jobs of these names; also those that are over, as long as Slurm remembers them.
 
         The user is told by number: what LOGNAME or USER says may be another one.
         """
@@ -121,7 +125,7 @@ class Slurm:
         _said("scancel", "--quiet", *flags, str(number))
 
     def signals_all(self) -> bool:
-        """Whether a signal for a step reaches all of its processes, and not only the first."""
+        """Tell whether a signal for a step reaches all of its processes, and not only the first."""
         found = re.search(r"^ProctrackType\s*=\s*(\S+)", _said("scontrol", "show", "config"), re.MULTILINE)
         return found is not None and found[1] == "proctrack/linuxproc"
 
@@ -152,7 +156,9 @@ def script_of(warden: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def flags_of(name: str, node: SlurmNode, slots: int, output: Path) -> list[str]:
-    """Of the job of one worker: its share of the node. What else is wanted is said by sbatch's own variables."""
+    """Return sbatch's flags for the job of one worker, which gets its share of the node. The user sets all else by
+    sbatch's own variables.
+    """
     shared = ["--gres=gpu:1"] if node.gpus else []
     return [
         f"--job-name={name}",

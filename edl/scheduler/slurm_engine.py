@@ -43,12 +43,12 @@ OUTPUT = "slurm.out"  # of the batch script, not of the worker
 
 
 def job_name(folder: Path) -> str:
-    """Of the worker that has this folder, in Slurm, where other clusters may have workers of the same id."""
+    """Name a worker's job in Slurm by the worker's folder: other clusters may have workers of the same id."""
     return f"edl-{hashlib.sha256(str(folder.parent).encode()).hexdigest()[:12]}-{folder.name}"
 
 
 def left_of(folders: Iterable[Path]) -> dict[Path, int]:
-    """Those of workers whose jobs are under way, also only in Slurm's queue; with Slurm's numbers. Raises EdlError."""
+    """Return the workers whose jobs run or wait in Slurm, with Slurm's numbers. Raises EdlError."""
     names = {job_name(folder): folder for folder in folders}
     jobs = Slurm().jobs(list(names)) if names else []
     return {names[job.name]: job.number for job in jobs if job.name in names and job.under_way}
@@ -61,7 +61,7 @@ def kill(number: int) -> None:
 
 
 class SlurmEngine:
-    """One node's, of so many slots."""
+    """Engine of one node whose workers are jobs of Slurm."""
 
     def __init__(self, node: str, slots: int, folders: WorkerFolders, ended: Ended) -> None:
         self._name, self._slots, self._folders, self._ended = node, slots, folders, ended
@@ -79,7 +79,6 @@ class SlurmEngine:
         return self._node.gives
 
     async def find(self) -> list[WorkerFound]:
-        """As soon as Slurm answers."""
         while True:
             try:
                 self._all_hear = await asyncio.to_thread(self._slurm.signals_all)
@@ -143,7 +142,9 @@ class SlurmEngine:
         return [self._found(worker, jobs.get(worker)) for worker in workers]
 
     def _found(self, worker: str, job: SlurmJob | None) -> WorkerFound:
-        """One without a job was claimed, and its agent died before it was submitted: it never begins."""
+        """Return what has become of a worker. A worker without a job was claimed by an agent that died before it
+        submitted the job: the worker never begins.
+        """
         device, number = device_of(self._folders[worker]), job.number if job else 0
         if job is not None and job.under_way:
             self._jobs[worker] = number
@@ -151,7 +152,9 @@ class SlurmEngine:
         return WorkerFound(worker, device, number, self._evidence(worker, job))
 
     async def _end(self, worker: str, *, kill: bool) -> None:
-        """One that has not begun never does: a step that is not there yet would not hear that it is to leave."""
+        """Ask a worker to leave, or kill it. Kill a worker that has not begun: its step, which does not exist yet,
+        would not hear that it is to leave.
+        """
         try:
             kill = self._folders.withdraw(worker) or kill
             number = self._jobs.get(worker)

@@ -207,7 +207,7 @@ async def _until_there(home: ClusterHome, config: ClusterConfig, say: Say) -> No
 
 @contextlib.contextmanager
 def _while_coming_up() -> Iterator[None]:
-    """There may be no server yet, nor a process."""
+    """Pass over errors while there may be no server yet, nor a process."""
     try:
         yield
     except QueueRefused:
@@ -276,7 +276,7 @@ def _kill(home: ClusterHome, folders: list[Path]) -> None:
 
 
 async def _kill_strays(home: ClusterHome) -> None:
-    """What the agents have not killed. Raises EdlError."""
+    """Kill the workers that the agents have not killed. Raises EdlError."""
     clock = asyncio.get_running_loop().time
     until = clock() + STOP_S
     while left := strays(home):
@@ -312,8 +312,8 @@ async def _drain(client: ClusterClient, *, kill: bool, say: Say) -> int:
 
 
 async def stay(home: ClusterHome) -> None:
-    """Until SIGTERM, SIGINT or SIGHUP; then its processes end, and workers that run go on. It is the parent of all
-    whose own has gone where it is a container's first process.
+    """Wait until SIGTERM, SIGINT or SIGHUP; then end the cluster's processes, while workers go on. As a container's
+    first process, this one is the parent of all orphans.
     """
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -333,7 +333,7 @@ def _bury() -> None:
 
 
 async def end_processes(home: ClusterHome) -> None:
-    """All that belong to the cluster itself; workers that run go on, and are found by the next."""
+    """End all processes of the cluster itself; workers that run go on, and the next cluster processes find them."""
     if not home.run.is_dir():
         return
     put(home.ending, b"")
@@ -351,7 +351,9 @@ async def end_processes(home: ClusterHome) -> None:
 
 
 def own_coordinator(home: ClusterHome, wanted: str | None) -> str:
-    """Where the cluster's own will be. What holds the queue stays what it is, ZooKeeper or etcd. Raises ConfigError."""
+    """Return the address for the cluster's own coordinator. A queue stays in the system that holds it, ZooKeeper or
+    etcd. Raises ConfigError.
+    """
     before = home.read()
     held = Coordinator(before.coordinator).kind if before is not None and before.own_coordinator else None
     if held is not None and wanted not in {None, held}:
@@ -367,7 +369,9 @@ def own_coordinator(home: ClusterHome, wanted: str | None) -> str:
 
 
 def port_of(before: ClusterConfig | None) -> int:
-    """As before, so that clients find the queue again; another one where that was never, or is taken."""
+    """Return the port of before, so that clients find the queue again; a free port where there was none, or it is
+    taken.
+    """
     place = None if before is None or not before.own_coordinator else Coordinator(before.coordinator)
     if place is not None and not place.socket:
         port = place.endpoints[0][1]

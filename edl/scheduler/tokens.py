@@ -23,7 +23,7 @@ _BOOK = msgspec.json.Decoder(dict[str, str])
 
 
 class TokenBook:
-    """Of one cluster. It is read anew where it was changed."""
+    """Tokens of one cluster. The book is read anew where it was changed."""
 
     def __init__(self, home: ClusterHome) -> None:
         self.owners = home.folder / "token"
@@ -36,7 +36,7 @@ class TokenBook:
         put_once(self.owners, secrets.token_urlsafe(32).encode())
 
     def users(self) -> dict[str, str]:
-        """By user: the digest. Raises ConfigError."""
+        """Return the digest of each user's token. Raises ConfigError."""
         try:
             return _BOOK.decode(self._users.read_bytes())
         except FileNotFoundError:
@@ -68,7 +68,7 @@ class TokenBook:
             os.close(lock)
 
     def caller(self, header: str) -> TokenHolder | None:
-        """Whose request it is; None: no user's. Raises ConfigError."""
+        """Return whose request it is; None: the token is no user's. Raises ConfigError."""
         now = tuple(_stamp(path) for path in (self.owners, self._users))
         if now != self._read[0]:
             try:
@@ -88,7 +88,7 @@ def _stamp(path: Path) -> int:
 
 
 def read_token(path: Path) -> str:
-    """From a file that others cannot read. Raises ConfigError."""
+    """Read a token from a file that others cannot read. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             mode, token = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read(4096).strip()

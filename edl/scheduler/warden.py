@@ -1,4 +1,4 @@
-"""Beside one worker: starts it, keeps what it prints within bounds, and writes down how it ended.
+"""Warden of one worker: starts it, keeps what it prints within bounds, and writes down how it ended.
 
 It outlives the agent that started it, so that an agent that comes back knows how its workers ended. It imports nothing
 of edl, and little else: `python -I -S warden.py FOLDER LOG`. A fork of a warm process may run it, too, and fork the
@@ -60,7 +60,7 @@ class Log:
 
 
 def killed_for_memory() -> int:
-    """How often the machine has killed any process for want of memory."""
+    """Count how often the machine has killed any process for want of memory."""
     try:
         with open("/proc/vmstat", "rb") as file:
             return next(int(line.split()[1]) for line in file if line.startswith(b"oom_kill "))
@@ -69,7 +69,7 @@ def killed_for_memory() -> int:
 
 
 class LastWord:
-    """How the worker has ended, for which there is room from the beginning: the disk may be full by then."""
+    """Record of how the worker ended. Its room is reserved from the beginning: the disk may be full by then."""
 
     def __init__(self, folder: str) -> None:
         """Raises OSError."""
@@ -95,7 +95,7 @@ class LastWord:
 
 
 def copy(pipe: int, log: Log, until: float) -> None:
-    """What comes, until the pipe ends or the time is up."""
+    """Copy the pipe to the log, until the pipe ends or the time is up."""
     while (left := until - time.monotonic()) > 0 and select.select([pipe], [], [], left)[0]:
         piece = os.read(pipe, 65536)
         if not piece:
@@ -108,7 +108,7 @@ def unblock() -> None:
 
 
 def hand_on(pid: int) -> None:
-    """It is a child that was not waited for yet: the number is its own."""
+    """Hand SIGTERM on to a child that was not waited for yet: its number is its own."""
     try:
         os.killpg(pid, signal.SIGTERM)
     except ProcessLookupError:  # its group is gone
@@ -116,7 +116,7 @@ def hand_on(pid: int) -> None:
 
 
 class Asked:
-    """What this process was told by signals."""
+    """Requests that reached this process as signals."""
 
     def __init__(self, pid: int, *, all_hear: bool) -> None:
         """`all_hear`: who sends SIGTERM sends it to the worker as well, to whom a second one means to die at once."""
@@ -142,7 +142,7 @@ class ListedProcess(NamedTuple):
 
 
 def status(pid: int) -> list[str]:
-    """Of /proc/PID/stat, what comes after the name, which may hold spaces and parentheses. Raises OSError."""
+    """Return the fields of /proc/PID/stat after the name, which may hold spaces and parentheses. Raises OSError."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()
 
@@ -175,7 +175,9 @@ def below(top: int, here: dict[int, ListedProcess]) -> set[int]:
 
 
 def environ(pid: int) -> bytes:
-    """As edl.launch.processes finds it: while a process changes its program, the kernel shows an empty one."""
+    """Return the environment of a process as edl.launch.processes does: while a process changes its program, the kernel
+    shows an empty one.
+    """
     until = time.monotonic() + EXEC_S
     while True:
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -237,7 +239,9 @@ def bury(worker: int) -> None:
 
 
 def say_who(folder: str, worker: int) -> None:
-    """Where this process is killed, its worker's session is what is left to know the worker's processes by."""
+    """Write down the pids of warden and worker. Where this process is killed, the worker's session still tells which
+    processes are the worker's.
+    """
     try:
         here, pids = listed(), os.stat("/proc/self/ns/pid")
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
@@ -251,7 +255,7 @@ def say_who(folder: str, worker: int) -> None:
 
 
 def wait_alone(mark: str, linger_s: float) -> None:
-    """Until nothing that the worker has started is left. What lingers is killed."""
+    """Wait until nothing that the worker has started is left; kill what lingers."""
     until = time.monotonic() + linger_s
     while found := others(mark):
         if time.monotonic() > until:
@@ -282,7 +286,7 @@ class WorkerChild(Protocol):
 
 
 def start_anew(told: dict[str, Any]) -> WorkerChild:
-    """As a new process. Raises OSError."""
+    """Start the worker as a new process. Raises OSError."""
     return subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", "--", *told["command"]],
         cwd=told["folder"],

@@ -1,4 +1,4 @@
-"""Each job's process from which later workers on this node are forked, together with their wardens.
+"""Warm process of each job, from which later workers on this node are forked together with their wardens.
 
 It imports what a worker of the job that this agent has started here tells (`edl.launch.forking`), and is kept as long
 as one of them lives. It dies with the agent; wardens and workers do not.
@@ -34,7 +34,7 @@ class _WarmJob:
 
 
 class WarmJobs:
-    """Those of one node. Belongs to one event loop, in the main thread."""
+    """Warm processes of one node. Belongs to one event loop, in the main thread."""
 
     def __init__(self, logs: Path) -> None:
         """`logs`: below it each job has a folder."""
@@ -50,7 +50,7 @@ class WarmJobs:
         return await job.forks.start_warden(warden, start.order.id)
 
     def began(self, start: Start, folder: Path) -> None:
-        """That worker lives, however it was started."""
+        """Note that a worker lives, however it was started."""
         name, asked = start.order.job, start.asked
         if name not in self._jobs:
             wanted = start.environ.get("EDL_WARM_STARTS", "on")
@@ -67,7 +67,7 @@ class WarmJobs:
             self._looking = asyncio.create_task(self._look())
 
     def ended(self, worker: str, code: int | None) -> None:
-        """Of the last worker of a job: no process is kept for that job."""
+        """Note that a worker has ended; with a job's last worker, end the job's warm process."""
         for name, job in list(self._jobs.items()):
             if worker in job.workers:
                 job.forks.ended(worker, code)

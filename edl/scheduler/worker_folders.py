@@ -28,7 +28,7 @@ PRUNED_AT_ONCE = 100
 
 
 class WorkerFolders:
-    """One node's."""
+    """Folders of one node's workers."""
 
     def __init__(self, folder: Path, logs: Path) -> None:
         """`folder`: of the node. `logs`: below it each job has a folder."""
@@ -41,13 +41,13 @@ class WorkerFolders:
         return self.workers / worker
 
     def kept(self) -> list[Path]:
-        """Of workers that were not forgotten."""
+        """Return the folders of workers that were not forgotten."""
         self._prune()
         return [folder for folder in sorted(self.workers.iterdir()) if not (folder / "forgotten").exists()]
 
     def claim(self, start: Start, **told: Any) -> Path | None:
-        """All that its warden needs lies there. None: the id was claimed before, or another agent has withdrawn this
-        claim by now. Raises OSError.
+        """Claim a worker's id: make a folder with all that its warden needs. None: the id was claimed before, or
+        another agent has withdrawn this claim by now. Raises OSError.
         """
         order = start.order
         folder = self[order.id]
@@ -68,7 +68,7 @@ class WorkerFolders:
         return folder
 
     def warden(self, start: Start) -> list[str]:
-        """Its command line."""
+        """Return the warden's command line."""
         folder, log = self[start.order.id], self._logs / start.order.job / "logs" / f"{start.order.id}.log"
         return [sys.executable, "-I", "-S", str(WARDEN), str(folder), str(log)]
 
@@ -121,7 +121,7 @@ def _settle(folder: Path) -> bool:
 
 
 def mark_of(folder: Path) -> str:
-    """Of all processes of the worker that has this folder: worker ids alone may be those of another cluster, too."""
+    """Return the mark of all processes of a worker: ids alone may be those of another cluster's workers, too."""
     return str(folder)
 
 
@@ -130,7 +130,7 @@ def device_of(folder: Path) -> int:
 
 
 def evidence(folder: Path) -> EndEvidence:
-    """What the warden has left; nothing, where it was killed itself."""
+    """Return what the warden has written of the end; nothing, where the warden was killed itself."""
     found = _left(folder)
     if "code" not in found:
         codes = [path.name.removeprefix("exit-") for path in folder.glob("exit-*")]  # on a full disk, by a name alone
@@ -144,7 +144,7 @@ def evidence(folder: Path) -> EndEvidence:
 
 
 def was_terminated(folder: Path) -> bool:
-    """Its warden has had SIGTERM while the worker ran."""
+    """Tell whether the warden had SIGTERM while the worker ran."""
     return bool(_left(folder).get("terminated"))
 
 

@@ -30,7 +30,7 @@ def left(folder: Path) -> list[int]:
 
 
 def lives(folder: Path) -> bool:
-    """Also where its processes are another machine's, which has this folder too, and cannot be seen from here."""
+    """Tell whether a worker lives, also on another machine that has this folder, where it cannot be seen from here."""
     return bool(left(folder)) or is_held(folder / "life")
 
 
@@ -41,8 +41,8 @@ def script_of(folder: Path) -> int:
 
 
 def kill(folder: Path) -> None:
-    """All but the warden, which says how the worker has ended, and adopts whom it leaves behind. A warden that is all
-    that is left is killed itself.
+    """Kill a worker's processes except the warden, which says how the worker has ended and adopts orphans. A warden
+    that is all that is left is killed itself.
     """
     found, written = _found(folder), _written(folder)
     begun = [pid for pid in found if written is None or pid != written.warden]
@@ -66,7 +66,7 @@ class _Written(NamedTuple):
 
 
 def _written(folder: Path) -> _Written | None:
-    """None: it says nothing, or means processes of another machine."""
+    """Return what the warden wrote down; None: nothing, or pids of another machine."""
     try:
         space, *numbers = (folder / "processes").read_text().split()
         return _Written(*map(int, numbers)) if space == pid_space() else None
@@ -86,7 +86,9 @@ def _found(folder: Path) -> dict[int, int]:
 
 
 def _session(written: _Written, here: dict[int, ListedProcess]) -> set[int]:
-    """As long as one of a session lives, no other gets its number; a leader of that number is the worker, or none."""
+    """Find the processes of the worker's session. While one of them lives, no other session gets its number; a leader
+    of that number is the worker, or none.
+    """
     leader = here.get(written.worker)
     if leader is not None and leader.started != written.worker_began:
         return set()

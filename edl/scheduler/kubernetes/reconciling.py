@@ -69,7 +69,7 @@ class ForgoPod(msgspec.Struct, frozen=True):
 
 
 class PodIsGone(msgspec.Struct, frozen=True):
-    """No process of the worker is left, and none comes."""
+    """The worker's processes are gone, and none comes."""
 
     worker: str
 

@@ -32,7 +32,7 @@ class SizedJob(msgspec.Struct, frozen=True):
 
 
 class RefusedRequest(msgspec.Struct, frozen=True):
-    """What is wrong, in one line."""
+    """Answer to a request that is refused: the reason, in one line."""
 
     error: str
 

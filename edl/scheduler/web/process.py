@@ -23,7 +23,7 @@ logger = logging.getLogger("edl")
 
 
 async def serve_http(home: ClusterHome) -> None:
-    """Until it is cancelled. Raises ConfigError."""
+    """Serve the HTTP interface until cancelled. Raises ConfigError."""
     config = home.config()
     if config.http is None:
         raise ConfigError("the cluster was started without --http")

@@ -1,4 +1,4 @@
-"""What the HTTP interface answers: starlette, over one session with the coordinator.
+"""HTTP interface of a cluster: starlette, over one session with the coordinator.
 
 Owns: what is asked for by which address, within bounds. Does not own: who may ask (`edl.cluster.queue.rights`), which
 wishes are whole (`edl.cluster.queue.wanted`), nor what becomes of them (`edl.scheduler.client`).
@@ -52,7 +52,7 @@ Answer = Callable[[Request, TokenHolder], Awaitable[Response]]
 
 
 class ClusterServer:
-    """Of one cluster. `environ`: what each job gets, before its owner's own variables."""
+    """Routes of one cluster. `environ`: variables that each job gets, before its owner's own."""
 
     def __init__(self, client: ClusterClient, book: TokenBook, environ: dict[str, str]) -> None:
         self._client, self._book = client, book
@@ -74,7 +74,7 @@ class ClusterServer:
         self.app = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
 
     def _guarded(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-        """With a token only; what goes wrong is said in one line."""
+        """Answer only requests with a token; tell each error in one line."""
 
         @functools.wraps(answer)
         async def guarded(request: Request) -> Response:
@@ -153,7 +153,7 @@ class ClusterServer:
         return _json({"name": asked.name}, 201 if before is None else 200)
 
     async def _submitted_before(self, asked: Submission) -> Submission | None:
-        """Whose answer was lost."""
+        """Find the job of a repeated request, whose first answer was lost."""
         found = await self._client.queue.job(asked.name) if asked.ticket else None
         same = found is not None and (found.asked.user, found.asked.ticket) == (asked.user, asked.ticket)
         return found.asked if same and found is not None else None
@@ -182,7 +182,7 @@ class ClusterServer:
         return _json({"name": job.name, "np": wish.np}, 202)
 
     async def _wait(self, request: Request, caller: TokenHolder) -> Response:
-        """As it is when it is over, or after a while."""
+        """Return the job as it is when it is over, or after a while."""
         patience = _whole(request, "timeout_s", int(WAIT_S), 0, int(WAIT_S))
         job = await self._opened(request, caller)
         if self._turns["waits"].locked():
