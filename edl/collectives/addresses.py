@@ -21,7 +21,7 @@ _USED: dict[int, int] = {socket.AF_INET: 8, socket.AF_INET6: 28}
 
 
 def split(row: bytes, rank: int, size: int) -> list[bytes]:
-    """One parcel for each rank, empty for our own. Raises ValueError."""
+    """Return a parcel for each rank, empty for our own. Raises ValueError."""
     others = size - 1
     if not others or not row or len(row) % others:
         raise ValueError(f"{len(row)} bytes are not the addresses of {others} pairs")
@@ -31,14 +31,14 @@ def split(row: bytes, rank: int, size: int) -> list[bytes]:
 
 
 def laid_out(parcel: bytes, sender: int, rank: int, size: int) -> bytes:
-    """A row of `sender` as `rank` wants it: it looks at its own address there, and at how long all are together."""
+    """Return a row of `sender` as `rank` reads it: only that rank's address and the row's length count."""
     address = whole(parcel)
     place = rank if rank < sender else rank - 1
     return b"".join((bytes(place * len(address)), address, bytes((size - 2 - place) * len(address))))
 
 
 def trimmed(address: bytes) -> bytes:
-    """Of an address what a reader looks at."""
+    """Cut off the bytes of an address that no reader looks at."""
     used = _USED.get(family(address))
     if len(address) != WIDTH or used is None or address[STORAGE_BYTES:] != UNNUMBERED:
         return address  # not as we know it: it travels as it is
@@ -46,12 +46,12 @@ def trimmed(address: bytes) -> bytes:
 
 
 def whole(parcel: bytes) -> bytes:
-    """The address again, as gloo wants it."""
+    """Undo `trimmed`."""
     if len(parcel) != _USED.get(family(parcel)):
         return parcel
     return parcel.ljust(STORAGE_BYTES, b"\0") + UNNUMBERED
 
 
 def family(address: bytes) -> int:
-    """Whether it is one of IPv4 or IPv6."""
+    """Return the address family: AF_INET, AF_INET6, or a number that is neither."""
     return int.from_bytes(address[:FAMILY_BYTES], "little")  # of x86 and ARM; elsewhere it is none that we know

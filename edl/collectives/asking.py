@@ -1,4 +1,4 @@
-"""What a trainer asks its own daemon while a ring forms, where no Horovod does the asking.
+"""Requests of a trainer to its own daemon while a ring forms, if Horovod does not send them itself.
 
 Owns: the requests of one mesh, their deadline, and giving them up. Does not own: what there is to ask, and the answers
 (`edl.collectives.rendezvous`).
@@ -20,10 +20,9 @@ SILENCE = "its daemon did not answer"
 
 
 class Asking:
-    """About one mesh of one ring. `give_up` belongs to any thread, all else to the one that forms the ring."""
+    """Ask about one mesh of one ring, on the thread that forms it. Any thread may call `give_up`."""
 
     def __init__(self, rendezvous: str, mesh: str, timeout_s: float) -> None:
-        """`rendezvous` is what the place of the ring says."""
         address, _, token = rendezvous.partition("/")
         host, _, port = address.rpartition(":")
         self._address = host, int(port)
@@ -35,11 +34,11 @@ class Asking:
         self._reason = ""  # why it was given up
 
     def write(self, rank: int, row: bytes) -> None:
-        """What the others are to know of us, who are `rank`. Raises RingBroken."""
+        """Write the addresses of this member, whose rank is `rank`. Raises RingBroken."""
         self._expect(self._ask("PUT", rank, row))
 
     def read(self, rank: int) -> bytes:
-        """What we are to know of `rank`, as soon as it is there. Raises RingBroken."""
+        """Wait for the addresses that `rank` has for this member, and return them. Raises RingBroken."""
         while True:
             status, body = self._ask("GET", rank)
             if status != NOT_YET:
@@ -47,11 +46,11 @@ class Asking:
                 return body
 
     def finish(self, rank: int) -> None:
-        """No member needs it any more. Raises RingBroken."""
+        """Say that no member needs the addresses any more. Raises RingBroken."""
         self._expect(self._ask("DELETE", rank))
 
     def give_up(self, reason: str) -> None:
-        """Each thread that waits for an answer gets RingBroken, now and later."""
+        """Raise RingBroken in each thread that waits for an answer, or asks later."""
         with self._turn:
             self._reason = self._reason or reason
             if self._open is not None:
@@ -66,7 +65,7 @@ class Asking:
             raise RingBroken(f"its daemon did not take a request: {status}")
 
     def _ask(self, method: str, rank: int, body: bytes = b"") -> tuple[int, bytes]:
-        """One connection for each request."""
+        # The daemon closes each connection after its answer.
         head = f"{method} {self._path}/{rank} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
         with socket.socket(socket.AF_INET) as connection:
             with self._turn:
@@ -92,7 +91,7 @@ class Asking:
 
 
 def _answer(connection: socket.socket) -> tuple[int, bytes]:
-    """Status and body; the daemon closes the connection behind them. Raises OSError."""
+    """Return status and body, once the daemon has closed the connection. Raises OSError."""
     received = bytearray()
     while part := connection.recv(65536):
         received += part

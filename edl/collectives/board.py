@@ -1,4 +1,4 @@
-"""What one trainer writes where it looks for the others of its ring, and what it may ask there.
+"""The keys that one trainer writes and reads to find the other members of its ring, and the form of its requests.
 
 Owns: the form of its requests, which keys there are, and their bounds. Does not own: connections and waiting
 (`edl.collectives.rendezvous`, which also tells what Horovod asks and why), nor how addresses travel between workers
@@ -29,8 +29,6 @@ _REMOVED = b"-1,-1,-1,-1,-1,-1"  # a trainer without an answer would take itself
 
 
 class Refusal(StrEnum):
-    """Why a request was not taken."""
-
     MALFORMED = "malformed"
     STRANGER = "stranger"  # without the token
     UNKNOWN = "unknown"  # a scope or key that this member does not use
@@ -49,7 +47,7 @@ class RequestRefused(Exception):
 
 
 class BoardRequest(NamedTuple):
-    """One request, its form checked and its meaning not."""
+    """A well-formed request, whose meaning is not checked."""
 
     method: str
     token: str
@@ -59,18 +57,16 @@ class BoardRequest(NamedTuple):
 
 
 class Rows(Protocol):
-    """The form of what the members of a mesh write."""
+    """The form in which members of a mesh write their addresses."""
 
     def split(self, row: bytes, rank: int, size: int) -> list[bytes]:
-        """What goes to each."""
+        """Return a parcel for each rank, empty for `rank` itself. Raises ValueError."""
 
     def laid_out(self, parcel: bytes, sender: int, rank: int, size: int) -> bytes:
-        """The row as its reader wants it."""
+        """Return a row of `sender` as its reader, `rank`, expects it."""
 
 
 class _Scope:
-    """One mesh."""
-
     def __init__(self, rank: int, size: int, rows: Rows) -> None:
         self.rank = rank
         self.size = size
@@ -81,7 +77,7 @@ class _Scope:
 
 
 class Board:
-    """The keys of one member of one generation. Pure: knows what may be written, and how much."""
+    """Keys of one member in one generation. Pure: knows which may be written, and how large their values may be."""
 
     def __init__(self, worker: str, rank: int, size: int) -> None:
         if not _MEMBER.fullmatch(worker):
@@ -95,17 +91,17 @@ class Board:
         self.max_value = 256 * size + 1024  # gloo needs 136 per peer
 
     def place(self, key: str) -> bytes:
-        """What `rank_and_size` answers to '<worker>:<local rank>'."""
+        """Answer a `rank_and_size` request for '<worker>:<local rank>'."""
         if key != f"{self._worker}:0":
             return _REMOVED
         return f"{self._rank},{self._size},0,1,0,1".encode()
 
     def has_others(self, scope: str) -> bool:
-        """Whether this member builds that mesh with others."""
+        """Tell whether this member forms that mesh with others."""
         return self._size_of(scope) > 1
 
     def get(self, scope: str, key: str) -> bytes | None:
-        """None: not known, or not yet."""
+        """Return the value; None if there is none, or not yet."""
         mesh, rank = self._find(scope, key)
         if mesh is None:
             return None
@@ -115,7 +111,7 @@ class Board:
         return None if parcel is None else mesh.rows.laid_out(parcel, rank, mesh.rank, mesh.size)
 
     def put(self, scope: str, key: str, value: bytes) -> None:
-        """Once for each key: what was read by others cannot become something else. The same again does no harm."""
+        """Write a key once, as others may have read it; the same value again does no harm. Raises RequestRefused."""
         if len(value) > self.max_value:
             raise RequestRefused(Refusal.OVERSIZED)
         mesh, rank = self._find(scope, key)
@@ -127,7 +123,7 @@ class Board:
             raise RequestRefused(Refusal.CONFLICT)
 
     def parcels(self, scope: str) -> Sequence[bytes] | None:
-        """What this member has for each rank of a mesh, once it has written that. Raises Refused."""
+        """Return a parcel for each rank of a mesh, once this member has written its row. Raises RequestRefused."""
         mesh = self._scopes.get(scope)
         row = mesh.written.get(str(mesh.rank)) if mesh is not None else None
         if mesh is None or row is None or mesh.size == 1:
@@ -138,13 +134,13 @@ class Board:
             raise RequestRefused(Refusal.MALFORMED) from error
 
     def deliver(self, scope: str, parcels: Mapping[int, bytes]) -> None:
-        """What others have for this member, by their ranks."""
+        """Take the parcels that other members, by rank, sent to this one."""
         mesh = self._scopes.get(scope)
         if mesh is not None and not mesh.finished:
             mesh.parcels.update(parcels)
 
     def finish(self, scope: str, key: str) -> None:
-        """This member is done with a mesh. It says so after a barrier, when no member needs addresses any more."""
+        """Forget a mesh. Horovod asks for it after a barrier, when no member needs addresses any more."""
         mesh, rank = self._find(scope, key)
         if mesh is None or rank != mesh.rank:
             raise RequestRefused(Refusal.UNKNOWN)
@@ -153,7 +149,7 @@ class Board:
         mesh.parcels.clear()
 
     def _find(self, scope: str, key: str) -> tuple[_Scope | None, int]:
-        """The mesh, if anything was written there, and the rank that `key` is of. Raises Refused."""
+        """Return the mesh, if anything was written there, and the rank in `key`. Raises RequestRefused."""
         known_key = _KEY.fullmatch(key)
         if known_key is None or int(known_key[2]) >= self._size_of(scope):
             raise RequestRefused(Refusal.UNKNOWN)
@@ -168,7 +164,7 @@ class Board:
         return mesh
 
     def _size_of(self, scope: str) -> int:
-        """How many members a mesh has. 0: there is none of that name."""
+        """Return the number of members of a mesh; 0 for an unknown name."""
         if _MESH.fullmatch(scope):
             return self._size
         trivial = _TRIVIAL.fullmatch(scope)
@@ -176,7 +172,7 @@ class Board:
 
 
 def parse(received: bytearray, max_body: int) -> BoardRequest | None:
-    """The request once it is complete. Raises Refused."""
+    """Return the request once it is complete. Raises RequestRefused."""
     end = received.find(b"\r\n\r\n")
     if end < 0:
         if len(received) > HEAD_BYTES:

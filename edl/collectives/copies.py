@@ -1,4 +1,4 @@
-"""A private copy of a native library: the loader takes it for another one, with variables and threads of its own.
+"""A private copy of a native library: the loader takes it for another library, with its own variables and threads.
 
 Owns: what such a copy has, and where it lies. Does not own: loading it (`edl.collectives.libraries`).
 """
@@ -16,10 +16,10 @@ _IS_LOADED = 1
 
 
 def private_copy(path: str, change: Callable[[bytes], bytes] = lambda contents: contents) -> str:
-    """The name of a copy that lives in memory, as long as this process does. Raises OSError, and what `change` does.
+    """Return the path of a copy in memory, which lasts as long as this process. Raises OSError, and as `change` does.
 
-    Another file, as the loader knows a hard link for what it is. It stays open: the loader also knows libraries by
-    their names, and a number that is free again would name another.
+    The copy must be another file, as the loader recognizes hard links. It stays open, as the loader also knows
+    libraries by their paths: a reused descriptor number would name another library.
     """
     contents = change(_loaded_part(Path(path)))
     descriptor = os.memfd_create(f"edl-{Path(path).name}")
@@ -30,7 +30,7 @@ def private_copy(path: str, change: Callable[[bytes], bytes] = lambda contents: 
 
 
 def _loaded_part(path: Path) -> bytes:
-    """Of Horovod's 60 MB nearly all is for debuggers, behind what is ever loaded."""
+    # Nearly all of Horovod's 60 MB is debugging data, which lies behind the segments that are loaded.
     with path.open("rb") as file:
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size or head[:6] != b"\x7fELF\x02\x01":

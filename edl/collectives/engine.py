@@ -1,4 +1,4 @@
-"""One of Horovod's native libraries with its guard and its environment: an engine, which holds one ring at a time.
+"""A ring engine: one copy of Horovod's native library with its guard and its environment; it holds one ring at a time.
 
 Owns: forming that ring, leaving it, cutting it. Does not own: which engine's ring the process trains in
 (`edl.collectives.horovod`), nor the tensors that it reduces.
@@ -26,7 +26,7 @@ REFUSED = "Horovod cannot be started again in this process, as a start of it has
 
 
 class RingEngine:
-    """Any thread may call it: one that forms or leaves a ring has the engine to itself until that is done."""
+    """Form, leave and cut the ring of one library, from any thread; forming and leaving exclude each other."""
 
     def __init__(self, library: Library, *, needs_elastic: bool) -> None:
         self.library = library
@@ -45,46 +45,45 @@ class RingEngine:
 
     @property
     def held(self) -> bool:
-        """Horovod has not let go of a ring that did not form."""
+        """Tell whether Horovod is stuck in a ring that did not form."""
         return self._forming is not None and not self._forming.ended
 
     @property
     def spent(self) -> bool:
-        """No ring forms here any more: Horovod says no, or has never let go of the last one."""
+        """Tell whether no ring can form here any more: Horovod refuses, or is stuck in the last one."""
         return self._refused or (self.held and not self._busy.locked())
 
     @property
     def idle(self) -> bool:
-        """No ring stands here, forms or is being left."""
+        """Tell whether no ring stands here, forms or is being left."""
         return self.place is None and not self._busy.locked()
 
     @property
     def free(self) -> bool:
-        """A ring may begin to form here at once."""
+        """Tell whether a ring may begin to form here at once."""
         return self.idle and not self.held and not self._refused
 
     @property
     def whole(self) -> bool:
-        """A ring stands here, and no member has left it or cut it off, as far as is known here."""
+        """Tell whether a ring stands here that no member has left or cut off, as far as is known here."""
         return self.place is not None and not self.broken and not self._guard.hurries
 
     @property
     def leaving(self) -> bool:
-        """A ring that stood is being left."""
         return self.place is not None and self._busy.locked()
 
     def stands(self, generation: int) -> bool:
-        """Whether the ring of this generation does, and no member has left it yet, as far as is known here."""
+        """Tell whether the ring of this generation stands, and no member has left it, as far as is known here."""
         return self.place is not None and self.place.generation == generation and not self._guard.hurries
 
     def settle(self) -> None:
-        """The ring here is about to be trained in: its next wait begins the time in which waits are short."""
+        """Begin the time of short waits (`edl.collectives.spinning`) at the next wait."""
         self._guard.set_spin(*self._spin)
 
     def form(
         self, place: Place, timeout_s: float, wanted: Callable[[], bool] = lambda: True, *, awaited: bool = True
     ) -> None:
-        """The ring of `place`, once the one before is left; if it still is `wanted` then. Raises RingBroken in time.
+        """Form the ring of `place` once the previous one is left, if it is still `wanted`. Raises RingBroken in time.
 
         `awaited`: its members do not train meanwhile.
         """
@@ -98,27 +97,27 @@ class RingEngine:
             self._busy.release()
 
     def pulse(self) -> Pulse | None:
-        """Tell from any thread what has moved in the ring that stands here; None where nothing was begun in it yet."""
+        """Tell, from any thread, what has moved in the ring that stands here; None if nothing was begun in it yet."""
         return None if self.place is None else self._guard.pulse()
 
     def waiting(self) -> list[str]:
-        """Name, from any thread, the tensors that not all members of that ring have come with."""
+        """Name, from any thread, the tensors for which some members are missing."""
         return [] if self.place is None else self._guard.waiting()
 
     def note_broken(self, generation: int) -> None:
-        """From any thread: a collective of that ring has failed, which may be left by now."""
+        """Note, from any thread, that a collective of that ring has failed. The ring may have been left since."""
         with self._turn:
             if self.place is not None and self.place.generation == generation:
                 self.broken = True
 
     def leave(self, generations: range | None = None) -> None:
-        """The ring that stands, if it is of one of these: one that was formed since is not meant."""
+        """Leave the ring that stands, if its generation is one of `generations`: a ring formed since then stays."""
         with self._busy:
             if generations is None or (self.place is not None and self.place.generation in generations):
                 self._leave()
 
     def abort(self, given_up: range | None = None) -> None:
-        """From any thread, at once: end what the ring does, or its forming."""
+        """End, from any thread and at once, what the ring does, or its forming."""
         with self._turn:
             forming = self._forming
             if forming is None or (given_up is not None and forming.generation not in given_up):
@@ -172,7 +171,7 @@ class RingEngine:
             self._guard.cut()  # gloo keeps them until it is asked for another ring, which may be hours from now
 
     def _tell_of_hosts(self, native: Any) -> None:
-        """Scripts ask Horovod's Python part, which looks these functions up in its native part, anew each time."""
+        # Horovod's Python part, which scripts ask, looks these functions up in its native part at each call.
         for what in ("local_rank", "local_size", "cross_rank", "cross_size"):
             name = f"horovod_{what}"
             setattr(native, name, partial(self._of_hosts, what, getattr(native, name)))

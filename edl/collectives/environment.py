@@ -1,5 +1,4 @@
-"""What Horovod reads from the environment, once per process and each time when it forms a ring, and what scripts read;
-and whether there is a Horovod.
+"""The variables that Horovod reads once per process, or at each forming, and those that scripts read.
 
 Owns: the names and their values, and what tells an installed Horovod. Does not own: how one library is given its own
 (`edl.collectives.guard`).
@@ -19,8 +18,8 @@ BUILD = "build Horovod from a clone of edl, by scripts/setup or, for another env
 
 
 def has_horovod(framework: str) -> bool:
-    """Tell whether Horovod is installed, and built for `torch` or `tensorflow`. Nothing is imported; a folder of that
-    name, such as a clone, is no Horovod.
+    """Tell whether Horovod is built for `torch` or `tensorflow`, without importing it; its mere folder does not
+    count.
     """
     spec = importlib.util.find_spec("horovod")
     folders = (spec and spec.submodule_search_locations) or ()
@@ -28,7 +27,7 @@ def has_horovod(framework: str) -> bool:
 
 
 def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """What must be there before the user's script touches Horovod itself.
+    """Set what Horovod must find before the user's script touches it.
 
     With HOROVOD_ELASTIC=1 Horovod looks up sizes when an operation runs instead of when it is traced, and its own
     optimizers keep their hooks in a ring of one: a solo ring would freeze both.
@@ -39,7 +38,8 @@ def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ)
 
 
 def variables(place: Place, timeout_s: float, *, keep_elastic: bool = False) -> dict[str, str | None]:
-    """Those of one place, while its ring forms; None means: must not be set. What users tune (cycle time, ...) stays.
+    """Return the variables of a place while its ring forms; None: must not be set. What users tune (cycle time, …)
+    stays.
 
     HOROVOD_ELASTIC is hidden: with it, a second init() first asks the rendezvous for the rank that we know already, and
     one without a rendezvous (a solo ring) crashes.
@@ -64,9 +64,7 @@ def variables(place: Place, timeout_s: float, *, keep_elastic: bool = False) -> 
 
 
 def tell_scripts(place: Place, environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """Put into the environment what horovodrun's processes find there: ranks and sizes, of the ring that this process
-    sits in now.
-    """
+    """Put ranks and sizes of the current ring into the environment, where horovodrun's processes find theirs."""
     environ.update(
         {
             "HOROVOD_RANK": str(place.rank),

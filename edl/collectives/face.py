@@ -1,4 +1,4 @@
-"""Horovod's Python part for one framework, which calls one native library at a time: that of the moment.
+"""Horovod's Python part for one framework, which calls one native library at a time.
 
 Owns: whether there are two that take turns, and whose turn it is. Does not own: how they do that in one framework
 (`edl.collectives.pairs`), nor rings (`edl.collectives.engine`).
@@ -25,10 +25,10 @@ TRIED = {"horovod.torch": ("nccl", "cuda")}  # but of these
 
 
 class Face:
-    """`libraries`: one, or two that take turns; the first one's turn comes first."""
+    """Give the turn to one of `libraries`: one, or two that take turns. The first one begins."""
 
     def __init__(self, module: str) -> None:
-        """Raises ImportError: `module` is `horovod.torch`, say, and must be there."""
+        """Import `module`, such as `horovod.torch`. Raises ImportError."""
         self._horovod: Any = importlib.import_module(module)
         self._basics: Any = importlib.import_module(f"{module}.mpi_ops")._basics
         self.libraries = _libraries(module)
@@ -36,11 +36,10 @@ class Face:
 
     @property
     def needs_elastic(self) -> bool:
-        """Builds for NCCL do while they form: it lets NCCL's collectives be aborted."""
         return bool(self._basics.nccl_built())
 
     def call(self, library: Library) -> None:
-        """From now on: this one, in which a ring stands. Code that asks for a size or enqueues a tensor finds it."""
+        """Let Horovod's Python part use this library, in which a ring stands, for sizes and tensors from now on."""
         self._basics.MPI_LIB_CTYPES = library.native.calls
         library.take_turn()
         self._horovod.init()  # its native part is done by now; this is the rest of it, in Python
@@ -62,7 +61,7 @@ def _libraries(module: str) -> Sequence[Library]:
 
 
 def _check(module: str, native: Native) -> None:
-    """Raises ImportError where there cannot be two."""
+    """Raise ImportError if two libraries cannot take turns."""
     untried = (way for way in OTHER_WAYS if way not in TRIED.get(module, ()))
     found = [way for way in untried if getattr(native.calls, f"horovod_{way}_built")()]
     if found:
@@ -74,8 +73,9 @@ def _check(module: str, native: Native) -> None:
 
 
 def hindrance(module: str, path: str, version: str) -> str:
-    """Why no ring forms beside one that stands, with Horovod's library at `path`, which is loaded, and the framework's
-    `version`; empty: it does. For who looks over a machine, and does not import the framework for it.
+    """Say why no ring can form beside a standing one, for `edl doctor`; empty if it can.
+
+    `path` is Horovod's loaded library, `version` the framework's, which is not imported.
     """
     try:
         _check(module, Native(path, calls := ctypes.CDLL(path), Guard(calls._name)))

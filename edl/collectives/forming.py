@@ -22,7 +22,7 @@ _attempts = itertools.count(1)
 
 
 class Forming:
-    """One attempt to form a ring. The native call runs in a thread of its own, so that a stuck one can be given up."""
+    """A single attempt to form a ring. The native call runs in its own thread, so that a stuck call can be given up."""
 
     def __init__(self, native: Any, guard: Guard, generation: int) -> None:
         self.generation = generation
@@ -35,7 +35,7 @@ class Forming:
         self.refused = False  # by this library for ever: a start that failed late leaves a mark that nothing takes away
 
     def wait(self, timeout_s: float) -> None:
-        """Returns once the ring is formed. Raises RingBroken; then Horovod is ready for another attempt."""
+        """Return once the ring is formed. Raises RingBroken; then Horovod is ready for another attempt."""
         threading.Thread(target=self._form, name="edl-forming", daemon=True).start()
         reason = self._outcome(timeout_s)
         if reason == "" and not self._given_up.is_set():
@@ -52,17 +52,17 @@ class Forming:
         raise RingBroken(f"the ring did not form: {reason}")
 
     def give_up(self) -> None:
-        """From any thread: end the attempt."""
+        """End the attempt. Any thread may call it."""
         self._given_up.set()
         self._guard.set_hurry(True)
 
     @property
     def ended(self) -> bool:
-        """Whether Horovod can be started again."""
+        """Tell whether Horovod can be started again."""
         return self._done.is_set() or self._guard.failure(self._attempt) is not None
 
     def _outcome(self, timeout_s: float) -> str | None:
-        """'' when formed, else the reason; None when neither is known in time."""
+        """Return '' when formed, else the reason; None if neither is known in time."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             if self._done.wait(LOOK_S):

@@ -24,8 +24,6 @@ NAMES_BYTES = 4096  # of the tensors that wait; those of a large model are many,
 
 
 class _Pulse(ctypes.Structure):
-    """The struct of this name in `_guard.cpp`."""
-
     _fields_ = (
         ("waiting", ctypes.c_int64),
         ("begun", ctypes.c_int64),
@@ -35,10 +33,10 @@ class _Pulse(ctypes.Structure):
 
 
 class Guard:
-    """Around one of Horovod's libraries, which must be loaded, and which forms at most one ring at a time."""
+    """Guard around one of Horovod's libraries, which must be loaded. The library forms at most one ring at a time."""
 
     def __init__(self, library: str, *, copied: bool = False) -> None:
-        """`copied`: another guard is there already, and this one shares nothing with it. Raises OSError then."""
+        """Share nothing with the guards that exist, if `copied`. Raises OSError if that fails."""
         self._native = _load(copied=copied)
         found = 0 if self._native is None else self._native.edl_watch(library.encode())
         self.active = found > 0
@@ -49,9 +47,7 @@ class Guard:
             logger.debug("%s is not as the guard knows it", library)
 
     def start(self, attempt: int, init: Any, arguments: Sequence[Any]) -> bool | None:
-        """Horovod's native start, by `init`, of this attempt to form a ring. Returns what it says; None: its thread
-        ended first, of which `failure` tells.
-        """
+        """Call Horovod's native `init`. Return its answer; None if its thread ended first: see `failure`."""
         if self._native is None:
             return bool(init(*arguments))
         said = self._native.edl_start(attempt, ctypes.cast(init, ctypes.c_void_p), *arguments)
@@ -59,9 +55,10 @@ class Guard:
 
     @contextlib.contextmanager
     def environment(self, values: Mapping[str, str | None]) -> Iterator[None]:
-        """Inside, the library finds these in the environment, and nothing where it says None.
+        """Show the library these variables, without those whose value is None.
 
-        Where the guard is whole, no other thread does, so that rings may form while others look, or form one as well.
+        If the guard is whole, no other thread sees them, so that rings may form while other threads read the
+        environment or form a ring as well.
         """
         if self.whole:
             for name, value in values.items():
@@ -76,41 +73,41 @@ class Guard:
             _assign(before)
 
     def set_host(self, address: str) -> None:
-        """Where the rings that form from now on listen, whatever this host's name resolves to."""
+        """Let rings that form from now on listen at this address, whatever the host's name resolves to."""
         if self._native is not None:
             self._native.edl_set_host(address.encode())
 
     def failure(self, attempt: int) -> str | None:
-        """Why the thread of this attempt ended, None while it has not."""
+        """Return why the thread of this attempt ended; None if it has not."""
         what = self._native.edl_failure(attempt) if self._native is not None else None
         return None if what is None else plain(what.decode(errors="replace"))
 
     def set_hurry(self, hurry: bool) -> None:
-        """In a hurry, whatever Horovod's and gloo's threads wait for has timed out. From any thread."""
+        """End, from any thread, all waits of Horovod's and gloo's threads as if timed out."""
         if self._native is not None:
             self._native.edl_set_hurry(int(hurry))
 
     @property
     def hurries(self) -> bool:
-        """The daemon said so, or a connection of the ring that stands has ended."""
+        """Tell whether waits end at once: `set_hurry` was called, or a connection of the standing ring has ended."""
         return self.whole and bool(self._native.edl_hurries())
 
     def cut(self) -> int:
-        """Shut down all sockets that Horovod's library has open, and no others. From any thread. Returns how many.
+        """Shut down, from any thread, all sockets that Horovod's library has open, and no others. Return how many.
 
-        Without a guard it is not known which those are: then a stuck trainer waits for gloo's own time-out.
+        Without a guard these are unknown, so that a stuck trainer waits for gloo's own time-out.
         """
         return 0 if self._native is None else int(self._native.edl_cut())
 
     def pulse(self) -> Pulse | None:
-        """Tell from any thread what has moved in the ring that stands; None where that is not known."""
+        """Tell, from any thread, what has moved in the ring that stands; None if that is not known."""
         found = _Pulse()
         if not self.whole or not self._native.edl_pulse(ctypes.byref(found), None, 0):
             return None
         return Pulse(found.waiting, found.begun, found.turns, found.bytes)
 
     def waiting(self) -> list[str]:
-        """Names of tensors that not all members have come with; some of them, where they are many. Any thread."""
+        """Name, from any thread, the tensors for which some members are missing; only some of them if they are many."""
         if not self.whole:
             return []
         names = ctypes.create_string_buffer(NAMES_BYTES)
@@ -118,21 +115,22 @@ class Guard:
         return names.value.decode(errors="replace").splitlines()
 
     def set_spin(self, seconds: float, settling_s: float = 0.0) -> None:
-        """A thread that waits longer than this for a collective naps between two looks. In a ring that begins it naps
-        after a millisecond: so long, from its first wait on.
+        """Set for how long a thread polls for a collective before it naps between two looks.
+
+        In a ring that begins it naps after a millisecond, for `settling_s` from its first wait on.
         """
         if self._native is not None:
             times = (ctypes.c_int64(round(1e9 * one)) for one in (seconds, settling_s))
             self._native.edl_set_spin(*times)
 
     def set_standing(self, standing: bool) -> None:
-        """While a ring stands, a connection that ends brings a hurry."""
+        """Tell the guard whether a ring stands: then the end of a connection brings a hurry."""
         if self._native is not None:
             self._native.edl_set_standing(int(standing))
 
     @contextlib.contextmanager
     def awaited(self) -> Iterator[None]:
-        """Inside, a ring forms that its members wait for, and gloo's loop takes a turn each millisecond."""
+        """Let gloo's loop take a turn each millisecond, while a ring forms for which its members wait."""
         if self._native is None:
             yield
             return
@@ -144,9 +142,9 @@ class Guard:
 
 
 def plain(message: str) -> str:
-    """What gloo and Horovod say, without the places in gloo's sources where it says so, without Horovod's guesses at
-    what may have shut it down, and without asking to look above. Where a hurry has ended its wait, gloo says that its
-    whole time-out is over: the length is left out.
+    """Return a message of gloo or Horovod without source positions, guesses at the cause, and pointers to other output.
+
+    After a hurry has ended its wait, gloo names its whole time-out, so that the length is left out.
     """
     if re.search(r"HTTP (\w+ )?request failed", message):
         return "its daemon did not answer"

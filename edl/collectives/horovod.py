@@ -1,18 +1,17 @@
-"""The ring, made of Horovod: of two copies of one of its libraries, that of `horovod.torch` or `horovod.tensorflow`.
+"""The ring on Horovod: on two copies of the library of `horovod.torch` or of `horovod.tensorflow`.
 
-Owns: which copy's ring this process sits in, forming the next one in the other, bytes inside the ring.
-Does not own: what one copy does (`edl.collectives.engine`), gradients and models (`edl.torch`, `edl.tensorflow` call
-Horovod for those), nor who is in the ring.
+Owns: which copy's ring this process sits in, forming the next one in the other, bytes inside the ring. Does not own:
+what one copy does (`edl.collectives.engine`), gradients and models (`edl.torch`, `edl.tensorflow` call Horovod for
+those), nor who is in the ring.
 
-Horovod's names for things: its *rendezvous* is the server through which members find each other; its *topology* is
-flat here, that is, each worker counts as a host of its own (local size 1). That halves the time to form a ring, because
-the meshes per host and across hosts are then trivial. Its price: hierarchical all-reduce is off. What scripts ask of it
+Horovod's names for things: its *rendezvous* is the server through which members find each other; its *topology* is flat
+here, that is, each worker counts as a host of its own (local size 1). That halves the time to form a ring, because the
+meshes per host and across hosts are then trivial. Its price: hierarchical all-reduce is off. What scripts ask of it
 (`hvd.local_rank()`, `local_size`, `cross_rank`, `cross_size`) is answered from the place instead.
 
 Horovod has one ring per process. So there are two engines, each around a copy of its library that knows nothing of the
-other: while one reduces, the next ring forms in the other, and where Horovod's Python part calls one, it calls the
-other from then on. A ring that stands polls, so the old one is left at once, aside: between two changes one engine
-stands still.
+other: while one reduces, the next ring forms in the other, and Horovod's Python part is switched to that one. A ring
+that stands polls, so the old one is left at once, in the background: between two changes one engine stands still.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from edl.protocol.ring import Place
 
 
 class Collectives(Bytes, Sums, Protocol):
-    """What one framework does in Horovod's rings for edl itself."""
+    """Collectives of one framework in Horovod's rings, for edl itself."""
 
 
 class HorovodRing:
@@ -53,8 +52,8 @@ class HorovodRing:
         failed: Callable[[BaseException], bool],
         named: Callable[[], Sequence[Named]] = tuple,
     ) -> None:
-        """`module` is Horovod's, `tensors` moves bytes with it, `failed` knows what its broken collectives raise,
-        `named` tells what a step reduces, for any thread.
+        """`tensors` moves bytes; `failed` recognizes errors of broken collectives; `named`, from any thread, is what a
+        step reduces.
         """
         self._face = Face(module)
         elastic = self._face.needs_elastic
@@ -82,9 +81,7 @@ class HorovodRing:
         self._sit()
 
     def leave(self) -> None:
-        """A broken one aside, where the other engine stands still: that is the next ring's, and nothing waits for the
-        end of this one.
-        """
+        """Leave a broken ring in the background if the other engine is free to form the next one."""
         self.size = 0
         left, spare = self._engine, self._spare
         if spare is None or not spare.free or left.free or left.whole:
@@ -139,7 +136,7 @@ class HorovodRing:
             _let_go(spare, range(generation + 1))
 
     def _sit(self) -> None:
-        """In the ring of the engine."""
+        """Make the engine's ring the current one."""
         place = self._engine.place
         assert place is not None  # it stands
         self._face.call(self._engine.library)
@@ -152,7 +149,7 @@ class HorovodRing:
         ownership.skip_destructors()
 
     def _end(self) -> None:
-        """The process does. None of Horovod's threads may be left, which would find their variables gone."""
+        """Leave all rings as the process ends: Horovod's threads would find their variables gone."""
         self._released = sys.maxsize
         if self._spare is not None and not self._spare.leaving:  # in a hurry, a healthy ring is not left to its end
             self._spare.abort()
@@ -211,7 +208,7 @@ class HorovodRing:
             raise RingFault.of(error) from error
 
     def is_failure(self, error: BaseException) -> bool:
-        """Whether the framework raised this because a collective failed; if so, the ring counts as broken."""
+        """Tell whether the framework raised `error` because a collective failed; if so, the ring counts as broken."""
         failed = isinstance(error, RingBroken) or self._failed(error)
         self._engine.broken = self._engine.broken or failed
         return failed
@@ -226,7 +223,7 @@ class HorovodRing:
 
 
 def _let_go(engine: RingEngine, generations: range | None = None) -> None:
-    """Leave its ring, aside. A ring that is formed there meanwhile is not meant."""
+    """Leave its ring in the background, but not a ring that forms there meanwhile."""
     place = engine.place
     if generations is None:
         if place is None:

@@ -1,4 +1,4 @@
-"""Horovod's native library for one framework, and copies of it that know nothing of each other.
+"""Horovod's native library for one framework, and independent copies of it.
 
 Owns: what one of them is, and loading a copy. Does not own: which one Horovod's Python part calls
 (`edl.collectives.face`), nor rings (`edl.collectives.engine`).
@@ -18,7 +18,7 @@ from edl.collectives.guard import Guard
 
 @dataclass(frozen=True)
 class Native:
-    """One of them, loaded and guarded."""
+    """A loaded and guarded native library."""
 
     path: str
     calls: Any
@@ -27,7 +27,7 @@ class Native:
 
 @dataclass(frozen=True)
 class Library:
-    """One that may hold a ring, as its framework sees it."""
+    """A native library as its framework uses it. It may hold a ring."""
 
     native: Native
     take_turn: Callable[[], None]  # from now on, its framework's tensors go here
@@ -35,17 +35,16 @@ class Library:
     taker: Any = None  # of its framework's tensors: a module of PyTorch's, a number among TensorFlow's
 
     def shut_down(self) -> None:
-        """As `hvd.shutdown()` does it: all members of the ring have to, or one of them has to be cut off."""
+        """Shut down as `hvd.shutdown()` does: all members of the ring have to, or one of them has to be cut off."""
         self.forget()
         self.native.calls.horovod_shutdown()
 
 
-def nothing() -> None:
-    """Where there is nothing to do."""
+def nothing() -> None: ...
 
 
 def copy_of(path: str, change: Callable[[bytes], bytes] = lambda contents: contents) -> Native:
-    """A copy of the library at `path`, changed and loaded. Raises OSError, ImportError."""
+    """Load a changed copy of the library at `path`. Raises OSError, ImportError."""
     copy = private_copy(path, change)
     # Horovod has made the first one's symbols global: without RTLD_DEEPBIND the copy would use those.
     calls = ctypes.CDLL(copy, mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)

@@ -1,4 +1,4 @@
-"""The names of what a ring of Horovod reduces in each step, gone through once before its first one.
+"""Names of the tensors that Horovod reduces in each step; its ring reduces zeros by them once, before its first step.
 
 Horovod pairs up by name what members begin in any order. They have to tell each other of a name that is new in their
 ring, which takes as long as several reductions. So the members of a ring that is prepared beside one that works reduce
@@ -20,7 +20,7 @@ MOST_BYTES = 2**20  # of zeros, beside training. Where there is more to reduce, 
 
 
 class Named(NamedTuple):
-    """What is reduced by one name."""
+    """A tensor that is reduced under a name."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,27 +29,28 @@ class Named(NamedTuple):
 
 
 class Sums(Protocol):
-    """Reductions by one framework in any of Horovod's libraries, not only in that whose turn it is.
+    """Reductions by one framework in any of Horovod's libraries, also in one whose turn it is not.
 
     `library` is what `edl.collectives.libraries.Library.taker` says. All of it raises what the framework raises.
     """
 
     def largest_in(self, library: Any, values: list[int], name: str) -> list[int]:
-        """The largest of all members' values in each place: signed, of 64 bits."""
+        """Return the largest of all members' values in each place: signed, of 64 bits."""
 
     def reduce_zeros(self, library: Any, tensors: Sequence[Named]) -> None:
-        """Each as a gradient of this name is."""
+        """Reduce zeros under each name, as gradients of these names are reduced."""
 
 
 def one_of_each_kind(named: Sequence[Named]) -> list[Named]:
-    """Name one number of each kind that is among `named`, by names that no step reduces."""
+    """Return a number of each kind that is among `named`, under names that no step reduces."""
     kinds = {(one.kind, one.item_bytes) for one in named}
     return [Named(f"edl.kind.{kind}", (1,), kind, item_bytes) for kind, item_bytes in sorted(kinds)]
 
 
 def go_through(sums: Sums, library: Any, named: Sequence[Named]) -> None:
-    """All members of the ring in `library` do, once. Those who know of different names pass over all of them: else
-    each would wait for the others' names. Raises what `sums` does.
+    """Reduce zeros by all names once, on all members of the ring in `library`. Raises what `sums` raises.
+
+    Members that know different names skip all of them: else each would wait for the others' names.
     """
     whole = sum(math.prod(one.shape) * one.item_bytes for one in named)
     chosen = sorted(named) if whole <= MOST_BYTES else one_of_each_kind(named)

@@ -22,9 +22,10 @@ from edl.collectives.libraries import Library, Native, copy_of, nothing
 
 
 def of_torch(operations: Any, native: Native) -> Sequence[Library]:
-    """Horovod's own, and a copy. Raises OSError, ImportError.
+    """Return Horovod's own library and a copy. Raises OSError, ImportError.
 
-    `horovod.torch.mpi_ops` looks up what enqueues a tensor in a module, anew each time: there is one for each.
+    `horovod.torch.mpi_ops` looks up the functions that enqueue tensors in a module at each call: each library has a
+    module.
     """
     first = operations.mpi_lib
     copy = copy_of(native.path)
@@ -36,7 +37,7 @@ def of_torch(operations: Any, native: Native) -> Sequence[Library]:
 
 
 def _module(path: str, like: str) -> ModuleType:
-    """The extension module at `path`, which is loaded, a copy of the one named `like`. Raises ImportError.
+    """Import the extension module at `path`, a loaded copy of the module named `like`. Raises ImportError.
 
     pybind11 keeps modules by their names, whatever file they come from, so that each copy needs a name of its own. Only
     the last part is the file's: that of its function which makes the module.
@@ -58,14 +59,14 @@ XLA = "HOROVOD_ENABLE_XLA_OPS"
 
 
 def of_tensorflow(operations: Any, native: Native) -> Sequence[Library]:
-    """Two copies: TensorFlow's kernels are bound to Horovod's own library. Raises OSError, ImportError."""
+    """Return two copies, as TensorFlow's kernels are bound to Horovod's own library. Raises OSError, ImportError."""
     if native.calls.horovod_is_initialized():
         raise ImportError("the script has called Horovod's init() before it imported edl")
     return _taking_turns(native.path, ctypes.CDLL(str(_built(operations.tf.__version__))))
 
 
 def _built(version: str) -> Path:
-    """What hands tensors on. Raises ImportError where it would not, or is missing."""
+    """Return the library that hands tensors to the copy whose turn it is. Raises ImportError if it cannot."""
     if os.environ.get(XLA):
         raise ImportError(f"with {XLA}, Horovod's operations are compiled, and bound to one library")
     built = turns_of(version)
@@ -75,7 +76,7 @@ def _built(version: str) -> Path:
 
 
 def turns_of(version: str) -> Path:
-    """Where `_turns.cpp`, built against this version of TensorFlow, belongs."""
+    """Return the path of `_turns.cpp`, built against this version of TensorFlow."""
     return Path(__file__).with_name(f"_turns.tensorflow-{version}.so")
 
 
@@ -92,8 +93,9 @@ def _taking_turns(path: str, turns: Any) -> Sequence[Library]:
 
 
 def _renaming(names: Sequence[bytes], prefix: str) -> Callable[[bytes], bytes]:
-    """Gives the operations in a library names of their own. It raises ImportError: TensorFlow ends the process over a
-    name that it knows already, so that none may be left.
+    """Return a function that gives the operations in a library names of their own.
+
+    It raises ImportError unless all names are changed: TensorFlow ends the process over a name that it knows already.
     """
     rest = b"|".join(re.escape(name.removeprefix(HOROVODS.encode())) for name in names)
     whole = re.compile(rb"\0" + HOROVODS.encode() + rb"(" + rest + rb")(?=\0)")  # a fixed beginning is found quickly

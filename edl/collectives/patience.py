@@ -1,4 +1,4 @@
-"""How long a ring keeps this process waiting: the time in which nothing has moved in that ring.
+"""The time in which nothing has moved in a ring that keeps this process waiting.
 
 Neither Horovod nor gloo tells when a wait is to end. Horovod waits for ever for a member whose script hangs, as its
 threads go on talking; gloo has a time-out of its own for each part of an operation. So edl looks at the ring now and
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Pulse(NamedTuple):
-    """A pulse tells what had moved in a ring by the time of a look."""
+    """A snapshot of what has moved in a ring."""
 
     waiting: int  # collectives that this process has begun, and that not all members have come to
     begun: int  # times that one was
@@ -23,7 +23,7 @@ class Pulse(NamedTuple):
 
 
 class Patience:
-    """The patience of one process with the ring that it sits in."""
+    """Follow how long a process waits in vain in its ring."""
 
     def __init__(self) -> None:
         self._at = (0, 0)
@@ -31,9 +31,7 @@ class Patience:
         self._moved_at = 0.0
 
     def look(self, at: tuple[int, int], pulse: Pulse | None, now: float) -> float:
-        """Return for how many seconds nothing has moved in a ring and step, `at`: its generation, and the newest step.
-        `pulse` None: none is awaited.
-        """
+        """Return the seconds for which nothing has moved in this generation and step (`at`). `pulse` None: no wait."""
         last, self._last = self._last, pulse
         if pulse is None or last is None or at != self._at or _moved(last, pulse):
             self._at, self._moved_at = at, now

@@ -1,4 +1,4 @@
-"""Where a trainer finds the other members of its ring: a server of our own for the gloo of Horovod 0.28.1.
+"""The server through which a trainer finds the other members of its ring, for the gloo of Horovod 0.28.1.
 
 Owns: what one trainer and its own daemon say to each other while one ring forms. Does not own: how addresses come from
 the other daemons (`edl.daemon.introductions`), nor the connections between trainers. Runs on the event loop of the
@@ -58,13 +58,12 @@ _STATUS = {
 
 
 class Heard(Protocol):
-    """What brings addresses from and to the other members."""
+    """Callbacks of a rendezvous, whose owner exchanges addresses with the other members."""
 
-    def began(self, mesh: str) -> None:
-        """The trainer is about to build this mesh."""
+    def began(self, mesh: str) -> None: ...
 
     def wrote(self, mesh: str, parcels: Sequence[bytes]) -> None:
-        """What the trainer has for each rank of it."""
+        """Send these parcels, one for each rank of the mesh."""
 
 
 class Rendezvous:
@@ -80,7 +79,7 @@ class Rendezvous:
         hold_s: float = HOLD_S,
         on_refused: Callable[[Refusal], None] = lambda _: None,
     ) -> None:
-        """`on_refused` hears of each refusal too: this server, and with it its own count, is soon gone."""
+        """Call `on_refused` at each refusal too: this server and its own count are soon gone."""
         self.hold_s = hold_s
         self._token = secrets.token_urlsafe(TOKEN_BYTES)
         self._heard = heard
@@ -95,7 +94,7 @@ class Rendezvous:
         self._acceptor: _Acceptor | None = None
 
     def open(self) -> str:
-        """Listens. Returns what Horovod is to take for its server's address (its port is `HOROVODS_PORT`)."""
+        """Listen. Return what Horovod is to take for its server's address (its port is `HOROVODS_PORT`)."""
         try:
             listening = socket.create_server((LOOPBACK, 0), backlog=MOST_CONNECTIONS)
         except OSError as error:
@@ -104,9 +103,9 @@ class Rendezvous:
         return f"{LOOPBACK}:{listening.getsockname()[1]}/{self._token}"
 
     async def stop(self) -> None:
-        """Cuts connections that still ask: Horovod tries three times, 0.5 s apart, and fails. Harmless twice.
+        """Cut connections that still wait: Horovod tries three times, 0.5 s apart, and fails. Harmless twice.
 
-        Without the guard of `edl.collectives.forming` that ends their processes.
+        Without the guard, which `edl.collectives.forming` uses, that ends their processes.
         """
         if self._acceptor is None:
             return
@@ -116,31 +115,31 @@ class Rendezvous:
             connection.abort()
 
     def deliver(self, mesh: str, parcels: Mapping[int, bytes]) -> None:
-        """What others have for this trainer, by their ranks."""
+        """Take parcels of other members, by rank, and answer the requests that wait for them."""
         self._board.deliver(mesh, parcels)
         for scope, key in list(self._waiting):  # one or two: a trainer asks one thing after the other
             if scope == mesh and int(key) in parcels:
                 self._tell(scope, key)
 
     def fail(self, reason: str) -> None:
-        """The ring cannot form, and why: whatever the trainer asks for from now on, or waits for, it hears that."""
+        """Answer all waiting and later requests for addresses with the reason why the ring cannot form."""
         self._failed = reason
         for scope, key in list(self._waiting):
             self._tell(scope, key)
 
     @property
     def awaited(self) -> frozenset[int]:
-        """The ranks whose addresses the trainer has asked for, which are not here yet."""
+        """Return the ranks whose addresses the trainer has asked for and not got yet."""
         return frozenset(int(rank) for _, rank in self._waiting)
 
     def refusals(self) -> dict[str, int]:
-        """Reason to number of requests that were not taken."""
+        """Return the number of refused requests by reason."""
         return dict(self._refused)
 
     # What connections call:
 
     def _joined(self, connection: _Connection) -> bool:
-        """False: there are too many. A connection without the token must make room, so that our trainer gets in."""
+        """Return False if too many are connected. Connections without the token make room for our trainer."""
         if len(self._connections) >= self._max_connections:
             self._count(Refusal.FULL)
             unproven = next((one for one in self._connections if not one.proven), None)
@@ -219,10 +218,10 @@ class Rendezvous:
 
 
 class _Acceptor:
-    """Takes connections in, in place of `asyncio.Server`.
+    """Accept connections, in place of `asyncio.Server`.
 
-    That one forgets a connection which it accepted just before its `close()` (Python 3.11: an assertion fails in a task
-    of its own), without closing it; Horovod's client, which has no time-out, would wait for an answer for ever.
+    That class forgets a connection which it accepted just before its `close()` (Python 3.11: an assertion fails in a
+    task of its own), without closing it; Horovod's client, which has no time-out, would wait for an answer for ever.
     """
 
     def __init__(self, listening: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
@@ -235,7 +234,7 @@ class _Acceptor:
         self._resume()
 
     async def stop(self) -> None:
-        """Returns once every connection that was accepted has its protocol, and there will be no more."""
+        """Stop listening. Return once every accepted connection has its protocol."""
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listening)
@@ -262,7 +261,7 @@ class _Acceptor:
 
 
 class _Connection(asyncio.Protocol):
-    """One request, one answer. All of it, waiting apart, within REQUEST_S."""
+    """A connection for one request. All of it must be done within REQUEST_S, but for the wait for a key."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.proven = False
@@ -288,7 +287,7 @@ class _Connection(asyncio.Protocol):
         self.answer(_STATUS[refusal])
 
     def give_up_after(self, seconds: float) -> None:
-        """Without the key by then, the client hears 404 and asks again."""
+        """Answer 404 if the key is not there by then: the client asks again."""
         self._expect(seconds, self.answer, 404)
 
     def abort(self) -> None:
@@ -324,7 +323,7 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
 
     def _expect(self, seconds: float, otherwise: Callable[..., None], *arguments: Any) -> None:
-        """There is one timer: for what must happen next."""
+        # One timer is enough, for what must happen next.
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, otherwise, *arguments)

@@ -1,6 +1,6 @@
-"""The port of the all-reduce ring, as the runtime sees it; gradients go through the adapters of the frameworks.
+"""Port of the all-reduce ring, as the runtime uses it; gradients go through the adapters of the frameworks.
 
-Owns: entering and leaving a ring, forming the next one beside it, moving bytes inside it, and freeing those who are
+Owns: entering and leaving a ring, forming the next one beside it, moving bytes inside it, and freeing threads that are
 stuck in it. Does not own: who is in it (`edl.core`), nor when to change it (`edl.trainer`).
 """
 
@@ -15,90 +15,90 @@ from edl.protocol.ring import Place
 
 
 def never() -> bool:
-    """Say that no ring is on trial: `Ring.on_trial` before the runtime gives another."""
     return False
 
 
 class Ring(Protocol):
-    """A process sits in one ring at most; one more may be prepared beside it.
+    """A process sits in one ring at most; it may prepare one more beside it.
 
-    What does not say that it is any thread's belongs to the training thread.
+    Methods run on the training thread unless they say otherwise.
     """
 
     on_trial: Callable[[], bool]
-    """Given by the runtime, and asked where a collective has raised what is no broken ring: the ring has newcomers that
-    its other members have made no step with, so it counts as broken all the same, and RingFault is raised.
+    """Set by the runtime: tells whether the ring has newcomers with which its other members have made no step yet. Then
+    any error of a collective counts as a broken ring, and RingFault is raised.
     """
 
     @property
     def place(self) -> Place | None:
-        """Where this process sits now, None outside any ring."""
+        """Return where this process sits now; None outside any ring."""
 
     @property
     def prepares(self) -> bool:
-        """Whether it can form a ring beside one that stands. Callers look here first; where not, `enter` forms it."""
+        """Tell whether a ring can form beside one that stands: if not, callers use `enter` instead of `prepare`."""
 
     @property
     def pairs_by_name(self) -> bool:
-        """Members' collectives meet by their names; else by their order, which only the training thread can keep."""
+        """Tell whether collectives meet by name; else by their order, which only the training thread can keep."""
 
     def prepare(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
-        """From any thread, one at a time: form the ring of `place.generation` beside the one that stands.
+        """Form the ring of `place.generation` beside the one that stands. Any thread may call it, one at a time.
 
-        Comes back once it stands. Raises RingBroken within `timeout_s`; the ring that stands is untouched either way.
-        `all_prepare`: all members form it so, beside one that works, and what takes long belongs here. Else some may
-        `enter` it, and all wait for it: it takes the place of a broken one.
+        Returns once it stands. Raises RingBroken within `timeout_s`; the ring that stands is untouched either way.
+        `all_prepare`: all members form it beside a working ring, so that slow preparations belong here. Otherwise some
+        may `enter` it and all wait for it, as it replaces a broken ring.
         """
 
     def adopt(self, generation: int) -> None:
-        """Between two mini-batches, without waiting: sit in the ring that is prepared. The old one is let go aside.
+        """Sit in the prepared ring, between mini-batches and without waiting; the old one is left in the background.
 
-        Raises RingBroken if that one was not prepared, or has failed since.
+        Raises RingBroken if that ring was not prepared, or has failed since.
         """
 
     def release(self, generation: int) -> None:
-        """From any thread: a ring that is, or is being, prepared will never be adopted. Harmless if there is none."""
+        """Drop, from any thread, a ring that is being or is prepared; harmless if there is none."""
 
     def enter(self, place: Place, timeout_s: float) -> None:
-        """Form the ring of `place.generation` with all other members, and sit in it. Raises RingBroken, in time."""
+        """Form the ring of `place.generation` with all other members, and sit in it. Raises RingBroken in time."""
 
     def leave(self) -> None:
-        """Leave the ring; harmless outside one, and in a broken one."""
+        """Leave the ring; harmless outside one and in a broken one."""
 
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
-        """Bytes of rank `root`, on all members; others pass None. Raises RingBroken."""
+        """Return the bytes of rank `root` on all members; others pass None. Raises RingBroken."""
 
     def largest(self, values: Sequence[int]) -> list[int]:
-        """Of all members' values the largest in each place: signed, of 64 bits. Raises RingBroken."""
+        """Return the largest of all members' values in each place: signed, of 64 bits. Raises RingBroken."""
 
     def same(self, value: int) -> Callable[[], bool]:
-        """Ask whether all members pass the same value (64 bits, no sign). What is returned waits for the answer: other
-        collectives may come in between. Both raise RingBroken. Any thread may ask where collectives meet by name.
+        """Ask whether all members pass the same value (64 bits, no sign). Return a function that waits for the answer.
+
+        Other collectives may come in between. Both raise RingBroken. Any thread may ask if collectives meet by name.
         """
 
     def pulse(self) -> Pulse | None:
-        """Tell from any thread what has moved in this process's ring; None where nothing is waited for there."""
+        """Tell, from any thread, what has moved in this process's ring; None if nothing is awaited there."""
 
     def awaits(self) -> str:
-        """Tell from any thread what this process waits for in its ring: GRADIENTS, or the collective to which not all
-        members have come, by its name; empty: nothing.
+        """Return, from any thread, what is awaited: GRADIENTS, the name of a collective that lacks members, or nothing
+        ('').
         """
 
     def abort(self, given_up: range | None = None) -> None:
-        """From any thread: fail the collectives in flight, so that the training thread gets RingBroken.
+        """Fail, from any thread, the collectives in flight, so that the training thread gets RingBroken.
 
-        What forms is given up likewise. `given_up`: only a ring of one of these generations, so that an abort which
-        comes late does not hit a newer one.
+        A ring that forms is given up likewise. `given_up`: only a ring of one of these generations, so that a late
+        abort does not hit a newer one.
         """
 
 
 def is_fault(ring: Ring, error: BaseException) -> bool:
-    """Return whether an `error` of a collective of `ring` counts as a broken ring, though it says nothing of one."""
+    """Tell whether an `error` of a collective counts as a broken ring though its type does not say so."""
     return isinstance(error, Exception) and not isinstance(error, EdlError) and ring.on_trial()
 
 
 def of_all_members(ring: Ring, mine: bytes) -> list[bytes]:
-    """Each member's bytes, by rank: a message for each, so for what is seldom asked. Raises RingBroken."""
+    """Return each member's bytes, by rank. It takes a message for each member, so ask seldom. Raises RingBroken."""
     place = ring.place
     if place is None:
         return [mine]

@@ -1,4 +1,4 @@
-"""How much the gradients of this worker count in the ring's average, and whether any worker's do.
+"""The weight of this worker's gradients in the ring's average, and whether any worker's count.
 
 Owns: these two values. Does not own: applying it (the adapters), nor computing it from the data (`edl.trainer`).
 """
@@ -9,7 +9,7 @@ import math
 
 
 class Weight:
-    """weight = own samples / samples of all workers. Even until it is said otherwise."""
+    """Samples of this worker divided by samples of all workers; equal for all workers until `set` is called."""
 
     def __init__(self) -> None:
         self._weight: float | None = None
@@ -21,7 +21,7 @@ class Weight:
         self._weight, self.weightless = weight, weightless
 
     def factor(self, size: int) -> float:
-        """What to multiply gradients with, so that their average over `size` workers is the sum weighted by shares.
+        """Return the factor for gradients by which their average over `size` workers becomes the weighted sum.
 
         Exactly 1.0 in the even case, so that callers can skip the multiplication.
         """

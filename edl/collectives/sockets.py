@@ -39,14 +39,14 @@ _OF_ALL_PEERS = 1  # TCP_MD5SIG_FLAG_PREFIX, of no bits
 
 
 class Descriptor(NamedTuple):
-    """Of a socket, as long as it is still that of this number of the kernel's."""
+    """A socket, by its descriptor; `inode` tells whether the number still means the same socket."""
 
     number: int
     inode: int
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[socket.socket]:
-        """By a descriptor of our own. Raises OSError: it was closed since."""
+        """Open the socket by a descriptor of our own. Raises OSError if it was closed since."""
         own = os.dup(self.number)
         try:
             if os.fstat(own).st_ino != self.inode:
@@ -60,7 +60,7 @@ class Descriptor(NamedTuple):
 
 
 class Connections:
-    """Of one ring. Any thread may call it."""
+    """Connections of one ring. Any thread may use them."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -69,33 +69,32 @@ class Connections:
         self._settled: list[Descriptor] | None = None  # once all stand
 
     def know(self, listening: Listening, *, own: bool) -> None:
-        """Of this process, or of another member."""
+        """Add an address at which this process (`own`) or another member listens."""
         with self._turn:
             (self._ours if own else self._theirs).add(listening)
 
     def settle(self) -> None:
-        """All stand, but for those that a member has ended already: no other is taken any more. Raises RingBroken."""
+        """Take no further connections: all stand, but for those that a member has ended already. Raises RingBroken."""
         with self._turn:
             seal(self._ours)
             self._settled = self._found()
 
     def cut(self) -> int:
-        """Shut down all of them. Returns how many.
+        """Shut down all connections. Return how many.
 
         What listens stays: gloo's loop ends the process when that fails.
         """
         return self._shut_down(socket.SHUT_RDWR)
 
     def end(self) -> int:
-        """Say on all of them that nothing more will come from here, behind what did. Returns how many."""
+        """Announce on all connections that nothing more will be sent. Return how many."""
         return self._shut_down(socket.SHUT_WR)
 
     def living(self) -> int:
-        """How many of them the other side has not ended, as far as what came is read."""
+        """Count the connections that the other side has not ended, as far as received data has been read."""
         return sum(map(_lives, self._all()))
 
     def bytes(self) -> int:
-        """Count the bytes that have gone over these connections, both ways."""
         return sum(map(_bytes_of, self._all()))
 
     def _shut_down(self, way: int) -> int:
@@ -115,8 +114,7 @@ class Connections:
 
 
 def seal(ours: Collection[Listening]) -> int:
-    """A socket that listens at one of `ours` takes no connection from now on; those that stand are as before. Returns
-    how many there were.
+    """Stop the sockets that listen at `ours` from accepting; connections that stand remain. Return how many sockets.
 
     gloo listens for as long as its ring lives, and cannot be told that all members are there. So the kernel is told to
     drop what comes to that socket. Raises RingBroken where it will not.
@@ -147,7 +145,7 @@ def _filter_out(listening: socket.socket) -> None:
 
 
 def _ask_for_signatures(listening: socket.socket, unfiltered: OSError) -> None:
-    """Each segment that comes to it is to be signed with a key that no peer has. Root is not needed for that."""
+    """Require a signature on each segment, with a key that no peer has. This works without root."""
     peer = struct.pack("=H126x", listening.family)  # struct sockaddr_storage
     key = secrets.token_bytes(80)
     demand = peer + struct.pack("=BBHi", _OF_ALL_PEERS, 0, len(key), 0) + key  # struct tcp_md5sig
@@ -168,7 +166,7 @@ def _is_among(one: Descriptor, ours: Collection[Listening], theirs: Collection[L
 
 
 def _listed() -> list[Descriptor]:
-    """Of all sockets of this process, each once."""
+    """List the sockets of this process, each once."""
     found = dict[int, Descriptor]()
     for entry in DESCRIPTORS.iterdir():
         with contextlib.suppress(OSError):  # of the listing itself, or closed since

@@ -1,4 +1,4 @@
-"""How long a worker that waits in Horovod's loop for a collective looks again and again, before it naps between looks.
+"""The time for which a worker polls for a collective in Horovod's loop before it naps between two looks.
 
 A nap makes the wait a little longer. Without naps the worker keeps a core busy, which no other worker
 needs as long as there is one for each: a step's wait is over by then. Where a host has more workers than cores, it
@@ -25,7 +25,7 @@ class Spinning(NamedTuple):
 
 
 def spinning(workers: int, environment: Mapping[str, str], cores: int | None = None) -> Spinning:
-    """For so many workers on this host. What the variable says was looked at with all settings (`edl.config`)."""
+    """Choose for so many workers on this host. `edl.config` has checked the variable."""
     given = environment.get(NAME, "")
     if given:
         return Spinning(float(given) / 1000, 0.0)

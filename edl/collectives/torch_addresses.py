@@ -1,4 +1,4 @@
-"""The address at which torch's gloo listens, as it writes it down for the other members of a mesh.
+"""The address at which torch's gloo listens, as it is written for the other members of a mesh.
 
 gloo of PyTorch (since 2.6; gloo/transport/tcp/context.cc) opens one socket for all pairs. A member's row is the name of
 its host, the address of that socket, and a number of 8 bytes for each rank, by which the pair is known there: each of
@@ -24,8 +24,6 @@ Listening = tuple[str, int]
 
 
 class _Row(NamedTuple):
-    """Its parts."""
-
     host: bytes
     address: bytes
     numbers: bytes
@@ -35,7 +33,7 @@ class _Row(NamedTuple):
 
 
 def split(row: bytes, rank: int, size: int) -> list[bytes]:
-    """One parcel for each rank, empty for our own. Raises ValueError."""
+    """Return a parcel for each rank, empty for our own. Raises ValueError."""
     parts = _parsed(row)
     if len(parts.numbers) != size * NUMBER_BYTES:
         raise ValueError(f"{len(parts.numbers)} bytes are not the numbers of {size} pairs")
@@ -47,7 +45,7 @@ def split(row: bytes, rank: int, size: int) -> list[bytes]:
 
 
 def laid_out(parcel: bytes, sender: int, rank: int, size: int) -> bytes:  # noqa: ARG001 - as that of Horovod's gloo
-    """A row of `sender` as `rank` wants it: it looks at its own number there, and at how many there are."""
+    """Return a row of `sender` as `rank` reads it: only that rank's number and the count of numbers matter."""
     try:
         host, address, number = _parsed(parcel)
     except ValueError:
@@ -57,7 +55,7 @@ def laid_out(parcel: bytes, sender: int, rank: int, size: int) -> bytes:  # noqa
 
 
 def listening(row: bytes) -> Listening:
-    """Where its writer listens. Raises ValueError."""
+    """Return the address at which the writer of the row listens. Raises ValueError."""
     address = _parsed(row).address
     family = addresses.family(address)
     (port,) = _PORT.unpack_from(address, addresses.FAMILY_BYTES)
@@ -75,7 +73,7 @@ def _parsed(row: bytes) -> _Row:
 
 
 def _taken(data: bytes) -> tuple[bytes, bytes]:
-    """What its length stands in front of, and what follows."""
+    """Return the part behind its length, and the rest."""
     if len(data) < _LENGTH.size:
         raise ValueError(f"{len(data)} bytes are no part of a row")
     (length,) = _LENGTH.unpack_from(data)

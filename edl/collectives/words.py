@@ -1,4 +1,4 @@
-"""Bytes and numbers that the members of a ring tell each other, whatever the ring is made of.
+"""Bytes and numbers that the members of a ring exchange, on whatever library the ring is built.
 
 Owns: what one message says. Does not own: moving it (behind `Bytes`), nor the ring.
 """
@@ -21,20 +21,20 @@ LENGTH_BYTES = 8
 
 
 class Bytes(Protocol):
-    """Bytes and numbers as tensors of one framework. All of it raises what the framework raises."""
+    """Collectives on bytes and numbers, as tensors of one framework. They raise what the framework raises."""
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
-        """All members pass payloads of the same length; all get that of `root`."""
+        """Return the payload of `root` on all members. All pass payloads of the same length."""
 
     def largest(self, values: Sequence[int], name: str) -> list[int]:
-        """The largest of all members' values in each place: signed, of 64 bits."""
+        """Return the largest of all members' values in each place: signed, of 64 bits."""
 
     def largest_begun(self, values: Sequence[int], name: str) -> Callable[[], list[int]]:
-        """The same; what is returned waits for it."""
+        """Begin `largest`; return a function that waits for the result."""
 
 
 class Words:
-    """What `edl.collectives.ring.Ring` says of these, in the ring where `place` is."""
+    """Collectives of `edl.collectives.ring.Ring` that carry bytes and numbers, in the ring of `place`."""
 
     def __init__(self, tensors: Bytes) -> None:
         self._tensors = tensors
@@ -70,7 +70,7 @@ class Words:
 
 
 def spoken(name: str) -> str:
-    """Say for people what the collective of that name is."""
+    """Name the collective in words that users understand."""
     return SPOKEN.get(name.removeprefix("broadcast."), name)
 
 
