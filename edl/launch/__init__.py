@@ -1,1 +1,1 @@
-"""What starts workers on a machine, and what looks the machine over before that."""
+"""Start workers on a machine, and check the machine before that."""

@@ -1,4 +1,4 @@
-"""The coordinator of a launch: the one that was named, tried before any worker starts, or a local one of its own."""
+"""The coordinator of a launch: a named one, tried before any worker starts, or a local one of its own."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ RESTART_PAUSE_S = 1.0
 async def coordinator_of(
     settings: Settings, folder: Folder, address: str = LOOPBACK, *, say: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[Coordinator]:
-    """One of our own listens at `address`; `say` hears where it is not the usual one.
+    """Enter with the named coordinator, or with a local one that listens at `address`.
 
-    Raises ConfigError with one line if it cannot be reached or started.
+    `say` gets a line if its kind is not the usual one. Raises ConfigError if the coordinator cannot be reached or
+    started.
     """
     named = credentials.coordinator_of(settings)
     if named is not None:
@@ -54,7 +55,7 @@ async def coordinator_of(
 
 
 async def _keep_alive(server: LocalCoordinator, say: Callable[[str], None]) -> None:
-    """A server that crashed comes back with all its data; training does not stop meanwhile (I11)."""
+    """Restart a server that crashed, with all its data; training does not stop meanwhile (I11)."""
     said = ""
     while True:
         await server.wait_exit()

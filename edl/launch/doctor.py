@@ -1,4 +1,4 @@
-"""Looks over this machine and says what to do about what it finds.
+"""Checks of this machine, with a remedy for each problem.
 
 Owns: the checks behind `edl doctor`, each of which returns values and changes nothing, and how they are printed.
 Does not own: setting anything right (scripts/setup does), nor where Java and ZooKeeper are looked for
@@ -48,7 +48,7 @@ PREPARED = f"{REBUILD}; or train with `edl run --ring torch`, whose rings always
 
 
 class Health(StrEnum):
-    """`warn` is what works here and may bite elsewhere or later."""
+    """Outcome of a check; `warn` is for what works here and may fail elsewhere or later."""
 
     OK = "ok"
     WARN = "warn"
@@ -56,8 +56,6 @@ class Health(StrEnum):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """One thing that was looked at."""
-
     name: str
     outcome: Health
     found: str
@@ -78,7 +76,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3], executable: st
 
 
 def check_edl_package() -> Checked:
-    """Whether `import edl` means us, and will go on to: distribution `edl`, a parser, has such a package too."""
+    # Distribution `edl`, a parser, has such a package too: `import edl` must mean us, and go on to.
     complaint = horovod_edl.foreign_package()
     if complaint:
         found, _, remedy = complaint.partition(" Remedy: ")
@@ -115,7 +113,7 @@ print(hindrance(f"horovod.{framework}", library, version))
 
 
 def check_horovod_for(framework: str) -> Checked:
-    """Whether Horovod's library for the framework was built against the version that is installed, and loads."""
+    """Check that Horovod's library was built against the installed version of the framework, and loads."""
     title = f"Horovod for {framework}"
     folder, horovod = _package_folder(framework), _package_folder("horovod")
     if folder is None:
@@ -158,13 +156,13 @@ def _try_library(title: str, framework: str, version: str, places: list[str]) ->
 
 
 def _package_folder(name: str) -> Path | None:
-    """Where a top-level package is, without importing it."""
+    """Return the folder of a top-level package without importing it."""
     spec = importlib.util.find_spec(name)
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def _framework_version(framework: str, folder: Path) -> str:
-    """With the local tag, such as +cpu, which PyTorch's metadata need not carry."""
+    # A local tag, such as +cpu, is in the module's version; PyTorch's metadata need not carry it.
     if framework == "torch":
         match = re.search(r"__version__ = '([^']+)'", (folder / "version.py").read_text())
         return match[1] if match else "unknown"
@@ -175,7 +173,7 @@ def _framework_version(framework: str, folder: Path) -> str:
 
 
 def _built_for(horovod: Path) -> dict[str, str]:
-    """The frameworks' versions as Horovod's build wrote them down."""
+    """Return the versions of frameworks that Horovod's build recorded."""
     try:
         versions = msgspec.json.decode((horovod / "metadata.json").read_bytes(), type=dict[str, str])
     except (OSError, msgspec.MsgspecError):
@@ -187,7 +185,6 @@ def _built_for(horovod: Path) -> dict[str, str]:
 
 
 def check_coordinator(environ: Mapping[str, str]) -> Checked:
-    """Tell which coordinator `edl run` takes here."""
     if named := environ.get("EDL_COORDINATOR"):
         return Checked("coordinator", Health.OK, f"EDL_COORDINATOR={named}")
     try:
@@ -232,7 +229,7 @@ def check_pdeathsig() -> Checked:
 
 
 def check_etcd(environ: Mapping[str, str]) -> Checked:
-    """Needed only where ZooKeeper is not there, or is not wanted."""
+    """Look for an etcd, which is needed only if ZooKeeper is missing or etcd is asked for."""
     try:
         etcd = find_etcd(environ)
     except ConfigError as error:
@@ -249,7 +246,7 @@ def check_etcd(environ: Mapping[str, str]) -> Checked:
 
 
 def _without_zookeeper(environ: Mapping[str, str]) -> Health:
-    """Tell what it means that Java or ZooKeeper is missing: `edl run` may have another coordinator in its place."""
+    """Return how bad a missing Java or ZooKeeper is: `edl run` may have another coordinator in its place."""
     try:
         _chosen(environ)
     except ConfigError:
@@ -266,7 +263,7 @@ def _chosen(environ: Mapping[str, str]) -> LocalChoice:
 
 
 def check_ports(environ: Mapping[str, str]) -> Checked:
-    """Whether a port on the loopback interface can be had: any, and the one that the local ZooKeeper is to use."""
+    """Check that the loopback interface has a free port, and that the port of the local ZooKeeper is free."""
     try:
         port = Settings.from_given({}, environ).zookeeper_port or 0
     except ConfigError as error:
@@ -284,7 +281,7 @@ def check_ports(environ: Mapping[str, str]) -> Checked:
 
 
 def check_timeouts(environ: Mapping[str, str]) -> Checked:
-    """The two numbers of all waits, and what follows from them (I12)."""
+    """Show what follows from the two time-outs (I12)."""
     try:
         settings = Settings.from_given({}, environ)
     except ConfigError as error:
@@ -301,7 +298,7 @@ def check_timeouts(environ: Mapping[str, str]) -> Checked:
 
 
 def check_open_files(limits: tuple[int, int] | None = None) -> Checked:
-    """Soft and hard: `edl run` and daemons raise the one to the other."""
+    # `edl run` and daemons raise the soft limit to the hard one.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE) if limits is None else limits
     unlimited = resource.RLIM_INFINITY
     found = "no limit" if hard == unlimited else str(hard)
@@ -314,7 +311,7 @@ def check_open_files(limits: tuple[int, int] | None = None) -> Checked:
 
 
 def check_home(environ: Mapping[str, str]) -> Checked:
-    """Whether the records of jobs, which hold their secrets, can be kept, and by this user alone."""
+    """Check that records of jobs, which hold secrets, can be kept and are closed to other users."""
     home = Path(environ.get("EDL_HOME") or "~/.edl").expanduser()
     there = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -334,7 +331,7 @@ def check_home(environ: Mapping[str, str]) -> Checked:
 
 
 def look(environ: Mapping[str, str]) -> list[Checked]:
-    """All checks, in the order in which they are shown; side by side, for some start a process."""
+    """Return all checks in the order in which they are shown. They run side by side, as some start a process."""
     checks: tuple[Callable[[], Checked], ...] = (
         check_python,
         check_edl_package,
@@ -355,7 +352,7 @@ def look(environ: Mapping[str, str]) -> list[Checked]:
 
 
 def table(checks: Iterable[Checked]) -> str:
-    """One line per check, and one more with the remedy where one is needed."""
+    """Return a line for each check, followed by a line with its remedy if it has one."""
     lines = []
     for check in checks:
         lines.append(f"{check.outcome:<5} {check.name:<23} {check.found}")
@@ -365,7 +362,7 @@ def table(checks: Iterable[Checked]) -> str:
 
 
 def run(json: bool) -> int:
-    """What `edl doctor` does. Returns its exit code."""
+    """Carry out `edl doctor`. Return its exit code."""
     checks = look(os.environ)
     print(msgspec.json.encode(checks).decode() if json else table(checks))
     return int(any(check.outcome is Health.FAIL for check in checks))

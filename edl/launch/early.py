@@ -1,4 +1,4 @@
-"""Signals that come to `edl run` before it has an event loop to heed them in.
+"""Signals that reach `edl run` before it has an event loop.
 
 While Python imports edl, `horovod_edl` holds SIGTERM and SIGHUP back: what they mean is not known before the settings
 are. From then until the loop takes over, one of them ends the process at once, as nothing was started yet.
@@ -20,15 +20,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class EarlyEnd(NamedTuple):
-    """Of a process that has started nothing."""
-
     code: int
     line: str
 
 
 @contextlib.contextmanager
 def ends_early(end: Callable[[signal.Signals], EarlyEnd]) -> Iterator[None]:
-    """The loop's own handlers replace these. Call it in the main thread."""
+    """End the process at once on a signal, until the loop's own handlers replace these. Call it in the main thread."""
 
     def act(number: int, _frame: FrameType | None) -> NoReturn:
         code, line = end(signal.Signals(number))

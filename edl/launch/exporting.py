@@ -1,4 +1,4 @@
-"""The process that tells other tools of a job, as its launcher holds it: `--tensorboard`, OpenTelemetry.
+"""The child process of a launcher that exports a job's figures and spans: `--tensorboard`, OpenTelemetry.
 
 Owns: whether one is asked for and can be had, its start and its end. Does not own: what it tells (`edl.exports`, which
 nothing here imports: the launcher stays light).
@@ -27,7 +27,7 @@ PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PR
 
 
 def check(settings: Settings) -> None:
-    """Before anything is started. Raises ConfigError."""
+    """Check the folder and packages that --tensorboard needs. Raises ConfigError."""
     if settings.tensorboard is None:
         return
     if not _installed("tensorboard"):
@@ -43,13 +43,13 @@ def check(settings: Settings) -> None:
 
 
 def spans_wanted(environ: Mapping[str, str]) -> bool:
-    """By OpenTelemetry's own variables."""
+    """Tell whether OpenTelemetry's own variables ask for spans."""
     off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none"
     return not off and any(environ.get(name) for name in ENDPOINTS)
 
 
 def why_no_spans(environ: Mapping[str, str]) -> str:
-    """Where they are wanted; empty: they can be sent. These variables may stand there for other programs."""
+    """Say why spans cannot be sent; empty if they can. The variables may be meant for other programs."""
     protocol = next((environ[name] for name in PROTOCOLS if environ.get(name)), "http/protobuf")
     if protocol != "http/protobuf":
         return f"edl sends spans by http/protobuf only, and the protocol asked for is {protocol}"
@@ -59,7 +59,7 @@ def why_no_spans(environ: Mapping[str, str]) -> str:
 
 
 def start(settings: Settings, folder: Folder, mark: str, say: Callable[[str], object]) -> Exports:
-    """What was asked for; perhaps nothing."""
+    """Start the process if anything is to be exported."""
     words = [] if settings.tensorboard is None else ["--tensorboard", str(settings.tensorboard)]
     if spans_wanted(os.environ):
         if lacking := why_no_spans(os.environ):
@@ -70,7 +70,7 @@ def start(settings: Settings, folder: Folder, mark: str, say: Callable[[str], ob
 
 
 class Exports:
-    """The process, if there is one. It follows the job's record, and ends by itself once that says the job is over."""
+    """Export process of a launch, if it has one. It follows the job's record and ends once the job is over there."""
 
     def __init__(self, folder: Folder, mark: str, words: list[str], say: Callable[[str], object]) -> None:
         self._say, self._log = say, folder.logs / "exports.log"
@@ -88,7 +88,7 @@ class Exports:
             )
 
     async def end(self) -> None:
-        """The record says by now that the job is over."""
+        """Wait for the process, which ends once the record says that the job is over; kill it if it is too slow."""
         if self._process is None:
             return
         with contextlib.suppress(TimeoutError):

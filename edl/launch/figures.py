@@ -1,4 +1,4 @@
-"""How far a job was, and what its script reported, over time: a file beside its record, for pages and reports.
+"""Progress of a job and figures reported by its script, over time: a file beside its record, for pages and reports.
 
 Owns: the file's form, and that it stays small however long the job lives: the gap between two lines grows to a
 thousandth of the job's age, so a day is 5,500 lines. Does not own: what is shown of it (`edl.dashboard`).
@@ -20,8 +20,6 @@ MOST_FIGURES: Final = 32
 
 
 class Point(msgspec.Struct, frozen=True, array_like=True):
-    """The job at one moment."""
-
     ts: float
     step: int  # of all lives
     samples: int
@@ -33,7 +31,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 def point_of(status: Status, ts: float) -> Point | None:
-    """None: its leader does not know how far it is."""
+    """Return a point; None if the leader does not know the job's progress."""
     if status.stable is None or not status.generation:
         return None
     first = next((worker.host for worker in status.workers if worker.rank == 0), "")
@@ -42,7 +40,7 @@ def point_of(status: Status, ts: float) -> Point | None:
 
 
 def figures_of(status: Status) -> dict[str, float]:
-    """The mean over the workers that report a name."""
+    """Return each reported figure, averaged over the workers that report it."""
     values: dict[str, list[float]] = {}
     for worker in status.workers:
         for name, value in (worker.usage.reported if worker.usage else {}).items():
@@ -51,12 +49,11 @@ def figures_of(status: Status) -> dict[str, float]:
 
 
 def is_due(first: float, last: float, ts: float) -> bool:
-    """Another line is to be written at `ts`."""
     return ts - last >= max(LEAST_S, (ts - first) / OF_AGE)
 
 
 class FigureLog:
-    """What a launcher writes of its job."""
+    """Append to the figures of a job as its launcher sees them."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -71,7 +68,7 @@ class FigureLog:
 
 
 def read_figures(folder: Folder) -> Iterator[Point]:
-    """What there is; a line that is being written, or was broken off, is left out."""
+    """Yield all points; a line that is being written, or was broken off, is left out."""
     if not folder.figures.exists():
         return
     for line in folder.figures.read_bytes().split(b"\n"):

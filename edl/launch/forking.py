@@ -47,7 +47,7 @@ ROOM_BYTES = 4096  # for variables that differ between workers
 
 
 class ForkedWorker:
-    """A child of this process, as far as `edl.launch.workers` knows it a `subprocess.Popen`."""
+    """A child of this process, with the part of `subprocess.Popen` that `edl.launch.workers` uses."""
 
     def __init__(self, pid: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         self.pid, self.stdout, self.stderr = pid, stdout, stderr
@@ -70,7 +70,7 @@ class ForkedWorker:
 
 
 class WarmImports(msgspec.Struct, frozen=True):
-    """The answer of a warm process to the modules it was told."""
+    """Answer of a warm process after it has imported modules."""
 
     modules: int = 0
     seconds: float = 0.0
@@ -78,7 +78,7 @@ class WarmImports(msgspec.Struct, frozen=True):
 
 
 class Warden(msgspec.Struct, frozen=True):
-    """A warden that is to be forked, and forks its worker itself (`edl.scheduler.warden`)."""
+    """Order to fork a warden, which forks its worker itself (`edl.scheduler.warden`)."""
 
     command: Sequence[str]  # as a new process would have it; the last two words are its arguments
     environ: Mapping[str, str]
@@ -86,7 +86,7 @@ class Warden(msgspec.Struct, frozen=True):
 
 
 class WarmPython:
-    """One such process."""
+    """A process that imports modules once, and forks workers."""
 
     def __init__(
         self,
@@ -96,9 +96,7 @@ class WarmPython:
         exited: Callable[[int], None],
         folder: Path = Path(),
     ) -> None:
-        """Start it. `command` is that of the workers, and `hindrance_of` has nothing against it; they run in `folder`.
-        Raises OSError.
-        """
+        """Start it for workers of `command` in `folder`; `hindrance_of` must allow it. Raises OSError."""
         line = python_line(command)
         assert line is not None
         ours, its = socket.socketpair()
@@ -119,7 +117,7 @@ class WarmPython:
         self._watch = watch_exit(self.pid, exited)
 
     async def import_modules(self, told: Imported, *, eager: bool) -> WarmImports | None:
-        """None: it has ended. It may take minutes where the workers keep all cores, unless it is `eager`."""
+        """Import modules; None if the process has ended. It may take minutes while workers are busy, unless `eager`."""
         self._socket.setblocking(False)
         try:
             _send(self._socket, b"i", {**msgspec.to_builtins(told), "eager": eager})
@@ -129,7 +127,7 @@ class WarmPython:
             return None
 
     def fork(self, environ: Mapping[str, str]) -> ForkedWorker | None:
-        """None: it does not answer, and is of no use any more."""
+        """Fork a worker; None if the process does not answer and is of no use any more."""
         try:
             told = self._told(shown=self._command, environ=dict(environ))
         except OSError:  # the launcher's folder is gone
@@ -148,7 +146,7 @@ class WarmPython:
             return None
 
     def fork_warden(self, warden: Warden) -> int:
-        """Return its pid; it outlives this process. 0: as with `fork`."""
+        """Return the pid of a warden, which outlives this process; 0 if the process does not answer."""
         [*_, program, _, _] = warden.command
         try:
             told = self._told(warden=program, shown=warden.command, environ=dict(warden.environ))
@@ -165,7 +163,7 @@ class WarmPython:
         return {"kind": line.kind, "name": line.name, "arguments": line.arguments, "folder": str(Path.cwd()), **more}
 
     def _fork(self, told: Mapping[str, Any], streams: Sequence[int], is_good: Callable[[int], bool]) -> int:
-        """Return the pid; 0: it does not answer, or the answer is not good."""
+        """Return the pid; 0 if no answer comes, or `is_good` rejects it."""
         try:
             answer, its = socket.socketpair()
             with answer:
@@ -187,8 +185,6 @@ class WarmPython:
 
 
 class CommandPlace(msgspec.Struct, frozen=True):
-    """Where a command is run."""
-
     environ: Mapping[str, str]  # the programs of its PATH
     folder: Path
 
@@ -197,7 +193,7 @@ HERE: Final = CommandPlace(os.environ, Path())
 
 
 class Forks:
-    """Those of one launch, or of one job's workers on a node: carries out what `WarmStarts` decides."""
+    """Forked workers of one launch, or of one job on a node: carry out the decisions of `WarmStarts`."""
 
     def __init__(
         self,
@@ -207,7 +203,7 @@ class Forks:
         wanted: str,
         place: CommandPlace = HERE,
     ) -> None:
-        """`tell`: how it stands, whenever that has changed. `wanted`: as `--warm-starts` says."""
+        """Call `tell` with each change of `words`. `wanted` is the value of --warm-starts."""
         hindrance = "--warm-starts off" if wanted == "off" else hindrance_of(command, place)
         self._eager = wanted == "eager"
         self._machine = WarmStarts(hindrance)
@@ -224,7 +220,7 @@ class Forks:
         return self._machine.words
 
     def see(self, pids: Collection[int], environ: Callable[[], Mapping[str, str]]) -> None:
-        """The job is seen. `pids`: workers of this launch that are in the ring. `environ`: of a worker to come."""
+        """Note the job's state. `pids`: workers of this launch in the ring; `environ`: variables of a next worker."""
         for pid in pids:
             self.proven(pid)
         if self._machine.stage is WarmStage.NONE:
@@ -235,7 +231,7 @@ class Forks:
         self._handle(seen)
 
     def start(self, environ: Mapping[str, str]) -> ForkedWorker | None:
-        """None: start a new process."""
+        """Fork a worker; None if a new process is to be started instead."""
         if self._machine.stage is not WarmStage.READY:
             return None
         assert self._warm is not None
@@ -247,16 +243,17 @@ class Forks:
         return worker
 
     def forked(self, worker: Hashable) -> None:
-        """Note that a worker was forked."""
         self._unproven.add(worker)
 
     def proven(self, worker: Hashable) -> None:
-        """A worker has come as far as one that was not forked."""
+        """Note that a worker has come as far as workers that were not forked."""
         self._unproven.discard(worker)
 
     def ended(self, worker: Hashable, code: int | None) -> None:
-        """A worker has ended. One that was forked, and has failed by itself before it was in a ring, is the last of its
-        kind: a new process may come further. `code`: its exit status, if that is known.
+        """Note that a worker has ended. `code`: its exit status, if known.
+
+        If it was forked and failed by itself before it was in a ring, no more workers are forked: a new process may get
+        further.
         """
         unproven = worker in self._unproven
         self._unproven.discard(worker)
@@ -264,7 +261,7 @@ class Forks:
             self._handle(WarmRefused("a worker that was forked has ended before it was in a ring"))
 
     async def start_warden(self, warden: Warden, worker: str) -> int:
-        """Return its pid. 0: start a new process."""
+        """Return the pid of a forked warden; 0 if a new process is to be started instead."""
         warm = self._warm
         if warm is None or self._machine.stage is not WarmStage.READY:
             return 0
@@ -276,7 +273,7 @@ class Forks:
         return pid
 
     def end(self) -> None:
-        """No worker is started any more."""
+        """End the process, as no worker is started any more."""
         self._handle(LaunchEnds())
 
     def _handle(self, event: WarmEvent) -> None:
@@ -321,7 +318,7 @@ class Forks:
 
 
 def hindrance_of(command: Sequence[str], place: CommandPlace = HERE) -> str:
-    """Say why workers of this command cannot be forked; nothing where they can."""
+    """Say why workers of this command cannot be forked; empty if they can."""
     line = python_line(command)
     if line is None:
         return "the command is not `python SCRIPT.py` or `python -m MODULE`"
@@ -336,7 +333,6 @@ def hindrance_of(command: Sequence[str], place: CommandPlace = HERE) -> str:
 
 
 def available_bytes() -> int:
-    """Memory that processes may yet take, by the kernel's estimate."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -344,7 +340,7 @@ def available_bytes() -> int:
 
 
 def _send(to: socket.socket, kind: bytes, told: Mapping[str, Any], *descriptors: int) -> None:
-    """Long messages lie in memory, and only the number of that file is sent."""
+    # A message may be long: it lies in memory, and only the number of that file is sent.
     file = os.memfd_create("edl-warm", os.MFD_CLOEXEC)
     try:
         text = memoryview(json.dumps(told).encode("utf-8", "surrogateescape"))
@@ -356,7 +352,7 @@ def _send(to: socket.socket, kind: bytes, told: Mapping[str, Any], *descriptors:
 
 
 def _read_pid(answer: socket.socket) -> int:
-    """0: it has ended before it was a worker."""
+    """Return the pid; 0 if the process ended before it was a worker."""
     answer.settimeout(FORK_S)
     line = b""
     while not line.endswith(b"\n"):

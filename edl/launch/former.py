@@ -1,4 +1,4 @@
-"""What a former life of a job has left in a coordinator that outlives it: it goes before the next life begins.
+"""Cleaning up after a job's former life in a coordinator that outlives it, before the next life begins.
 
 Owns: what is waited for, as nothing of that life may live any more. Does not own: what is left of a job, and how it
 goes (`edl.daemon.remains`).
@@ -31,7 +31,7 @@ MOST_LOOKS = 10
 
 
 def opening(settings: Settings, coordinator: Coordinator, job: str) -> Coordinator:
-    """With the secret of `job`, where this machine has it on record."""
+    """Return the coordinator with the secret of `job`, if this machine has it on record."""
     folder = find(settings.home, job)
     if folder is None or not folder.secret.exists() or coordinator.digest is not None:
         return coordinator
@@ -39,9 +39,9 @@ def opening(settings: Settings, coordinator: Coordinator, job: str) -> Coordinat
 
 
 async def clear(settings: Settings, say: Callable[[str], object], patience_s: float = 0.0) -> Status | None:
-    """Remove what is left of the job, if it is over or deserted. None: nothing is left; else the job lives, and is so.
+    """Remove what is left of a job that is over or deserted. Return the status of a job that lives, else None.
 
-    `patience_s`: for so long sessions of workers that are gone may still be there. Raises ConfigError.
+    `patience_s`: how long sessions of dead workers may still be there. Raises ConfigError.
     """
     named, job = coordinator_of(settings), settings.job
     assert named is not None and job is not None
@@ -61,7 +61,7 @@ async def clear(settings: Settings, say: Callable[[str], object], patience_s: fl
 
 
 async def _lives(store: Store, job: str, say: Callable[[str], object], patience_s: float) -> bool:
-    """False: nothing is left of it any more. Raises ConfigError."""
+    """Tell whether the job lives; if not, nothing is left of it. Raises ConfigError."""
     for _ in range(MOST_LOOKS):
         found = await _settled(store, job, say, patience_s)
         if found is None or found.verdict is Standing.LIVING:
@@ -74,7 +74,7 @@ async def _lives(store: Store, job: str, say: Callable[[str], object], patience_
 
 
 async def _settled(store: Store, job: str, say: Callable[[str], object], patience_s: float) -> Remains | None:
-    """Once it is clear what it is."""
+    """Return the remains of the job once it is clear whether it lives."""
     clock = asyncio.get_running_loop().time
     until = clock() + patience_s
     while (found := await remains.look(store, job)) is not None and found.verdict is Standing.LIVING:

@@ -1,4 +1,4 @@
-"""The folder in which a function of `edl.run` goes to its workers, and what it returns comes back.
+"""The folder that passes a function of `edl.run` to its workers, and its results back.
 
 A function has no form but Python's own, so it goes by cloudpickle, as Horovod's `horovod.run` has it go. That is a
 hand-over between processes of one user by files that only this user can open. Nothing of it is ever a message, and
@@ -31,15 +31,13 @@ FUNCTION = "function"
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """A function, and what each worker calls it with."""
-
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """An exception that has come out of the function."""
+    """An exception that left the function."""
 
     at: float  # seconds since 1970
     rank: int
@@ -48,7 +46,7 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 def make_private(home: Path) -> Path:
-    """Make a folder for one call, which only this user can open. Raises ConfigError."""
+    """Make a folder for one call that only this user can open. Raises ConfigError."""
     functions = home / "functions"
     ours = functions / socket.gethostname()  # hosts that share a home have processes of their own
     check_home(home, functions, ours)
@@ -61,7 +59,7 @@ def make_private(home: Path) -> Path:
 
 
 def pickled(call: FunctionCall) -> bytes:
-    """The call, behind where its modules and the text of a notebook's cells are found. Raises UsageError."""
+    """Serialize the call, after the search path of modules and the text of a notebook's cells. Raises UsageError."""
     try:
         import cloudpickle  # noqa: TID251 - see above
     except ImportError:
@@ -93,12 +91,11 @@ def pickled(call: FunctionCall) -> bytes:
 
 
 def open_call(folder: Path) -> BinaryIO:
-    """Raises ConfigError."""
     return _opened(folder / FUNCTION)
 
 
 def read_call(file: BinaryIO) -> FunctionCall:
-    """Also lets this process find the modules, and the cells for tracebacks. Raises what the import of one raises."""
+    """Read the call, so that its modules and the cells in tracebacks are found. Raises any error of an import."""
     with file:
         found = pickle.load(file)  # noqa: S301 - of this user's own, as `_opened` has looked
         sys.path[:] = [*found["path"], *(one for one in sys.path if one not in found["path"])]
@@ -111,7 +108,7 @@ def write_function(folder: Path, content: bytes) -> None:
 
 
 def write_result(folder: Path, life: int, rank: int, result: object) -> None:
-    """Raises UsageError for what cannot come back."""
+    """Write a result for the caller. Raises UsageError if it cannot be pickled."""
     import cloudpickle  # noqa: TID251 - see above
 
     try:
@@ -125,7 +122,7 @@ def write_result(folder: Path, life: int, rank: int, result: object) -> None:
 
 
 def read_results(folder: Path) -> list[Any]:
-    """Return the results by rank, of the job's last life."""
+    """Return the results of the job's last life, by rank."""
     named = [(tuple(map(int, path.name.split("-")[1:3])), path) for path in folder.glob("result-*")]
     last = max((life for (life, _), _ in named), default=0)
     return [_loaded(path) for (life, _), path in sorted(named) if life == last]
@@ -136,7 +133,7 @@ def write_raised(folder: Path, raised: Raised) -> None:
 
 
 def read_raised(folder: Path) -> Raised | None:
-    """The exception that came first, of those that do not follow from another one."""
+    """Return the first exception that does not follow from another; if all do, the first."""
     found = []
     for path in folder.glob("raised-*"):
         with _opened(path) as file:
@@ -150,7 +147,7 @@ def _loaded(path: Path) -> Any:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """A reader sees all of it or nothing."""
+    # A reader must see all of the file or nothing.
     draft = path.with_name(f".{path.name}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
         file.write(content)
@@ -158,7 +155,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Raise ConfigError where the file is not there, or where another user could have written it."""
+    """Open a file. Raises ConfigError if it is missing, or another user could have written it."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
     except OSError as error:
@@ -181,14 +178,12 @@ def _process() -> str:
 
 
 def _search_path() -> list[str]:
-    """Return where this process finds modules: an empty entry is its working directory."""
+    # An empty entry of the search path is the working directory.
     return [str(Path(entry).absolute()) for entry in sys.path]
 
 
 def _cells() -> dict[str, Any]:
-    """The text of what is in no file, such as a notebook's cells: tracebacks show it, and TensorFlow's autograph and
-    `torch.compile` read it.
-    """
+    """Return sources that are in no file, such as a notebook's cells, for tracebacks, autograph and `torch.compile`."""
     return dict(_without_file())
 
 

@@ -50,8 +50,6 @@ Text = str | int | float | os.PathLike[str]
 
 
 class RunSettings(TypedDict, total=False):
-    """The flags of `edl run`, by their names."""
-
     job: str
     coordinator: str
     local_coordinator: str
@@ -149,7 +147,7 @@ def _check_call(fn: object, args: object, kwargs: object) -> None:
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Given]:
-    """Return what was given, by fields of settings. Raises UsageError."""
+    """Return the given settings by their fields. Raises UsageError."""
     known = {name: setting for setting in TABLE for name in keywords_of(setting)}
     found: dict[str, Given] = {}
     for name, value in settings.items():
@@ -173,8 +171,6 @@ def keywords_of(setting: Setting) -> list[str]:
 
 
 class _Job:
-    """One job, and the process that runs it."""
-
     def __init__(self, given: Mapping[str, Given], home: Path, folder: Path) -> None:
         flags = {setting.field: setting.flags[-1] for setting in TABLE if setting.flags}
         typed = [f"{flags[field]}={one.text}" for field, one in given.items()]
@@ -209,7 +205,7 @@ class _Job:
 
     @contextlib.contextmanager
     def _passing_signals_on(self) -> Iterator[None]:
-        """Ctrl-C is the job's, which ends by it: here it must not come between two instructions."""
+        """Hand Ctrl-C to the job, which ends by it: here it must not come between two instructions."""
         before = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or before in {None, signal.SIG_IGN}:
             yield
@@ -226,7 +222,7 @@ class _Job:
             self._process.send_signal(signal.SIGINT)
 
     def _follow(self, process: subprocess.Popen[bytes], view: RunView, wants_page: bool) -> None:
-        """Show what comes, until the process has ended and nothing more is there."""
+        """Show the job's output until the process has ended and its output has been read."""
         with selectors.DefaultSelector() as selector:
             for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
                 assert stream is not None
@@ -294,7 +290,7 @@ class _Job:
                     stream.close()
 
     def _check(self, code: int) -> None:
-        """Raise for a job that has not finished."""
+        """Raise an error if the job has not finished."""
         if code == 0:
             return
         said = self._said or f"`edl run` ended with code {code}"
@@ -306,8 +302,6 @@ class _Job:
 
 
 class _LineReader:
-    """A stream of bytes that is read line by line as it comes."""
-
     def __init__(self, stream: IO[bytes], name: str) -> None:
         self.name = name
         self._file = stream.fileno()
@@ -315,7 +309,7 @@ class _LineReader:
         self._rest = ""
 
     def read(self) -> tuple[list[str], bool]:
-        """Whole lines that are there, and whether the stream has ended."""
+        """Return the complete lines that have come, and whether the stream has ended."""
         piece = os.read(self._file, PIECE)
         text = self._rest + self._decoder.decode(piece, final=not piece)
         lines = text.splitlines(keepends=True)
@@ -324,12 +318,12 @@ class _LineReader:
 
 
 def _command(*typed: str) -> list[str]:
-    """`edl`, by this Python, whose package this is."""
+    # `edl`, by this Python and from this package.
     return [sys.executable, "-P", "-c", "import sys, horovod_edl; sys.exit(horovod_edl.main())", *typed]
 
 
 def _started(command: Sequence[str], errors: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """Start it in a session of its own, out of reach of a terminal's Ctrl-C. It is interrupted when this one dies."""
+    """Start it in its own session, out of reach of a terminal's Ctrl-C; it is interrupted when this process dies."""
     source = str(Path(edl.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     try:

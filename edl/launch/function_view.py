@@ -1,4 +1,4 @@
-"""What the caller of `edl.run` sees while the job trains: the workers' lines, where it stands, its page's link.
+"""Views of a job for the caller of `edl.run`: the workers' lines, its progress, and its page's link.
 
 In a terminal the last line says where the job stands, in a notebook an output of the cell that is changed; elsewhere
 there are the lines alone. Owns: these views. Does not own: what is shown (`edl.launch.function_run`).
@@ -21,12 +21,12 @@ class RunView(Protocol):
     lives: bool  # it shows what changes
 
     def show(self, stream: str, line: str) -> None:
-        """One line of the job's `stdout` or `stderr`."""
+        """Show a line of the job's `stdout` or `stderr`."""
 
     def progress(self, status: Status) -> None: ...
 
     def link(self, link: str) -> None:
-        """The page's."""
+        """Show the link of the job's page."""
 
     def end(self) -> None: ...
 
@@ -39,7 +39,6 @@ def fitting_view() -> RunView:
 
 
 def words_of(status: Status) -> str:
-    """Say in one line where a job stands."""
     size = str(status.size) if status.size == status.target else f"{status.size} of {status.target}"
     parts = [f"job {status.job}: {status.state.value}", f"{size} workers", f"step {status.base + status.step:,}"]
     data, spec = status.data, status.spec
@@ -50,7 +49,7 @@ def words_of(status: Status) -> str:
 
 
 class PlainView:
-    """Of a pipe or a file."""
+    """Lines only, for a pipe or a file."""
 
     lives = False
 
@@ -68,7 +67,7 @@ class PlainView:
 
 
 class TerminalView(PlainView):
-    """Its last line says where the job stands."""
+    """A terminal, whose last line shows the progress."""
 
     lives = True
 
@@ -98,7 +97,7 @@ class TerminalView(PlainView):
 
 
 class NotebookView(PlainView):
-    """An output of the cell that says where the job stands, above the workers' lines."""
+    """A notebook, where an output above the workers' lines shows the progress."""
 
     lives = True
 

@@ -1,4 +1,4 @@
-"""A worker of `edl.run`: calls the function that lies in a folder, and leaves there what it returns or raises.
+"""A worker of `edl.run`: calls the function in a folder, and leaves its result or exception there.
 
     python -m edl.launch.function_worker FOLDER
 
@@ -44,7 +44,7 @@ def _tell(folder: Path, error: BaseException) -> None:
 
 
 def _rank(of_those: tuple[str, ...] = ("edl.torch.process", "edl.tensorflow.process")) -> int:
-    """This worker's, in the job's last generation; without a job the number that its launcher gave it."""
+    """Return this worker's rank in the job's last generation; without a job, the number that its launcher gave it."""
     for name in of_those:
         trainer: Any = getattr(sys.modules.get(name), "trainer", None)
         if trainer is not None and trainer.began:

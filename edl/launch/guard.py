@@ -1,4 +1,4 @@
-"""A small process beside `edl run` that does its cleaning up when it is killed and cannot do so itself.
+"""A small process beside `edl run` that cleans up after a launcher that was killed.
 
 The kernel kills each trainer with its launcher, but not what the trainer has started. The guard holds one end of a
 pipe to which nothing is written: its end means that the launcher is dead. One that has cleaned up ends its guard first.
@@ -25,10 +25,9 @@ PATIENCE_S = 3.0  # for daemons to notice that their trainers are gone, and to s
 
 
 class LauncherGuard:
-    """The launcher's side."""
+    """The guard, as its launcher holds it."""
 
     def __init__(self, folder: Folder, mark: str) -> None:
-        """Starts the process."""
         environ = unmarked(os.environ)
         with (folder.logs / "guard.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -41,13 +40,13 @@ class LauncherGuard:
             )
 
     def dismiss(self) -> None:
-        """Nothing of the launch is left."""
+        """End the guard, as nothing of the launch is left."""
         self._process.kill()
         self._process.communicate()
 
 
 def unmarked(environ: Mapping[str, str]) -> dict[str, str]:
-    """For a process of edl's beside the launch, which is none of its own."""
+    """Return variables for a process of edl's beside the launch, which must not count as the launch's own."""
     source = str(Path(edl.__file__).parent.parent)
     kept = {name: value for name, value in environ.items() if name != MARK}
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [source, environ.get("PYTHONPATH")]))}

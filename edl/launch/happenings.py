@@ -1,4 +1,4 @@
-"""What the machine of `edl run` hears of the workers it has started, and what it says is to be done.
+"""Inputs and commands of the machine behind `edl run`.
 
 Owns: the inputs and the commands of `edl.launch.supervision`, as values. Does not own: what follows from an input, nor
 who carries a command out (`edl.launch.local`).
@@ -14,21 +14,21 @@ from edl.protocol.job import FailedBy
 
 
 class WorkerExited(msgspec.Struct, frozen=True):
-    """The process of one worker ended."""
+    """The process of a worker ended."""
 
     slot: int
     code: int  # as of subprocess: negative for a signal
 
 
 class WorkerStarted(msgspec.Struct, frozen=True):
-    """One more worker runs, as `StartWorkers` said."""
+    """A worker was started by `StartWorkers`."""
 
     slot: int
     pid: int
 
 
 class JobSeen(msgspec.Struct, frozen=True):
-    """The job as its leader shows it. Comes again and again; only the last one counts."""
+    """The job as its leader shows it. It comes again and again; only the last one counts."""
 
     state: str
     reason: str = ""
@@ -51,14 +51,14 @@ class JobSeen(msgspec.Struct, frozen=True):
 
 
 class OwnChoice(msgspec.Struct, frozen=True):
-    """The checkpoint that a line of the job has chosen to go on from."""
+    """The checkpoint that this line chose for the job to resume from."""
 
     path: str
     step: int
 
 
 class JobSilent(msgspec.Struct, frozen=True):
-    """All that this launch has started is gone, and nothing more is to be learnt about the job."""
+    """All processes of this launch are gone, and no more can be learnt about the job."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ class Looked(msgspec.Struct, frozen=True):
 
 
 class JobTold(msgspec.Struct, frozen=True):
-    """`StopJob` is done: the leader has taken it, or does not answer."""
+    """`StopJob` is done: the leader has agreed, or does not answer."""
 
 
 class Interrupted(msgspec.Struct, frozen=True):
@@ -74,11 +74,10 @@ class Interrupted(msgspec.Struct, frozen=True):
 
 
 class AskedToGo(msgspec.Struct, frozen=True):
-    """The machine is to be left, and the job can be saved: it is to end so that it can be gone on with."""
+    """This machine is to be left: the job is to be saved and to end, so that it can be resumed."""
 
 
-class DeadlineReached(msgspec.Struct, frozen=True):
-    """The deadline of the machine is reached."""
+class DeadlineReached(msgspec.Struct, frozen=True): ...
 
 
 Ending = JobTold | Interrupted | AskedToGo | DeadlineReached
@@ -93,11 +92,11 @@ class EndWorkers(msgspec.Struct, frozen=True):
 
 
 class KillWorkers(msgspec.Struct, frozen=True):
-    """End them at once."""
+    """Kill all workers that are left."""
 
 
 class StartWorkers(msgspec.Struct, frozen=True):
-    """Start so many more, `replacing` of them for workers that crashed: the job is asked for more than it has."""
+    """Start more workers, `replacing` of them for crashed ones; the others are those for which the job was asked."""
 
     number: int
     replacing: int = 0
@@ -108,14 +107,13 @@ class LookAtJob(msgspec.Struct, frozen=True):
 
 
 class StopJob(msgspec.Struct, frozen=True):
-    """Have the job's leader end it for this reason: its coordinator ends with us. Then report `JobTold`."""
+    """Ask the leader to end the job for this reason, as its coordinator ends with us. Then report `JobTold`."""
 
     reason: str
     others: frozenset[int]  # pids of trainers that others started
 
 
-class PreemptJob(msgspec.Struct, frozen=True):
-    """Have the job's leader save it and end it."""
+class PreemptJob(msgspec.Struct, frozen=True): ...
 
 
 class AskForLastWord(msgspec.Struct, frozen=True):

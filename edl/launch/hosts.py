@@ -1,8 +1,8 @@
-"""The size that a job wants, as hosts with slots: for a launcher that asks each second, as horovodrun does.
+"""The target size of a job as hosts with slots, for a launcher that asks each second, as horovodrun does.
 
-Owns: spreading a size over hosts, and finding it out cheaply: from what `edl run` keeps on this machine, else from the
-record in the coordinator, else from what was found last, so that a fault never looks like a smaller job.
-Does not own: who starts or ends workers.
+Owns: spreading a size over hosts, and finding it cheaply: from what `edl run` keeps on this machine, else from the
+record in the coordinator, else from the last look, so that a fault never looks like a smaller job. Does not own: who
+starts or ends workers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ SESSION_S = 10.0
 
 
 class Host(msgspec.Struct, frozen=True):
-    """A host, and how many workers it may have."""
-
     name: str
     slots: int
 
@@ -38,14 +36,14 @@ class Host(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """How many workers a job wants. `doubt`: why that is only what was known last."""
+    """The size that a job wants. `doubt`: why only the last known size could be given."""
 
     size: int
     doubt: str = ""
 
 
 class LastLook(msgspec.Struct, frozen=True):
-    """What the last look has left for the next one."""
+    """State that one look leaves for the next."""
 
     coordinator: str  # it holds for the job there
     size: int | None = None  # None: never known
@@ -53,8 +51,7 @@ class LastLook(msgspec.Struct, frozen=True):
 
 
 class _Target(msgspec.Struct, frozen=True):
-    """All that is wanted of a status."""
-
+    # The part of a status that is read.
     target: int
 
 
@@ -62,7 +59,7 @@ class _Target(msgspec.Struct, frozen=True):
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """HOST:SLOTS, more of them after commas. Raises ValueError with what is wrong."""
+    """Parse HOST:SLOTS, separated by commas. Raises ValueError with what is wrong."""
     hosts = tuple(_host(part) for part in text.split(","))
     names = [host.name for host in hosts]
     for name in names:
@@ -81,12 +78,12 @@ def _host(text: str) -> Host:
 
 
 def parse_rooms(text: str) -> tuple[Room, ...]:
-    """The same, as places to go to."""
+    """Parse HOST:SLOTS, separated by commas, as places for workers to move to."""
     return tuple(Room(host.name, host.slots) for host in parse_hosts(text))
 
 
 def spread(size: int, hosts: Sequence[Host]) -> Iterator[Host]:
-    """`size` workers, or as many as the hosts have slots for: each host is filled before the next one is used."""
+    """Place `size` workers, or as many as there are slots: each host is filled before the next one is used."""
     for host in hosts:
         here = min(size, host.slots)
         if here == 0:
@@ -99,9 +96,9 @@ def spread(size: int, hosts: Sequence[Host]) -> Iterator[Host]:
 
 
 def wanted(settings: Settings, *, again: bool = False) -> Wanted:
-    """The size that the job of `settings` is asked to have, else was last; of a job yet to come, what it begins with.
+    """Return the target size of the job of `settings`, else its last known one; of a job yet to come, its first size.
 
-    `again`: one that is over may be begun anew by that name, with the size in `settings`. Raises ConfigError when the
+    `again`: a job that is over may begin anew under its name, with the size in `settings`. Raises ConfigError when the
     settings cannot be right.
     """
     folder = Folder(settings.job_home)
@@ -120,7 +117,6 @@ def wanted(settings: Settings, *, again: bool = False) -> Wanted:
 
 
 def remembered(folder: Folder, coordinator: str) -> LastLook:
-    """What the last look has left."""
     try:
         kept = msgspec.json.decode(folder.wanted.read_bytes(), type=LastLook)
     except (OSError, msgspec.MsgspecError):
@@ -129,19 +125,19 @@ def remembered(folder: Folder, coordinator: str) -> LastLook:
 
 
 def remember(settings: Settings, before: LastLook, now: LastLook) -> None:
-    """For the next look. Where nothing can be written, the next one does without."""
+    # If nothing can be written, the next look does without.
     if now != before and (now.coordinator or now.said or before.said):
         with contextlib.suppress(EdlError, OSError):
             keep(settings.home, Folder(settings.job_home).wanted, msgspec.json.encode(now))
 
 
 def _is_gone(record: LaunchRecord) -> bool:
-    """A coordinator of the launcher's own, with it."""
+    """Tell whether the coordinator was the launcher's own and has ended with it."""
     return record.own_coordinator and not (record.alive and record.coordinator)
 
 
 def _kept_by_launcher(folder: Folder) -> int | None:
-    """`edl run` writes down what it sees within a second."""
+    # `edl run` writes its status within a second.
     try:
         return msgspec.json.decode(folder.status.read_bytes(), type=_Target).target
     except (OSError, msgspec.MsgspecError):
@@ -159,7 +155,7 @@ def _asked(coordinator: Coordinator, folder: Folder, begins: int) -> Wanted:
 
 
 async def _recorded(coordinator: Coordinator, job: str) -> int | None:
-    """The size in the job's record, which the leader has written before it answered. None: there is no such job."""
+    """Return the size in the job's record, which is written before a request is answered; None without such a job."""
     from edl.coordination.connecting import connect  # half of what a look costs, where it is needed at all
 
     async with asyncio.timeout(PATIENCE_S):

@@ -39,18 +39,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 T = TypeVar("T")
 
 
-class AskedMeanwhile(Exception):
-    """A signal came between two lives."""
+class AskedMeanwhile(Exception): ...
 
 
 class Lives:
-    """One run of one command. Use it once, in a running event loop of the main thread."""
+    """All lives of a job under one command. Use it once, in a running event loop of the main thread."""
 
     def __init__(
         self, settings: Settings, record: LaunchRecord, policy: bytes | None = None, *, waits: bool = False
     ) -> None:
-        """`policy`: the code that the job's size is chosen by, where that is a file of the user's. `waits`: for a job
-        of other lines to be moved here, whose lives are theirs.
+        """`policy`: source of the user's policy file. `waits`: for a job to move here, whose lives other lines
+        begin.
         """
         self._waits = waits
         self._settings = settings
@@ -67,7 +66,9 @@ class Lives:
         self._began = 0  # the step after which the present one has
 
     async def run(self) -> Outcome:
-        """Raises ConfigError, UsageError, CheckpointError when the job cannot even start. No process is left behind."""
+        """Run the job to its end; leave no process behind. Raises ConfigError, UsageError, CheckpointError at its
+        start.
+        """
         for signum in SIGNALS:
             if signum is not signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup edl run ...
                 asyncio.get_running_loop().add_signal_handler(signum, self._signalled, signum)
@@ -114,14 +115,14 @@ class Lives:
             self._record, self._launch = launch.record, None
 
     def _chosen(self) -> OwnChoice | None:
-        """By this line, where others may have begun the job with another choice."""
+        """Return the checkpoint that this line chose, if others may have begun the job with another choice."""
         path = self._settings.resume_from
         return None if self._record.own_coordinator or not path else OwnChoice(path, self._began)
 
     # ------------------------------------------------------------------------------------------- from life to life
 
     async def _begin_first(self) -> None:
-        """With the checkpoint that it goes on from, if the job is saved."""
+        """Begin the first life, from a checkpoint if the job is saved and has one."""
         if not self._settings.checkpoint or self._waits:
             return
         if self._record.own_coordinator or not await self._joins():
@@ -130,7 +131,7 @@ class Lives:
             self._tell_of(found)
 
     async def _joins(self, patience_s: float = 0.0) -> bool:
-        """In a coordinator that outlives the job: it lives there, by another line, and this one has workers for it."""
+        """Tell whether another line's job lives in the coordinator, so that this line only adds workers to it."""
         status = await self._unless_asked(clear(self._settings, self._printer.say, patience_s))
         if status is None:
             return False
@@ -154,7 +155,7 @@ class Lives:
             self._printer.say(line)
 
     async def _again(self, outcome: Outcome) -> Outcome | None:
-        """The end of it all; None: another life is to begin, and all is arranged for that."""
+        """Return the final outcome; None if another life is to begin, which is prepared then."""
         if not self._settings.checkpoint or self._waits:
             return outcome
         end = self._end_of(outcome)
@@ -177,7 +178,7 @@ class Lives:
         return LifeEnd(outcome.verdict, self._began, newest, outcome.cause, 0, outcome.restarts, to_go=going)
 
     async def _decided(self, outcome: Outcome, end: LifeEnd) -> LaunchVerdict | None:
-        """Raises EdlError, AskedMeanwhile."""
+        """Decide whether another life begins. Raises EdlError, AskedMeanwhile."""
         if (verdict := self._restarting.ends(end)) is not None:
             return verdict
         if self._asked.is_set():
@@ -242,7 +243,7 @@ class Lives:
 
 
 async def in_a_thread(call: Callable[[], T]) -> T:
-    """Of its own, which the process does not wait for: a disk or a store may answer never."""
+    # Not a thread of the pool: the process would wait for it at its end, and a disk or a store may never answer.
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""One life of a job under `edl run`: the workers of one machine, from its coordinator to the last of its processes.
+"""A life of a job under `edl run`: the workers of one machine, from its coordinator to the last of its processes.
 
 Owns: the order of starting and cleaning up, and carrying out what `Supervisor` decides. Does not own: those decisions,
 the job's name and its other lives (`edl.launch.lives`), nor how a worker joins its job (`edl.init()` in the user's
@@ -73,12 +73,11 @@ WITHOUT_HOROVOD = "Horovod is not installed: gradients are averaged by PyTorch's
 T = TypeVar("T")
 
 
-class InterruptedStart(Exception):
-    """A signal came before all workers had been started."""
+class InterruptedStart(Exception): ...
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What is left of a launch."""
+    """Result of one life."""
 
     verdict: LaunchVerdict
     status: Status | None = None  # of the job, as it was seen last
@@ -88,7 +87,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Launch:
-    """One life of one command. Use it once, in a running event loop of the main thread."""
+    """A single life of a job under `edl run`. Use it once, in a running event loop of the main thread."""
 
     def __init__(
         self,
@@ -100,9 +99,8 @@ class Launch:
         waits: bool = False,
         chosen: OwnChoice | None = None,
     ) -> None:
-        """`record`: whose name is claimed. `policy`: the code that the job's size is chosen by, where that is a file
-        of the user's. `waits`: no worker is started before the job is moved to this machine. `chosen`: the checkpoint
-        that the job is to go on from, where that is this line's choice.
+        """`record` has claimed the job's name. `policy`: source of the user's policy file. `waits`: no worker starts
+        before the job moves to this machine. `chosen`: this line's choice of a checkpoint to resume from.
         """
         self._chosen = chosen
         self.record = record
@@ -131,7 +129,7 @@ class Launch:
         self._forks = Forks(record.command, self._folder.logs / "warm.log", self._tell_warm, settings.warm_starts)
 
     async def run(self) -> Outcome:
-        """Raises ConfigError when the life cannot even begin. No process is left behind in any case."""
+        """Run this life to its end, and leave no process behind. Raises ConfigError if it cannot begin."""
         try:
             async with AsyncExitStack() as stack:
                 try:
@@ -147,14 +145,14 @@ class Launch:
         return Outcome(verdict, seen.status, self._restarts, seen.newest_step, seen.cause)
 
     def ask_to_go(self) -> None:
-        """The machine is to be left, and the job is saved."""
+        """Save the job and end it, as this machine is to be left."""
         self._to_go = True
         self._inbox.put_nowait(AskedToGo())
         if self._job is None:
             self._interrupted.set()
 
     def interrupt(self) -> None:
-        """Once, or more urgently."""
+        """Interrupt the job; a second call hurries."""
         if self._interrupted.is_set():
             self._hurry.set()
         self._interrupted.set()
@@ -185,7 +183,7 @@ class Launch:
         self._following = asyncio.create_task(self._watch.run())
 
     async def _check_joinable(self, job: JobClient) -> None:
-        """A coordinator that outlives its jobs remembers those that are over: none of our workers would be let in."""
+        # A coordinator that outlives its jobs remembers those that are over: none of our workers would be let in.
         try:
             state = (await job.status()).state.value
         except JobFailed:  # it knows no such job: we start it
@@ -197,7 +195,7 @@ class Launch:
             )
 
     def _keep_secret(self) -> None:
-        """Beside the record, where the other commands find it. In an outside coordinator the job may have its own."""
+        # It lies beside the record, where the other commands find it. A job in an outside coordinator may have its own.
         if self._settings.secret_file is not None:
             self._folder.write_secret(self._settings.secret())
         elif self.record.own_coordinator:
@@ -207,7 +205,7 @@ class Launch:
         self._settings = msgspec.structs.replace(self._settings, secret_file=self._folder.secret)
 
     def _keep_policy(self) -> None:
-        """As it was when it was typed: later leaders run the same, whatever becomes of the file."""
+        # The policy is kept as it was when it was typed: later leaders run the same, even if the file changes.
         if self._policy is not None:
             self._folder.write_policy(self._policy)
         kept = self._folder.policy if self._policy is not None else None
@@ -236,7 +234,6 @@ class Launch:
         self._inbox.put_nowait(WorkerExited(slot, code))
 
     def _environ(self, slot: int) -> dict[str, str]:
-        """Return the variables of a worker."""
         settings = msgspec.structs.replace(
             self._settings,
             slot=slot,
@@ -318,7 +315,7 @@ class Launch:
         self._inbox.put_nowait(Looked())
 
     async def _wait_last_word(self) -> None:
-        """Daemons outlive their trainers a little, to say the last things to each other and to the coordinator."""
+        # Daemons outlive their trainers a little, to say the last things to each other and to the coordinator.
         assert self._watch is not None
         if self._watch.heard:  # else there are no daemons, and what runs is the command's own
             await asyncio.to_thread(wait_marked_gone, self.record.mark, self._settings.session_timeout_s, self._hurry)
@@ -327,7 +324,7 @@ class Launch:
         self._inbox.put_nowait(JobSilent())
 
     async def _preempt(self) -> None:
-        """Where it cannot be asked, it is interrupted."""
+        # A job that cannot be asked is interrupted.
         assert self._job is not None
         self._printer.say("the job is to go: it is saved once more; a second signal ends it at once")
         try:
@@ -337,7 +334,7 @@ class Launch:
             self._inbox.put_nowait(Interrupted())
 
     async def _end_job(self, reason: str, others: frozenset[int]) -> None:
-        """With the workers that others started: without our coordinator they would wait for it for ever."""
+        # Workers that others started end with the job: without our coordinator they would wait for it for ever.
         assert self._job is not None
         limits = Bounds.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
         for_s = limits.settle_s if others else TELL_GRACE_S
@@ -377,7 +374,7 @@ class Launch:
         return self._environ(len(self._workers) + self._waits)
 
     def _compare(self, job: JobSeen) -> None:
-        """With what was said of it before its first worker was there."""
+        # Compare the job with the announcement made before its first worker was there.
         if self._settings.ring == AUTO and job.ring == RingKind.TORCH:
             self._printer.say(WITHOUT_HOROVOD)
         if job.resumed and job.resumed != self._settings.resume_from:
@@ -388,7 +385,7 @@ class Launch:
     # ---------------------------------------------------------------------------------------------- cleaning up
 
     async def _clean_up(self) -> None:
-        """While the coordinator still lives. Bounded: patience, TERM, KILL."""
+        # The coordinator still lives. All waits are bounded: patience, TERM, KILL.
         self._forks.end()
         daemons = self._watch is not None and self._watch.heard and not self._waited
         patience_s = PATIENCE_S if daemons else 0.0

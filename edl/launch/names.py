@@ -20,5 +20,5 @@ ANIMALS = (
 
 
 def invent(chance: random.Random) -> str:
-    """A name like brisk-otter-42."""
+    """Return a name like brisk-otter-42."""
     return f"{chance.choice(QUALITIES)}-{chance.choice(ANIMALS)}-{chance.randrange(10, 100)}"

@@ -1,4 +1,4 @@
-"""What workers print: each line with the worker's number in front, in the form that horovodrun gives it.
+"""Output of workers: each line with the worker's number in front, in horovodrun's form.
 
 Owns: cutting streams into lines, and writing without ever blocking the event loop. Does not own: the pipes' other ends.
 """
@@ -22,7 +22,7 @@ LONGEST_LINE = 65_536  # bytes; a longer line is cut, so that a stream without l
 
 
 class LinePrefixer:
-    """Puts a prefix in front of each line of a stream that comes in pieces. A carriage return ends a line too."""
+    """Put a prefix in front of each line of a stream that comes in pieces. A carriage return ends a line too."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix  # may be changed at any time, for the lines to come
@@ -30,7 +30,7 @@ class LinePrefixer:
         self._after_return = False
 
     def feed(self, piece: bytes) -> bytes:
-        """The whole lines that are there now, prefixed."""
+        """Return the lines that are complete now, prefixed."""
         if self._after_return and piece[:1] == b"\n":  # the other half of a \r\n
             head, piece = b"\n", piece[1:]
         else:
@@ -46,13 +46,13 @@ class LinePrefixer:
         return head + b"".join(self.prefix.encode() + line for line in lines)
 
     def finish(self) -> bytes:
-        """The last line, if the stream ended in the middle of it."""
+        """Return the last line, if the stream ended in the middle of it."""
         rest, self._rest = self._rest, b""
         return self.prefix.encode() + rest + b"\n" if rest else b""
 
 
 class WorkerNumbers:
-    """The number in front of each worker's lines: its first rank, and no other worker of the launch ever has it.
+    """The number in front of a worker's lines: its first rank, unless another worker of the launch has had that number.
 
     So a worker whose first rank another one has had keeps the number that it was started with: the survivors of a
     death move up, and the rank that a replacement gets is one that a survivor began with.
@@ -63,14 +63,11 @@ class WorkerNumbers:
         self._ranked: set[int] = set()  # slots
 
     def start(self, slot: int) -> int:
-        """Return the number for a worker that has no rank yet."""
         self._numbers[slot] = slot if slot not in self._numbers.values() else max(self._numbers.values()) + 1
         return self._numbers[slot]
 
     def rank(self, ranks: Mapping[int, int]) -> dict[int, int]:
-        """Take the ranks of all slots as they are now, and return the numbers of those that had no rank before. Workers
-        that get ranks together may change places.
-        """
+        """Return the numbers of slots that have their first rank. Workers ranked together may swap numbers."""
         new = {slot: rank for slot, rank in ranks.items() if slot not in self._ranked}
         taken = {number for slot, number in self._numbers.items() if slot not in new}
         for slot, rank in sorted(new.items(), key=lambda one: one[1]):
@@ -83,13 +80,13 @@ class WorkerNumbers:
 
 
 class ToldOnce:
-    """Lines of edl's own that all workers say alike, such as why their job cannot go on: the first one's are shown."""
+    """Show lines of edl's own that all workers print alike, such as why their job cannot go on, for one worker only."""
 
     def __init__(self) -> None:
         self._told: dict[bytes, LinePrefixer] = {}
 
     def lines(self, piece: bytes, of: LinePrefixer) -> bytes:
-        """Return whole lines with the prefix of `of`, without those that another worker has said."""
+        """Return the lines with the prefix of `of`, without those that another worker has printed."""
         if OWN not in piece:  # as nearly always
             return piece
         return b"".join(line for line in piece.splitlines(keepends=True) if self._is_new(line, of))
@@ -100,7 +97,7 @@ class ToldOnce:
 
 
 class Sink:
-    """A file descriptor that is written to until its reader is gone; from then on what is written is dropped."""
+    """A file descriptor to write to. Once its reader is gone, data is dropped."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -117,11 +114,9 @@ class Sink:
 
     @property
     def broken(self) -> bool:
-        """Whether what is written goes nowhere."""
         return not self._open
 
     def reopen(self, descriptor: int) -> None:
-        """Write there from now on."""
         self._descriptor, self._open = descriptor, True
 
     def close(self) -> None:
@@ -131,7 +126,7 @@ class Sink:
 
 
 class OutputFile(Sink):
-    """The newest of what was shown, in a file, and in another one what came before it."""
+    """A file with the newest output; an older file keeps the output before that."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(_new(path))
@@ -153,7 +148,7 @@ def _new(path: Path) -> int:
 
 
 class Printer:
-    """The one thread that writes output: a stalled reader stalls the workers' pipes, never the launcher's signals."""
+    """A thread that writes all output: a stalled reader stalls the workers' pipes, never the launcher's signals."""
 
     def __init__(self) -> None:
         self.stdout, self.stderr = Sink(1), Sink(2)
@@ -166,18 +161,18 @@ class Printer:
         self._thread.start()
 
     async def write(self, data: bytes, *sinks: Sink) -> None:
-        """Returns when the data is written, so that each stream has at most one piece in the queue."""
+        """Return when the data is written, so that each stream has at most one piece in the queue."""
         if data:
             done = self._loop.create_future()
             self._queue.put((sinks, data, done))
             await done
 
     def say(self, line: str) -> None:
-        """One line of edl's own, between those of the workers."""
+        """Print a line of edl's own between those of the workers."""
         self._queue.put(((self.stderr,), f"edl: {line}\n".encode(), None))
 
     async def close(self, timeout_s: float) -> None:
-        """Write what is queued, but wait no longer than that for a reader that does not read."""
+        """Write what is queued, but stop waiting after `timeout_s` for a reader that does not read."""
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join, timeout_s)
 
@@ -200,15 +195,13 @@ def _set_done(done: asyncio.Future[None]) -> None:
 
 
 class LineTarget(NamedTuple):
-    """A target takes the lines of one worker's stream."""
-
     shown: Sink
     kept: Sequence[Sink]  # files
     once: ToldOnce  # of all workers' streams
 
 
 async def forward(reader: asyncio.StreamReader, lines: LinePrefixer, printer: Printer, outlet: LineTarget) -> None:
-    """Everything from one worker's stream, line by line, until the stream ends."""
+    """Forward a worker's stream, line by line, until it ends."""
     while piece := await reader.read(LONGEST_LINE):
         await _write(lines.feed(piece), lines, printer, outlet)
     await _write(lines.finish(), lines, printer, outlet)
@@ -224,7 +217,7 @@ async def _write(piece: bytes, lines: LinePrefixer, printer: Printer, outlet: Li
 
 
 async def forward_file(stream: IO[bytes], lines: LinePrefixer, printer: Printer, outlet: LineTarget) -> None:
-    """The same, from a pipe."""
+    """Forward a pipe, line by line, until it ends."""
     reader = asyncio.StreamReader()
     pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
     try:
@@ -234,6 +227,6 @@ async def forward_file(stream: IO[bytes], lines: LinePrefixer, printer: Printer,
 
 
 def rank_folder(folder: Path, rank: int, most: int) -> Path:
-    """DIR/rank.N as horovodrun names it: padded, so that the names of up to `most` workers sort like numbers."""
+    """Return DIR/rank.N as horovodrun names it: padded, so that the names of up to `most` workers sort like numbers."""
     width = int(math.log10(max(most - 1, 1))) + 1
     return folder / f"rank.{rank:0{width}d}"

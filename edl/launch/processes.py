@@ -1,4 +1,4 @@
-"""Processes of this machine, as /proc tells of them: who is still alive, and which of them belong to one launch.
+"""Living processes of this machine, as /proc shows them, and which of them belong to one launch.
 
 Everything that a launch starts carries its mark in the environment, and children inherit it. So a launch finds all
 it has started, whatever forked, changed its session or lost its parent since.
@@ -25,7 +25,7 @@ _EXEC_S = 1.0  # for a process that changes its program; longer only where that 
 
 
 def is_running(pid: int, started: int) -> bool:
-    """Whether the process that began at that clock tick still runs. A zombie does not."""
+    """Tell whether the process that began at that clock tick still runs. A zombie does not."""
     if process_start_time(pid) != started:
         return False
     try:
@@ -39,7 +39,7 @@ def is_marked(pid: int, mark: str) -> bool:
 
 
 def _environ(pid: int) -> bytes:
-    """What a process was started with; nothing of one that is gone, or another user's.
+    """Return a process's environment at its start; empty if the process is gone, or another user's.
 
     For the moment in which a process changes its program (exec), the kernel shows an empty environment.
     """
@@ -55,7 +55,7 @@ def _environ(pid: int) -> bytes:
 
 
 def marked(mark: str) -> list[int]:
-    """The living processes of one launch, without the caller.
+    """List the living processes of one launch, without the caller.
 
     One may fork, and end before it is looked at: so they are listed again while none is found and some are new.
     """
@@ -75,7 +75,7 @@ def _pids() -> set[int]:
 
 
 def signal_marked(mark: str, signum: signal.Signals) -> list[int]:
-    """Send a signal to all processes of one launch; returns whom it was sent to."""
+    """Send a signal to all processes of one launch. Return those that got it."""
     reached = []
     for pid in marked(mark):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -90,7 +90,7 @@ def signal_marked(mark: str, signum: signal.Signals) -> list[int]:
 
 
 def wait_marked_gone(mark: str, timeout_s: float, hurry: threading.Event) -> bool:
-    """Wait until no process of a launch is left. False: some still were after the time, or when `hurry` was set."""
+    """Wait until no process of a launch is left. Return False after the time-out, or when `hurry` is set."""
     deadline = time.monotonic() + timeout_s
     while marked(mark):
         if time.monotonic() > deadline or hurry.wait(POLL_S):

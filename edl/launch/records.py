@@ -1,7 +1,7 @@
-"""What this machine knows about the jobs started on it: one folder per job under $EDL_HOME/jobs.
+"""Records of the jobs started on this machine: one folder per job under $EDL_HOME/jobs.
 
-Owns: who may use a job's name here, the files of a record and their modes, and when old ones go.
-Does not own: what the job is doing (`edl.outside.client` asks its leader); it keeps the last of it for later.
+Owns: who may use a job's name here, the files of a record and their modes, and when old ones go. Does not own: what the
+job is doing (`edl.outside.client` asks its leader); it keeps the last status for later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OVER = frozenset({"finished", "failed", "preempted"})
 
 
 class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch of a job on this machine."""
+    """A launch of a job on this machine."""
 
     job: str
     launcher_pid: int
@@ -58,13 +58,13 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def here(self) -> bool:
-        """Its launcher's pid means the launcher."""
+        """Tell whether the launcher's pid is valid in this process's pid namespace."""
         return self.space == (pid_space() or "")
 
     @property
     def alive(self) -> bool:
-        """Tell whether the launcher lives, also on another machine that shares this home, as far as its file system
-        has locks.
+        """Tell whether the launcher lives, also on another machine that shares this home, if its file system has
+        locks.
         """
         lives = is_running(self.launcher_pid, self.launcher_start) if self.here else self.lives_there
         return self.state not in OVER and lives
@@ -75,13 +75,11 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown_state(self) -> str:
-        """A launcher that was killed together with its guard could not write down the end of its job."""
+        # A launcher that was killed together with its guard could not write down the end of its job.
         return self.state if self.alive or self.ended is not None else "failed"
 
 
 class Folder:
-    """The files of one job's record."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.secret = path / "secret"
@@ -97,7 +95,7 @@ class Folder:
         self.life = path / "life"  # a lock that the launcher holds
 
     def read(self) -> LaunchRecord | None:
-        """The record, None if there is none or it is not readable as one."""
+        """Return the record; None if it is missing or unreadable."""
         try:
             record = msgspec.json.decode((self.path / "record.json").read_bytes(), type=LaunchRecord)
         except (OSError, msgspec.MsgspecError):
@@ -127,7 +125,7 @@ class Folder:
 
     @staticmethod
     def _replace(path: Path, content: bytes) -> None:
-        """A reader sees the old content or the new, never a part."""
+        # A reader must see the old content or the new, never a part.
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         with open(draft, "wb", opener=_private) as file:
             file.write(content)
@@ -135,8 +133,8 @@ class Folder:
 
 
 def claim(home: Path, record: LaunchRecord) -> Folder:
-    """A fresh folder for a job that starts now, and is this process's. Raises ConfigError while a job of that name
-    lives here, or on another machine that has this home too.
+    """Make a fresh folder for a job. Raises ConfigError if a job of that name lives here, or elsewhere with this
+    home.
     """
     folder = Folder(home / "jobs" / record.job)
     with _lock(home):
@@ -156,7 +154,7 @@ def claim(home: Path, record: LaunchRecord) -> Folder:
 
 
 def renew(folder: Folder, record: LaunchRecord) -> LaunchRecord:
-    """The record as another life of the same launch begins. Of the one before, its events and logs stay."""
+    """Begin another life of the same launch. Events and logs of the former one stay."""
     _remove(folder.zookeeper)
     _remove(folder.etcd)
     lines = folder.events.read_bytes().count(b"\n") if folder.events.exists() else 0
@@ -166,7 +164,6 @@ def renew(folder: Folder, record: LaunchRecord) -> LaunchRecord:
 
 
 def launch_record(settings: Settings, command: Sequence[str]) -> LaunchRecord:
-    """Of a launch by this process."""
     started = process_start_time(os.getpid())
     assert started is not None
     return LaunchRecord(
@@ -184,7 +181,6 @@ def launch_record(settings: Settings, command: Sequence[str]) -> LaunchRecord:
 
 
 def new_name(home: Path) -> str:
-    """For a job that the user has not named."""
     chance = random.Random()  # noqa: S311 - a name, no secret
     while find(home, name := invent(chance)) is not None:
         pass
@@ -192,21 +188,21 @@ def new_name(home: Path) -> str:
 
 
 def keep(home: Path, file: Path, content: bytes) -> None:
-    """A file beside the record of a job, which may have none here. Raises ConfigError or OSError."""
+    """Write a file beside the record of a job, which may have none here. Raises ConfigError or OSError."""
     with _lock(home):  # else it may come into a folder that is just being cleared
         file.parent.mkdir(mode=0o700, exist_ok=True)
         Folder._replace(file, content)
 
 
 def find(home: Path, job: str) -> Folder | None:
-    """The record of a job started on this machine. Raises ConfigError where another user keeps them."""
+    """Return the record of a job started on this machine. Raises ConfigError if another user keeps it."""
     folder = Folder(home / "jobs" / job)
     check_home(home, folder.path.parent, folder.path, folder.secret)
     return None if folder.read() is None else folder
 
 
 def records(home: Path) -> list[tuple[Folder, LaunchRecord]]:
-    """All records of this machine, the latest started first."""
+    """List all records of this machine, the latest launch first."""
     jobs = home / "jobs"
     check_home(home, jobs)
     folders = [Folder(path) for path in jobs.iterdir() if path.is_dir()] if jobs.is_dir() else []
@@ -235,7 +231,7 @@ def _private(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    """One launcher at a time takes a name. The kernel frees the lock of a launcher that dies. Raises ConfigError."""
+    """Let only one launcher at a time take a name. The kernel frees the lock of a dead launcher. Raises ConfigError."""
     check_home(home, home / "jobs")
     try:
         for folder in (home, home / "jobs"):  # one by one: `parents=True` would not give the mode to the first

@@ -1,4 +1,4 @@
-"""Ending a job from outside: by asking its leader; by a signal to its launcher here when there is no leader to ask."""
+"""Ending a job from outside: by asking its leader, or by a signal to its launcher here if no leader answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDED = "has ended"
 
 
 async def stop(where: Whereabouts, reason: str) -> str:
-    """What came of it, to be put after the job's name. Raises EdlError."""
+    """Stop the job. Return the outcome, to be put after the job's name. Raises EdlError."""
     record = where.record
     launcher = record if record is not None and record.alive else None
     if where.coordinator is None and launcher is None and record is not None:

@@ -1,4 +1,4 @@
-"""What has happened to a job, as flat events: from what its launcher keeps of it, and from the coordinator."""
+"""The events of a job, flattened, from its launcher's files or from the coordinator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEWEST_S = 2.0  # for a coordinator to tell what the launcher, who looks every s
 
 
 async def story(where: Whereabouts, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
-    """All events, oldest first; with `follow` those to come too, until the job is over."""
+    """Yield all events, oldest first; with `follow` also those to come, until the job is over."""
     if where.folder is not None:
         kept = 0
         async for event in _recorded(where.folder, follow):
@@ -34,7 +34,7 @@ async def story(where: Whereabouts, *, follow: bool) -> AsyncIterator[dict[str, 
 
 
 async def _recorded(folder: Folder, follow: bool) -> AsyncIterator[dict[str, Any]]:
-    """From the record that the launcher keeps: it is there after the job, and while the coordinator is down."""
+    """Yield events from the launcher's files, which are there after the job, and while the coordinator is down."""
     rest, offset = b"", 0
     while True:
         record = folder.read()
@@ -59,7 +59,7 @@ def _kept_since(folder: Folder, offset: int) -> bytes:
 
 
 async def _newer(where: Whereabouts, kept: int) -> list[dict[str, Any]]:
-    """Those after so many; none where there is no leader to ask."""
+    """Return the events after the first `kept`; none if no leader answers."""
     try:
         async with asyncio.timeout(NEWEST_S), where.client() as client:
             return [event.flat() for event in (await client.events(kept))[1]]

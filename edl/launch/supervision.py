@@ -1,4 +1,4 @@
-"""What `edl run` decides about the workers it has started: a pure machine, fed with what happened and the time.
+"""Decisions of `edl run` about its workers: a pure machine that gets events and the time.
 
 Owns: how many workers are started for those that crashed or are asked for, when the others are ended after a failure or
 a signal, how long each of them may take, and the verdict on the job. Does not own: processes, signals, clocks, and who
@@ -56,8 +56,6 @@ from edl.protocol.saving import PREEMPTED_CODE
 
 
 class Stage(Enum):
-    """Where a launch stands."""
-
     WATCHING = "all workers run, or have finished"
     DOUBTING = "a worker crashed; the leader may go on without it"
     SETTLING = "all workers exited; the job's last word is awaited"
@@ -79,7 +77,7 @@ OVER = frozenset({"finished", "failed", "preempted"})
 
 
 class Supervisor:
-    """One launch. `handle` is the only way in; `deadline` says when it wants to hear `DeadlineReached`."""
+    """Supervise one launch. Only `handle` changes it; `deadline` says when to send `DeadlineReached`."""
 
     def __init__(
         self,
@@ -93,10 +91,8 @@ class Supervisor:
     ) -> None:
         """`hosts`: the job's coordinator ends with this launch, so this must not end before the job.
 
-        `chosen`: what the job was to go on from, for all that this launch knew.
-
-        `restarts`: so many crashed workers are replaced at most. `waits`: for the job to be moved to this machine, as
-        often as it is, until it is over.
+        `restarts`: at most so many crashed workers are replaced. `waits`: the job may be moved to this machine,
+        repeatedly, until it is over. `chosen`: the checkpoint from which this line expects the job to resume.
         """
         self.phase = Stage.WATCHING
         self.deadline: float | None = None
@@ -125,7 +121,7 @@ class Supervisor:
 
     @property
     def starts_workers(self) -> bool:
-        """Whether it may yet say so."""
+        """Tell whether `StartWorkers` may yet come."""
         return self.phase in {Stage.WATCHING, Stage.DOUBTING}
 
     def handle(self, happening: Happening, now: float) -> list[Command]:
@@ -172,18 +168,18 @@ class Supervisor:
         return self._crashed(pid, exit_, now)
 
     def _note_own_end(self, code: int) -> None:
-        """The job may be known to have failed before the end of the worker that it has failed for."""
+        # The job may be known to have failed before the end of the worker whose failure it is.
         told = self.phase is Stage.KILLING or code in {0, *ENDED_BY_US}
         if not told and self.verdict is not None and self.verdict.kind is EndKind.LOST:
             self._codes.append(code)
             self.verdict = self._failed(self.verdict.reason)
 
     def _came_too_late(self, pid: int) -> bool:
-        """The job had finished before this worker was in it, which it says by its exit code: that is no failure."""
+        # The exit code of such a worker says that the job had finished before the worker was in it: that is no failure.
         return self._job.state == "finished" and pid not in self._arrived
 
     def _only_latecomers(self) -> bool:
-        """The job is finished, and a worker that runs still was on its way into it."""
+        # The job is finished, and a worker that runs still was on its way into it.
         return self._job.state == "finished" and bool(self._pids) and not self._job.ranks.keys() & self._pids.values()
 
     def _end_latecomers(self, now: float) -> list[Command]:
@@ -212,13 +208,13 @@ class Supervisor:
         return [] if self._job.state in RUNNING else [LookAtJob()]  # it may run by now
 
     def _goes_on(self) -> bool:
-        """Workers of ours are left or may come, or others' that need the coordinator that we started."""
+        """Tell whether our workers are left or may come, or others' workers need the coordinator that we started."""
         if self._pids or (self._waits and self._job.state not in OVER):
             return True
         return self._job.state in RUNNING and bool(self._guests())
 
     def _guests(self) -> frozenset[int]:
-        """Trainers that others started, and that need our coordinator."""
+        """Return the trainers that others started and that need our coordinator."""
         return self._job.pids - self._ours if self._hosts else frozenset()
 
     def _looked(self, now: float) -> list[Command]:
@@ -243,7 +239,7 @@ class Supervisor:
         return self._follow(before, now)
 
     def _follow(self, before: JobSeen, now: float) -> list[Command]:
-        """The job is not over, nor are its workers."""
+        """Follow a job that goes on, as do its workers."""
         job = self._job
         knows_the_dead = (job.pids - job.done).isdisjoint(self._gone)
         goes_on = job.state in RUNNING and job.size and knows_the_dead
@@ -264,9 +260,10 @@ class Supervisor:
         return self._replenish(job, now) if due else []
 
     def _begun_otherwise(self, job: JobSeen) -> LaunchVerdict | None:
-        """Several lines that begin a job at once each choose a checkpoint, and the job goes on from that of the first
-        worker. One that has chosen an older one goes along. One that has chosen a newer one does not: what was trained
-        up to it would be lost.
+        """Return a failure if the job was begun from an older checkpoint than this line chose.
+
+        Lines that begin a job together may choose different checkpoints; the job takes the first worker's. A line that
+        chose an older one goes along. With a newer one it refuses: the training up to that checkpoint would be lost.
         """
         chosen = self._chosen
         if chosen is None or not job.members:  # no worker is in it yet
@@ -282,7 +279,7 @@ class Supervisor:
         return LaunchVerdict(1, "failed", reason, kind=EndKind.REFUSED)
 
     def _replenish(self, job: JobSeen, now: float) -> list[Command]:
-        """Start those that are missing: of the newly asked for, as others may start workers too, and of our crashed."""
+        # Other launchers may start workers for a growing target too; workers of ours that crashed are ours to replace.
         if job.migration:
             return self._make_room(job)
         if self._waits and not self._arrived & self._ours:
@@ -305,8 +302,9 @@ class Supervisor:
         return self._fail(job.short, now) if job.short and nobody_comes else []
 
     def _make_room(self, job: JobSeen) -> list[Command]:
-        """A host is left: what else is missing waits for the end of that. --max-restarts bounds how many newcomers that
-        crashed are replaced.
+        """Start workers for a migration to this machine; other missing workers wait for its end.
+
+        --max-restarts bounds how many newcomers that crashed are replaced.
         """
         if job.migration != self._moving:
             self._moving, self._moved, self._room = job.migration, 0, 0
@@ -338,16 +336,14 @@ class Supervisor:
         return [EndWorkers()]
 
     def _to_go(self, now: float) -> list[Command]:
-        """The second time, or without any worker of it, there is no waiting for it. It may have begun without having
-        been seen to.
-        """
+        # A second request, or a launch that only waits, ends at once. A running job may not have been seen yet.
         if self._going or (self._waits and not self._pids):
             return self._interrupted(now)
         self._going = True
         return [PreemptJob()] if self._job.state in RUNNING else [LookAtJob()]
 
     def _go_unsaved(self, now: float) -> list[Command]:
-        """It has not begun, so there is nothing to wait for."""
+        # The job has not begun, so there is nothing to save.
         commands = self._interrupted(now)
         if self._job.state not in OVER:
             self.verdict = NOT_BEGUN
@@ -367,7 +363,6 @@ class Supervisor:
         return self._overdue(now)
 
     def _overdue(self, now: float) -> list[Command]:
-        """Workers that were to end have not."""
         if self.phase is Stage.LEAVING:
             self.phase, self.deadline = Stage.ENDING, now + END_GRACE_S
             return [EndWorkers()]
@@ -382,7 +377,7 @@ class Supervisor:
         return [AskForLastWord()]
 
     def _last_word(self) -> LaunchVerdict:
-        """What to make of a job whose workers here all exited, and which says no more."""
+        """Judge a job from its last known state, as all workers here have exited."""
         job = self._job
         if job.state == "finished":
             return self._finished()
@@ -397,7 +392,7 @@ class Supervisor:
         return self._failed(f"all workers exited, but the job was still {job.state}")
 
     def _finished(self) -> LaunchVerdict:
-        """The job is; so is this launch, unless a worker ended badly after it had told the job of a good end."""
+        """Return the verdict on a finished job: a failure if a worker ended badly after telling of a good end."""
         bad = next((reason for pid, reason in self._gone.items() if pid in self._job.done), None)
         if bad is None:
             return _finished()
@@ -418,7 +413,7 @@ class Supervisor:
         return [*stop, EndWorkers()]
 
     def _leave(self, now: float) -> list[Command]:
-        """The job is preempted, and its workers end by themselves. Later, all that are left are asked to."""
+        """Let workers of a preempted job end by themselves, before they are asked to."""
         self.verdict = LaunchVerdict(PREEMPTED_CODE, "preempted", self._job.reason, kind=EndKind.PREEMPTED)
         if not self._pids:
             return self._end()

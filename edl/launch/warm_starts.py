@@ -1,4 +1,4 @@
-"""When a process is kept from which later workers are forked, and for which commands: pure decisions.
+"""Decisions about the process from which later workers are forked: when it is kept, and for which commands.
 
     NONE --the ring stands, its modules are known, there is memory--> IMPORTING --they are imported--> READY
      ^                                                                    |                              |
@@ -31,7 +31,7 @@ _WITH_ARGUMENT = frozenset("WX")
 
 
 class PythonLine(msgspec.Struct, frozen=True):
-    """A command line of Python's, taken apart."""
+    """A command line of Python."""
 
     program: str
     flags: tuple[str, ...]
@@ -41,7 +41,7 @@ class PythonLine(msgspec.Struct, frozen=True):
 
 
 def python_line(command: Sequence[str]) -> PythonLine | None:
-    """None: it is no such line, or one that a fork would not run in the same way."""
+    """Parse a command line; None if it is not Python's, or a fork would run it differently."""
     if not command or not re.fullmatch(r"python[0-9.]*", command[0].rpartition("/")[2]):
         return None
     words = list(command[1:])
@@ -75,8 +75,6 @@ def python_line(command: Sequence[str]) -> PythonLine | None:
 
 
 class WarmStage(Enum):
-    """What there is to fork from."""
-
     NONE = "none yet"
     IMPORTING = "a process imports what the workers have imported"
     READY = "later workers are forked"
@@ -84,7 +82,7 @@ class WarmStage(Enum):
 
 
 class RingSeen(msgspec.Struct, frozen=True):
-    """The job as it is now. Comes again and again."""
+    """The job as it is now. It comes again and again."""
 
     stands: bool  # a worker of this launch is in the ring
     told: bool  # such a worker has told its modules
@@ -92,14 +90,12 @@ class RingSeen(msgspec.Struct, frozen=True):
 
 
 class ImportsDone(msgspec.Struct, frozen=True):
-    """The process can be forked."""
-
     modules: int
     seconds: float
 
 
 class WarmRefused(msgspec.Struct, frozen=True):
-    """The process is one that cannot be forked, or no such process can be started."""
+    """The process cannot be forked, or cannot be started."""
 
     reason: str
 
@@ -108,29 +104,27 @@ class WarmGone(msgspec.Struct, frozen=True):
     """The process has ended by itself, or does not answer."""
 
 
-class LaunchEnds(msgspec.Struct, frozen=True):
-    """No worker will be started any more."""
+class LaunchEnds(msgspec.Struct, frozen=True): ...
 
 
 WarmEvent = RingSeen | ImportsDone | WarmRefused | WarmGone | LaunchEnds
 
 
 class StartWarm(msgspec.Struct, frozen=True):
-    """Start a process, have it import those modules, and report `ImportsDone` or `WarmRefused`."""
+    """Start a process, let it import the workers' modules, and report `ImportsDone` or `WarmRefused`."""
 
 
-class EndWarm(msgspec.Struct, frozen=True):
-    """End the process, if it lives."""
+class EndWarm(msgspec.Struct, frozen=True): ...
 
 
 WarmCommand = StartWarm | EndWarm
 
 
 class WarmStarts:
-    """One launch. `words` says for people how it stands."""
+    """Decide on the warm process of one launch. `words` describes its state for users."""
 
     def __init__(self, hindrance: str = "") -> None:
-        """`hindrance`: why workers of this launch cannot be forked, if they cannot."""
+        """`hindrance`: why workers of this launch cannot be forked; empty if they can."""
         self.stage = WarmStage.OFF if hindrance else WarmStage.NONE
         self.words = f"off: {hindrance}" if hindrance else "none yet"
         self._starts = 0

@@ -1,4 +1,4 @@
-"""Following a job from its launcher: what its leader shows and tells goes into the record, which outlives the job."""
+"""Following a job from its launcher: status and events of its leader go into the record, which outlives the job."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ START_INTERVAL_S = 0.1  # until the job runs, so that its first output can have 
 
 
 class WatchedJob(Protocol):
-    """What is asked of a job's leader, or of what it has left in the coordinator. `edl.outside.client` answers."""
-
     async def status(self) -> Status:
         """Raises EdlError when no leader answers in time."""
 
     async def events(self, after: int) -> tuple[int, list[Event]]:
-        """Those after the first `after` ones, and the number to ask with next time. Raises EdlError."""
+        """Return the events after the first `after`, and the number for the next call. Raises EdlError."""
 
 
 class JobWatch:
-    """Polls one job and keeps the last of it."""
+    """Poll a job and keep its last state."""
 
     def __init__(
         self,
@@ -45,7 +43,7 @@ class JobWatch:
         seen: Callable[[JobSeen], None],
         tell: Callable[[str], object],
     ) -> None:
-        """`tell`: shows people at once what may not be right, though the job goes on."""
+        """`tell` shows users at once what may be wrong, though the job goes on."""
         self._tell = tell
         self._has_told = False
         self._job = job
@@ -61,12 +59,11 @@ class JobWatch:
 
     @property
     def heard(self) -> bool:
-        """Whether any worker has ever joined."""
+        """Tell whether any worker has ever joined."""
         return self._status is not None
 
     @property
     def status(self) -> Status | None:
-        """As it was seen last."""
         return self._status
 
     @property
@@ -74,14 +71,13 @@ class JobWatch:
         return self._status is not None and self._status.state.value in OVER
 
     async def run(self) -> None:
-        """Until cancelled."""
         while True:
             await self.look()
             started = self._status is not None and self._status.generation > 0
             await asyncio.sleep(INTERVAL_S if started else START_INTERVAL_S)
 
     async def look(self) -> None:
-        """Once. A job that does not answer is looked at again the next time: its launcher can do nothing else."""
+        """Look once. If the job does not answer, the next look tries again: the launcher can do nothing else."""
         async with self._looking:
             await self._look()
 
@@ -116,16 +112,13 @@ class JobWatch:
                 self._cause_of, self.cause = event.generation, lost.reason
 
     def _tell_first(self, differ: facts.WorkersDiverged) -> None:
-        """Tell people of the first difference, which says most: others may follow from it. What the job fails for is
-        told at its end.
-        """
+        # The first difference says most: others may follow from it. The reason of a failure is told at the job's end.
         if not self._has_told and differ.action != "fail":
             self._has_told = True
             self._tell(differ.words())
 
 
 def job_seen(status: Status) -> JobSeen:
-    """What the launcher's decisions need of a status."""
     here = [worker for worker in status.workers if worker.host == socket.gethostname()]
     migration = status.migration
     outside = migration.newcomers if migration is not None else ()

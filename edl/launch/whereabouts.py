@@ -1,4 +1,4 @@
-"""Which job is meant, and where it can be asked: by this machine's records, or by a coordinator that is named.
+"""Finding a job, and where to ask it: by this machine's records, or at a named coordinator.
 
 For those that look at a job from outside: the command line, `edl.client`. A job that is over is answered for by what
 its launcher has kept.
@@ -21,7 +21,7 @@ from edl.protocol.job import JobState, Status
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
-    """One job. At least one of record and coordinator is there."""
+    """A job, with its record or its coordinator, or both."""
 
     job: str
     folder: Folder | None  # with its record, if it was started on this machine
@@ -31,11 +31,11 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
     @property
     def starting(self) -> bool:
-        """It is so young that there may be no leader to ask yet."""
+        """Tell whether the job may be too young to have a leader."""
         return self.record is not None and self.record.alive and self.record.state in {"starting", "resuming"}
 
     def client(self) -> JobClient:
-        """A connection to the job. Raises ConfigError when there is none, or none yet."""
+        """Connect to the job. Raises ConfigError if it has no coordinator, or none yet."""
         if self.coordinator is None:
             why = "is just being started" if self.record is not None and self.record.alive else "is over"
             raise ConfigError(f"job {self.job} {why}: there is no worker to ask")
@@ -43,7 +43,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
 
 def locate(settings: Settings, secret: bytes = b"") -> Whereabouts:
-    """The job that is named, else the only one that runs here. Raises ConfigError or UsageError."""
+    """Find the named job, else the only one that runs here. Raises ConfigError or UsageError."""
     job = settings.job or only_living(records(settings.home))
     settings = completed(msgspec.structs.replace(settings, job=job))
     secret = secret or settings.secret()
@@ -70,7 +70,7 @@ def only_living(known: Iterable[tuple[Folder, LaunchRecord]]) -> str:
 
 
 def _coordinator(settings: Settings, record: LaunchRecord, secret: bytes) -> Coordinator | None:
-    """A coordinator of the launcher's own is gone with it; another can be asked after the job's end, too."""
+    """Return where to ask: a launcher's own coordinator ends with it, another one outlives the job."""
     if not record.own_coordinator:
         return _named(settings, secret)
     if not record.alive or not record.coordinator:
@@ -84,13 +84,13 @@ def _named(settings: Settings, secret: bytes) -> Coordinator | None:
 
 
 def kept_status(where: Whereabouts) -> Status | None:
-    """What the launcher knows by now; None: it was another machine's."""
+    """Return what this machine's launcher knows; None if it has no record of the job."""
     record = where.folder.read() if where.folder is not None else None
     return None if where.folder is None or record is None else recorded_status(where.folder, record)
 
 
 async def read_status(where: Whereabouts) -> Status:
-    """The job as its leader shows it; without an answer, as it was seen last. Raises EdlError."""
+    """Return the status from the leader; without an answer, the last known one. Raises EdlError."""
     try:
         async with where.client() as job:
             return await job.status()
@@ -101,7 +101,7 @@ async def read_status(where: Whereabouts) -> Status:
 
 
 def recorded_status(folder: Folder, record: LaunchRecord) -> Status:
-    """What the launcher has kept. How the launch ended counts more than what the last leader made of its end."""
+    """Return the last status that the launcher kept. The launch's end counts more than the last leader's word."""
     try:
         status = msgspec.json.decode(folder.status.read_bytes(), type=Status)
     except (OSError, msgspec.MsgspecError):
@@ -117,7 +117,7 @@ def recorded_status(folder: Folder, record: LaunchRecord) -> Status:
 
 
 def _blank(record: LaunchRecord) -> Status:
-    """A job of which no leader was ever heard."""
+    # No leader of this job was ever heard.
     return Status(
         job=record.job,
         state=JobState(record.state),

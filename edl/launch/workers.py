@@ -1,4 +1,4 @@
-"""One worker of this machine as its launcher holds it: the trainer's process, its end, and what it prints."""
+"""A worker of this machine as its launcher holds it: the trainer's process, its end, and its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
 class WorkerProcess(Protocol):
-    """A child of this process: a `subprocess.Popen`, or what was forked for us."""
+    """A child of this process: a `subprocess.Popen` or a `ForkedWorker`."""
 
     @property
     def pid(self) -> int: ...
@@ -36,14 +36,14 @@ class WorkerProcess(Protocol):
 
 
 class WorkersTold(NamedTuple):
-    """The workers of a launch share what their outputs have in common."""
+    """Parts that the outputs of a launch's workers share."""
 
     numbers: WorkerNumbers
     once: ToldOnce
 
 
 class Worker:
-    """A trainer that runs. Its output goes to ours, and to `folder` if there is one."""
+    """A running trainer. Its output goes to the launcher's, and to `folder` if there is one."""
 
     def __init__(
         self, slot: int, process: WorkerProcess, printer: Printer, folder: Path | None, told: WorkersTold
@@ -64,7 +64,7 @@ class Worker:
         ]
 
     def take_number(self, number: int) -> None:
-        """Put this number in front of the lines to come."""
+        """Set the number in front of the lines to come."""
         for name, lines in self._lines.items():
             lines.prefix = _prefix(number, name)
 
@@ -73,13 +73,13 @@ class Worker:
         watch_exit(self.pid, lambda _: tell(self.slot, self._process.wait()))
 
     def signal(self, signum: signal.Signals) -> None:
-        """To the trainer and all of its process group, as long as it runs itself."""
+        """Signal the trainer and its whole process group, as long as the trainer runs."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signum)
 
     async def wait_printed(self, timeout_s: float) -> None:
-        """Until its output has ended: its children may hold the other end of the pipes after it."""
+        """Wait until the output has ended; children may hold the pipes after the worker."""
         _, late = await asyncio.wait(self._forwards, timeout=timeout_s)
         for task in late:
             task.cancel()
@@ -88,7 +88,7 @@ class Worker:
 
 
 def search_path(environ: Mapping[str, str]) -> str:
-    """Where a worker's programs are looked for: beside this Python first, so that `python` means the one edl is in."""
+    """Return the PATH of a worker. This Python's folder comes first, so that `python` is the one that edl is in."""
     return os.pathsep.join(filter(None, (str(Path(sys.executable).parent), environ.get("PATH", os.defpath))))
 
 
@@ -108,7 +108,7 @@ def start_process(command: Sequence[str], environ: Mapping[str, str]) -> subproc
 
 
 def _prefix(number: int, stream: str) -> str:
-    """As horovodrun has it."""
+    # As horovodrun has it.
     return f"[{number}]<{stream}>:"
 
 
