@@ -58,7 +58,7 @@ class OwnChoice(msgspec.Struct, frozen=True):
 
 
 class JobSilent(msgspec.Struct, frozen=True):
-    """All processes of this launch are gone, and no more can be learnt about the job."""
+    """The end of all that this launch has started, after which no more can be learnt about the job."""
 
 
 class Looked(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class Interrupted(msgspec.Struct, frozen=True):
 
 
 class AskedToGo(msgspec.Struct, frozen=True):
-    """This machine is to be left: the job is to be saved and to end, so that it can be resumed."""
+    """Request to leave this machine: the job is saved and ends, so that it can be resumed."""
 
 
 class DeadlineReached(msgspec.Struct, frozen=True): ...

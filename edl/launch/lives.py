@@ -43,7 +43,7 @@ class AskedMeanwhile(Exception): ...
 
 
 class Lives:
-    """All lives of a job under one command. Use it once, in a running event loop of the main thread."""
+    """Lives of a job under one command. Use it once, in a running event loop of the main thread."""
 
     def __init__(
         self, settings: Settings, record: LaunchRecord, policy: bytes | None = None, *, waits: bool = False

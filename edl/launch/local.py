@@ -195,7 +195,8 @@ class Launch:
             )
 
     def _keep_secret(self) -> None:
-        # It lies beside the record, where the other commands find it. A job in an outside coordinator may have its own.
+        # The secret lies beside the record, where the other commands find it. In an outside coordinator the job may
+        # have its own.
         if self._settings.secret_file is not None:
             self._folder.write_secret(self._settings.secret())
         elif self.record.own_coordinator:

@@ -1,4 +1,4 @@
-"""numpy's arrays among the values that travel (`edl.trainer.tree`).
+"""Arrays of numpy among the values that travel (`edl.trainer.tree`).
 
 Owns: their form, and which are filled in place. Does not own: moving them.
 """
@@ -57,12 +57,12 @@ class Arrays:
 
 
 def as_bytes(array: AnyArray) -> AnyArray:
-    """The same memory as bytes; `array` is contiguous."""
+    """View the same memory as bytes; `array` is contiguous."""
     return array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
-    """As numpy's own files have it; or its name, which types from elsewhere have (bfloat16)."""
+    """Return the type as numpy's own files have it; its name for types from elsewhere, such as bfloat16."""
     known = dtype.kind != "V" or dtype.type is np.void
     return str(np.lib.format.dtype_to_descr(dtype) if known else dtype.name)  # type: ignore[no-untyped-call]
 

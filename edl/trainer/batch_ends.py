@@ -36,7 +36,7 @@ EVALUATION_ROUNDS = 4  # in a step time-out: no worker waits for another one tha
 
 
 class BatchEnds:
-    """Of one trainer, and `edl.trainer.evaluation.Between`. Belongs to the training thread."""
+    """End the mini-batches of one trainer, on the training thread. Implements `edl.trainer.evaluation.Between`."""
 
     def __init__(  # noqa: PLR0913 - the parts of a trainer
         self,
@@ -75,9 +75,7 @@ class BatchEnds:
     # ----------------------------------------------------------------------------------------------------- each end
 
     def end(self, samples: int | None) -> bool:
-        """Of a mini-batch at which there may be new orders, one before an uneven one, the first of all, a void one, a
-        rehearsal: all that are more than a count. Whether it is committed.
-        """
+        """End a mini-batch that the fast path does not count, such as the first or a void one. Tell if it counts."""
         self._ask_of_update()
         self._hear_comparison()  # before the ring may change
         committed = self._end(samples)
@@ -95,8 +93,10 @@ class BatchEnds:
         return committed
 
     def _ask_of_update(self) -> None:
-        """Ask the others if one that was due is missing. A comparison that each worker answers by itself comes before,
-        as it would meet that question; for the others' part in another one this worker must not wait.
+        """Ask the others whether they left out an update that this worker misses.
+
+        A comparison that each worker answers by itself is finished before, as it would meet that question in the ring.
+        Other comparisons need the others' part, so this worker must not wait for them.
         """
         if not self._updates.is_missing:
             return
@@ -173,8 +173,9 @@ class BatchEnds:
         return False
 
     def _begin_late(self) -> None:
-        """Nothing has told when the first mini-batch began, as its data are the script's own, or come from a pipeline's
-        thread. It was computed on what the script had begun with: what was saved replaces that, and it is made again.
+        """Take over the saved state after the first mini-batch, which was computed on another one and comes again.
+
+        Nothing has told when it began, as its data are the script's own, or come from a pipeline's thread.
         """
         self._framework.applied()
         self._resuming.begin_batch()
@@ -188,7 +189,7 @@ class BatchEnds:
     # -------------------------------------------------------------------------------------------- the parts of an end
 
     def _prepare_step(self) -> None:
-        """What the coming one needs before the script may begin it."""
+        """Prepare the coming step before the script begins it."""
         self._updates.begin_step()
         try:
             self._rates.tune()
@@ -198,14 +199,14 @@ class BatchEnds:
         self._resuming.begin_batch()
 
     def _rehearse(self) -> None:
-        """A newcomer does alone what it does first in a ring, as all others wait for it there (I4)."""
+        """Do alone what a newcomer first does in a ring, as all others would wait for it there (I4)."""
         self._rates.rehearse()
         self._comparison.rehearse()
         self._shell.beside.rehearse()
         self._tell_imported()
 
     def _tell_imported(self) -> None:
-        """Once: what the script has imported by the end of a whole mini-batch."""
+        """Report once what the script has imported by the end of a whole mini-batch."""
         if not self._told_imported:
             self._told_imported = True
             tell_imported(self._shell.link.folder)
@@ -226,7 +227,7 @@ class BatchEnds:
     # ----------------------------------------------------------------------------------------------- the comparison
 
     def _compare(self) -> None:
-        """Where all workers have done the same: after the script's callbacks, and in the ring that goes on."""
+        # It comes after the script's callbacks and in the ring that goes on: there all workers have done the same.
         if not (self._is_known or self._framework.knows or self._extras._compared()):
             logger.warning(
                 "after step %d edl knows of nothing that this script trains: no optimizer was given to edl.Optimizer, "
@@ -249,7 +250,7 @@ class BatchEnds:
             self._shell.hear(StatesEqual())
 
     def state_at_end(self) -> tuple[Fingerprint, ...]:
-        """Return what the leader compares of this worker, whose script has ended; nothing where it never trained."""
+        """Return what the leader compares when the script has ended; nothing if it never trained."""
         machine, due = self._machine, self._framework.updates_due
         if not machine.generation or not machine.step:
             return ()
@@ -259,7 +260,7 @@ class BatchEnds:
     # ------------------------------------------------------------------------------------ evaluations between batches
 
     def evaluate(self, work: Work) -> tuple[bytes, ...]:
-        """What each worker has found, each unit once. In a rehearsal that of one unit."""
+        """Return what each worker has found, each unit once; in a rehearsal, one unit's."""
         if not self._machine.generation:
             work.compute(range(min(work.units, 1)), lambda: True)
             return (work.found(),)
@@ -268,22 +269,19 @@ class BatchEnds:
 
     @property
     def committed(self) -> int:
-        """The newest step."""
         return self._machine.step
 
     @property
     def round_s(self) -> float:
-        """For so long a worker computes before it says what it has."""
         return self._shell.step_timeout_s / EVALUATION_ROUNDS
 
     @property
     def given_up(self) -> bool:
-        """The ring is: the next one waits for this worker."""
         orders = self._shell.link.orders
         return orders is not None and self._machine.generation in given_up(orders)
 
     def begin_evaluation(self) -> None:
-        """All members have the weights of the newest step, and rank 0's batch statistics. Raises RingBroken."""
+        """Give all members the weights of the newest step, and rank 0's batch statistics. Raises RingBroken."""
         self._resuming.begin_batch()  # before the first one, too
         self._shell.complete_state()  # a newcomer's may be on its way beside the coming step
         if self._machine.void is not None:
@@ -292,7 +290,7 @@ class BatchEnds:
             self._framework.synchronize_rest(0, only_statistics=True)
 
     def renew_ring(self, error: RingBroken) -> None:
-        """Into the next one, and nowhere else: no member has begun the coming mini-batch."""
+        """Enter the next ring between two mini-batches: no member has begun the coming one."""
         self._hear_comparison()
         self._shell.void(error, keep=False)
         old, before = self._machine.size, self._machine.step
@@ -307,7 +305,7 @@ class BatchEnds:
             self._compare()
 
     def _settle_evaluations(self) -> None:
-        """In the ring that follows a broken one: another worker may have missed what an evaluation has come to."""
+        # Another worker may have missed the results of an evaluation as the ring before broke.
         while True:
             try:
                 return self._evaluations.settle()
@@ -317,7 +315,7 @@ class BatchEnds:
     # -------------------------------------------------------------------------------------- where the script stands
 
     def _note_end(self) -> None:
-        """Of the mini-batch that is about to end, and may be void: a peer's state may yet make it committed."""
+        # The mini-batch may be void: a peer's state may yet make it committed.
         step = self._machine.step + 1
         lease = self._leases.at(step)
         if lease is not None:
@@ -329,7 +327,7 @@ class BatchEnds:
         self.standing.tell(step, results, at_end=self._at_end, so_far=so_far)
 
     def _take_standing(self) -> None:
-        """A newcomer has got another worker's state, and none of its samples yet."""
+        # A newcomer has another worker's state, and none of its samples yet.
         heard, step = self.standing.heard, self._machine.begins_after
         if self._shell.rehearsals.left == 0 or heard.get("step") != step:
             return

@@ -1,18 +1,19 @@
-"""One worker's state goes to newcomers, or comes to this one, while the first steps of their ring are computed.
+"""Transfer of one worker's state to newcomers while the first steps of their ring are computed.
 
-Where it is to be had is said when the ring of the newcomers stands, beside the one of now; and it is given once this
-worker has come to that ring.
+The offer is announced when the newcomers' ring stands beside the current one; the state is sent once the sender has
+come to that ring.
 
-Owns: what is offered and what is under way for this trainer, and waiting for it before the update of a step. Does not
-own: whether a state goes so (`edl.core.switch.switching`), over how many steps (`edl.core.worker.portions`), what it is
-made of (`edl.trainer.framework`, `extras`), nor its connections (`edl.transport.stream`).
+Owns: what is offered and under way for this trainer, and waiting for it before the update of a step. Does not own:
+whether a state goes so (`edl.core.switch.switching`), over how many steps (`edl.core.worker.portions`), what it is made
+of (`edl.trainer.framework`, `extras`), nor its connections (`edl.transport.stream`).
 
-What a script may see or change before an update (hyper-parameters, buffers, what is registered) is copied as the ring
-begins, and is here before a newcomer's script goes on. The rest lies still until the update, and is sent from there.
+What a script may see or change before an update (hyper-parameters, buffers, registered values) is copied as the ring
+begins, and arrives before a newcomer's script goes on. The rest does not change until the update, and is sent from
+where it lies.
 
-Over several steps that is a portion for each: before the update it is here, and that update makes of it what it makes
-of the sender's. What the script has made of the portions that had not come, an average of the weights say, is wrong:
-so with the last portion all that was copied at first is copied again, as it is by then.
+Over several steps there is a portion for each: it arrives before the update, which then changes it as on the sender.
+What the script has derived from portions that had not come, such as an average of the weights, is wrong: so the last
+portion brings all that was copied at first once more.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ REHEARSED_BYTES = 1 << 26  # what a larger state costs is its bytes, and it woul
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """What follows, in this order: before a newcomer's script goes on its early part and what is registered; neither in
-    a portion between the first and the last.
+    """Head of a portion. Early part and registered values follow it, and arrive before a newcomer's script goes on.
+
+    A portion between the first and the last has neither.
     """
 
     description: bytes
@@ -50,7 +52,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CopiedState:
-    """`edl.transport.stream.Contents`: copies, and after them what is sent from where it lies."""
+    """Contents of a stream: copies, followed by what is sent from where it lies."""
 
     def __init__(self, copies: Iterable[bytes], late: Contents) -> None:
         self._copies = [memoryview(one) for one in copies]
@@ -69,7 +71,7 @@ class CopiedState:
 
 
 class OfferedState(NamedTuple):
-    """Made in a ring that stands, and that this worker has not come to."""
+    """An offer in a ring that stands, and that this worker has not come to."""
 
     place: Place
     giver: Giver
@@ -77,7 +79,7 @@ class OfferedState(NamedTuple):
 
 
 class StateSource(NamedTuple):
-    """Of the portions that follow the first one."""
+    """The sender of the portions that follow the first one."""
 
     place: Place
     root: int
@@ -85,7 +87,7 @@ class StateSource(NamedTuple):
 
 
 class Coming(NamedTuple):
-    """What is on its way, once its head is here."""
+    """A portion whose head has arrived."""
 
     late: Late
     early_bytes: int  # that come before it, and are here already
@@ -93,7 +95,7 @@ class Coming(NamedTuple):
 
 
 class Beside:
-    """Of one trainer. What is not said to be any thread's is the training thread's."""
+    """Move this trainer's state to newcomers, or receive it. On the training thread, if not said otherwise."""
 
     def __init__(self, framework: Framework, extras: Extras) -> None:
         self.idle = True  # an attribute, because each step asks
@@ -115,7 +117,7 @@ class Beside:
         self._turn = threading.Lock()
 
     def rehearse(self) -> None:
-        """A newcomer takes over a state once while no worker waits for it: its own. The first time takes long."""
+        # A newcomer takes over its own state while no worker waits for it: the first time takes long.
         apart = self._framework.apart
         if apart is None or not apart.given():
             return
@@ -135,7 +137,7 @@ class Beside:
         late.take(whole)
 
     def offer(self, place: Place, timeout_s: float) -> int:
-        """Any thread: where our state will be had in the ring of `place`, which we have prepared; 0: nowhere."""
+        """Offer our state in the prepared ring of `place`, from any thread. Return the offer's number; 0: no offer."""
         giver = _giver(place, timeout_s) if place.key and self._gives() else None
         if giver is None:
             return 0
@@ -145,7 +147,7 @@ class Beside:
         return giver.number
 
     def withdraw(self, generation: int) -> None:
-        """Any thread: nothing goes so in this ring, nor in one before."""
+        """Withdraw the offer in this ring, or in one before. Any thread."""
         with self._turn:
             offered = self._offered
             if offered is None or offered.place.generation > generation:
@@ -154,7 +156,7 @@ class Beside:
         _give_up(offered.giver, None)
 
     def keep_offer(self, generation: int) -> None:
-        """We have come to that ring, and newcomers count on what was offered there. Raises RingBroken."""
+        """Keep what was offered in a ring to which this worker has come: newcomers count on it. Raises RingBroken."""
         self.withheld = self.withheld or not self._gives()  # as the training thread sees it
         if self.withheld:
             self.withdraw(generation)
@@ -168,9 +170,7 @@ class Beside:
         raise RingBroken("this worker does not give its state beside a step any more")
 
     def send(self, newcomers: int, portion: StatePortion) -> None:
-        """To those who come for what was offered. All that a script may change is copied now, in the first portion and
-        in the last.
-        """
+        """Send a portion to the newcomers. The first and the last one copy all that a script may change."""
         giver, apart = self._giver, self._framework.apart
         if apart is None or (giver is None and portion.is_first):
             raise RuntimeError("this worker has not kept to what it has offered")
@@ -185,8 +185,10 @@ class Beside:
         self._portion, self._newcomers = portion, newcomers
 
     def fetch(self, source: StateSource, timeout_s: float, portion: StatePortion) -> None:
-        """The first portion; comes back once the script may go on. The root comes to that ring after its step, however
-        long that is: this waits until then, or until the ring is given up. Raises RingBroken, UsageError.
+        """Fetch the first portion; return once the script may go on. Raises RingBroken, UsageError.
+
+        The root comes to that ring after its step, however long that takes: this waits until then, or until the ring is
+        given up.
         """
         self.drop()
         self._timeout_s, self._source = timeout_s, source
@@ -196,8 +198,9 @@ class Beside:
         self.fetch_portion(portion)
 
     def fetch_portion(self, portion: StatePortion) -> None:
-        """Of the same source. Comes back once the script may go on: at once, where that sees nothing of it before its
-        update. Raises RingBroken, UsageError.
+        """Fetch another portion of the same source. Raises RingBroken, UsageError.
+
+        Returns once the script may go on: at once if the script sees none of the portion before its update.
         """
         apart, source = self._framework.apart, self._source
         if apart is None or source is None:
@@ -235,7 +238,7 @@ class Beside:
             raise self._lost(error) from error
 
     def take(self) -> None:
-        """What has not come yet, before the update. Raises RingBroken, UsageError."""
+        """Take over the rest of a portion before the update. Raises RingBroken, UsageError."""
         taker, begun = self._taker, self._coming
         if taker is None or begun is None:
             raise self._lost("it was given up")
@@ -249,7 +252,7 @@ class Beside:
         self.awaits, self._coming = False, None
 
     def wait_sent(self) -> None:
-        """Before our own update: who could not take it by then gets a state with the next ring."""
+        """Wait before our own update until newcomers have the portion; the others get a state with the next ring."""
         giver, newcomers, self._newcomers = self._giver, self._newcomers, 0
         if giver is None or not newcomers:
             return
@@ -260,7 +263,7 @@ class Beside:
             self.drop()
 
     def end(self) -> None:
-        """The step is over: the newcomer that we hand on to has all of it."""
+        """End the step: wait until the newcomer that this worker passes the state on to has all of it."""
         if not self._portion.is_last:
             return
         if self._giver is not None and self._taker is not None and self._giver.asked:
@@ -268,9 +271,7 @@ class Beside:
         self.drop()
 
     def drop(self) -> None:
-        """Whatever is under way: no thread waits for it any more, nor writes into this model. Harmless if there is
-        nothing.
-        """
+        """Drop all transfers: no thread waits for them or writes into this model any more. Harmless without any."""
         with self._turn:
             giver, taker, self._giver, self._taker = self._giver, self._taker, None, None
         self.idle, self.awaits, self._newcomers, self._coming, self._source = True, False, 0, None, None
@@ -281,7 +282,7 @@ class Beside:
             wait([unpacked])  # with the next tensor it finds that this was given up
 
     def abort(self, generations: range) -> None:
-        """Any thread: rings of these generations come to nothing, and what is under way beside their first steps."""
+        """Give up, from any thread, transfers beside the first steps of rings that come to nothing."""
         with self._turn:
             self._vain = generations
             place, giver, taker = self._place, self._giver, self._taker

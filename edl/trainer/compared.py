@@ -1,10 +1,11 @@
-"""What of registered values must be equal on all workers at all times, taken apart (I15).
+"""List the registered values that must be equal on all workers (I15).
 
 Owns: that choice. Does not own: fingerprints of it (the adapters), nor the values (`edl.trainer.extras`).
 
-Modules, models, tensors and variables, and whatever has a `state_dict()`: training goes on by these. Numbers, text and
-arrays of numpy that a script registers by themselves are its own: each worker may count its samples in one. So they
-stay when the script puts a tensor in their place, as some workers do before others: a best loss, say.
+Modules, models, tensors, variables and all objects with a `state_dict()` are compared: training goes on by these.
+Numbers, text and arrays of numpy that a script registers by themselves are the worker's own: each worker may count its
+samples in one. They stay so when the script puts a tensor in their place, as some workers do before others: a best
+loss, say.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ Leaf = tuple[str, Any]
 def compared(
     value: Any, path: str, sorts: Sequence[Tensors], *, within: bool = False, own: Collection[str] = ()
 ) -> Iterator[Leaf]:
-    """Its tensors and plain values, under names that are the same on all workers. `within` a state, all count; what
-    lies at one of the `own` paths does not.
+    """Yield tensors and plain values, under names that are the same on all workers.
+
+    `within` a state, all values count; those at one of the `own` paths never do.
     """
     if path in own:
         return
@@ -47,7 +49,7 @@ def compared(
 
 
 def own_paths(value: Any, path: str, sorts: Sequence[Tensors]) -> Iterator[str]:
-    """Name the places of plain values outside of any state: they are the worker's own, whatever will be there."""
+    """Name the places of plain values outside of any state: these stay the worker's own, whatever is assigned there."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from own_paths(item, f"{path}[{key!r}]", sorts)
@@ -61,7 +63,7 @@ def own_paths(value: Any, path: str, sorts: Sequence[Tensors]) -> Iterator[str]:
 
 
 def _tensors(value: Any, path: str, sorts: Sequence[Tensors]) -> list[Leaf] | None:
-    """Without statistics, which are each worker's own while a ring stands. None: it has no contents of its own."""
+    """Return tensors without statistics, which are each worker's own in a ring. None: it has no contents of its own."""
     for sort in sorts:
         parts = sort.parts(value)
         if parts is not None:

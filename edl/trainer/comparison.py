@@ -1,15 +1,14 @@
-"""Workers of one ring compare their states, and what they do when these differ (I15).
+"""Comparison of the states of a ring's workers, and the consequences of a difference (I15).
 
-Owns: comparing, at the end of a mini-batch, and what follows for this trainer. Does not own: when it is due, who is
-right (`edl.core.worker.divergence`), what is compared (the adapters), nor whether the job ends
+Owns: comparing, at the end of a mini-batch, and what follows for this trainer. Does not own: when it is due, which
+workers are right (`edl.core.worker.divergence`), what is compared (the adapters), nor whether the job ends
 (`edl.core.job.machine`).
 
-One number of each member goes into one small all-reduce. Only where these differ do all hear all fingerprints of all.
-
-In a ring whose members were equal before, training goes on while that number travels. They look at the answer a step
-later. A large state is read meanwhile, too, until its next update; where members' collectives meet by name, the number
-goes on its way as soon as all is read, else with that update. What the script does with it by then may be read
-along, so where numbers differ that were found so, members compare once more, in line, before one counts as differing.
+One number of each member goes into one small all-reduce. Only if these differ, all members exchange all fingerprints.
+In a ring whose members were equal before, training goes on while that number travels, and they look at the answer a
+step later. A large state is read meanwhile, too, until its next update; if members' collectives meet by name, the
+number leaves as soon as all is read, else with that update. What the script does with the state by then may be read
+along: so after a difference found this way, members compare once more, in line, before it counts.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Reading: TypeAlias = Callable[[], list[Fingerprint]]  # waits until all is read
 
 
 class _Teller(msgspec.Struct, frozen=True):
-    """One of the ring, as it tells the others of itself where they differ."""
+    """A member's report of itself, if members differ."""
 
     worker: str
     fingerprints: list[Fingerprint]
@@ -52,7 +51,7 @@ class _Teller(msgspec.Struct, frozen=True):
 
 
 class _Begun:
-    """A comparison whose answer is on its way, or what it is of is being read. Any thread's."""
+    """A comparison whose answer is on its way, or whose state is being read. Any thread may use it."""
 
     def __init__(self, ring: Ring, step: int, reading: Reading | None, fingerprints: list[Fingerprint]) -> None:
         self.step = step
@@ -68,7 +67,7 @@ class _Begun:
         return self._answer is not None
 
     def ask(self) -> Callable[[], bool]:
-        """Of the ring, once: the first call does. Raises RingBroken."""
+        """Ask the ring, at the first call only. Raises RingBroken."""
         if self.reading is not None:
             self.fingerprints = self.reading()
         with self._turn:
@@ -79,13 +78,13 @@ class _Begun:
             return self._answer
 
     def give_up(self) -> None:
-        """Nothing is asked in the next ring."""
+        """Ask nothing in the next ring."""
         with self._turn:
             self._is_vain = True
 
 
 class Comparison:
-    """Of one trainer's state with those of the others. Belongs to the training thread."""
+    """Compare one trainer's state with the others'. Belongs to the training thread."""
 
     def __init__(self, framework: Framework, shell: WorkerShell, extras: Extras) -> None:
         self._framework = framework
@@ -98,12 +97,13 @@ class Comparison:
         self._last: tuple[int, list[Fingerprint]] = (0, [])
 
     def rehearse(self) -> None:
-        """A newcomer, in its ring of one: the first time takes long."""
+        # The first comparison takes long: a newcomer makes one in its ring of one.
         self._framework.ring.same(of_all(self._fingerprints()))()
 
     def begin(self) -> bool:
-        """All members of the ring call it after the same step: `finish` looks at the answer after the next one. False:
-        it is one to wait for: the one before has found a difference. Raises RingBroken.
+        """Begin a comparison, on all members after the same step; `finish` takes the answer after the next one.
+
+        Returns False if it must be made in line, as the one before has found a difference. Raises RingBroken.
         """
         if self._told is not None:
             return False
@@ -118,20 +118,21 @@ class Comparison:
 
     @property
     def is_asked(self) -> bool:
-        """All members ask for the answer of what is begun, whatever their scripts do now."""
+        """Tell whether all members ask for the answer of what is begun, whatever their scripts do now."""
         begun = self._begun
         return begun is not None and (begun.is_asked or self._framework.ring.pairs_by_name)
 
     def before_update(self) -> None:
-        """What is being read is about to change. If the ring is broken, its next collective meets that, too. Belongs to
-        the training thread where something is being read, else to any.
+        """Ask before the state that is being read changes. On the training thread while something is read, else on any.
+
+        If the ring is broken, its next collective fails, too.
         """
         if self._begun is not None and not self._begun.is_asked:
             with contextlib.suppress(RingBroken):
                 self._begun.ask()
 
     def finish(self, timeout_s: float) -> bool:
-        """Whether one was begun, and all were equal then. Raises JobFailed, and what ends a script."""
+        """Tell whether a comparison was begun, and found all equal. Raises JobFailed, and what ends a script."""
         if (begun := self._take_begun()) is None:
             return False
         try:
@@ -152,18 +153,20 @@ class Comparison:
         return False
 
     def read_last(self, passes: int) -> None:
-        """No more data will come, as far as is known: what the script does with its weights afterwards is its own.
-        `passes`: so many have ended by this step. Whether the state is read here follows from both numbers alone: all
-        workers that end after this step read at the same moment, also those that have come late. A script of short
-        passes reads its state at its end, instead.
+        """Read the state, as no more data is expected: what the script does with its weights afterwards is its own.
+
+        `passes` have ended by this step. All workers that end after it read at the same moment, also late ones, as that
+        follows from both numbers alone. A script of short passes reads its state at its end instead.
         """
         step = self._shell.machine.step
         if step >= READ_EVERY * passes:
             self._last = (step, self._fingerprints())
 
     def last(self) -> list[Fingerprint]:
-        """Return the state after the last step of a script that has ended. The ring is asked nothing any more: each
-        member tells of its own state, and the leader compares, however far apart in time their scripts end.
+        """Return the state after the last step of a script that has ended.
+
+        The ring is asked nothing any more: each member reports its own state, and the leader compares, however far
+        apart in time their scripts end.
         """
         begun, self._begun = self._begun, None
         if begun is not None:
@@ -172,7 +175,7 @@ class Comparison:
         return found if step == self._shell.machine.step else self._fingerprints()
 
     def make(self, timeout_s: float) -> None:
-        """All members of the ring call it after the same step. Raises RingBroken, JobFailed, and what ends a script."""
+        """Compare in line, on all members after the same step. Raises RingBroken, JobFailed, and what ends a script."""
         known, self._told = self._told, None
         if known is not None and known.generation == self._shell.machine.generation:
             self._part(known)
@@ -193,14 +196,14 @@ class Comparison:
         self._wait_for_the_end(found, timeout_s)
 
     def _difference(self, *, persists: bool) -> Divergence | None:
-        """What all members find alike."""
+        """Return the difference, which all members find alike."""
         mine = self._fingerprints()
         if self._waiting(self._framework.ring.same(of_all(mine))):
             return None
         return self._exchanged(mine, self._shell.machine.step, persists=persists)
 
     def _exchanged(self, mine: list[Fingerprint], step: int, *, persists: bool) -> Divergence:
-        """Of members that differ after `step`."""
+        """Exchange fingerprints among members that differ after `step`."""
         ring, shell, machine = self._framework.ring, self._shell, self._shell.machine
         said = _Teller(shell.link.worker, mine, machine.is_new, machine.joined)
         members = [
@@ -229,7 +232,7 @@ class Comparison:
         )
 
     def _take_begun(self) -> _Begun | None:
-        """None also where the mini-batch is void: its ring is left, and the next one's members compare anew."""
+        # If the mini-batch is void, its ring is left, and the next one's members compare anew.
         begun, self._begun = self._begun, None
         if begun is not None and self._shell.machine.void is not None:
             begun.give_up()
@@ -240,14 +243,12 @@ class Comparison:
         return outcome(found, self._shell.machine.unusual.checking.on_divergence)
 
     def _differs(self, found: Divergence) -> bool:
-        """Return whether this worker is one of those that differ."""
         return self._shell.link.worker in found.workers
 
     def _fingerprints(self) -> list[Fingerprint]:
         return self._framework.fingerprints(self._extras._compared())
 
     def _waiting(self, answer: Callable[[], bool]) -> bool:
-        """The answer."""
         began = time.perf_counter_ns()
         same = answer()
         self._shell.link.page.add_waited(time.perf_counter_ns() - began)
@@ -257,17 +258,17 @@ class Comparison:
         self._shell.hear(StatesDiffer(found))
 
     def _goes_on(self, found: Divergence) -> bool:
-        """Return whether this script goes on: all get the state that counts, or only others leave."""
+        """Tell whether this script goes on: all get the state that counts, or only others leave."""
         follows = self._outcome(found)
         return follows is Consequence.HEAL or (follows is Consequence.PART and not self._differs(found))
 
     def _part(self, found: Divergence) -> None:
-        """Raises RingBroken where those that differ leave the ring: this worker trains on in the one that follows."""
+        """Raise RingBroken if members that differ leave the ring: this worker trains on in the next one."""
         if self._outcome(found) is Consequence.PART:
             raise RingBroken(f"{', '.join(found.workers)} differed from the others, and left")
 
     def _wait_for_the_end(self, found: Divergence, timeout_s: float) -> None:
-        """The leader ends the job, or this worker's part in it, and says why. Without one it ends by itself (I12)."""
+        # The leader ends the job, or this worker's part in it, and says why. Without a leader it ends by itself (I12).
         link, until = self._shell.link, time.monotonic() + timeout_s
         while time.monotonic() < until:
             self._shell.while_waiting()

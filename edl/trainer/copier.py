@@ -1,16 +1,16 @@
-"""A trainer copies what it has after a step, as its part of a checkpoint, while it computes the next mini-batch.
+"""Copy a trainer's part of a checkpoint while the trainer computes the next mini-batch.
 
 Owns: what is copied when, and the files in which its daemon finds it. Does not own: whether and after which step
 (`edl.core.checkpoint`), what the state is made of (`edl.trainer.framework`, `extras`), nor making it durable
 (`edl.daemon.storing`).
 
-What a script may see or change before an update is copied at once. The rest lies still until the update, which waits
-for the copy. Where a job stands that is to go, another thread copies all of it, while the script is at something of its
-own; the next update waits for that, too. What the forward pass of the next mini-batch may have begun to change is
+What a script may see or change before an update is copied at once. The rest does not change until the update, which
+waits for the copy. When a job is preempted while its script is busy with something else, another thread copies all of
+it, and the next update waits for that, too. What the forward pass of the next mini-batch may have begun to change is
 copied as it is then.
 
-Files that the daemon is through with are written again: memory that was touched before is filled faster. For the first
-copy it is touched beside the second mini-batch of this process.
+Files that the daemon has read are written again: memory that was touched before is filled faster. For the first copy it
+is touched beside the second mini-batch of this process.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ NONE = -1  # no step
 
 
 class Reader(Protocol):
-    """The bytes of a tensor, once or more often."""
+    """Read the bytes of a tensor, once or more often."""
 
     def __call__(self) -> memoryview: ...
 
 
 class Copier:
-    """Of one trainer. What is not said to be any thread's belongs to the training thread."""
+    """Copy the state of one trainer. Methods run on the training thread unless they say otherwise."""
 
     def __init__(self, framework: Framework, extras: Extras, hear: Callable[[CopyTaken | CopyFailed], object]) -> None:
-        """`hear` takes what came of it, on any thread."""
+        """Call `hear` with each result, on any thread."""
         self.idle = True  # an attribute, because each step asks
         self._framework = framework
         self._extras = extras
@@ -74,9 +74,9 @@ class Copier:
         self._has_spare = False  # memory for a copy is touched, or will be before the next one is taken
 
     def prepare(self, place: Place, folder: Path) -> None:
-        """After an update, when it is known what there is to copy: touch memory for that, by the other thread, once.
+        """Touch memory for a copy, once, on the other thread; after an update, when it is known what there is to copy.
 
-        What is to be read on the training thread in full, as a session's variables, is not read for that.
+        What must be read in full on the training thread, as a session's variables, is not read for that.
         """
         if self._has_spare:
             return
@@ -90,7 +90,7 @@ class Copier:
             self._thread.submit(_touch, folder / SPARE, size)
 
     def take(self, save: Save, folder: Path) -> None:
-        """Comes back once the script may go on. What came of it is heard later, or at once."""
+        """Begin a copy; return once the script may go on. `hear` gets the result later, or at once."""
         self.finish()
         began = time.perf_counter()
         try:
@@ -107,7 +107,7 @@ class Copier:
         copying.start(self._thread)
 
     def take_beside(self, save: Save, folder: Path, stands: Callable[[], bool]) -> None:
-        """Any thread; comes back at once. `stands`: the script is still between those two updates, by its machine."""
+        """Begin a copy from any thread, and return at once. `stands`: the script is still between the two updates."""
         with self._taking:
             self.idle = False
             self._beside = self._thread.submit(self._take_beside, save, folder, stands)
@@ -131,7 +131,7 @@ class Copier:
         return self._framework.is_as(self.witness)
 
     def before_update(self, step: int) -> None:
-        """The next thing that happens to what is copied is the update that follows `step`."""
+        """Finish copies: the update that follows `step` is the next change to what is copied."""
         self._updates = step
         while not self.idle:
             self._updates = NONE  # what is to be copied may be, as this thread waits
@@ -139,11 +139,10 @@ class Copier:
             self._updates = step
 
     def note_void(self) -> None:
-        """The update was not made."""
         self._updates = NONE
 
     def finish(self) -> None:
-        """Before anything changes what is copied. Harmless if nothing is."""
+        """Wait for copies, before anything changes what is copied. Harmless if there are none."""
         with self._taking:
             copying, self._copying = self._copying, None
             beside, self._beside = self._beside, None
@@ -175,7 +174,7 @@ class Copier:
         return _Copying(save, folder, [(readers[one.tensor], one) for one in slices], snapshot.whole, self._hear)
 
     def _laid_out(self, parts: int, *, beside: bool) -> _LaidOut:
-        """For so many workers."""
+        """Lay out the state for so many workers."""
         from edl.checkpoints.handover import cut
         from edl.checkpoints.manifest import StoredTensor
         from edl.checkpoints.names import registered_tensor
@@ -190,7 +189,7 @@ class Copier:
 
 
 class _LaidOut(NamedTuple):
-    """All that there is to copy, and which bytes of it each worker does."""
+    """The state to copy, and the bytes of it that each worker copies."""
 
     snapshot: Snapshot
     registered: Stored
@@ -200,7 +199,7 @@ class _LaidOut(NamedTuple):
 
 
 class _Copying:
-    """One copy, by another thread."""
+    """A single copy, made on another thread."""
 
     def __init__(
         self,
@@ -227,7 +226,7 @@ class _Copying:
         self._running = thread.submit(self.run)
 
     def finish(self) -> None:
-        """The training thread is about to change what is copied."""
+        """Wait for the copy: the training thread is about to change what is copied."""
         with self._turn:
             if self._done:
                 return
@@ -239,7 +238,6 @@ class _Copying:
         self._tell()
 
     def run(self) -> None:
-        """On the thread that copies."""
         try:
             self._write()
             if not (self._whole() and self.more()):
@@ -274,9 +272,8 @@ class _Copying:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Of garbage. A description of the state is so many objects, for a moment, that Python would look through all
-    that the process has, while training waits.
-    """
+    # A description of the state is so many objects, for a moment, that the garbage collector would look through all
+    # that the process has, while training waits.
     if not gc.isenabled():
         yield
         return
@@ -288,7 +285,6 @@ def _no_collection() -> Iterator[None]:
 
 
 def _touch(spare: Path, size: int) -> None:
-    """On the thread that copies: the first copy comes after it."""
     if not size:
         return
     try:
@@ -313,7 +309,6 @@ def _grouped(views: Iterator[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _write_all(file: int, views: list[memoryview]) -> None:
-    """One behind the other."""
     while views:
         done = os.writev(file, views)
         while views and done >= len(views[0]):

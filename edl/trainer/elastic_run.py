@@ -1,4 +1,4 @@
-"""The shape of Horovod's elastic scripts: a training function over a state, called anew whenever the workers change.
+"""Horovod's elastic scripts: a training function over a state, called anew whenever the workers change.
 
 Owns: `run`, where a mini-batch of such a script ends, and the plain values of its states. Does not own: models,
 optimizers and samplers (`edl.torch.elastic`, `edl.tensorflow.elastic`), nor the change itself (`edl.trainer.trainer`).
@@ -25,59 +25,47 @@ S = TypeVar("S", bound="State")
 
 
 class Changed(BaseException):
-    """Ends a call of the training function, which another follows. Not an Exception, so that no script swallows it."""
+    """End a call of the training function, which another follows. Not an Exception, so that no script swallows it."""
 
 
 class Failing(Protocol):
-    """What knows what a ring's broken collectives raise."""
+    """A ring that knows the errors of its broken collectives."""
 
-    def is_failure(self, error: BaseException) -> bool:
-        """Whether the framework raised this because a collective failed."""
+    def is_failure(self, error: BaseException) -> bool: ...
 
 
 class SeatPort(Protocol):
-    """What a run needs of the trainer."""
+    """The part of the trainer that a run needs."""
 
     @property
-    def voided(self) -> bool:
-        """A collective of the mini-batch in flight has failed, and its update was not made."""
+    def voided(self) -> bool: ...
 
-    def void(self, error: BaseException) -> None:
-        """A collective of this mini-batch failed before the update."""
+    def void(self, error: BaseException) -> None: ...
 
-    def rehearsing(self) -> bool:
-        """The mini-batch being worked on is a newcomer's throw-away one."""
+    def rehearsing(self) -> bool: ...
 
-    def generation(self) -> int:
-        """Number of the roster that trains now."""
+    def generation(self) -> int: ...
 
-    def step(self) -> int:
-        """Number of the mini-batch being worked on."""
+    def step(self) -> int: ...
 
-    def begin_batch(self) -> None:
-        """The first generation starts from equal models and values."""
+    def begin_batch(self) -> None: ...
 
-    def expect_restarts(self) -> None:
-        """When a ring breaks, the script leaves its iteration over the data."""
+    def expect_restarts(self) -> None: ...
 
-    def begin_anew(self) -> None:
-        """The script leaves its iteration over the data; the next one begins at the first step that is not trained."""
+    def begin_anew(self) -> None: ...
 
-    def notify_batch_end(self, samples: int | None = None) -> bool:
-        """The mini-batch is over; here the ring may change."""
+    def notify_batch_end(self, samples: int | None = None) -> bool: ...
 
-    def register(self, **values: Any) -> Extras:
-        """State that travels."""
+    def register(self, **values: Any) -> Extras: ...
 
-    def on_resize(self, callback: Callable[[int, int], object]) -> None:
-        """Call it after each change of size."""
+    def on_resize(self, callback: Callable[[int, int], object]) -> None: ...
 
 
 class Run:
     """The training functions of this process, and where their mini-batches end."""
 
     def __init__(self, trainer: SeatPort, ring: Failing, updates: Callable[[], object]) -> None:
-        """`updates()` differs from what it was when an optimizer has updated the model; None where it is not known."""
+        """`updates()` changes when an optimizer has updated the model; None if that is not known."""
         self._trainer = trainer
         self._ring = ring
         self._updates = updates
@@ -87,7 +75,7 @@ class Run:
         self._step = 0  # the mini-batch after that one
 
     def __call__(self, function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-        """Carries out `elastic.run`."""
+        """Carry out `elastic.run`."""
 
         @functools.wraps(function)
         def running(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -112,7 +100,7 @@ class Run:
         return running
 
     def new_state(self, state: State) -> str:
-        """Another state of this process; the name under which its values travel."""
+        """Add a state of this process. Return the name under which its values travel."""
         self._states.append(state)
         return f"elastic.{len(self._states)}"
 
@@ -123,8 +111,9 @@ class Run:
         self._trainer.on_resize(lambda _old, _new: callback())
 
     def end_batch_if_updated(self, call: str = "state.commit()") -> None:
-        """End, at a `call`, the mini-batch whose update was made, or failed, since the last end. Before the first
-        update of all, outside of a training function too, values are kept and nothing ends.
+        """End, at a `call`, the mini-batch whose update was made, or failed, since the last end.
+
+        Before the first update, outside of a training function too, values are kept and nothing ends.
         """
         if not self._running and self._updates() == 0:
             self._keep()
@@ -136,19 +125,19 @@ class Run:
             self._keep()
 
     def end_batch(self, step: int) -> None:
-        """The script asks for another mini-batch: the end of this one, of `step`, unless a `commit()` was it."""
+        """End the mini-batch of `step`, as the script asks for another one, unless a `commit()` ended it."""
         if self._trainer.step() == step:
             self._end()
 
     def end_batch_of_loop(self) -> None:
-        """A loop that is not the script's, such as Keras' `fit`, ends a mini-batch and goes on whatever has changed."""
+        """End a mini-batch of a loop that is not the script's, such as Keras' `fit`, and go on whatever has changed."""
         if self._running:
             self._end_and_keep()
         else:
             self._trainer.notify_batch_end()
 
     def check_undone(self, call: str) -> None:
-        """Check a `call` that undoes what was done since the last end. Raises UsageError where that is an update."""
+        """Check a `call` that undoes what was done since the last end. Raises UsageError if that is an update."""
         if self._updated is not None and self._has_updated(unseen=False):
             raise UsageError(
                 f"{call}: the model was updated since the last commit(), and edl undoes no update: leave it away, or "
@@ -173,7 +162,7 @@ class Run:
                 self._end_broken(error)
 
     def _end_broken(self, error: Exception) -> None:
-        """A collective of the script's own failed. Where the update was made before it, the mini-batch counts (I5)."""
+        # A collective of the script's own failed. If the update was made before it, the mini-batch counts (I5).
         if not self._has_updated(unseen=False):
             self._trainer.void(RingBroken(f"a collective of the training function failed: {error}"))
         with contextlib.suppress(Changed):
@@ -181,7 +170,6 @@ class Run:
         self._trainer.begin_anew()
 
     def _end(self) -> None:
-        """Raises Changed."""
         if self._trainer.voided:
             self._trainer.begin_anew()  # instead of handing it out again
         generation = self._trainer.generation()
@@ -209,7 +197,7 @@ class Run:
         self._updated, self._step = self._updates(), self._trainer.step()
 
     def _has_updated(self, *, unseen: bool) -> bool:
-        """Since the last end; `unseen` where that is not known."""
+        """Tell whether the model was updated since the last end; `unseen` if that is not known."""
         if self._trainer.step() != self._step:  # the script ends mini-batches by itself, too, or a Keras callback does
             self._note_end()
         now = self._updates()
@@ -226,15 +214,13 @@ class Run:
 class RunPart(Protocol):
     """A part of a state with plain values of its own: a sampler, a scheduler."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Its values."""
+    def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> object:
-        """Become what these values say."""
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
 
 
 class State:
-    """What a training function goes by: values as attributes, the same on all workers after each change.
+    """State of a training function: values as attributes, the same on all workers after each change.
 
     `commit()` keeps them. When a mini-batch is void they become again what they were at the last `commit()` or at the
     end of the last mini-batch, whichever was later; nothing else is ever rolled back.
@@ -247,7 +233,6 @@ class State:
         def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, run: Run, values: Mapping[str, Any], parts: Mapping[str, RunPart]) -> None:
-        """`parts` are attributes too."""
         self._parts = dict(parts)
         self.__dict__.update(values)
         self.__dict__.update(parts)
@@ -269,7 +254,7 @@ class State:
         self._run.end_batch_if_updated()
 
     def check_host_updates(self) -> None:
-        """The same as `commit()`: looking is free."""
+        """Do the same as `commit()`: looking is free."""
         self._run.end_batch_if_updated()
 
     def save(self) -> None:
@@ -277,15 +262,17 @@ class State:
         self._keep()
 
     def restore(self) -> None:
-        """Values and samplers become what they were at the last `commit()`. Models and optimizers stay, as edl never
-        undoes an update: raises `errors.UsageError` where one was made since.
+        """Restore values and samplers as of the last `commit()`. Models and optimizers stay, as edl undoes no update.
+
+        Raises `errors.UsageError` if an update was made since.
         """
         self._run.check_undone("state.restore()")
         self._restore()
 
     def sync(self) -> None:
-        """All workers take over what rank 0 has: models, optimizers, samplers and values. Call it on all of them. A
-        training function of `elastic.run` needs none: all have the same when it is called.
+        """Take over what rank 0 has: models, optimizers, samplers and values. Call it on all workers.
+
+        A training function of `elastic.run` needs no call: all workers have the same when it is called.
         """
         self._become(self._of_first(self._values()))
         self._give()
@@ -297,13 +284,13 @@ class State:
             self._run.on_resize(callback)
 
     def _of_first(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return what rank 0 has for them. Models and optimizers become its own."""
+        """Return rank 0's values. Models and optimizers become rank 0's in place."""
         raise NotImplementedError
 
     # ---------------------------------------------------------------------------------- what a run does with it
 
     def _give(self) -> None:
-        """To the members that need it at a change."""
+        # Registered values are what members receive at a change.
         values = self._values()
         for name, value in values.items():
             self._shared._check(f"{type(self).__name__}({name}=...)", value)

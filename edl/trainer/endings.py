@@ -1,4 +1,4 @@
-"""How a script comes to its end, and who must hear of it."""
+"""The end of a script, and reporting it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Leaving(SystemExit):
 
 
 class Exit(SystemExit):
-    """What `sys.exit()` raises while failures are noted.
+    """The exception of `sys.exit()` while failures are noted.
 
     Inside a process nothing tells its exit status before it has ended, as excepthooks do not hear of SystemExit. But
     Python asks the exception that has reached the outermost frame for its `code`, when no frame is left.
@@ -78,8 +78,9 @@ class Exit(SystemExit):
 
 
 def exit_preempted() -> NoReturn:
-    """As by `sys.exit(75)`. Its machine is about to be taken away: once all is done that the script wants done at its
-    end, the process ends. Else Python would take down one module after the other, PyTorch's for half a second.
+    """Exit as by `sys.exit(75)`, as the machine is about to be taken away: what the script wants at its end is done.
+
+    Then the process ends at once. Else Python would take down one module after the other, PyTorch's for half a second.
     """
     try:
         sys.exit(PREEMPTED_CODE)
@@ -89,7 +90,7 @@ def exit_preempted() -> NoReturn:
 
 
 def _end_at_once() -> None:
-    """Python calls this as the first of what was registered for its end; all the others follow here."""
+    # Python calls this as the first of what was registered for its end; all the others follow here.
     atexit.unregister(_end_at_once)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -99,12 +100,12 @@ def _end_at_once() -> None:
 
 
 def note_failures(note: Callable[[str, bool], str]) -> None:
-    """Hear of the exception that ends the script; it is shown as ever, or in one line where that says it all: `note`
-    may return that line. With it comes whether what was saved does not go with the script.
+    """Call `note` with the exception that ends the script, also of `sys.exit()` with a status other than 0.
 
-    Of `sys.exit()` too, where its status is not 0.
+    `note` may return a line, which is shown in place of the traceback. Its second argument tells whether what was saved
+    does not go with the script.
 
-    What is not heard of, such as `os._exit(3)` or a crash of Python as it ends, the launcher sees by the exit status.
+    Other ends, such as `os._exit(3)` or a crash of Python as it ends, the launcher sees by the exit status.
     """
     hook, leave = sys.excepthook, sys.exit
 
@@ -129,7 +130,6 @@ def note_failures(note: Callable[[str, bool], str]) -> None:
             sys.stderr.write(f"edl: {explained}\n")
 
     def hear_nothing() -> None:
-        """Note no end of a forked child, which is not the script's."""
         nonlocal note
         note = lambda _reason, _foreign: ""  # noqa: E731 - the script may have kept what stands in the place of these
         sys.exit = leave if sys.exit is exit_noting else sys.exit
@@ -140,7 +140,7 @@ def note_failures(note: Callable[[str, bool], str]) -> None:
 
 
 def line_of(error: BaseException) -> str:
-    """What is said of an exception that tells nothing of the place where it met the script; else nothing."""
+    """Return the whole message for an exception whose traceback tells nothing; else an empty string."""
     if isinstance(error, KeyboardInterrupt):
         return "edl: interrupted\n"
     if isinstance(error, NotResumed):
@@ -162,35 +162,37 @@ def _take_sigterm() -> None:
 
 
 class Interruption:
-    """Of a script whose job is gone, to be gone on with, and that does not hear of it: it evaluates, say, or waits.
+    """Interruption of a script whose job is preempted and that does not notice: it evaluates, say, or waits.
 
     The script ends as if it had called `sys.exit(75)` where it is: what it does in `finally` is done. One that does not
     come to that either, as a library keeps its thread, is ended with its process.
     """
 
     def __init__(self, ends: Callable[[], bool]) -> None:
-        """`ends`: the script has heard of it."""
+        """`ends` tells whether the script has noticed."""
         self._ends = ends
         self._begun = threading.Event()
         self._raised = False
         self._handler: Handler | None = None
 
     def mind(self, handler: Handler) -> None:
-        """From now on `handler` has the signal, and calls `take_signal`. In the main thread."""
+        """Set `handler`, which calls `take_signal`, as the signal's handler. In the main thread."""
         self._handler = handler
         signal.signal(signal.SIGTERM, handler)
         os.register_at_fork(before=_hold_sigterm, after_in_parent=_take_sigterm, after_in_child=self._leave_sigterm)
 
     def _leave_sigterm(self) -> None:
-        """Let SIGTERM end a forked child, unless the script has a handler of its own. A signal that came while the
-        process forked is taken now: Python forgets in a child what its handlers were to hear.
+        """Let SIGTERM end a forked child, unless the script has a handler of its own.
+
+        A signal that came while the process forked is taken now: Python forgets in a child what its handlers were to
+        hear.
         """
         if self._is_minded():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _take_sigterm()
 
     def begin(self, reason: str) -> None:
-        """Any thread; comes back at once. Harmless twice."""
+        """Begin from any thread, and return at once. Harmless twice."""
         if not self._begun.is_set():
             self._begun.set()
             threading.Thread(target=self._run, args=(reason,), daemon=True, name="edl-interruption").start()
@@ -205,18 +207,18 @@ class Interruption:
                 os._exit(PREEMPTED_CODE)
 
     def _is_minded(self) -> bool:
-        """The signal comes to `take_signal`: the script has no handler of its own."""
+        """Tell whether the signal comes to `take_signal`: the script has no handler of its own."""
         return self._handler is not None and signal.getsignal(signal.SIGTERM) is self._handler
 
     def _waits(self, for_s: float, or_else: Callable[[], bool] = lambda: False) -> bool:
-        """It has not heard of it within so long, nor has the other come true."""
+        """Wait; return True if neither `ends` nor `or_else` has come true in time."""
         until = time.monotonic() + for_s
         while not (is_over := self._ends() or or_else()) and time.monotonic() < until:
             time.sleep(TICK_S)
         return not is_over
 
     def take_signal(self) -> bool:
-        """SIGTERM has come, in the main thread. False: it means something else. Raises SystemExit, once."""
+        """Handle SIGTERM in the main thread. False: it means something else. Raises SystemExit, once."""
         if not self._begun.is_set():
             return False
         if not self._ends() and not self._raised:

@@ -1,4 +1,4 @@
-"""Evaluations that all workers of a ring share: each unit is computed by one of them, whatever becomes of the ring.
+"""Evaluations that all workers of a ring share: a worker computes each unit, also if the ring breaks.
 
 Owns: asking the ring, computing this worker's units, the way through a broken ring, and the results of the evaluations
 after the present step, for a worker that has missed them. Does not own: who computes what
@@ -21,46 +21,44 @@ Results = list[tuple[bytes, ...]]
 
 
 class Between(Protocol):
-    """What an evaluation asks of the trainer, between two mini-batches."""
+    """The trainer as evaluations use it, between two mini-batches."""
 
     @property
-    def committed(self) -> int:
-        """The newest step."""
+    def committed(self) -> int: ...
 
     @property
     def round_s(self) -> float:
-        """For so long a worker computes before it says what it has: no other one waits for it much longer."""
+        """Seconds that a worker computes before it reports its results: no other worker waits for it much longer."""
 
     @property
     def given_up(self) -> bool:
-        """The ring is: the next one waits for this worker."""
+        """Tell whether the ring is given up: the next one waits for this worker."""
 
     def begin_evaluation(self) -> None:
-        """In a ring in which no member has computed yet: all members evaluate the same model. Raises RingBroken."""
+        """Give all members the same model, in a ring in which no member has computed yet. Raises RingBroken."""
 
     def renew_ring(self, error: RingBroken) -> None:
-        """It is broken: into the next one, and nowhere else. No member has begun the coming mini-batch."""
+        """Enter the ring that follows a broken one. No member has begun the coming mini-batch."""
 
 
 class Work(Protocol):
-    """What is evaluated."""
+    """An evaluation, in units."""
 
     @property
-    def units(self) -> int:
-        """So many."""
+    def units(self) -> int: ...
 
     def compute(self, units: Sequence[int], goes_on: Callable[[], bool]) -> Sequence[int]:
-        """These, or the first of them: it asks whether it `goes_on` after each. Returns those that are done."""
+        """Compute the first of these units, or all; ask after each whether it `goes_on`. Return those that are done."""
 
     def found(self) -> bytes:
-        """What came of all that was computed so far."""
+        """Return the results of all that was computed so far."""
 
 
 class Evaluations:
-    """Of one trainer; belongs to the training thread."""
+    """Evaluate for one trainer, on the training thread."""
 
     def __init__(self, ring: Callable[[], Ring], between: Between) -> None:
-        """`ring`: asked for when it is needed, as it is chosen late."""
+        """Ask for `ring` when it is needed, as it is chosen late."""
         self._chosen_ring = ring
         self._between = between
         self._step = 0  # that the results are of
@@ -69,20 +67,22 @@ class Evaluations:
 
     @property
     def results(self) -> Results:
-        """Of the evaluations after the present step, in order."""
+        """Results of the evaluations after the present step, in order."""
         return self._results if self._step == self._between.committed else []
 
     def take(self, step: int, results: Any) -> None:
-        """A newcomer gets those of the worker whose state it gets."""
+        """Take the results of the worker whose state this newcomer gets."""
         self._step, self._results = step, [tuple(found) for found in results]
 
     def begin_batch(self) -> None:
-        """What the script asks for from here on it asks for after this mini-batch."""
+        # What the script asks for from here on, it asks for after this mini-batch.
         self._asked = 0
 
     def make(self, work: Work) -> tuple[bytes, ...]:
-        """All workers, after the same step: what each of them has found, by its rank at the end. Together that is each
-        unit once. Comes back with the same on all. Raises JobFailed where the others have gone on without this worker.
+        """Evaluate, on all workers after the same step. Return each worker's results, by its rank at the end.
+
+        Together they have each unit once, and are the same on all workers. Raises JobFailed if the others have gone on
+        without this worker.
         """
         if self._step != self._between.committed:
             self._step, self._results, self._asked = self._between.committed, [], 0
@@ -98,9 +98,7 @@ class Evaluations:
         return self._results[number]
 
     def settle(self) -> None:
-        """After a broken ring, at the begin of a mini-batch: others may lack results that this worker has. Raises
-        RingBroken.
-        """
+        """Send others, after a broken ring and before a mini-batch, results that they lack. Raises RingBroken."""
         if self.results:
             said = self._say(AssemblyWord(len(self._results), evaluates=False))
             self._hand_over(outcome(said, self._rank, 0))

@@ -23,7 +23,7 @@ CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
 class StoredContent(NamedTuple):
-    """What travels beside the tree of a checkpoint."""
+    """Contents that travel beside the tree of a checkpoint."""
 
     path: str
     form: tuple[str, tuple[int, ...], int]  # type, shape, bytes
@@ -48,7 +48,7 @@ class Extras:
     _sorts: tuple[Tensors, ...]
 
     def __init__(self, *sorts: Tensors) -> None:
-        """`sorts` of what has contents, besides numpy's arrays."""
+        """`sorts`: what has contents, besides numpy's arrays."""
         object.__setattr__(self, "_values", {})
         object.__setattr__(self, "_own", {})
         object.__setattr__(self, "_sorts", (*sorts, Arrays()))
@@ -76,19 +76,18 @@ class Extras:
         return self
 
     def _get(self, name: str) -> Any:
-        """What is registered under it; None where nothing is."""
         return self._values.get(name)
 
     def _put(self, name: str, value: Any) -> None:
-        """Something of edl's own, which is registered already and can travel."""
+        """Set a value of edl's own, which is registered already and can travel."""
         self._values[name] = value
 
     def _mine(self, name: str) -> Any:
-        """What a value that comes is to be put into; None: into nothing that is here."""
+        """Return the object that an incoming value is put into; None: no object of this process."""
         return None if name == STANDING else self._values.get(name)  # a callback may hold what is in that one
 
     def _check(self, call: str, value: Any) -> None:
-        """Raises UsageError for what cannot travel."""
+        """Raise UsageError for what cannot travel."""
         try:
             Packing(self._sorts).of(value, call)
         except RecursionError:
@@ -113,14 +112,14 @@ class Extras:
         self._values.update({name: value() for name, value in coming.items()})
 
     def _synchronize_statistics(self, framework: Framework, root: int) -> None:
-        """Only what forward passes have updated by themselves, on workers whose values are equal else."""
+        """Give members whose other values are equal what forward passes have updated by themselves."""
         place = framework.ring.place
         statistics = [content.contents for content in self._packed()[1] if content.is_statistic]
         if statistics and (place is None or place.size > 1):
             framework.broadcast(statistics, root)
 
     def _parted(self, apart: Apart) -> tuple[bytes, bytes]:
-        """All values: their tree, and what is in them."""
+        """Return all values: their tree, and their contents."""
         nodes, contents = self._packed()
         return msgspec.msgpack.encode(nodes), apart.raw([content.contents for content in contents])
 
@@ -131,7 +130,7 @@ class Extras:
         self._values.update({name: value() for name, value in coming.items()})
 
     def _stored(self, framework: Framework) -> Stored:
-        """All values as they are now, for a checkpoint."""
+        """Copy all values for a checkpoint."""
         nodes, contents = self._packed()
         copies = [(content, framework.bytes_of(content.contents)) for content in contents]
         forms = [content.sort.form(content.tensor) for content in contents]
@@ -166,14 +165,14 @@ class Extras:
         self._values.update({name: value() for name, value in coming.items()})
 
     def _coming(self, root: int, tree: bytes) -> tuple[dict[str, Callable[[], Any]], list[Any]]:
-        """What becomes of each value once the contents, which are beside it, have come."""
+        """Return functions that give each value once its contents have come, and what these go into."""
         nodes = msgspec.msgpack.decode(tree, type=dict[str, Node])
         unpacking = Unpacking(self._sorts, f"{{path}} is not what it is on rank {root}")
         coming = {name: unpacking.of(node, self._mine(name), _call(name)) for name, node in nodes.items()}
         return coming, unpacking.contents
 
     def _remember(self, framework: Framework) -> Callable[[], None]:
-        """What all values are now. Calling it makes them so again, in place as at a newcomer."""
+        """Remember all values. Return a function that restores them, in place as at a newcomer."""
         nodes, contents = self._packed()
         copies = framework.copied([content.contents for content in contents])
 
@@ -186,8 +185,9 @@ class Extras:
         return put_back
 
     def _compared(self) -> list[Leaf]:
-        """What must be equal on all workers, in the same order on all of them: dicts keep an order of their own. Where
-        the script stands is no part of that: a newcomer may know less of it.
+        """Return what must be equal on all workers, in one order, as dicts keep an order of their own.
+
+        The script's standing is left out: a newcomer may know less of it.
         """
         found = (
             compared(value, _call(name), self._sorts, own=self._own.get(name, ()))
@@ -198,8 +198,9 @@ class Extras:
 
 
 def value_of_root(framework: Framework, value: Any, root: int, call: str) -> Any:
-    """A value of rank `root`, on all members, who call it at the same place. Raises RingBroken, and UsageError for what
-    cannot travel.
+    """Return a value of rank `root`, on all members, which call it at the same place.
+
+    Raises RingBroken, and UsageError for what cannot travel.
     """
     sorts, place = (framework.sort, Arrays()), framework.ring.place
     if place is None or place.rank == root:

@@ -14,7 +14,7 @@ MOST: Final = 32  # names
 
 
 class FigureSender:
-    """The newest value of each name. Sent twice a second at most, however often the script reports."""
+    """Send the newest value of each name, twice a second at most, however often the script reports."""
 
     def __init__(self, send: Callable[[dict[str, float]], object], clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
@@ -23,7 +23,7 @@ class FigureSender:
         self._sent_at = -math.inf
 
     def take(self, values: Mapping[str, object]) -> None:
-        """Raises UsageError for what is no number."""
+        """Raise UsageError for what is no number."""
         self._values.update({name: _number(name, value) for name, value in values.items()})
         if len(self._values) > MOST:
             raise UsageError(f"edl.report(): {len(self._values)} different names; at most {MOST} are kept")
@@ -33,7 +33,7 @@ class FigureSender:
 
 
 def _number(name: str, value: object) -> float:
-    """Also of an array or a tensor of one element, which knows how to become one."""
+    # An array or a tensor of one element knows how to become a number.
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -28,12 +28,12 @@ DEVICES = "/dev/nvidia"
 
 
 def is_due(environ: Mapping[str, str]) -> bool:
-    """Started by horovodrun itself, and by nothing of ours."""
+    """Tell whether horovodrun itself has started this process, and nothing of ours."""
     return all(environ.get(name) for name in TOLD) and not (environ.get("EDL_STAND_IN") or environ.get("EDL_SLOT"))
 
 
 def split() -> None:
-    """Returns in the copy, with what it must know of its job in the environment. Raises UsageError, ConfigError."""
+    """Fork; return in the copy, with its job's settings in the environment. Raises UsageError, ConfigError."""
     horovodrun_env.of(os.environ)
     settings = Settings.from_given({}, os.environ)  # what is wrong is said here, before there are two processes
     if settings.ring == RingKind.TORCH:
@@ -81,7 +81,7 @@ def _uses_gpu() -> bool:
 
 
 def _become_stand_in(trainer: int, descriptors: list[int]) -> None:
-    """In the original. Does not return."""
+    """Replace the original by its stand-in. Does not return."""
     try:
         for descriptor in descriptors:
             os.set_inheritable(descriptor, True)
@@ -95,7 +95,7 @@ def _become_stand_in(trainer: int, descriptors: list[int]) -> None:
 
 
 def _heard(told: int) -> dict[str, str]:
-    """What the stand-in has found out."""
+    """Return the environment that the stand-in has found."""
     with os.fdopen(told, "rb") as pipe:
         words = pipe.read()
     try:

@@ -21,7 +21,7 @@ LONG_BYTES = 1 << 25  # of the host's memory: to read them takes long enough for
 
 
 class Parted(NamedTuple):
-    """What makes up a model, in two parts: what a script may see or change before an update, and the rest."""
+    """A model in two parts: what a script may see or change before an update, and the rest."""
 
     description: bytes  # of both, without contents
     early: bytes  # a copy
@@ -33,13 +33,13 @@ class Late(NamedTuple):
 
     take: Callable[[memoryview], None]  # before an update
     unpack: Callable[[Callable[[int], memoryview]], None] | None = None
-    """What can be done before, on a thread of its own, while the script computes. It is given what waits for so many
-    bytes, or for all that come, and raises StreamBroken.
+    """Work that can be done before `take`, on a thread of its own, while the script computes. Its argument waits for so
+    many bytes, or for all that come, and raises StreamBroken.
     """
 
 
 class StatePiece(NamedTuple):
-    """One tensor of a model or an optimizer, as it lies there."""
+    """A tensor of a model or an optimizer, where it lies."""
 
     form: tuple[str, str, tuple[int, ...], int]  # name, type, shape, bytes
     read: Callable[[], memoryview]  # its bytes; any thread
@@ -47,123 +47,122 @@ class StatePiece(NamedTuple):
 
 
 class Snapshot(Protocol):
-    """All that makes up a model, as it is now, for a checkpoint."""
+    """The model as it is now, for a checkpoint."""
 
     @property
     def description(self) -> bytes:
-        """Of all of it, without contents."""
+        """Description of all of it, without contents."""
 
     @property
     def early(self) -> Sequence[StatePiece]:
-        """What scripts and forward passes may change from now on."""
+        """Tensors that scripts and forward passes may change from now on."""
 
     @property
     def late(self) -> Sequence[StatePiece]:
-        """What only an update changes."""
+        """Tensors that only an update changes."""
 
     def whole(self) -> bool:
-        """Nothing of `late` has been changed since."""
+        """Tell whether nothing of `late` has been changed since."""
 
 
 class Apart(Protocol):
     """A model's state in parts, each of which is moved by itself and not by the ring."""
 
     def given(self) -> bool:
-        """Whether a peer's may be sent so: each update that this script makes waits for what comes beside it."""
+        """Tell whether a peer's state may be sent so: each update of this script waits for what comes beside it."""
 
     def size(self) -> int:
-        """Bytes of what may go over several steps; 0: it goes beside one."""
+        """Return the bytes that may go over several steps; 0: the state goes beside one."""
 
     def parted(self, portion: StatePortion = WHOLE) -> Parted:
-        """That of this worker now, or a portion of it: those between the first and the last have no early part."""
+        """Return this worker's state, or a portion; those between the first and the last have no early part."""
 
     def expect(self) -> None:
-        """Beside the mini-batch that begins a peer's state comes, or a portion of it: its update waits for that."""
+        """Let the update of the mini-batch that begins wait for a peer's state, or a portion of it."""
 
     def take_early(self, description: bytes, early: memoryview) -> Late:
-        """Take over what a peer has described, or a portion of it; what is returned takes the rest. A portion without
-        an early part on any thread, while the script computes.
+        """Take over a peer's described state, or a portion; return what takes the rest.
 
-        Raises UsageError where the model of this process is not the peer's, or not built yet.
+        A portion without an early part is taken on any thread, while the script computes. Raises UsageError where the
+        model of this process is not the peer's, or not built yet.
         """
 
     def raw(self, contents: Sequence[Any]) -> bytes:
-        """What is in them now."""
+        """Read `contents`."""
 
     def put(self, contents: Sequence[Any], raw: memoryview) -> None:
-        """Fill contents of the same sizes in the same order with that."""
+        """Fill contents of the same sizes in the same order with `raw`."""
 
 
 class Framework(Protocol):
-    """One framework in this process. All methods belong to the training thread."""
+    """A framework in this process. Methods run on the training thread unless they say otherwise."""
 
     @property
     def ring(self) -> Ring:
-        """The framework's own Horovod. torch's and TensorFlow's are two libraries with two global states."""
+        """The framework's own Horovod: torch's and TensorFlow's are two libraries with two global states."""
 
     @property
     def sort(self) -> Tensors:
-        """What of this framework scripts may register."""
+        """Values of this framework that scripts may register."""
 
     def broadcast(self, contents: Sequence[Any], root: int) -> int:
-        """Fill `contents` with those of rank `root`, in place; returns the bytes moved.
+        """Fill `contents` with those of rank `root`, in place; return the bytes moved.
 
-        They are what `sort` calls contents, and numpy's bytes. Every member of the ring must call it, with contents
-        of the same sizes in the same order. Raises RingBroken.
+        They are what `sort` calls contents, and numpy's bytes. Every member of the ring must call it, with contents of
+        the same sizes in the same order. Raises RingBroken.
         """
 
     @property
     def name(self) -> str:
-        """As checkpoints have it."""
+        """Name of the framework in checkpoints."""
 
     def snapshot(self, *, beside: bool = False) -> Snapshot:
-        """Raises UsageError where the model is not built yet.
+        """Return the state for a checkpoint. Raises UsageError where the model is not built yet.
 
         `beside`: on any thread, while the script is at something that is no update, and none can begin that edl is
         asked about. What begins all the same is noticed by `whole`. Raises UsageError where this cannot be had.
         """
 
     def witness(self) -> Any:
-        """Taken after each step: a little of all that an update changes. It costs microseconds."""
+        """Note a little of all that an update changes, after each step. It costs microseconds."""
 
     def is_as(self, witness: Any) -> bool:
-        """The model may be that of the step after which this was taken: nothing of it has changed. Any thread."""
+        """Tell whether the model may be that of the step of `witness`: nothing of it has changed. Any thread."""
 
     def restore(self, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
-        """Make model and optimizers what another process has described. `fill` puts the bytes of a tensor into a
-        buffer; they are numbered as that one's snapshot had them, early ones first.
+        """Take over model and optimizers from a description. `fill` puts a tensor's bytes into a buffer.
 
         Raises UsageError where the model of this process is another one, and what `fill` raises.
         """
 
     def random_states(self) -> dict[str, bytes]:
-        """Of the framework's own random numbers, by a name."""
+        """Return states of the framework's own random numbers, by name."""
 
     def put_random_states(self, states: dict[str, bytes]) -> None:
-        """What `random_states` gave in another process. Raises ValueError, RuntimeError."""
+        """Restore what `random_states` gave in another process. Raises ValueError, RuntimeError."""
 
     def bytes_of(self, contents: Any) -> bytes:
-        """What is in one of the contents that `sort` knows, or numpy's, now."""
+        """Read `contents`, which `sort` or numpy's arrays know."""
 
     def put_bytes(self, contents: Any, raw: memoryview) -> None:
-        """Fill it with that."""
+        """Fill `contents` with `raw`."""
 
     @property
     def apart(self) -> Apart | None:
-        """How its state goes to a newcomer, or comes from another worker, beside a step; None: it cannot."""
+        """Transfer of its state beside a step, to a newcomer or from another worker; None: it cannot."""
 
     def copied(self, contents: Sequence[Any]) -> Sequence[Any]:
-        """What is in them now, for `fill`."""
+        """Copy `contents`, for `fill`."""
 
     def fill(self, contents: Sequence[Any], copies: Sequence[Any]) -> None:
         """Put copies back into contents of the same sizes in the same order."""
 
     @property
     def built(self) -> bool:
-        """Whether the model has all its variables yet; some make theirs with their first batch."""
+        """Tell whether the model has all its variables; some make theirs with their first batch."""
 
     def synchronize(self, root: int) -> int:
-        """Copy all that makes up the model from rank `root` to all members; returns the bytes moved.
+        """Copy all that makes up the model from rank `root` to all members; return the bytes moved.
 
         Parameters, buffers, optimizer state, hyper-parameters. On the root nothing changes. Every member of the ring
         must call it, with the same root. Raises RingBroken; then the state of this process may be a mixture, so it must
@@ -172,7 +171,7 @@ class Framework(Protocol):
         """
 
     def synchronize_rest(self, root: int, *, only_statistics: bool) -> None:
-        """Copy all but what is learned: what forward passes update by themselves (batch norm), and hyper-parameters.
+        """Copy what is not learned: what forward passes update by themselves (batch norm), and hyper-parameters.
 
         Statistics are each worker's own while a ring stands. Hyper-parameters may differ after a void mini-batch, which
         some may have been in and some not. So this makes models equal where the weights are equal already. Every member
@@ -180,25 +179,25 @@ class Framework(Protocol):
         """
 
     def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
-        """Of all that must be equal on all workers between two steps (I15), and of `more`, named parts of other state.
+        """Return fingerprints of all that must be equal on all workers between steps (I15), and of `more`, by name.
 
         Weights, optimizer state with its counters, hyper-parameters; not what is each worker's own while a ring stands.
         In the same order on all workers. Nothing is copied.
         """
 
     def fingerprints_begun(self, more: Iterable[tuple[str, Any]]) -> Callable[[], list[Fingerprint]] | None:
-        """The same in another order, read on a thread of its own while the script computes; what is returned waits for
-        them, before the next update. What a script changes in the meantime may show, or not.
+        """Begin `fingerprints`, read on a thread of its own while the script computes; return a function that waits.
 
-        None: there are fewer than `LONG_BYTES`, on all workers.
+        It waits before the next update. The order is another one. What a script changes in the meantime may show, or
+        not. None: there are fewer than `LONG_BYTES`, on all workers.
         """
 
     @property
     def knows(self) -> bool:
-        """It knows of something that the script trains, be it averaged or not."""
+        """Tell whether the framework knows of something that the script trains, be it averaged or not."""
 
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
-        """The share of this worker in the coming steps: its own samples divided by those of all workers.
+        """Set this worker's weight in the coming steps: its own samples divided by those of all workers.
 
         `weightless`: no worker has samples in these steps, so they change nothing (I13): no update is made, in a ring
         of any size, also none of zero gradients, which momentum and weight decay would make one of.
@@ -208,58 +207,58 @@ class Framework(Protocol):
         """
 
     def scale_rates(self) -> None:
-        """From now on the wrapped optimizers multiply their learning rates by what `set_rate` says."""
+        """Let the wrapped optimizers multiply their learning rates by the factor of `set_rate`."""
 
     def set_rate(self, factor: float) -> None:
-        """The factor of the coming steps, until it is set again."""
+        """Set the factor of the coming steps."""
 
     def measure_noise(self) -> None:
-        """In some steps norms of gradients will be noted. Raises UsageError where that cannot be."""
+        """Prepare to note norms of gradients in some steps. Raises UsageError if that is impossible."""
 
     def expect_noise(self, *, due: bool) -> None:
-        """Whether that is so in the coming steps, until it is set again; on all workers alike."""
+        """Turn noise measurement on or off from the next step, on all workers alike."""
 
     def take_noise(self) -> tuple[float, float] | None:
-        """`edl.policy.noise.of_step` of the step that was made last, one in which they were; None where that cannot be
-        told.
-        """
+        """Return `edl.policy.noise.of_step` of the newest step, in which norms were noted; None if unknown."""
 
     def adding_up(self) -> AbstractContextManager[None]:
-        """Inside, gradients only add up in this worker."""
+        """Return a context in which gradients only add up in this worker."""
 
     def applied(self) -> float | None:
-        """The weight of this worker in the newest update since the last call: 0.0 where none was made, None where that
-        cannot be seen. For the audit, which must not believe what `set_weight` was told.
+        """Return this worker's weight in the newest update since the last call; 0.0: no update; None: unknown.
+
+        The audit needs it, and must not believe what `set_weight` was told.
         """
 
     def keep(self, *, only_statistics: bool) -> None:
-        """Before the forward passes of a mini-batch of stand-ins: remember, until `put_back`, what batch norm and its
-        like keep of them, and nothing that a script may change on all workers alike. Without `only_statistics`, which
-        is where no worker has samples, also whatever nothing else holds back from changing.
+        """Remember, until `put_back`, what a mini-batch of stand-ins makes of batch norm and its like.
+
+        Without `only_statistics`, if no worker has samples, also whatever nothing else holds back from changing. It
+        never remembers what a script may change on all workers alike.
         """
 
     def keep_hyper_parameters(self) -> None:
-        """Where no worker has samples, or the step is void, before what the script does on gradients: those, too."""
+        """Remember hyper-parameters, too, for a void step or one without samples, before the script uses gradients."""
 
     def put_back(self) -> None:
-        """All that was remembered is again as it was then."""
+        """Restore all that was remembered."""
 
     @property
     def updates_due(self) -> UpdatesDue:
-        """In which mini-batches this script makes updates, where that can be seen."""
+        """The mini-batches in which this script makes updates, where that can be seen."""
 
     def drop_kept(self) -> None:
         """Forget what was remembered: that mini-batch never came."""
 
     def note_living(self) -> None:
-        """What lives now is about to be kept from Python's collector, which lists it no longer."""
+        """Note what lives now, as Python's collector is about to stop listing it."""
 
     def discard(self) -> None:
         """Forget the collectives of a step that was voided (I8). Called once the broken ring has been left."""
 
 
 class StepPort(Protocol):
-    """What an adapter asks of the trainer: the other half of the port. `edl.trainer.trainer.Trainer` is one."""
+    """The trainer as adapters use it: the other half of the port."""
 
     @property
     def voided(self) -> bool:
@@ -267,35 +266,32 @@ class StepPort(Protocol):
 
     @property
     def weightless(self) -> bool:
-        """No worker has samples in the mini-batch being worked on: it changes nothing (I13). All find it alike."""
+        """Tell whether no worker has samples in this mini-batch, which then changes nothing (I13)."""
 
     def keep_in_step(self) -> None:
-        """The script's pipeline, which is inside a graph, may not read beyond the mini-batch being worked on."""
+        """Keep the script's pipeline, which is inside a graph, from reading beyond the mini-batch being worked on."""
 
-    def step(self) -> int:
-        """Number of the mini-batch being worked on."""
+    def step(self) -> int: ...
 
     def before_reduce(self) -> None:
-        """Called before the first collective of each step."""
+        """Call it before the first collective of each step."""
 
     def before_update(self) -> None:
-        """Called before anything of an update is made, or what it would change is looked at for it."""
+        """Call it before anything of an update is made, or what it would change is looked at for it."""
 
     def await_state(self) -> None:
-        """The same, where an update goes into other memory than what is being copied; any thread."""
+        """Call it, from any thread, for `before_update` if an update goes into other memory than what is copied."""
 
     def waited(self, nanoseconds: int) -> None:
-        """So long this worker has just waited for its peers."""
+        """Note for how long this worker has just waited for its peers."""
 
     def void(self, error: BaseException) -> None:
-        """A collective of this step failed: the mini-batch is void, and its update must not be applied (I8)."""
+        """Void the mini-batch, as a collective of it failed: its update must not be applied (I8)."""
 
     def void_beside(self, error: BaseException) -> None:
-        """A collective beside the mini-batches failed: the coming one is void, or the one without an update yet."""
+        """Void the coming mini-batch, or one without an update yet, as a collective beside mini-batches failed."""
 
     @property
-    def committed(self) -> int:
-        """The newest step that is committed."""
+    def committed(self) -> int: ...
 
-    def rank(self) -> int:
-        """The rank of this worker in the present ring."""
+    def rank(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What a mini-batch that does not count would leave behind: remembered before it, and put back at its end (I8, I13).
+"""Undoing what a mini-batch that does not count would leave behind, at its end (I8, I13).
 
 Owns: what is remembered of which mini-batch. Does not own: which are of stand-ins, or void (`edl.trainer.shell`).
 
@@ -17,7 +17,7 @@ from edl.trainer.framework import Framework
 
 
 class Kept:
-    """Of one mini-batch at a time."""
+    """Remember state for one mini-batch at a time."""
 
     def __init__(self, framework: Framework, extras: Extras) -> None:
         self._framework = framework
@@ -26,27 +26,27 @@ class Kept:
         self._put_extras_back: Callable[[], None] | None = None
 
     def keep_statistics(self, *, of_nobody: bool) -> None:
-        """Before the forward passes of a mini-batch of stand-ins: of this worker, or of all."""
+        """Remember statistics before forward passes of stand-ins. `of_nobody`: no worker has samples."""
         if not self._statistics:
             self._statistics = True
             self._framework.keep(only_statistics=not of_nobody)
 
     def keep_registered(self) -> None:
-        """Where no worker has samples, or the mini-batch is void, before the script goes on to what follows on
-        gradients. Not earlier: what it does between two mini-batches, at the end of an epoch say, is no part of either.
+        """Remember registered values, if no worker has samples or the mini-batch is void, before gradients are used.
+
+        Not earlier: what the script does between two mini-batches, at the end of an epoch say, is no part of either.
         """
         if self._put_extras_back is None:
             self._framework.keep_hyper_parameters()
             self._put_extras_back = self._extras._remember(self._framework)
 
     def drop(self) -> None:
-        """That mini-batch never came: a pipeline's thread had asked for its samples, and the others went past it."""
+        # A pipeline's thread had asked for the samples of a mini-batch, and the others went past it: it never came.
         if self._statistics or self._put_extras_back is not None:
             self._statistics, self._put_extras_back = False, None
             self._framework.drop_kept()
 
     def put_back(self) -> None:
-        """That mini-batch is over."""
         put_extras_back, self._put_extras_back = self._put_extras_back, None
         if self._statistics or put_extras_back is not None:
             self._statistics = False

@@ -1,4 +1,4 @@
-"""What a script measures in an evaluation: sums over samples, and rows of samples in their order.
+"""Measurements of a script in an evaluation: sums over samples, and rows of samples in their order.
 
 Owns: `edl.evaluate`'s units, adding up what the script's function gives for them, and what `edl.gather_for_metrics`
 makes of the values of all workers. Does not own: who computes which unit (`edl.trainer.evaluation`).
@@ -25,15 +25,13 @@ AnyArray = NDArray[Any]
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True):
-    """An array, on its way."""
-
     dtype: str
     shape: tuple[int, ...]
     raw: bytes
 
 
 class UnitFound(msgspec.Struct, frozen=True, array_like=True):
-    """What the script's function gave for one unit."""
+    """Results of the script's function for one unit."""
 
     unit: int
     numbers: dict[str, Number]
@@ -42,13 +40,13 @@ class UnitFound(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GatheredRows(NamedTuple):
-    """What `edl.gather_for_metrics` was given inside of an evaluation: a row for each sample."""
+    """Argument of `edl.gather_for_metrics` inside an evaluation: a row for each sample."""
 
     array: AnyArray
 
 
 class Measuring:
-    """`edl.trainer.evaluation.Work`: a function of the script's on the numbers of some samples."""
+    """Evaluate a function of the script's on the numbers of some samples."""
 
     def __init__(self, function: Callable[[Any], Any], samples: int, batch: int) -> None:
         self._function = function
@@ -73,7 +71,7 @@ class Measuring:
 
 
 def measured(found: Sequence[bytes]) -> dict[str, Any]:
-    """What all workers have found, each unit once: in the order of the samples, whichever worker computed which."""
+    """Combine the results of all workers in the order of the samples, whichever worker computed which."""
     units = [unit for one in found for unit in msgspec.msgpack.decode(one, type=list[UnitFound])]
     units.sort(key=lambda unit: unit.unit)
     result: dict[str, Any] = {}
@@ -88,14 +86,14 @@ def measured(found: Sequence[bytes]) -> dict[str, Any]:
 
 
 def gathered(ring: Ring, rows: Sequence[AnyArray]) -> list[AnyArray]:
-    """Those of all members of the ring, one after another. Raises RingBroken."""
+    """Return the rows of all members of the ring, one after another. Raises RingBroken."""
     said = of_all_members(ring, msgspec.msgpack.encode([packed(one) for one in rows]))
     members = [[unpacked(one) for one in msgspec.msgpack.decode(mine, type=list[Packed])] for mine in said]
     return [np.concatenate(theirs) for theirs in zip(*members, strict=True)]
 
 
 def array_of(value: Any, where: str) -> AnyArray:
-    """A tensor of whichever framework, an array, or a number. Raises UsageError for anything else."""
+    """Convert a tensor of any framework, an array, or a number. Raises UsageError for anything else."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         if value.dtype.is_floating_point and value.dtype.itemsize == 2:  # numpy knows only one of the two
@@ -118,7 +116,7 @@ def unpacked(one: Packed) -> AnyArray:
 
 
 def arrays_in(values: Any, where: str) -> list[AnyArray]:
-    """All arrays of nested tuples, lists and dicts, each with a row per sample."""
+    """Return all arrays in nested tuples, lists and dicts, each with a row per sample."""
     if isinstance(values, Mapping):
         return [array for name, one in values.items() for array in arrays_in(one, f"{where}[{name!r}]")]
     if isinstance(values, (tuple, list)) and any(_is_nested(one) for one in values):
@@ -127,7 +125,7 @@ def arrays_in(values: Any, where: str) -> list[AnyArray]:
 
 
 def like(values: Any, arrays: list[AnyArray]) -> Any:
-    """The same nesting, with these arrays in it, which are used up."""
+    """Return the same nesting with `arrays` in it, which are used up."""
     if isinstance(values, Mapping):
         return {name: like(one, arrays) for name, one in values.items()}
     if isinstance(values, (tuple, list)) and any(_is_nested(one) for one in values):

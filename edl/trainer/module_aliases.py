@@ -12,9 +12,7 @@ from typing import Any
 
 
 def alias(module: str, find: Callable[[str], Any]) -> ModuleType:
-    """Make a module of this name, `package.name`, whose attributes `find` gives. For a name that there is not, `find`
-    raises the error.
-    """
+    """Make a module named `module`, as `package.name`, whose attributes `find` gives, or raises an error for."""
     made = ModuleType(module, "Names of Horovod's, which lie elsewhere in edl.")
 
     def look_up(name: str) -> Any:

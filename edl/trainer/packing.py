@@ -1,4 +1,4 @@
-"""Values become a tree with contents beside it, and at a peer values again.
+"""Converting values to a tree with contents beside it, and back at a peer.
 
 Owns: which values can travel, and which become what they were again in place. Does not own: the tree
 (`edl.trainer.tree`), arrays and tensors (behind its port), nor what travels when (`edl.trainer.extras`).
@@ -47,14 +47,14 @@ def has_state(value: object) -> bool:
 
 
 class Packing:
-    """Of values that are here; lists their contents in order."""
+    """Describe values of this process, and list their contents in order."""
 
     def __init__(self, sorts: Sequence[Tensors]) -> None:
         self._sorts = sorts
         self.contents: list[Content] = []
 
     def of(self, value: Any, path: str) -> Node:
-        """Raises UsageError, with `path` for the name of what cannot travel."""
+        """Describe a value. Raises UsageError, which names what cannot travel by `path`."""
         try:
             return _plain(value) or self._with_contents(value, path) or self._nested(value, path)
         except CannotTravel as error:
@@ -118,16 +118,15 @@ def _plain(value: Any) -> Node | None:
 
 
 class Unpacking:
-    """Of values that a peer has described; lists what their contents go into, in its order."""
+    """Restore values that a peer has described; list what their contents go into, in the peer's order."""
 
     def __init__(self, sorts: Sequence[Tensors], complaint: str = "{path} is not the same on all workers") -> None:
-        """`complaint` begins the message of what differs."""
         self._sorts = sorts
         self._complaint = complaint
         self.contents: list[Any] = []
 
     def of(self, node: Node, mine: Any, path: str) -> Callable[[], Any]:
-        """What `mine` becomes, to be asked for when all contents have come: the same object wherever that can be.
+        """Return a function that gives the new value once all contents have come: `mine` itself wherever that can be.
 
         Raises UsageError where it cannot take over what comes.
         """
@@ -214,7 +213,7 @@ def _value(node: Scalar | Binary | BigInteger | Item) -> Any:
 
 
 def _filled(mine: Any, container: str, items: list[Any]) -> Any:
-    """`mine` itself, if it is such a container and can change."""
+    """Return `mine` itself with these items, if it is such a container and can change."""
     kind = CONTAINERS[container]
     if not isinstance(mine, kind) or isinstance(mine, frozenset):
         return kind(items)

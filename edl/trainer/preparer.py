@@ -1,4 +1,4 @@
-"""Forms the next ring in a thread of its own, beside the one in which the training thread works.
+"""Forming the next ring on a thread of its own, beside the ring in which the training thread works.
 
 Owns: that thread, and that there is one at a time. Does not own: when a ring is prepared, adopted or let go of
 (`edl.core.worker.next_ring`), nor how (`edl.collectives.ring`).
@@ -19,7 +19,7 @@ BEGIN_S = 10.0  # between the word that a ring begins and its thread
 
 
 class Preparer:
-    """Of one trainer. `tell` hears what became of each, on its thread."""
+    """Prepare rings for one trainer. `tell` gets each result, on the thread of its ring."""
 
     def __init__(
         self, framework: Framework, beside: Beside, tell: Callable[[RingPrepared | RingNotPrepared], object]
@@ -34,7 +34,7 @@ class Preparer:
         self._turn = threading.Condition()
 
     def begin(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
-        """Any thread; comes back at once."""
+        """Begin from any thread, and return at once."""
         with self._turn:
             arguments = (place, timeout_s, all_prepare, self._thread)
             thread = threading.Thread(target=self._prepare, args=arguments, name="edl-preparing", daemon=True)
@@ -50,13 +50,13 @@ class Preparer:
             self._tell_failed(place.generation, str(fault))
 
     def release(self, generation: int) -> None:
-        """Any thread: this ring, and all before it, will never be adopted."""
+        """Release, from any thread, this ring and all before it: they will never be adopted."""
         with self._turn:
             self._released = max(self._released, generation)
         self._let_go(generation)
 
     def wait_formed(self, generation: int) -> None:
-        """Until the ring that was begun last is formed, or is not: its own time-out bounds that. Raises RingBroken.
+        """Wait until the ring that was begun last is formed, or has failed in its own time-out. Raises RingBroken.
 
         The thread that hears the daemon may still be on its way to `begin`.
         """
@@ -94,7 +94,7 @@ class Preparer:
         self._tell(RingNotPrepared(generation, why, able=self._framework.ring.prepares))
 
     def _tell_stands(self, generation: int, offer: int) -> None:
-        """Unless it was let go of just before it began to form: then it is again, and for good."""
+        """Report success, unless the ring was released just before it began to form: then release it for good."""
         if generation <= self._released:
             self._let_go(generation)
         else:

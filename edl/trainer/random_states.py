@@ -1,4 +1,4 @@
-"""States of random numbers that a worker has for itself: Python's, numpy's, and those of its framework.
+"""A worker's own states of random numbers: Python's, numpy's, and those of its framework.
 
 Owns: their form in a checkpoint. Does not own: the framework's (behind its port), nor when they are taken and given
 back (`edl.trainer.copier`, `edl.trainer.resuming`).
@@ -18,8 +18,6 @@ from edl.trainer.framework import Framework
 
 
 class _Numpy(msgspec.Struct, frozen=True):
-    """`numpy.random.get_state()`."""
-
     keys: bytes
     place: int
     has_gauss: int
@@ -27,15 +25,13 @@ class _Numpy(msgspec.Struct, frozen=True):
 
 
 class _Python(msgspec.Struct, frozen=True):
-    """`random.getstate()`."""
-
     version: int
     numbers: tuple[int, ...]
     gauss_next: float | None
 
 
 def taken(framework: Framework) -> dict[str, bytes]:
-    """As they are now, by what draws them."""
+    """Return the present states by their generators."""
     version, numbers, gauss_next = random.getstate()
     _, keys, place, has_gauss, cached = _numpy_state()
     return {
@@ -46,7 +42,7 @@ def taken(framework: Framework) -> dict[str, bytes]:
 
 
 def give_back(framework: Framework, states: dict[str, bytes]) -> None:
-    """From now on the same numbers come as came after `taken`. Raises CheckpointError."""
+    """Restore the states, so that the same numbers follow as after `taken`. Raises CheckpointError."""
     theirs = dict(states)
     try:
         python = msgspec.msgpack.decode(theirs.pop("python"), type=_Python)
@@ -60,6 +56,6 @@ def give_back(framework: Framework, states: dict[str, bytes]) -> None:
 
 
 def _numpy_state() -> tuple[Any, ...]:
-    """Of the generator that `numpy.random.rand()` and its like share."""
+    # This generator is the one that `numpy.random.rand()` and its like share.
     state: Any = np.random.get_state(legacy=True)  # noqa: NPY002
     return tuple(state)

@@ -1,4 +1,4 @@
-"""Before the first mini-batch all workers begin from equal models: a job that goes on, from what was saved.
+"""Starting from equal models before the first mini-batch; a resumed job starts from its checkpoint.
 
 Owns: taking that over, once for each ring that begins before the first step. Does not own: the checkpoint
 (`edl.checkpoints`), its data (`edl.core.data.inheriting`), nor what the state is made of (`edl.trainer.framework`).
@@ -31,7 +31,7 @@ logger = logging.getLogger("edl")
 
 
 class Resuming:
-    """Of one trainer; belongs to the training thread, but `begin_batch`."""
+    """Resume one trainer. Only `begin_batch` may be called outside the training thread."""
 
     def __init__(self, framework: Framework, extras: Extras, shell: WorkerShell) -> None:
         self._framework = framework
@@ -42,17 +42,17 @@ class Resuming:
 
     @property
     def origin(self) -> Origin | None:
-        """What this life of the job goes on from; None where it has begun anew."""
+        """Checkpoint that this life of the job resumed from; None if it began anew."""
         orders = self._machine.orders
         return None if orders is None else orders.origin
 
     @property
     def not_taken_over(self) -> Origin | None:
-        """The same, where nothing of it was taken over here."""
+        """Checkpoint of this life of which nothing was taken over here; None otherwise."""
         return None if self._generation > 0 else self.origin
 
     def begin_batch(self) -> None:
-        """Before a forward pass, where the script lets us know it: the first generation starts from equal models."""
+        """Make models equal before the forward passes of the first generation, when the script lets us know of them."""
         machine = self._machine
         if machine.models_may_differ and self._shell.is_training_thread:
             if (origin := self.origin) is not None:
@@ -60,7 +60,7 @@ class Resuming:
             self._shell.hear(BatchBegins())
 
     def _take_over(self, path: str, generation: int, rank: int, size: int) -> None:
-        """What is saved there, in a ring that begins before the first step. Raises NotResumed, ForeignCheckpoint."""
+        """Take over a checkpoint in a ring that begins before the first step. Raises NotResumed, ForeignCheckpoint."""
         if generation == self._generation:
             return
         self._generation = generation
@@ -90,7 +90,8 @@ class Resuming:
             self._give_back_random_states(found, rank)
 
     def _give_back_random_states(self, found: Checkpoint, rank: int) -> None:
-        """Those of the worker that had this rank. On another number of workers each has its own, as a newcomer has."""
+        # The states are those of the worker that had this rank; none if the number of workers differs. A newcomer has
+        # its own.
         from edl.checkpoints.handover import Own
 
         raw = found.own(rank)
@@ -104,7 +105,7 @@ class Resuming:
 
 
 def life_begun(orders: Orders | None) -> LifeAudited:
-    """For the audit: which one it is, and what it has begun with."""
+    """Return this life and its origin, for the audit."""
     life, origin = (1, None) if orders is None else (orders.life, orders.origin)
     *_, job, name = ["", *("" if origin is None else origin.path).rstrip("/").split("/")]
     found = parse_name(name)
@@ -112,7 +113,7 @@ def life_begun(orders: Orders | None) -> LifeAudited:
 
 
 def _opened(path: str) -> Checkpoint:
-    """Its launcher has verified it."""
+    # The launcher has verified this checkpoint.
     from edl.checkpoints.places import placed
     from edl.checkpoints.reading import open_checkpoint
 

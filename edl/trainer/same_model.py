@@ -1,4 +1,4 @@
-"""Members of a ring find out whether the model that each is about to train is the same on all.
+"""Checking that all members of a ring are about to train the same model.
 
 Owns: that question, and what is said where models differ. Does not own: what makes up a model (the adapters), nor
 making equal what is in it.
@@ -19,7 +19,8 @@ ALIKE = "All workers must build the same model and wrap the same optimizers, in 
 
 
 def check_same(ring: Ring, parts: Sequence[str]) -> None:
-    """`parts`: each part of this member's model, in words. All members call it at the same place of their scripts.
+    """Check `parts`, which describe this member's model, against all members', who call it at the same place.
+
     Raises RingBroken, and on all of them UsageError.
     """
     mine = msgspec.msgpack.encode(parts)
@@ -30,7 +31,7 @@ def check_same(ring: Ring, parts: Sequence[str]) -> None:
 
 
 def difference(by_rank: Sequence[Sequence[str]]) -> str:
-    """Say where the first rank with another model than rank 0's differs from that."""
+    """Say how the first rank with a model other than rank 0's differs."""
     rank = next(rank for rank, of_rank in enumerate(by_rank) if of_rank != by_rank[0])
     pairs = zip_longest(by_rank[0], by_rank[rank], fillvalue="nothing more")
     first, here = next((first, here) for first, here in pairs if first != here)

@@ -32,7 +32,7 @@ COMMIT_POLL_S = 0.0005  # the end of a mini-batch wakes no thread: that would co
 
 
 class Samples:
-    """Of one trainer, and `edl.trainer.data.port.DataPort`. What is not the training thread's is any thread's."""
+    """The `DataPort` of one trainer. Any thread may use it, but for what belongs to the training thread."""
 
     def __init__(self, shell: WorkerShell, leases: SharedLeases, rates: RateFactors, resuming: Resuming) -> None:
         self._shell = shell
@@ -46,7 +46,6 @@ class Samples:
     # ---------------------------------------------------------------------------------------- the generator's port
 
     def open(self, spec: DataSpec) -> None:
-        """A generator begins: tell the job what is trained on."""
         opened = self._machine.opened
         if opened is not None and (differences := spec.differences(opened)):
             raise UsageError(f"a job trains on one source: {opened} is open already; {', '.join(differences)} differ")
@@ -60,24 +59,19 @@ class Samples:
 
     @property
     def leases(self) -> SharedLeases:
-        """What this worker holds now."""
         return self._leases
 
     @property
     def rehearsals(self) -> Rehearsals:
-        """How many there are to be, and how many are over."""
         return self._shell.rehearsals
 
     def step(self) -> int:
-        """Number of the mini-batch being worked on."""
         return self._machine.step + 1
 
     def begin_batch(self) -> None:
-        """Before a forward pass, where the script lets us know it."""
         self._resuming.begin_batch()
 
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
-        """Until samples of `step`, or of the coming one, may be handed out. False: none come, or are here yet."""
         self.begin_batch()
         machine, leases = self._machine, self._leases
         leases.forget_before(machine.step)  # else a job of weeks would search through all that it has trained
@@ -93,26 +87,25 @@ class Samples:
         return True
 
     def loaded(self, nanoseconds: int) -> None:
-        """So long the script has just waited for samples."""
         self._shell.link.page.add_loaded(nanoseconds)
 
     def weigh(self) -> None:
-        """Set this worker's weight, once what all train in the coming step is known."""
+        """Set this worker's weight, once what all workers train in the coming step is known."""
         self._shell.weigh(self._while_waiting)
 
     # ------------------------------------------------------------------------------------------ pipelines that read
 
     def hold(self) -> Held:
-        """The script's pipeline reads ahead; the caller keeps the item that is being trained."""
+        """Let the caller keep the item that is being trained, as the script's pipeline reads ahead."""
         return Held() if self.shards is None else self.shards.hold()
 
     def keep_in_step(self) -> None:
-        """The pipeline is inside a graph, where a void mini-batch can come again only if nothing was read beyond it."""
+        # The pipeline is inside a graph, where a void mini-batch can come again only if nothing was read beyond it.
         if self.shards is not None:
             self.shards.keep_in_step(self._wait_committed)
 
     def _wait_committed(self, handed_out: Callable[[], int]) -> None:
-        """On the pipeline's thread: until the step that was handed out last is committed, or void and stepped back."""
+        """Wait, on the pipeline's thread, until the step handed out last is committed, or void and stepped back."""
         while self._machine.step < handed_out() and not self._leases.closed:
             if self.shards is not None:
                 self.shards.check_goes_on()
@@ -131,7 +124,8 @@ class Samples:
         return goes_on
 
     def _tell_unended(self, step: int) -> None:
-        """The leader gives out more once steps have ended, and the script has taken all and ended none since `step`."""
+        # The leader leases more once steps have ended, and the script has taken all samples and ended no step since
+        # `step`.
         if self._shell.is_training_thread:  # which alone could end one, and waits
             raise UsageError(f"{UNENDED} since step {step}: {END_EACH}")
         if step == 0 and not self._told_unended:  # it may be at its first one for long
@@ -139,7 +133,7 @@ class Samples:
             logger.warning("%s: %s", UNENDED, END_EACH)
 
     def _goes_on_waiting(self) -> bool:
-        """Once not: in the place of data that never comes the script is given a mini-batch that does not count."""
+        """Return False once, so that the script gets a placeholder batch and reaches the end of its step."""
         self._while_waiting()
         due, self._shell.stand_ins_due = self._shell.stand_ins_due, False
         return not due
@@ -155,7 +149,7 @@ class Samples:
     # ------------------------------------------------------------------- the end of a mini-batch (training thread)
 
     def check_trained(self, samples: int) -> None:
-        """So many the script has trained in the mini-batch that ends. Raises UsageError."""
+        """Check the number of samples that the script has trained in the mini-batch that ends. Raises UsageError."""
         step, rank = self._machine.step + 1, self._machine.rank
         if self.shards is None or self.rehearsals.left > 0 or not self._leases.covers(step):
             return
@@ -166,10 +160,10 @@ class Samples:
             )
 
     def redeliver(self, before: int) -> bool:
-        """What comes after step `before`. A newcomer without a state may be ahead of the ring that it comes to: those
-        who have one have not applied what it has, with weight zero; and that is made again by all.
+        """Hand out again what comes after step `before`. False: the pipeline has read ahead.
 
-        False: the pipeline has read ahead.
+        A newcomer without a state may be ahead of the ring that it comes to: members with a state have not applied its
+        steps, which weigh nothing and are made again by all.
         """
         if self.shards is None:
             return True
@@ -178,7 +172,7 @@ class Samples:
         return (step == before or one_epoch) and self.shards.redeliver(before - step)
 
     def pass_over(self, done: int) -> bool:
-        """What lies between the mini-batch that the script has `done` and the state that it was given.
+        """Skip what lies between step `done`, to which the script has come, and the state that it was given.
 
         False: the pipeline has read ahead.
         """

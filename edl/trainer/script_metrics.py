@@ -1,4 +1,4 @@
-"""What scripts measure a model by: sums over a validation set, and rows of all workers' mini-batches.
+"""Metrics of a script: sums over a validation set, and rows of all workers' mini-batches.
 
 Owns: `edl.evaluate` and `edl.gather_for_metrics`, for functions and values of any framework. Does not own: sharing the
 work (`edl.trainer.evaluation`), nor how values travel (`edl.trainer.measuring`).
@@ -23,12 +23,12 @@ Function = Callable[[Any], Any]
 
 
 class ScriptMetrics:
-    """Of one trainer; belongs to the training thread."""
+    """Metrics of one trainer, on the training thread."""
 
     def __init__(
         self, framework: Framework, machine: WorkerMachine, ends: BatchEnds, own_samples: Callable[[], int | None]
     ) -> None:
-        """`own_samples`: of this worker in the mini-batch being worked on; None where its data are the script's own."""
+        """`own_samples`: of this worker in the mini-batch being worked on; None if its data are the script's own."""
         self._framework = framework
         self._machine = machine
         self._ends = ends
@@ -36,7 +36,7 @@ class ScriptMetrics:
         self._computes = False  # the script's function is called
 
     def evaluate(self, function: Function, source: int | Sized, batch_size: int) -> dict[str, Any]:
-        """Sums over all samples, each of which one worker computes."""
+        """Return sums over all samples, each of which one worker computes."""
         batch = positive("batch_size", batch_size, "the samples of one call of the function")
         work = measuring.Measuring(self._noted(function), samples_of(source), batch)
         return measuring.measured(self._ends.evaluate(work))
@@ -52,7 +52,7 @@ class ScriptMetrics:
         return computing
 
     def gather(self, values: Any) -> Any:
-        """The rows of all workers' mini-batches; inside of the function of `evaluate`, what that returns for them."""
+        """Return the rows of all workers' mini-batches; in the function of `evaluate`, what that returns for them."""
         if self._computes:
             return measuring.GatheredRows(measuring.array_of(values, "edl.gather_for_metrics()"))
         mine = measuring.arrays_in(values, "edl.gather_for_metrics()")

@@ -1,4 +1,4 @@
-"""Mini-batches that a script ends without the update that the other workers make, or wait for the gradients of.
+"""Mini-batches that a script ends without an update that the other workers make, or wait for.
 
 A script that catches an exception before `backward()` goes on to its next mini-batch on one worker alone. Rings do not
 number what they average: its next gradients would meet the others' of the mini-batch that it has left.
@@ -23,7 +23,7 @@ SKIPPED: Final = "the script has ended it without an update, which others make, 
 
 
 class UpdateCheck:
-    """The check of one trainer, at the end of a mini-batch. It belongs to the training thread."""
+    """Check the end of mini-batches for one trainer. Belongs to the training thread."""
 
     def __init__(self, framework: Framework, machine: WorkerMachine) -> None:
         self._framework = framework
@@ -34,7 +34,6 @@ class UpdateCheck:
         self._skips = False  # all workers have ended one without an update
 
     def begin_step(self) -> None:
-        """The ring may be another one than before."""
         machine = self._machine
         if machine.generation != self._generation:
             self._generation = machine.generation
@@ -43,13 +42,14 @@ class UpdateCheck:
 
     @property
     def is_missing(self) -> bool:
-        """An update was due in the mini-batch that ends, and the mini-batch counts so far."""
+        """Tell whether an update was due in the mini-batch that ends, and the mini-batch counts so far."""
         machine, due = self._machine, self._framework.updates_due
         return machine.void is None and machine.generation > 0 and bool(due.missing(machine.step + 1))
 
     def ask(self, step_timeout_s: float) -> RingBroken | None:
-        """Ask the others whether they have left out what is missing, too. Return why the mini-batch is void where they
-        have not. Raises UsageError where that is so for the second time.
+        """Ask the others whether they left out the missing update, too. If not, return why the mini-batch is void.
+
+        Raises UsageError the second time.
         """
         machine, due = self._machine, self._framework.updates_due
         step = machine.step + 1
@@ -67,9 +67,8 @@ class UpdateCheck:
         return RingBroken(SKIPPED)
 
     def _all_skip(self, step: int, missing: tuple[int, ...], step_timeout_s: float) -> bool:
-        """The others answer once they end the mini-batch without an update, too. Where they wait for gradients, they
-        never do: the ring is cut.
-        """
+        # The others answer once they end the mini-batch without an update, too. If they wait for gradients, they never
+        # do: the ring is cut.
         ring, generation = self._framework.ring, self._machine.generation
         patience_s = step_timeout_s / 4
         if not self._skips and step != self._voided:

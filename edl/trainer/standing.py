@@ -1,7 +1,7 @@
-"""What travels beside a model of where its script stands: a newcomer goes on from there, and so does a resumed job.
+"""The script's position, which travels with a model: a newcomer goes on from there, and so does a resumed job.
 
 Owns: what is told of the newest step (which epoch's is it, and is the next one begun?), of the script's pass over the
-data, of the evaluations after that step, and of Keras's `fit`; and that it is what this worker knows whenever its state
+data, of the evaluations after that step, and of Keras's `fit`; and that it is up to date whenever this worker's state
 may become another's. Does not own: how it travels (`edl.trainer.extras`), nor what a newcomer makes of it
 (`edl.trainer.batch_ends`, `edl.tensorflow.fitting`).
 """
@@ -16,14 +16,12 @@ from edl.trainer.extras import STANDING, Extras
 
 
 class LastStep(NamedTuple):
-    """Of one step."""
-
     step: int
     epoch: int | None
 
 
 class ScriptStanding:
-    """Of one trainer; belongs to the training thread."""
+    """Position of one trainer's script. Belongs to the training thread."""
 
     def __init__(self, extras: Extras) -> None:
         self._extras = extras
@@ -32,18 +30,19 @@ class ScriptStanding:
         self._fit: dict[str, Any] = {}  # of Keras
 
     def register(self) -> None:
-        """All workers that train on edl's data do, before they enter a ring of others."""
+        """Register the position, on all workers that train on edl's data, before they enter a ring of others."""
         if not self._registered:
             self._registered = True
             self._extras._add({STANDING: self.heard})
 
     def note_end(self, end: LastStep) -> None:
-        """The mini-batch that is about to end; it may be void."""
+        """Note the mini-batch that is about to end; it may be void."""
         self._ends = (*self._ends[-1:], end)
 
     def tell(self, step: int, results: Results, *, at_end: bool, so_far: PassSoFar) -> None:
-        """This worker's state of `step` may become another's, or a checkpoint. `at_end`: the script stands between that
-        step and the next one, which it has not begun.
+        """Update the position, as this worker's state of `step` may become another's, or a checkpoint.
+
+        `at_end`: the script stands between that step and the next one, which it has not begun.
         """
         if self._registered:
             end = next((end for end in reversed(self._ends) if end.step == step), LastStep(step, None))
@@ -52,12 +51,12 @@ class ScriptStanding:
 
     @property
     def heard(self) -> dict[str, Any]:
-        """What came with the newest state, or was told here since."""
+        """Position that came with the newest state, or was told here since."""
         return self._extras._get(STANDING) or {}
 
     @property
     def fit(self) -> dict[str, Any]:
-        """Where Keras's `fit` stands, by the worker whose state came last; nothing where there is none."""
+        """Progress of Keras's `fit` on the worker whose state came last; empty without one."""
         return self.heard.get("fit") or {}
 
     @fit.setter

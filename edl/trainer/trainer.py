@@ -1,4 +1,4 @@
-"""The training thread's side of a job: what `import edl.torch as edl` and `import edl.tensorflow as edl` stand on.
+"""The training thread's side of a job, behind `import edl.torch as edl` and `import edl.tensorflow as edl`.
 
 Owns: the calls that scripts and adapters make, and how a worker's life begins and ends. Does not own: what the end of a
 mini-batch is made of (`edl.trainer.batch_ends`), where this process sits and how it changes seats
@@ -66,7 +66,7 @@ __all__ = ["Leaving", "Trainer"]
 
 
 def horovod_alone(settings: Settings) -> RingKind:
-    """The ring of a framework that has one. Raises ConfigError where another is asked for."""
+    """Return the ring of a framework that has only Horovod's. Raises ConfigError if another is asked for."""
     kind = ring_kind(settings.ring, horovod_alone=True, has_horovod=True)
     if kind is not RingKind.HOROVOD:
         raise ConfigError(f"EDL_RING={kind}: here gradients are averaged by Horovod alone; leave --ring away")
@@ -74,13 +74,13 @@ def horovod_alone(settings: Settings) -> RingKind:
 
 
 class Trainer:
-    """The process's one seat in its job. All methods belong to the thread that called `init`, unless they say else."""
+    """The process's one seat in its job. Methods belong to the thread that called `init` unless they say otherwise."""
 
     def __init__(
         self, framework: Framework, kind: Callable[[Settings], RingKind] = horovod_alone, *, rehearsals: int = 1
     ) -> None:
-        """`kind`: the ring that this framework has with these settings; raises ConfigError. `rehearsals`: mini-batches
-        after which all that it traces and compiles for a script is there.
+        """`kind` returns the framework's ring for these settings, or raises ConfigError. `rehearsals`: mini-batches
+        until the framework has traced and compiled all for a script.
         """
         self._framework = framework
         self._kind = kind
@@ -212,7 +212,7 @@ class Trainer:
         self._count = self._shell.count
 
     def _state_at_end(self) -> tuple[Fingerprint, ...]:
-        """Return what the leader compares; empty where the script has changed its model so that edl cannot read it."""
+        """Return what the leader compares; empty if the script has changed its model so that edl cannot read it."""
         if self._machine.failure or self._machine.state in ENDING:
             return ()
         try:
@@ -227,16 +227,14 @@ class Trainer:
             return ()
 
     def _ask_to_leave(self) -> None:
-        """Behind a stand-in that one judges: a launcher that dies asks all that is below it to end."""
+        # A launcher that dies asks all processes below it to end: behind a stand-in, the stand-in judges that.
         if self._stand_in and os.getppid() == self._stand_in:
             os.kill(self._stand_in, signal.SIGTERM)
         else:
             self._shell.hear(LeaveWanted())  # noted first: whichever daemon there is hears it now or in the story
 
     def _note_failure(self, reason: str, foreign: bool = False) -> str:
-        """Note that the script of this process has failed, and what it had waited for in vain. Return what the leader
-        says of such a wait, if it does.
-        """
+        """Note that the script has failed, and what it had awaited. Return the leader's reason for a wait in vain."""
         waited = self._shell.waited_in_vain()
         self._shell.hear(ScriptFailed(f"{reason}; {waited}" if waited else reason, foreign))
         return self._shell.hear_why(reason) if waited else ""
@@ -245,36 +243,35 @@ class Trainer:
 
     @property
     def began(self) -> bool:
-        """`init()` was called."""
         return self._settings is not None
 
     def rank(self) -> int:
-        """This worker's place in the roster of the current generation."""
+        """Return this worker's place in the roster of the current generation."""
         self._started()
         return self._machine.rank
 
     def size(self) -> int:
-        """Workers in the current generation."""
+        """Return the number of workers in the current generation."""
         self._started()
         return self._machine.size
 
     def local_rank(self) -> int:
-        """Number among the workers of the same host, for life: what pins a device."""
+        """Return this worker's number among the workers of its host, for life: what pins a device."""
         self._started()
         return self._machine.local_rank
 
     def generation(self) -> int:
-        """Number of the roster that trains now, 0 for a newcomer before its first switch."""
+        """Return the number of the roster that trains now; 0 for a newcomer before its first switch."""
         self._started()
         return self._machine.generation
 
     def step(self) -> int:
-        """Number of the mini-batch being worked on, from 1: committed mini-batches of the job, plus one."""
+        """Return the number of the mini-batch being worked on, from 1: committed mini-batches of the job, plus one."""
         self._started()
         return self._machine.step + 1
 
     def epoch(self) -> int:
-        """Pass over the data that the mini-batch being worked on belongs to, from 0; between two passes, the next."""
+        """Return the pass over the data that this mini-batch belongs to, from 0; between two passes, the next one."""
         self._started()
         epoch = self._leases.epoch(self._machine.step + 1)
         if epoch is None:  # no sample of the next mini-batch is leased yet
@@ -283,8 +280,10 @@ class Trainer:
         return epoch
 
     def own_samples(self) -> int:
-        """Samples of this worker's own in the mini-batch being worked on. 0: what the loop handed out are stand-ins,
-        which weigh nothing, as none were left for this worker; and in a rehearsal.
+        """Return how many samples of the mini-batch being worked on are this worker's own.
+
+        0: the loop handed out stand-ins, which weigh nothing, as no sample was left for this worker; and in a
+        rehearsal.
         """
         self._started()
         if self.rehearsing():
@@ -298,17 +297,17 @@ class Trainer:
         return own
 
     def rehearsing(self) -> bool:
-        """True during a newcomer's throw-away first mini-batches: one with PyTorch, two with TensorFlow."""
+        """Tell whether this is a newcomer's throw-away mini-batch: one with PyTorch, the first two with TensorFlow."""
         return self._shell.rehearsals.left > 0
 
     @property
     def rehearsals(self) -> Rehearsals:
-        """How many there are to be, and how many are over."""
         return self._shell.rehearsals
 
     def checkpoint(self) -> None:
-        """Ask for a checkpoint, of the mini-batch being worked on or of one of the next. Returns at once, and costs
-        nothing by itself: call it on one worker or on all of them. At one step that is one request.
+        """Ask for a checkpoint of the mini-batch being worked on, or of one of the next; returns at once, at no cost.
+
+        Call it on one worker or on all of them: at one step that is one request.
 
         It needs `--checkpoint`. In a rehearsal it does nothing. Training goes on, as the job is saved after a step that
         lies ahead and that needs this worker too: so there is no way to wait for it here. Event `checkpoint_durable`
@@ -319,7 +318,7 @@ class Trainer:
         self._shell.hear(CheckpointWished())
 
     def resumed(self) -> Origin | None:
-        """What this life of the job goes on from; None where it has begun anew, and without `--checkpoint`.
+        """Return what this life of the job resumed from; None if it began anew, and without `--checkpoint`.
 
         An object with `path` (of the checkpoint), `step` (the mini-batches that are in it, of all lives before),
         `epoch` (in which the job goes on, as `edl.epoch()` counts), and `life` (the number of this one, from 1). The
@@ -330,12 +329,12 @@ class Trainer:
 
     @property
     def steps_before(self) -> int:
-        """Of all lives before this one."""
+        """Steps of all lives before this one."""
         origin = self.resumed()
         return 0 if origin is None else origin.step
 
     def _goes_on_in(self) -> int:
-        """The epoch in which this life of the job does."""
+        """Return the epoch in which this life of the job begins."""
         origin = self.resumed()
         return 0 if origin is None else origin.epoch
 
@@ -347,7 +346,7 @@ class Trainer:
         self._shell.beside.withheld = True  # it may look at the model, or change it
 
     def register(self, **values: Any) -> Extras:
-        """More state that a newcomer must receive. Returns it as attributes.
+        """Register state that a newcomer must receive. Return it as attributes.
 
         Numbers, text, bytes; arrays and tensors; modules, models, layers; what has a `state_dict()`; and lists, tuples,
         sets and dicts of them. At the newcomer they stay the objects that the script knows, with new contents.
@@ -392,7 +391,7 @@ class Trainer:
         seed: int = 0,
         format: str | None = None,  # noqa: A002 - the contract's name
     ) -> ShardGenerator[Any]:
-        """This worker's samples of `source`: every sample of an epoch goes to exactly one worker, at any size.
+        """Return this worker's samples of `source`: each sample of an epoch goes to exactly one worker, at any size.
 
         `source` is a number of samples, anything with `len()`, or files: paths, globs, folders, URLs; `format` is
         theirs where their names do not say it. Use `.batches(n)` for one numpy array of sample ids per step (of files:
@@ -418,7 +417,7 @@ class Trainer:
         return shards
 
     def evaluate(self, function: Callable[[Any], Any], source: int | Sized, batch_size: int) -> dict[str, Any]:
-        """Sums over all samples of a validation set, each of which one worker computes, at any number of workers.
+        """Sum over all samples of a validation set, each of which one worker computes, at any number of workers.
 
         Call it between two mini-batches, at the same place on all workers: after the loop over an epoch, or after
         `notify_batch_end()`. It returns the same on all of them. If workers die meanwhile, the others compute what
@@ -437,12 +436,12 @@ class Trainer:
         return self._metrics.evaluate(function, source, batch_size)
 
     def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
-        """What each worker has found, each unit once. In a rehearsal that of one unit."""
+        """Return what each worker has found, each unit once; in a rehearsal, one unit's."""
         self._seated("evaluate")
         return self._ends.evaluate(work)
 
     def gather_for_metrics(self, values: Any) -> Any:
-        """The rows of all workers' mini-batches, in the order of ranks, as numpy arrays; stand-ins are left out.
+        """Return the rows of all workers' mini-batches, by rank, as numpy arrays; stand-ins are left out.
 
         `values`: a tensor or array with a row for each sample, or tuples, lists and dicts of such. Call it on all
         workers alike, between the item of the loop and `notify_batch_end()`. If the ring breaks, a worker gets its own.
@@ -457,8 +456,9 @@ class Trainer:
         return None if self.shards is None else self.own_samples()
 
     def report(self, **figures: float) -> None:
-        """Tell the job figures of the script's own, such as `edl.report(loss=0.3)`, for its policy. The newest of each
-        name counts; they travel twice a second at most.
+        """Tell the job figures of the script's own, such as `edl.report(loss=0.3)`, for its policy.
+
+        The newest of each name counts; they travel twice a second at most.
         """
         self._seated("report")
         self._figures.take(figures)
@@ -494,8 +494,8 @@ class Trainer:
         self._rates.schedule(schedule, epochs)
 
     def measure_noise(self, every: int = EVERY) -> None:
-        """Measure how noisy gradients are, in each `every`-th step: `edl.gradient_noise()` has it, and as the figures
-        `grad_sqr` and `grad_var`, the job's policy. `edl.scale_rate("adascale", ...)` does so by itself.
+        """Measure the gradient noise in each `every`-th step: `edl.gradient_noise()` has it, and the job's policy, as
+        figures `grad_sqr` and `grad_var`. `edl.scale_rate("adascale", ...)` does so by itself.
 
         It takes the norms of all gradients, before and after they are averaged, so at least two workers. Call it before
         the first mini-batch, on all workers alike. Not in graphs of TensorFlow 1.
@@ -504,17 +504,19 @@ class Trainer:
         self._rates.measure(every)
 
     def gradient_noise(self) -> MeasuredNoise | None:
-        """As measured so far: `sqr`, the squared norm of the true gradient; `var`, the variance of one sample's; and
-        `scale`, the batch in which the two are equal. None before the first time.
+        """Return the noise as measured so far; None before the first time.
+
+        `sqr` is the squared norm of the true gradient, `var` the variance of one sample's, and `scale` the batch in
+        which the two are equal.
         """
         return self._rates.noise
 
     def microbatches(self, batch: T, most: int) -> Iterator[tuple[T, float]]:
-        """The parts of a batch that is too large for the memory at once: at most `most` samples each, as even as can
-        be, and beside each its share of the batch.
+        """Cut a batch that is too large for the memory at once. Yield its parts, each with its share of the batch.
 
-        Multiply the loss of each part, a mean, by its share, and make one update after the last: the gradient is that
-        of the whole batch. In PyTorch, `backward()` only adds up until the last part.
+        Parts have at most `most` samples, as evenly as can be. Multiply the loss of each part, a mean, by its share,
+        and make one update after the last: the gradient is that of the whole batch. In PyTorch, `backward()` only adds
+        up until the last part.
         """
         self._started()
         if type(most) is not int or most < 1:
@@ -534,118 +536,109 @@ class Trainer:
             begin += part
 
     def opening(self, source: Any, format_name: str | None) -> Callable[[], Source]:
-        """How to open files as samples, in this process and in others that load for it."""
+        """Return how to open files as samples, in this process and in others that load for it."""
         return partial(files_of, source, format_name, self._started().home, 5 * self._started().step_timeout_s)
 
     # -------------------------------------------------------------------------------------- the port of the adapters
 
     @property
     def epochs_done(self) -> int | None:
-        """Of the script's `elastic_shard_generator`; None without one."""
+        """Finished epochs of the script's `elastic_shard_generator`; None without one."""
         return None if self.shards is None else self.shards.epochs_done
 
     @property
     def ends_pass(self) -> bool:
-        """The mini-batch being worked on is the last one of its epoch, on all workers of this generation alike."""
+        """Tell whether this mini-batch is the last one of its epoch, on all workers of this generation alike."""
         return self._leases.ends_pass(self._machine.step + 1)
 
     @property
     def voided(self) -> bool:
-        """True from the first `void` of a mini-batch until its end."""
         return self._machine.void is not None
 
     @property
     def weightless(self) -> bool:
-        """No worker has samples in the mini-batch being worked on: it changes nothing (I13)."""
         return self._machine.weightless
 
     def void(self, error: BaseException) -> None:
-        """A collective of this mini-batch failed: its update must not be applied (I8)."""
         self._shell.void(error, keep=self._shell.is_training_thread)
 
     def void_beside(self, error: BaseException) -> None:
-        """A collective beside the mini-batches failed, in an evaluation say: the coming one, or the one that has not
-        come to its update, is void. What the script does to registered values before that stays done. Once the update
-        is made, as a callback saves say, the mini-batch counts (I8).
+        """Void the coming mini-batch, or the one that has not come to its update, as a collective beside them failed.
+
+        Such a collective may be an evaluation's. What the script does to registered values before that stays done. Once
+        the update is made, as a callback saves say, the mini-batch counts (I8).
         """
         self._shell.void_beside(error)
 
     def settle_step(self) -> None:
-        """A library's loop counts this mini-batch, though there may be no update in it, on any worker."""
+        """Count this mini-batch, as a library's loop does, though there may be no update in it, on any worker."""
         self._shell.settle_step()
 
     def hold(self) -> Held:
-        """The script's pipeline reads ahead; the caller keeps the item that is being trained."""
         return self._samples.hold()
 
     def keep_in_step(self) -> None:
-        """The pipeline is inside a graph, where a void mini-batch can come again only if nothing was read beyond it."""
         self._samples.keep_in_step()
 
     def begin_batch(self) -> None:
-        """Before a forward pass, where the script lets us know it: the first generation starts from equal models."""
         self._resuming.begin_batch()
 
     def waited(self, nanoseconds: int) -> None:
-        """For peers. What a trainer does else is its own work."""
         self._shell.link.page.add_waited(nanoseconds)
 
     def expect_restarts(self) -> None:
-        """When a ring breaks, the script leaves its iteration over the data."""
+        """Expect the script to leave its iteration over the data when a ring breaks."""
         self._shell.hear(RestartsExpected())
 
     def begin_anew(self) -> None:
-        """The script leaves its iteration over the data; the next one begins at the first step that is not trained."""
+        """Leave the iteration over the data; the next one begins at the first step that is not trained."""
         if self.voided:
             self._shell.put_back()  # now, as the script may put back more by itself
         if self.shards is not None:
             self.shards.give_up()
 
     def before_reduce(self) -> None:
-        """Before the first collective of a step: its weight must be known."""
         if self._machine.weight_is_due:
             self._samples.weigh()
         if self._machine.weightless or self.voided:
             self._shell.keep_registered()
 
     def before_update(self) -> None:
-        """Beside this mini-batch a state may be under way, from here or to here. Then the update is made: it counts."""
+        # A state may be under way beside this mini-batch, from here or to here. Then the update is made: it counts.
         self._shell.before_update()
         self._shell.settle_step()
 
     def await_state(self) -> None:
-        """The same, where an update leaves alone what is being copied."""
         self._shell.await_state()
         self._shell.settle_step()
 
     @property
     def committed(self) -> int:
-        """The newest step."""
         return self._machine.step
 
     @property
     def given_up(self) -> bool:
-        """The ring is: the next one waits for this worker."""
+        """Tell whether the ring is given up: the next one waits for this worker."""
         return self._ends.given_up
 
     @property
     def shards(self) -> ShardGenerator[Any] | None:
-        """The script's, where edl deals out its data."""
         return self._samples.shards
 
     @property
     def standing(self) -> ScriptStanding:
-        """Where the script stands, for those who go on from there."""
         return self._ends.standing
 
     # ------------------------------------------------------------------------------------------ the end of a batch
 
     def notify_batch_end(self, samples: int | None = None) -> bool:
-        """Call once per mini-batch, after the update. True: committed. False: nothing of it is in the model; if it was
-        void, its samples come again, and else it had none of any worker's: a rehearsal, or a step without samples.
+        """End a mini-batch; call it once for each, after the update. Return True if it is committed.
 
-        Here, and only here, rings change. A worker told to leave comes out by `edl.Leaving`. `samples` is how many
-        this worker trained, for scripts that cut batches of their own; it is checked against what edl gave it.
+        False: nothing of it is in the model. If it was void, its samples come again; else it had no worker's samples: a
+        rehearsal, or a step without samples.
+
+        Here, and only here, rings change. A worker told to leave comes out by `edl.Leaving`. `samples` is how many this
+        worker trained, for scripts that cut batches of their own; it is checked against what edl gave it.
         """
         if self._saved:
             self._shell.copier.witness = self._framework.witness()

@@ -1,4 +1,4 @@
-"""Nested Python values with arrays, tensors and modules in them: a tree that describes them, and contents beside it.
+"""A tree that describes nested Python values, with the contents of arrays, tensors and modules beside it.
 
 Owns: the form in which registered values and optimizers' states travel, and the port to what has contents. Does not
 own: making trees and values of each other (`edl.trainer.packing`), nor moving them (each framework's `broadcast`).
@@ -15,19 +15,15 @@ import msgspec
 
 
 class Scalar(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """None, a truth value, a number or text."""
-
     value: bool | int | float | str | None
 
 
 class Binary(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Bytes."""
-
     value: bytes
 
 
 class BigInteger(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """One of more than 64 bits, as states of random numbers have."""
+    """An integer of more than 64 bits, as states of random numbers have."""
 
     digits: str
 
@@ -52,13 +48,13 @@ class Form(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Parts(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """A module, a model, a layer: its tensors by name."""
+    """Tensors, by name, of a module, a model or a layer."""
 
     parts: tuple[tuple[str, Form], ...]
 
 
 class Stateful(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The `state_dict()` of a scheduler, an optimizer, a GradScaler and their like."""
+    """Result of `state_dict()` of a scheduler, an optimizer, a GradScaler and their like."""
 
     state: Node
 
@@ -86,11 +82,11 @@ class CannotTravel(Exception):
 
 
 class Differs(Exception):
-    """What is here cannot take over what comes."""
+    """A value here cannot take over what comes."""
 
 
 class TensorPart(NamedTuple):
-    """One tensor of a module."""
+    """A tensor of a module."""
 
     name: str
     tensor: Any
@@ -99,33 +95,33 @@ class TensorPart(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """Where contents go at the receiver."""
+    """Destination of contents at the receiver."""
 
     contents: Any
     value: Callable[[], Any]  # what has become of it once they are there
 
 
 class Tensors(Protocol):
-    """One sort of what has contents: numpy's arrays, or a framework's tensors, variables and modules."""
+    """A sort of values with contents: numpy's arrays, or a framework's tensors, variables and modules."""
 
     def is_of(self, form: Form) -> bool:
-        """A peer's value was of this sort."""
+        """Tell whether a peer's value was of this sort."""
 
     def form(self, value: object) -> Form | None:
-        """None: it is not of this sort. Raises Refused."""
+        """Describe a value; None if it is not of this sort. Raises CannotTravel."""
 
     def contents(self, value: Any) -> Any:
-        """What travels of a value that has a form."""
+        """Return the contents of a value that has a form."""
 
     def place(self, form: Form, mine: object) -> Destination:
-        """`mine` itself where it fits, so that all that refers to it sees the new contents. Raises Differs."""
+        """Return `mine` itself if it fits, so that all that refers to it sees the new contents. Raises Differs."""
 
     def parts(self, value: object) -> Sequence[TensorPart] | None:
-        """Of a module, a model, a layer; None: it is no such thing. Raises Refused."""
+        """Return the tensors of a module, a model, a layer; None for other values. Raises CannotTravel."""
 
 
 class Content(NamedTuple):
-    """What travels beside the tree."""
+    """Contents beside the tree."""
 
     path: str
     sort: Tensors
@@ -134,5 +130,5 @@ class Content(NamedTuple):
 
     @property
     def contents(self) -> Any:
-        """As the framework's `broadcast` takes it."""
+        """Contents as the framework's `broadcast` takes them."""
         return self.sort.contents(self.tensor)

@@ -1,4 +1,4 @@
-"""In which mini-batches a script makes updates: what is due follows from those that it has made in the present ring.
+"""The mini-batches in which a script makes updates: those due follow from the updates in the present ring.
 
 Owns: that rule. Does not own: what an update is (the adapters), nor what follows where one is missing
 (`edl.trainer.skipped_update`).
@@ -19,7 +19,7 @@ IN_A_ROW: Final = 8
 
 
 class UpdatesDue:
-    """The updates that one worker expects in its present ring. Optimizers have the same numbers on all workers."""
+    """Updates that a worker expects in its present ring. Optimizers have the same numbers on all workers."""
 
     def __init__(self) -> None:
         self.soonest = NEVER  # the mini-batch by whose end the next update is due: read in the hot path
@@ -46,11 +46,10 @@ class UpdatesDue:
         return tuple(optimizer for optimizer, due in self._due.items() if due <= step)
 
     def made_after(self, step: int) -> int:
-        """Return how many optimizers have made an update in a mini-batch that begins after `step`."""
         return sum(newest > step for newest in self._newest.values())
 
     def skip(self, step: int) -> None:
-        """No worker has made what is missing."""
+        # No worker has made the updates that are missing.
         for optimizer in self.missing(step):
             self._row[optimizer] = NEVER
             self._set(optimizer, NEVER)

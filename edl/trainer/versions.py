@@ -1,4 +1,4 @@
-"""Which versions a training computes with: a checkpoint has them, for people who ask why two runs differ."""
+"""Versions of libraries that a training computes with, kept in checkpoints to explain why two runs differ."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ LIBRARIES: Final = ("torch", "tensorflow", "keras", "horovod", "numpy", "lightni
 
 
 def versions() -> dict[str, str]:
-    """Python's, and those of libraries that are imported in this process."""
+    """Return Python's version, and those of libraries that are imported in this process."""
     imported = {name: getattr(sys.modules.get(name), "__version__", None) for name in LIBRARIES}
     return {"python": platform.python_version(), **{name: str(one) for name, one in imported.items() if one}}

@@ -1,4 +1,4 @@
-"""The clock of a trainer: no wait in a ring takes longer than a step may, and a script that stands still is told of.
+"""The clock of a trainer: it bounds each wait in a ring by the step time-out, and reports a script that hangs.
 
 A thread of its own looks at the ring now and then, so that a usual step costs nothing. Where nothing has moved for a
 step time-out that this worker waits for, that thread cuts the ring: this worker and the others get RingBroken. In
@@ -41,7 +41,7 @@ LIBRARIES: Final = tuple(
 
 
 class RingWatch:
-    """The clock of one trainer. `begin` and `end` belong to the training thread."""
+    """Watch the ring and the script of one trainer. `begin` and `end` belong to the training thread."""
 
     def __init__(self, shell: WorkerShell) -> None:
         self._shell = shell
@@ -55,11 +55,9 @@ class RingWatch:
         self._over_since: float | None = None  # of the wait that was told of; None: it goes on, or there is none
 
     def begin(self, ring: Ring) -> None:
-        """Watch `ring` and the script until `end`."""
         threading.Thread(target=self._run, args=(ring,), name="edl-watching", daemon=True).start()
 
     def end(self) -> None:
-        """Stop watching. Harmless twice."""
         self._over.set()
 
     def _run(self, ring: Ring) -> None:
@@ -72,7 +70,7 @@ class RingWatch:
     # -------------------------------------------------------------------------------------------------- the ring
 
     def look_at_ring(self, ring: Ring, now: float) -> None:
-        """Give the ring up where this worker has waited in it for longer than a step may take."""
+        """Give up the ring if this worker has waited in it for longer than a step may take."""
         shell, place = self._shell, ring.place
         generation = 0 if place is None or place.size == 1 or waits_for_survivors(shell.machine) else place.generation
         pulse = ring.pulse() if generation else None
@@ -90,8 +88,10 @@ class RingWatch:
         return max(SHORTEST_SETTLED_S, self._shell.step_timeout_s / 32)
 
     def _bound_s(self) -> float:
-        """Return the seconds after which a wait is in vain. Before the first step of a job that is a newcomer's boot:
-        scripts trace and compile then, and one worker may fetch the data for all.
+        """Return the seconds after which a wait is in vain.
+
+        Before the first step of a job it is a newcomer's boot: scripts trace and compile then, and one worker may fetch
+        the data for all.
         """
         timeout_s = self._shell.step_timeout_s
         return timeout_s if self._shell.machine.step else Deadlines.of(timeout_s).boot_s
@@ -99,9 +99,7 @@ class RingWatch:
     # ------------------------------------------------------------------------------------------------ the script
 
     def look_at_script(self, now: float) -> None:
-        """Tell the daemon where the script stands and what it waits for, once a step has taken half of the step
-        time-out.
-        """
+        """Tell the daemon where the script stands and what it awaits, once a step has taken half of its time-out."""
         machine, timeout_s = self._shell.machine, self._shell.step_timeout_s
         working = (machine.generation, machine.step + 1)
         if working != self._working or machine.state is not TrainerState.TRAINING or machine.failure:
@@ -121,8 +119,9 @@ class RingWatch:
             self._told = found
 
     def _is_over(self, awaits: str, now: float) -> bool:
-        """Return whether the wait that was told of has ended, and by no error, which the script would have by now. The
-        leader must not take it for one that goes on: others may settle into the next wait meanwhile.
+        """Tell whether the reported wait has ended, and without an error, which the script would have by now.
+
+        The leader must not take it for one that goes on: others may settle into the next wait meanwhile.
         """
         told = self._told
         if told is None or not told.awaits or (told.awaits == awaits and self._in_vain >= told.in_vain):
@@ -133,7 +132,7 @@ class RingWatch:
 
 
 def waits_for_survivors(machine: WorkerMachine) -> bool:
-    """Return whether this worker is a newcomer that waits in a ring that stands beside the one that trains.
+    """Tell whether this worker is a newcomer that waits in a ring that stands beside the one that trains.
 
     Its members come after a step that may lie far ahead. The leader finds a member that hangs meanwhile, and gives up
     both rings.

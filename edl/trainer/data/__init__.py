@@ -1,1 +1,1 @@
-"""What a trainer does with its leases: from them to the samples of each mini-batch."""
+"""The way from a trainer's leases to the samples of each mini-batch."""

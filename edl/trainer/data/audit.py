@@ -46,35 +46,35 @@ PATTERN = "audit-*.jsonl"
 
 
 class Audit:
-    """What is recorded where it was not asked for: nothing."""
+    """An audit that records nothing."""
 
     on = False
 
     def opened(self, spec: DataSpec) -> None:
-        """The script says what it trains on."""
+        """Record what the script trains on."""
 
     def sat(self, place: Place, step: int) -> None:
-        """This worker's ring stands, with all members in the state of `step`."""
+        """Record that this worker's ring stands, with all members in the state of `step`."""
 
     def given(self, lease: Lease, step: int, ids: NDArray[np.int64]) -> None:
-        """The script is about to be handed the samples of a step. Any thread."""
+        """Record the samples of a step before the script gets them. Any thread."""
 
     def committed(self, generation: int, step: int, weight: float | None = None) -> None:
-        """The step is applied, with this weight of this worker's samples in it."""
+        """Record that the step is applied, with this weight of this worker's samples."""
 
     def ended(self, epochs: int, step: int) -> None:
-        """The script is told that so many epochs are over, with this step. Any thread."""
+        """Record that the script learns the end of so many epochs, with this step. Any thread."""
 
 
 class AuditFile(Audit):
-    """One worker's file, in a folder that all workers of this machine share. Kept open as long as the process lives."""
+    """An audit in a file of the worker, in a folder that all workers of this machine share."""
 
     on = True
 
     def __init__(
         self, folder: Path, job: str, worker: str, life: Callable[[], LifeAudited] = lambda: FIRST_LIFE
     ) -> None:
-        """`life` is asked with the first line: by then the leader has said which one it is."""
+        """Ask for `life` with the first line: the leader has told its number by then."""
         prepare(folder)
         self._path = folder / PATTERN.replace("*", worker)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -122,7 +122,7 @@ class AuditFile(Audit):
 
 
 class AuditedCount:
-    """Stands before a `Count` in the hot path: with an audit the same mini-batches are usual ones as without."""
+    """Count steps in the hot path, and record them: with an audit the same mini-batches are usual ones as without."""
 
     def __init__(
         self, count: Count, audit: Audit, generation: Callable[[], int], applied: Callable[[], float | None]
@@ -144,7 +144,7 @@ class AuditedCount:
 
 
 def prepare(folder: Path) -> None:
-    """Make it, for no other user to look into. Raises ConfigError."""
+    """Make the folder, closed to other users. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -152,14 +152,14 @@ def prepare(folder: Path) -> None:
 
 
 def check_free(folder: Path, job: str | None) -> None:
-    """There are no audits in it but of earlier lives of `job`; None: the run has none. Raises ConfigError."""
+    """Check that the folder holds audits of earlier lives of `job` only; None: of no job. Raises ConfigError."""
     for path in sorted(folder.glob(PATTERN)):
         if _job_of(path) not in (None, job):
             raise ConfigError(f"EDL_AUDIT={folder}: {_taken(path)}")
 
 
 def _job_of(path: Path) -> str | None:
-    """None: its worker died before its first line was written."""
+    """Return the job; None if the worker died before its first line was written."""
     try:
         with path.open("rb") as file:
             began = _began(path, decoded(file.readline()))
@@ -169,12 +169,12 @@ def _job_of(path: Path) -> str | None:
 
 
 def _taken(path: Path) -> str:
-    """Why nothing is recorded beside `path`."""
+    """Say why nothing is recorded beside `path`."""
     return f"has the audit of another run in it ({path.name}): name a new or empty folder"
 
 
 def read(folder: Path) -> list[WorkerAudit]:
-    """All workers' audits. Raises UsageError for what is none."""
+    """Read all workers' audits. Raises UsageError for a file that is no audit."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: name the one that EDL_AUDIT or --audit named")
     paths = sorted(folder.glob(PATTERN))
@@ -184,7 +184,7 @@ def read(folder: Path) -> list[WorkerAudit]:
 
 
 def _read_file(path: Path) -> WorkerAudit | None:
-    """None: its worker died before its first line was written."""
+    """Read an audit; None if its worker died before its first line was written."""
     try:
         lines = decoded(path.read_bytes())
     except OSError as error:

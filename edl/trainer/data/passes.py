@@ -1,4 +1,4 @@
-"""One pass of a script over its samples: which step comes next, and what is handed out for it.
+"""A pass of a script over its samples: which step comes next, and which samples it gets.
 
 Owns: the place of one iteration, the epoch that it belongs to, stepping back over a void mini-batch, and passing over
 steps that the others have done without this worker. Does not own: which leases there are
@@ -31,8 +31,6 @@ LEFT = (
 
 
 class PassState(Enum):
-    """How a pass stands to the script that pulls it."""
-
     BUSY = "busy"  # something is asked for, or only a part of `step` is handed out
     IDLE = "idle"  # all of `step` is handed out, and nothing after it is asked for
     ENDED = "ended"  # by itself
@@ -48,11 +46,11 @@ class PassSoFar(NamedTuple):
 
     @property
     def until_steps(self) -> int:
-        """Return the most steps that a pass has, as far as can be seen; 0 where nothing can."""
+        """Return the most steps that a pass has, as far as can be seen; 0 if unknown."""
         return self.left if self.left == self.left_before else 0
 
     def next(self, *, left: bool) -> PassSoFar:
-        """Return where the script stands as the next pass begins. `left`: it left this one before its end."""
+        """Return the place as the next pass begins. `left`: the script left this pass before its end."""
         if not self.steps:
             return self
         if left:
@@ -63,14 +61,14 @@ class PassSoFar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step is computed on. Never empty; what stands in for no samples has weight zero by its lease."""
+    """The samples of one step; never empty. Stand-in samples weigh nothing by their lease."""
 
     ids: Ids
     ends_pass: bool = False  # it may be short, and the script can only tell by the end
 
 
 class Pass:
-    """May be pulled by one thread and stepped back by another."""
+    """A pass that one thread may pull and another one may step back."""
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class Pass:
         self.step = port.step() - 1 if self._leases.handed_out else None
 
     def next(self, *, wait: bool = True) -> Batch | None:
-        """What to hand out next; None when the pass is over, or, without `wait`, when its lease is not here."""
+        """Return the next samples; None when the pass is over, or, without `wait`, when their lease is not here."""
         self._enter(PassState.BUSY)
         if (batch := self._rehearsal()) is not None:
             return batch
@@ -126,7 +124,7 @@ class Pass:
             awaited = self._leases.wanted_at(self._coming_step)
 
     def _rehearsal(self) -> Batch | None:
-        """Where what this worker computes next does not count; a pipeline that reads ahead is given no more of them."""
+        """Return a rehearsal if one is due; a pipeline that reads ahead gets no more than that."""
         rehearsals = self._port.rehearsals
         over = max(self._rehearsed, rehearsals.ended)
         if over >= rehearsals.due:
@@ -135,7 +133,7 @@ class Pass:
         return Batch(first_ids(self._spec, 0, self._spec.batch))
 
     def next_usual(self) -> Ids | None:
-        """What `next` would give, where the step before was of the same lease; its `rest` included. None: ask `next`.
+        """Return what `next` would, if the step before had the same lease; its `rest` included. None: call `next`.
 
         A step leaves the caches cold, where what counts is how many functions are gone through.
         """
@@ -154,7 +152,7 @@ class Pass:
             return ids
 
     def coming(self, steps: int) -> list[Ids]:
-        """The samples of so many steps after the one handed out, as far as they are leased. A look, no more."""
+        """Look at the samples of the next `steps`, as far as they are leased."""
         found: list[Ids] = []
         with self._lock:
             while self.step is not None and len(found) < steps:
@@ -166,7 +164,7 @@ class Pass:
         return [ids for ids in found if ids.size]
 
     def rest(self) -> None:
-        """The last of what `next` gave is about to be handed out."""
+        """Note that the last of what `next` gave is about to be handed out."""
         self._enter(PassState.IDLE)
 
     def end(self) -> None:
@@ -175,8 +173,9 @@ class Pass:
             self._audit.ended(epochs, self.step)
 
     def join(self, after: int, epoch: int | None, so_far: PassSoFar) -> None:
-        """Make this pass, which has handed out rehearsals at most, what is left of the others' pass after that step, be
-        it nothing. `epoch`: of their pass; None: that of the coming step.
+        """Make this pass, which has had rehearsals at most, the rest of the others' pass after step `after`.
+
+        Nothing may be left of it. `epoch`: of their pass; None: that of the coming step.
         """
         with self._lock:
             if self.step is not None:
@@ -190,7 +189,7 @@ class Pass:
 
     @property
     def is_cut(self) -> bool:
-        """It is over where the other workers have left it, and its epoch may go on."""
+        """Tell whether the pass ends where the other workers left theirs, though its epoch may go on."""
         return self._is_cut(self._coming_step)
 
     def made_by(self, committed: int) -> int:
@@ -198,19 +197,20 @@ class Pass:
         return 0 if self.began_after is None else committed - self.began_after
 
     def give_up(self) -> None:
-        """A pipeline that still pulls this pass is told."""
+        """End this pass for any pipeline that still pulls it."""
         with self._lock:
             self.state = PassState.GIVEN_UP
 
     def leave(self) -> None:
-        """The script's iteration is over, at its end or before that: then a pipeline that still waits is told."""
+        """End the script's iteration, complete or not; a pipeline that still waits gets an error."""
         with self._lock:
             if self.state is not PassState.ENDED:
                 self.state = PassState.GIVEN_UP
 
     def step_back(self, void: int, more: int = 0) -> bool:
-        """Step `void` must come again, and `more` after it. True: it is what `next` gives next, or the pass that
-        follows.
+        """Step back to `void`, so that it comes again, and `more` steps after it.
+
+        True: `next` gives it next, or the pass that follows does.
         """
         with self._lock:
             if self.step != void + more:
@@ -227,15 +227,16 @@ class Pass:
             return True
 
     def pass_over(self, step: int) -> None:
-        """All up to and with `step` is trained, whatever was handed out of it."""
+        """Skip everything up to `step`, which is trained, whatever was handed out of it."""
         with self._lock:
             if self.step is not None and self.step < step:
                 self._leave_out(step)
                 self.step, self._lease = step, None
 
     def gave(self, after: int, until_step: int) -> int:
-        """Of how many steps after `after`, up to and with `until_step`, something was handed out. A newcomer may ask
-        about all of a long job: the steps are not gone through.
+        """Count the steps after `after`, up to `until_step`, of which something was handed out.
+
+        A newcomer may ask about all of a long job: the steps are not gone through.
         """
         with self._lock:
             if self._first is None or self.step is None:

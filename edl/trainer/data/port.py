@@ -1,4 +1,4 @@
-"""What a generator needs of its job."""
+"""The port of a generator to its job."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from edl.trainer.data.rehearsals import Rehearsals
 
 
 class DataPort(Protocol):
-    """Called from whichever thread pulls the generator."""
+    """Methods run on the thread that pulls the generator."""
 
     @property
     def leases(self) -> LeaseBuffer:
-        """What this worker holds now. Other threads may change it at any time."""
+        """Leases of this worker. Other threads may change them at any time."""
 
     def open(self, spec: DataSpec) -> None:
-        """Say what is trained on, at the beginning of each pass: the first time, again, or with more epochs.
+        """Declare the data at the beginning of each pass: the first time, again, or with more epochs.
 
         Raises UsageError if the job trains on something else.
         """
 
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
-        """Before the first of some steps of one lease is handed out: wait until `leases` offers `step`, with a bound.
-        Or else of the first one that is not committed, where this is later, or `step` is None. Raises when the job or
+        """Wait, with a bound, until `leases` offers `step`, the first of some steps of one lease.
+
+        The first step that is not committed takes its place if it is later, or `step` is None. Raises when the job or
         this worker is over.
 
         False: nothing is left to be leased of all epochs that were asked for (by this worker's last `open` at least),
@@ -33,14 +34,14 @@ class DataPort(Protocol):
         """
 
     def begin_batch(self) -> None:
-        """On the training thread: what is trained next, or what a script does after its loop, is on the job's state."""
+        """Bring the model to the job's state, for the next step or for the end of the loop. On the training thread."""
 
     @property
     def rehearsals(self) -> Rehearsals:
         """A newcomer's first mini-batches, and those whose ring is gone before data came."""
 
     def loaded(self, nanoseconds: int) -> None:
-        """So long the script has just waited for samples."""
+        """Note for how long the script has just waited for samples."""
 
     def step(self) -> int:
-        """The step that is being worked on: one more than this worker has committed."""
+        """Return the step that is being worked on: one more than this worker has committed."""

@@ -1,4 +1,4 @@
-"""The records of the coming steps, read in a thread of their own while the present one is trained.
+"""Reading the records of the coming steps on a thread of their own, while the present step is trained.
 
 Owns: that thread, and what it has read ahead, which is bounded by what it was told to expect. Does not own: which
 samples come next (`passes`), nor how they are read (`edl.sources`).
@@ -24,15 +24,13 @@ END_S = 5.0  # that the end of the script waits for it
 
 
 class _Wish:
-    """Records that were asked for, or will most likely be."""
-
     def __init__(self, ids: Ids) -> None:
         self.ids = ids
         self.records: Future[list[Any]] = Future()
 
 
 class ReadAhead:
-    """All reading of one generator. Only its thread calls the source."""
+    """Read for one generator. Only its own thread calls the source."""
 
     def __init__(self, source: Source, patience_s: float) -> None:
         self._source = source
@@ -44,7 +42,7 @@ class ReadAhead:
         self._closed = False
 
     def take(self, ids: Ids) -> list[Any]:
-        """The records of these samples, for the caller to keep. Raises DataError."""
+        """Return the records of these samples, for the caller to keep. Raises DataError."""
         with self._changed:
             wish = self._expected.pop(ids.tobytes(), None)
             if wish is None:
@@ -59,7 +57,7 @@ class ReadAhead:
         return wish.records.result()
 
     def expect(self, coming: Sequence[Ids]) -> None:
-        """What `take` will most likely be asked for next, in order. All else that was expected is forgotten."""
+        """Read ahead what `take` will most likely ask for, in order, and forget all earlier expectations."""
         with self._changed:
             old, self._expected = self._expected, {}
             for ids in coming:
@@ -77,7 +75,7 @@ class ReadAhead:
                 self._wake()
 
     def close(self) -> None:
-        """Read no more. Waits for what is being read: a thread inside a library must not see the interpreter end."""
+        """Read no more. Wait for what is being read: a thread inside a library must not see the interpreter end."""
         with self._changed:
             self._closed = True
             self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Mini-batches that do not count: how many there are to be, and how many are over.
+"""Mini-batches that do not count: how many are due, and how many have ended.
 
 They are a newcomer's first ones, and one in the place of data that never come. Owns: the two numbers. Does not own:
 when there must be one (`edl.core.worker.machine`), nor what is handed out for it (`edl.trainer.data.passes`).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class Rehearsals:
-    """Of one worker, from its beginning on. Set where the machine's commands are carried out; any thread may look."""
+    """Count a worker's rehearsals from its beginning on. The machine's commands change it; any thread may look."""
 
     def __init__(self) -> None:
         self.due = 0
@@ -16,7 +16,7 @@ class Rehearsals:
 
     @property
     def left(self) -> int:
-        """That which is worked on included."""
+        """Rehearsals to come, with the one that is being worked on."""
         return self.due - self.ended
 
     def add(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Which samples a lease means.
+"""Sample ids of leases.
 
 Owns: the ids of each step's share, as arrays. Does not own: the leases (`edl.core.worker.lease_buffer`), nor which step
 the script is at (`edl.trainer.data.passes`).
@@ -21,27 +21,23 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Ids of the samples of some steps of one lease."""
-
     lease: Lease
     after_step: int
     until_step: int
     ids: Ids
 
     def of(self, step: int) -> Ids:
-        """A copy, for a script to keep."""
+        """Return a copy, for a script to keep."""
         first = (step - 1 - self.after_step) * self.lease.batch
         return self.ids[first : first + self.lease.batch].copy()
 
 
 class SampleIds:
-    """Of one generator."""
-
     def __init__(self) -> None:
         self.block: Block | None = None  # the newest that samples were taken of
 
     def of(self, spec: DataSpec, lease: Lease, step: int) -> Ids:
-        """The samples that `lease` gives `step`."""
+        """Return the samples that `lease` gives `step`."""
         block = self.block
         if block is None or block.lease is not lease or not block.after_step < step <= block.until_step:
             block = self.block = _block(spec, lease, step - 1)
@@ -49,7 +45,7 @@ class SampleIds:
 
 
 def first_ids(spec: DataSpec, epoch: int, count: int) -> Ids:
-    """`count` samples from the beginning of an epoch's order, again from there if it has fewer."""
+    """Return `count` samples from the beginning of an epoch's order, repeated if it has fewer."""
     return np.resize(samples_at(spec, Range(epoch, 0, min(count, spec.total))), count)
 
 

@@ -1,4 +1,4 @@
-"""What `elastic_shard_generator` returns: this worker's samples, in the batches of its steps or one by one.
+"""The generator of `elastic_shard_generator`: this worker's samples, in the batches of its steps or one by one.
 
 Owns: the faces that scripts iterate, and how one pass over the samples follows another. Does not own: the place inside
 a pass (`passes`), leases (`edl.core.worker.lease_buffer`) and their samples (`sample_ids`), reading files (`reading`),
@@ -46,7 +46,7 @@ class Held:
         self.stale = 0  # so many items come that the pipeline had read already when the others trained them
 
     def passes_over(self) -> bool:
-        """The item that the pipeline has just given is not to be trained."""
+        """Tell whether the item that the pipeline has just given must be skipped."""
         if not self.stale:
             return False
         self.stale -= 1
@@ -76,8 +76,9 @@ class ShardGenerator(Generic[AnyBatch]):
         audit: Audit | None = None,
         goes_on_in: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`goes_on_in`: the epoch in which this life of the job does. Where the life before was saved after the last
-        step of an epoch, it is that one, of which nothing is left.
+        """Ask `goes_on_in` for the epoch in which this life of the job begins.
+
+        If the life before was saved after the last step of an epoch, it is that epoch, of which nothing is left.
         """
         self._epochs = None if epochs is None else positive("epochs", epochs, "a number of passes, or None")
         if not isinstance(shuffle, bool):
@@ -108,25 +109,27 @@ class ShardGenerator(Generic[AnyBatch]):
     # ------------------------------------------------------------------------------------------- the script's side
 
     def batches(self, n: int) -> Iterator[AnyBatch]:
-        """One array of sample ids per step, or one list of records for files: `n`, or what the job's batch policy makes
-        of it for this worker; fewer in an epoch's last step.
+        """Yield an array of sample ids per step, or a list of records for files.
 
+        It has `n` samples, or what the job's batch policy makes of `n` for this worker; fewer in an epoch's last step.
         A worker for which no sample is left in a step gets some that do not count, so that it can take part.
         """
         self._check_process()
         return self._batches(self._spec(positive("n in batches(n)", n, "the samples of one step of one worker")))
 
     def runs(self, n: int, epoch: int | None = None) -> Iterator[Iterator[Ids]]:
-        """The same, for a pipeline that reads ahead on the training thread: waiting there for samples beyond those that
-        it trains would be forever. A run ends where the next batch is not here yet. Take all of it before the next.
+        """Yield runs of batches, for a pipeline that reads ahead on the training thread.
 
-        `epoch`, where each iteration is one epoch: what is left of this one, which may be nothing.
+        Such a pipeline would wait forever for samples beyond those that it trains: so a run ends where the next batch
+        is not here yet. Take all of it before the next.
+
+        `epoch`, if each iteration is one epoch: yield the rest of it, which may be nothing.
         """
         self._check_process()
         return self._runs(self._spec(positive("n in runs(n)", n, "the samples of one step of one worker")), epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        """Sample by sample. The script cuts batches of the size that `edl.init(batch_size=...)` was told."""
+        """Yield sample by sample. The script cuts batches of the size that `edl.init(batch_size=...)` was told."""
         self._check_process()
         if self._default_batch is None:
             raise UsageError(
@@ -140,15 +143,15 @@ class ShardGenerator(Generic[AnyBatch]):
         return self._samples(spec)
 
     def __call__(self) -> Iterator[Any]:
-        """The same as `iter()`: tf.data.Dataset.from_generator wants something to call."""
+        """Return `iter()`, as tf.data.Dataset.from_generator wants something to call."""
         return iter(self)
 
     def example(self) -> Any:
-        """A sample, as it comes: for pipelines that must know its kind beforehand. It counts for nothing."""
+        """Return some sample, for pipelines that must know its kind beforehand. It counts for nothing."""
         return 0 if self._reader is None else self._reader.take(np.zeros(1, np.int64))[0]
 
     def in_step(self, pipeline: Iterable[T]) -> Iterator[T]:
-        """`pipeline`, which may read ahead of training, so that a void mini-batch comes again.
+        """Iterate `pipeline`, which may read ahead of training, so that a void mini-batch comes again.
 
         Put it around the outermost iterable of the training loop: it keeps the item that is being trained.
         """
@@ -168,13 +171,13 @@ class ShardGenerator(Generic[AnyBatch]):
 
     @property
     def newest_step(self) -> int:
-        """Of the batch that was handed out last; 0: that was a rehearsal's, or there was none."""
+        """Return the step of the newest batch; 0 for a rehearsal's, or before the first."""
         return 0 if self._pass is None else self._pass.step or 0
 
     @property
     def epochs_done(self) -> int:
-        """Epochs whose last step is committed, after the same step on all workers; for a newcomer, those before its
-        time included. Before the script's first iteration, 0.
+        """Epochs whose last step is committed, before a newcomer's time too; equal on all workers after a step; 0 at
+        first.
 
         With `epochs=None`, `while shards.epochs_done < 10:` around the loop over an epoch is right on all workers, also
         where that loop is left by `break`.
@@ -186,7 +189,7 @@ class ShardGenerator(Generic[AnyBatch]):
 
     @property
     def epochs_known_done(self) -> int:
-        """Epochs whose last step is committed, as far as is known by now: no wait."""
+        """Epochs whose last step is committed, as far as is known without waiting."""
         return self._epochs_done if self._pass is None else self._done(self._pass, wait=False)
 
     def _done(self, now: Pass, *, wait: bool) -> int:
@@ -204,16 +207,16 @@ class ShardGenerator(Generic[AnyBatch]):
     # ------------------------------------------------------------------------------------------ the trainer's side
 
     def share(self, step: int) -> int:
-        """Samples that this worker trains in `step`: a function of its leases."""
+        """Return how many samples this worker trains in `step`, by its leases."""
         return self._lease_at(step).share(step)
 
     def hold(self) -> Held:
-        """From now on the caller keeps the item that is being trained, and looks whether it is to come again."""
+        """Let the caller keep the item that is being trained, and look whether it is to come again."""
         self._held = Held()
         return self._held
 
     def redeliver(self, more: int = 0) -> bool:
-        """The mini-batch being worked on is void: hand it out again (I8). Call it before the script goes on.
+        """Hand out the mini-batch being worked on again, as it is void (I8). Call it before the script goes on.
 
         `more`: so many before it come again, too. They are stand-ins as it is, of a newcomer without a state.
         False: the script's pipeline has read ahead, so stepping back would disorder it. Then the trainer must repeat
@@ -228,8 +231,9 @@ class ShardGenerator(Generic[AnyBatch]):
         return now is not None and now.step_back(self._port.step(), more)
 
     def pass_over(self, done: int, step: int) -> bool:
-        """The script was at step `done`, and the others have gone on to the end of `step`: nothing of what lies between
-        is handed out any more. They can where no worker has samples, as such a step waits for no worker.
+        """Hand out nothing between step `done`, at which the script was, and the end of `step`, where the others are.
+
+        They can if no worker has samples, as such a step waits for no worker.
 
         False: the script's pipeline has read it already, and gives it out.
         """
@@ -244,7 +248,7 @@ class ShardGenerator(Generic[AnyBatch]):
         return True
 
     def give_up(self) -> None:
-        """The script leaves its iteration, whatever its pipeline has read ahead."""
+        """Leave the iteration, whatever the script's pipeline has read ahead."""
         held, self._held = self._held, None
         if held is not None:
             held.again, held.stale = 0, 0
@@ -261,11 +265,12 @@ class ShardGenerator(Generic[AnyBatch]):
         return so_far.next(left=True) if now.state is PassState.GIVEN_UP else so_far
 
     def join(self, after: int, epoch: int | None, so_far: PassSoFar) -> None:
-        """A newcomer comes in after that step. Its iteration, of which it has had rehearsals, is what is left of that
-        of the others, and where nothing is, it goes on with what they do between two iterations.
+        """Let a newcomer's iteration, which had rehearsals only, be the rest of the others' iteration after that step.
 
-        It has not seen what the others count in theirs. If they leave each after as many steps, as does
-        `for i, batch in enumerate(...)` with `if i == 5: break`, then this iteration is over after as many, too.
+        If nothing is left, the newcomer goes on with what they do between two iterations.
+
+        It has not seen what the others count in theirs. If they leave each after as many steps, as does `for i, batch
+        in enumerate(...)` with `if i == 5: break`, then this iteration is over after as many, too.
         """
         self._so_far = so_far._replace(steps=0)
         if self._pass is not None:
@@ -274,47 +279,46 @@ class ShardGenerator(Generic[AnyBatch]):
             self._pass.join(after, epoch if self._by_epochs else None, so_far)
 
     def by_epochs(self) -> None:
-        """Each iteration is one epoch, also where the script has said how many there are."""
+        """Make each iteration one epoch, also if the script has said how many there are."""
         self._by_epochs = True
 
     def expect(self, epoch: int) -> None:
-        """The next iteration is what is left of that epoch, and of those before it; that may be nothing."""
+        """Make the next iteration the rest of that epoch, and of those before it; that may be nothing."""
         self._expected = epoch
 
     @property
     def epochs(self) -> int | None:
-        """As the script has said it."""
         return self._epochs
 
     def leave(self) -> None:
-        """The script leaves its iteration for another one: a pipeline that waits for samples of it is told."""
+        """Leave the iteration for another one; a pipeline that waits for its samples gets an error."""
         if self._pass is not None:
             self._pass.leave()
 
     @property
     def newest_pass(self) -> Pass | None:
-        """The one that is handed out, or was last."""
         return self._pass
 
     @property
     def left(self) -> bool:
-        """The script has left its iteration, and has begun no other."""
+        """Tell whether the script has left its iteration, and begun no other."""
         return self._pass is not None and self._pass.state is PassState.GIVEN_UP
 
     def check_goes_on(self) -> None:
-        """On a pipeline's thread that waits: raises once its iteration was left, which the closing thread waits for."""
+        """Raise UsageError on a waiting pipeline's thread, once the iteration was left: closing waits for that
+        thread.
+        """
         if self.left:
             raise UsageError(LEFT)
 
     def keep_in_step(self, wait_committed: Callable[[Callable[[], int]], None]) -> None:
-        """From now on a step's samples are handed out, one by one, only when the step before is committed or void.
+        """Hand out a step's samples, one by one, only when the step before is committed or void.
 
         For pipelines that read ahead where `in_step` cannot be put around them: inside a graph.
         """
         self._wait_committed = wait_committed
 
     def close(self) -> None:
-        """The script has ended."""
         if self._reader is not None:
             self._reader.close()
 
@@ -358,7 +362,7 @@ class ShardGenerator(Generic[AnyBatch]):
         now.end()
 
     def _items(self, now: Pass, batch: Batch) -> Ids | list[Any]:
-        """The samples themselves: ids, or what is in the files. Then the next ones are read while these are trained."""
+        """Return ids, or records from files. Then begin to read the next records."""
         if self._reader is None:
             return batch.ids
         began = time.perf_counter_ns()
@@ -396,7 +400,7 @@ class ShardGenerator(Generic[AnyBatch]):
         return now
 
     def _finish(self, before: Pass) -> None:
-        """The end of a pass may still be in the script's pipeline: wait until it is trained, bounded by step (I12)."""
+        """Wait until the end of a pass, which may still be in the script's pipeline, is trained, step by step (I12)."""
         trained, since = self._port.step() - 1, time.monotonic()
         while before.state is PassState.ENDED and trained < (before.step or 0):
             if time.monotonic() - since > self._step_timeout_s:
@@ -409,7 +413,7 @@ class ShardGenerator(Generic[AnyBatch]):
         before.give_up()
 
     def _over(self, *, wait: bool) -> int | None:
-        """Count the epochs that are over with the newest committed step. None: it is not known, as in a rehearsal."""
+        """Count the epochs that are over with the newest committed step. None: unknown, as in a rehearsal."""
         port = self._port
         if port.rehearsals.left:
             return None
@@ -420,7 +424,7 @@ class ShardGenerator(Generic[AnyBatch]):
         return over
 
     def _next_epoch(self) -> int | None:
-        """Return the epoch of a pass that begins now. None: it is not known yet."""
+        """Return the epoch of a pass that begins now; None if it is not known yet."""
         begins_life = self._pass is None and self._port.step() == 1 and not self._port.rehearsals.left
         return self._goes_on_in() if begins_life else self._over(wait=False)
 

@@ -16,7 +16,7 @@ POLL_S = 0.1
 
 
 class SharedLeases(LeaseBuffer):
-    """For all threads of a trainer. One that only looks needs no lock: what is looked at is replaced, never changed."""
+    """A lease buffer for all threads of a trainer. Reading needs no lock: its parts are replaced, never changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,11 +56,10 @@ class SharedLeases(LeaseBuffer):
             return LeaseBuffer.hand_out(self, lease, step)
 
     def wait_offered(self, step: int | None, committed: Callable[[], int], goes_on: Callable[[], bool]) -> bool:
-        """Until samples of `step` may be handed out, or of the first step that is not committed by then: the others may
-        go on beyond `step` without this worker.
+        """Wait until samples of `step` may be handed out, or of the first uncommitted step if that is later.
 
-        False: there are none, and all is trained; until then a fault may bring samples back. Between two looks
-        `goes_on` is asked, and may raise; False, too, once it says no.
+        The others may go on beyond `step` without this worker. False: there are none, and all is trained; until then a
+        fault may bring samples back. Between two looks `goes_on` is asked, and may raise; False, too, once it says no.
         """
         while True:
             with self._changed:

@@ -1,4 +1,4 @@
-"""What a script may give `elastic_shard_generator` to train on: samples that have an index, or files.
+"""The data that a script gives `elastic_shard_generator`: samples that have an index, or files.
 
 Owns: which of the two is meant; telling a wrong argument at once, with the remedy. Does not own: files (`edl.sources`).
 """
@@ -19,7 +19,7 @@ SUPPORTED = "a number of samples, anything with len(), or files"
 
 
 def records_of(source: Any, format_name: str | None, home: Path, patience_s: float) -> Source | None:
-    """The records of the files that `source` names; None: it names none, so its samples are numbers.
+    """Return the records of the files that `source` names; None if it names none, so that its samples are numbers.
 
     `home` is the folder under which a host's workers share what they find out about files, `patience_s` the time that
     they may wait for each other. Raises UsageError, DataError, ConfigError.
@@ -38,7 +38,7 @@ def records_of(source: Any, format_name: str | None, home: Path, patience_s: flo
 
 
 def files_of(source: Any, format_name: str | None, home: Path, patience_s: float) -> Source:
-    """The same, where nothing but files will do."""
+    """Return the records of files. Raises UsageError if `source` names none."""
     records = records_of(source, format_name, home, patience_s)
     if records is None:
         raise UsageError(f"ElasticDataset(source={_short(source)}): source must be a path, or a list of paths")
@@ -46,7 +46,7 @@ def files_of(source: Any, format_name: str | None, home: Path, patience_s: float
 
 
 def samples_of(source: Any) -> int:
-    """How many samples `source` has, which names no files."""
+    """Return the number of samples of a `source` that names no files."""
     total = _number(source)
     if total < 0 or isinstance(source, bool):
         raise UsageError(f"elastic_shard_generator(source={source!r}): source must be {SUPPORTED}")
@@ -56,7 +56,6 @@ def samples_of(source: Any) -> int:
 
 
 def positive(name: str, value: Any, meaning: str) -> int:
-    """`value` as an int of at least 1."""
     number = whole(name, value, meaning)
     if number < 1:
         raise UsageError(f"{name} is {value!r}: it must be {meaning}, at least 1")
@@ -64,7 +63,7 @@ def positive(name: str, value: Any, meaning: str) -> int:
 
 
 def whole(name: str, value: Any, meaning: str) -> int:
-    """`value` as an int, if it is one of any library's."""
+    """Return `value` as an int, if it is an integer of any library."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -88,7 +87,7 @@ def _number(source: Any) -> int:
 
 
 def _names_files(source: Any, format_name: str | None) -> bool:
-    """A path, several of them, or strings that all end as files of samples do; with `format=`, any strings."""
+    """Tell whether `source` is a path, several, or strings that end as files of samples do (with `format=`, any)."""
     if isinstance(source, str | bytes | os.PathLike):
         return True
     several = isinstance(source, list | tuple) and bool(source)

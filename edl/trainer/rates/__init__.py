@@ -1,1 +1,1 @@
-"""The learning rates of a job whose batch changes."""
+"""Learning rates of a job whose batch changes."""

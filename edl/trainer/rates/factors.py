@@ -1,4 +1,4 @@
-"""All that learning rates are multiplied by in this worker: `edl.scale_rate` and `edl.schedule_rate` together.
+"""Factors of this worker's learning rates: `edl.scale_rate` and `edl.schedule_rate` together.
 
 Owns: what the script has asked for, and when the factor changes. Does not own: the factors themselves
 (`edl.trainer.rates.rate`, `edl.trainer.rates.tuner`), nor applying them (the adapters).
@@ -22,7 +22,7 @@ from edl.trainer.shell import WorkerShell
 
 
 class RateFactors:
-    """Of one trainer; none of them at first. Belongs to the training thread."""
+    """Factors of one trainer, none at first. Belongs to the training thread."""
 
     def __init__(self, framework: Framework, shell: WorkerShell, leases: SharedLeases, extras: Extras) -> None:
         self._framework = framework
@@ -47,7 +47,7 @@ class RateFactors:
         self._framework.scale_rates()
 
     def measure(self, every: int) -> None:
-        """The gradient noise. Raises UsageError."""
+        """Measure the gradient noise. Raises UsageError."""
         self._check_once("edl.measure_noise()", self._noise)
         meter = NoiseMeter(every)
         self._framework.measure_noise()
@@ -57,7 +57,6 @@ class RateFactors:
 
     @property
     def noise(self) -> MeasuredNoise | None:
-        """None as long as it is not known."""
         return None if self._noise is None else self._noise.noise
 
     def schedule(self, schedule: AnySchedule, epochs: int | None) -> None:
@@ -76,12 +75,12 @@ class RateFactors:
     # --------------------------------------------------------------------------------------------- step after step
 
     def begin(self, spec: DataSpec) -> None:
-        """This is trained on. Raises UsageError."""
+        """Begin to train on `spec`. Raises UsageError."""
         if self._scheduled is not None:
             self._scheduled.begin(spec)
 
     def count(self) -> MeasuredNoise | None:
-        """The mini-batch being worked on is committed. The gradient noise, if it was measured in it."""
+        """Count the committed mini-batch. Return its gradient noise, if it was measured."""
         step = self._machine.step + 1
         if self._scheduled is not None:
             self._scheduled.count(self._leases.samples(step))
@@ -98,26 +97,25 @@ class RateFactors:
         return meter.noise
 
     def skip(self) -> None:
-        """The mini-batch being worked on changed nothing (I13): what goes by steps goes on after it as if it had not
-        been. What goes by samples does anyway.
-        """
+        # A step without samples does not advance schedules that count steps (I13); those that count samples stay
+        # anyway.
         if self._following is not None:
             self._following.skip()
         if self._tuner is not None:
             self._tuner.skip()
 
     def rehearse(self) -> None:
-        """Whatever a trial of rates compiles, no worker waits for it later (I4)."""
+        # What a trial of rates compiles is compiled now: no worker waits for it later (I4).
         if self._tuner is not None:
             self._tuner.losses()
 
     def tune(self) -> None:
-        """Now and then, between two steps: all workers are here, with the same state. Raises RingBroken."""
+        """Tune the rate now and then between two steps: all workers are here, in the same state. Raises RingBroken."""
         if self._tuner is not None and self._tuner.is_due(self._machine.step):
             self._tuner.tune(self._machine.step, of_all(self._framework.ring, self._tuner.losses()))
 
     def follow(self) -> None:
-        """Before each step in which learning rates are multiplied by something else than before. Raises UsageError."""
+        """Set the factor before each step whose factor may differ. Raises UsageError."""
         following, scheduled, machine = self._following, self._scheduled, self._machine
         if following is None and scheduled is None and self._noise is None:
             return

@@ -1,4 +1,4 @@
-"""The gradient noise of this job, measured now and then: `edl.measure_noise()`.
+"""Gradient noise of this job, measured now and then: `edl.measure_noise()`.
 
 Owns: when it is measured, and its average. Does not own: the norms of gradients (the adapters), nor what follows from
 them (`edl.policy.noise`).
@@ -16,10 +16,9 @@ KEPT: Final = 0.95  # of the average, with each new value: one of them says litt
 
 
 class NoiseMeter:
-    """Equal on all workers. A newcomer receives it, like anything with a `state_dict()`."""
+    """Average the noise, equally on all workers. A newcomer receives it, like anything with a `state_dict()`."""
 
     def __init__(self, every: int) -> None:
-        """Raises UsageError."""
         if type(every) is not int or every < 1:
             raise UsageError(f"measure_noise(every={every!r}): must be a whole number of steps, 1 at least")
         self.every = every
@@ -27,19 +26,18 @@ class NoiseMeter:
 
     @property
     def noise(self) -> MeasuredNoise | None:
-        """None before the first time."""
+        """Average so far; None before the first measurement."""
         return MeasuredNoise(self._sqr / self._weight, self._var / self._weight) if self._weight else None
 
     def is_due(self, step: int) -> bool:
-        """It is measured in that step."""
         return step % self.every == 0
 
     def alike_until(self, step: int) -> int:
-        """The last one of the steps from there on that are measured as that one is, or not."""
+        """Return the last step until which none, or only `step` itself, is measured."""
         return step if self.is_due(step) else -(-step // self.every) * self.every - 1
 
     def take(self, sqr: float, var: float) -> None:
-        """Measured in one step; `var` is of one sample."""
+        """Add the measurement of one step; `var` is of one sample."""
         self._sqr, self._var, self._weight = (
             KEPT * before + (1 - KEPT) * now
             for before, now in ((self._sqr, sqr), (self._var, var), (self._weight, 1.0))

@@ -1,4 +1,4 @@
-"""What learning rates are multiplied by: `edl.scale_rate("linear", base_batch=256)` and schedules.
+"""Factors for learning rates: `edl.scale_rate("linear", base_batch=256)` and schedules.
 
 Owns: a job's factors, step by step, the same on all workers. Does not own: the rules (`edl.policy.learning`), nor
 applying them (the adapters).
@@ -23,7 +23,7 @@ AnySchedule = Schedule | Callable[[float], float]
 
 
 class FollowingRate:
-    """Follows the batch. A newcomer receives it, like anything with a `state_dict()`, so that all are at one factor."""
+    """A factor that follows the batch. A newcomer receives its state, so that all workers have the same factor."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class FollowingRate:
         self._made = 0  # samples of the newest full step
 
     def count(self, samples: int) -> None:
-        """A full step was made with so many, of all workers."""
+        """Note a full step with so many samples of all workers."""
         self._made = samples
 
     def skip(self) -> None:
-        """A step was made with none at all: the way to the next factor is as long as it was before."""
+        # A step without samples is no part of the ramp: the rest of it stays as long as before.
         if self._ramp is not None:
             self._ramp = msgspec.structs.replace(self._ramp, began=self._ramp.began + 1)
 
     def at(self, step: int, batch: int) -> float:
-        """The factor in `step`. Ask in the order of steps.
+        """Return the factor in `step`. Ask in the order of steps.
 
         The global batch should be `batch`. But newcomers may have no samples yet: what counts is the newest full step.
         """
@@ -70,7 +70,7 @@ class FollowingRate:
         return self._ramp.at(step)
 
     def is_settled(self, step: int, batch: int) -> bool:
-        """From `step` on nothing changes, as long as `batch` does not."""
+        """Tell whether nothing changes from `step` on, as long as `batch` does not."""
         return self._made == batch and self._ramp is not None and step - self._ramp.began >= self._ramp.steps
 
     def state_dict(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class FollowingRate:
 
 
 class ScheduledRate:
-    """Follows the samples that are trained. A newcomer receives how many these are, and the schedule's own state."""
+    """A factor that follows the samples trained. A newcomer receives their number, and the schedule's own state."""
 
     def __init__(self, schedule: AnySchedule, epochs: int | None = None) -> None:
         """`epochs`: of the whole training, where the script's generator does not say it. Raises UsageError."""
@@ -101,7 +101,7 @@ class ScheduledRate:
         self._trained = 0
 
     def begin(self, spec: DataSpec) -> None:
-        """This is trained on. Raises UsageError."""
+        """Begin to train on `spec`. Raises UsageError."""
         if self._epochs is None and not spec.has_end:
             raise UsageError(
                 "schedule_rate: with elastic_shard_generator(epochs=None) edl cannot tell how far training is; say how "
@@ -110,11 +110,11 @@ class ScheduledRate:
         self._total = spec.total * (spec.epochs if self._epochs is None else self._epochs)
 
     def count(self, samples: int) -> None:
-        """So many more are trained, by all workers: those of one committed step."""
+        """Count the samples that all workers trained in a committed step."""
         self._trained += samples
 
     def at(self, batch: int) -> float:
-        """The factor in the coming step, for which the global batch is `batch`; after `begin`.
+        """Return the factor in the coming step, for which the global batch is `batch`; after `begin`.
 
         It is that of the step's middle: so a straight line means the same for small batches and for large ones.
         """

@@ -1,4 +1,4 @@
-"""A learning rate that looks for itself where the loss falls most: `edl.schedule_rate(edl.RateTuner(losses_at))`.
+"""Learning rates that are tuned to where the loss falls most: `edl.schedule_rate(edl.RateTuner(losses_at))`.
 
 Owns: when rates are tried, and what follows from it, the same on all workers. Does not own: the parabola
 (`edl.policy.learning`), how a rate is tried (the script's function), nor the end of a mini-batch (the trainer).
@@ -20,7 +20,7 @@ PLACES: Final = (-1.0, -0.5, 0.0, 0.5, 1.0)  # where the rate is tried, in parts
 
 
 class RateTuner:
-    """After LRTuner (Iyer et al., 2021): now and then all workers try five rates, and take the best between these.
+    """Rate tuner after LRTuner (Iyer et al., 2021): at times all workers try five rates, and take the best between.
 
     Args:
         losses_at: a function of five multipliers; the five losses after an update with the rate times each, of samples
@@ -46,19 +46,19 @@ class RateTuner:
         self._factor = 1.0
 
     def at(self, progress: float) -> float:  # noqa: ARG002 - as of any schedule
-        """The factor of the script's own rate."""
+        """Return the factor of the script's own rate."""
         return self._factor
 
     def is_due(self, step: int) -> bool:
-        """After `step`."""
+        """Tell whether rates are to be tried after `step`."""
         return step - self._tried_step >= self._every
 
     def skip(self) -> None:
-        """A step changed nothing: it does not count as one between two trials."""
+        # A step that changed nothing does not count as one between two trials.
         self._tried_step += 1
 
     def losses(self) -> list[float]:
-        """This worker's, at each place. Raises UsageError."""
+        """Return this worker's losses, one for each place. Raises UsageError."""
         losses = self._losses_at(tuple(1.0 + self._most * place for place in PLACES))
         try:
             found = [float(loss) for loss in losses]
@@ -69,7 +69,7 @@ class RateTuner:
         return found
 
     def tune(self, step: int, losses: Sequence[Sequence[float]]) -> None:
-        """Go on from `step` with what the losses of all workers say. Places where one is not finite say nothing."""
+        """Update the factor after `step` by the losses of all workers. Places where one is not finite say nothing."""
         self._tried_step = step
         means = (math.fsum(place) / len(place) for place in zip(*losses, strict=True))
         known = tuple((self._most * p, mean) for p, mean in zip(PLACES, means, strict=True) if math.isfinite(mean))
@@ -84,6 +84,6 @@ class RateTuner:
 
 
 def of_all(ring: Ring, losses: list[float]) -> list[list[float]]:
-    """Those of all members, to the bit the same on each worker. Raises RingBroken."""
+    """Return the losses of all members, the same to the bit on each worker. Raises RingBroken."""
     received = of_all_members(ring, msgspec.msgpack.encode(losses))
     return [msgspec.msgpack.decode(one, type=list[float]) for one in received]
