@@ -55,7 +55,7 @@ class Guard:
 
     @contextlib.contextmanager
     def environment(self, values: Mapping[str, str | None]) -> Iterator[None]:
-        """Show the library these variables, without those whose value is None.
+        """Show the library these variables, and hide those whose value is None.
 
         If the guard is whole, no other thread sees them, so that rings may form while other threads read the
         environment or form a ring as well.

@@ -81,7 +81,7 @@ class HorovodRing:
         self._sit()
 
     def leave(self) -> None:
-        """Leave a broken ring in the background if the other engine is free to form the next one."""
+        """Leave the ring; a broken one in the background, if the other engine is free to form the next."""
         self.size = 0
         left, spare = self._engine, self._spare
         if spare is None or not spare.free or left.free or left.whole:
