@@ -15,6 +15,20 @@ parser.add_argument("--fault", choices=["rate", "late", "schedule", "float", "en
 options = parser.parse_args()
 
 
+class OwnCount:
+    """The steps of the job since this worker joined. A void mini-batch does not count, as it would on some survivors of
+    a broken ring and not on others.
+    """
+
+    def __init__(self) -> None:
+        self._joined: int | None = None
+
+    def now(self) -> int:
+        if self._joined is None and not edl.rehearsing():
+            self._joined = edl.step()
+        return 0 if self._joined is None else edl.step() - self._joined
+
+
 def is_one_of(count: int, every: int) -> bool:
     """Say that of one count in so many, in no period that a newcomer could fall into by chance."""
     return random.Random(count).random() < 1 / every
@@ -30,7 +44,9 @@ optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=0.05, momentum=
 schedule = torch.optim.lr_scheduler.MultiplicativeLR(optimizer, decay)
 kept = edl.register(best=9e9)
 shards = edl.elastic_shard_generator(1 << 20, epochs=1)
-for count, ids in enumerate(shards.batches(4)):
+own_count = OwnCount()
+for ids in shards.batches(4):
+    count = own_count.now()
     if options.fault == "rate":
         for group in optimizer.param_groups:
             group["lr"] = 0.05 * 0.99**count
