@@ -67,11 +67,12 @@ INSTALL = "cd ~ && rm -rf new && python3 -m venv new && new/bin/pip install --qu
 TRAIN = f"""
 cd ~ && PATH=~/new/bin:$PATH && echo "[pip] ready"
 echo {shlex.quote(JOB)} >train.py
-edl run -np 2 --job bare python train.py & run=$!
-until edl status bare 2>/dev/null | grep -q "step [1-9]"; do kill -0 $run && sleep 0.1 || exit 1; done
+job=bare-$$
+edl run -np 2 --job $job python train.py & run=$!
+until edl status $job 2>/dev/null | grep -q "step [1-9]"; do kill -0 $run && sleep 0.1 || exit 1; done
 echo "two workers train: a third worker joins"
-edl scale bare 3 --wait && echo "bare: scaled"
-edl stop bare && wait $run; echo "demo: job bare is over"
+edl scale $job 3 --wait && echo "bare: scaled"
+edl stop $job && wait $run; echo "demo: job bare is over"
 """
 
 INSIDE = """
