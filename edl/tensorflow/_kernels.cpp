@@ -41,12 +41,17 @@ int64_t nanoseconds() {
   return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
 }
 
-// When the newest gradient of an optimizer was there. Never destroyed: kernels may outlive it.
-std::atomic<int64_t>& ready_of(const std::string& optimizer) {
+struct Optimizer {
+  std::atomic<int64_t> ready{0};    // when its newest gradient was there
+  std::atomic<int64_t> averaged{0};  // how often all of its gradients were averaged: Python reads it where it lies
+};
+
+// Never destroyed: kernels may outlive it.
+Optimizer& optimizer_of(const std::string& name) {
   static std::mutex* mutex = new std::mutex;
-  static auto* all = new std::map<std::string, std::atomic<int64_t>>;
+  static auto* all = new std::map<std::string, Optimizer>;
   const std::lock_guard<std::mutex> lock(*mutex);
-  return (*all)[optimizer];
+  return (*all)[name];
 }
 
 std::atomic<int64_t> waited{0};  // by all steps of all optimizers
@@ -71,7 +76,7 @@ class Weighed : public OpKernel {
     std::string optimizer;
     OP_REQUIRES_OK(context, context->GetAttr("optimizer", &optimizer));
     OP_REQUIRES_OK(context, context->GetAttr("part", &part_));
-    ready_ = &ready_of(optimizer);
+    ready_ = &optimizer_of(optimizer).ready;
   }
 
   void Compute(OpKernelContext* context) override {
@@ -120,23 +125,24 @@ class Together : public OpKernel {
   explicit Together(OpKernelConstruction* context) : OpKernel(context) {
     std::string optimizer;
     OP_REQUIRES_OK(context, context->GetAttr("optimizer", &optimizer));
-    ready_ = &ready_of(optimizer);
+    optimizer_ = &optimizer_of(optimizer);
   }
 
   void Compute(OpKernelContext* context) override {
-    waited += std::max<int64_t>(0, nanoseconds() - ready_->load());
+    waited += std::max<int64_t>(0, nanoseconds() - optimizer_->ready.load());
     if (const auto ask = before_update.load()) {
       const int answer = ask();
       OP_REQUIRES(context, answer != kVoid, errors::Aborted("Horovod's ring has broken: this step is void"));
       OP_REQUIRES(context, answer == kGoesOn, errors::Internal("edl could not take over another worker's state"));
     }
+    ++optimizer_->averaged;
     for (int number = 0; number < context->num_inputs(); ++number) {
       context->set_output(number, context->input(number));
     }
   }
 
  private:
-  std::atomic<int64_t>* ready_ = nullptr;
+  Optimizer* optimizer_ = nullptr;
 };
 
 REGISTER_KERNEL_BUILDER(Name("EdlTogether").Device(DEVICE_CPU), Together);
@@ -148,3 +154,6 @@ extern "C" void edl_before_update(int (*ask)()) { before_update = ask; }
 
 // How long all steps of this process have waited for their peers, in nanoseconds.
 extern "C" int64_t edl_waited() { return waited; }
+
+// Where it stands how often all gradients of an optimizer were averaged in a graph and its update followed.
+extern "C" const void* edl_averaged(const char* optimizer) { return &optimizer_of(optimizer).averaged; }

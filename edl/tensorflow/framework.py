@@ -96,7 +96,7 @@ class TensorFlowFramework:
         reducer = self._reducer(trainer, len(self._optimizers))
         if keras_optimizer.is_keras(optimizer):
             keras_optimizer.attach(optimizer, reducer, self._rate)
-            self.updates_due.add(optimizer)
+            self.updates_due.add(optimizer, reducer.prefix)
             self.expect_traces()
         elif v1_optimizer.is_v1(optimizer):
             v1_optimizer.attach(optimizer, reducer, self._rate)

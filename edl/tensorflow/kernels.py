@@ -53,6 +53,7 @@ class Kernels:
     _operations: Any
     waited_ns: Callable[[], int]  # by all steps, for their peers
     before_update: BeforeUpdate
+    _averaged: Callable[[bytes], int]
 
     def weighed(self, values: Sequence[Any], parts: Sequence[int], scale: Any, optimizer: str) -> list[Any]:
         """Return the values of gradients, each multiplied by its part of the scale as soon as it is there."""
@@ -62,6 +63,10 @@ class Kernels:
     def together(self, values: Sequence[Any], optimizer: str) -> list[Any]:
         """Return the values, none before all are there."""
         return list(self._operations.edl_together(values, optimizer=optimizer))
+
+    def averaged(self, optimizer: str) -> ctypes.c_int64:
+        """Return the number of updates of an optimizer that came by `together`, which goes on counting."""
+        return ctypes.c_int64.from_address(self._averaged(optimizer.encode()))
 
 
 def kernels_for(values: Sequence[Any]) -> Kernels | None:
@@ -79,9 +84,11 @@ def _loaded() -> Kernels | None:
     library.edl_waited.restype = ctypes.c_int64
     library.edl_before_update.argtypes = [ASKED]
     library.edl_before_update.restype = None
+    library.edl_averaged.argtypes = [ctypes.c_char_p]
+    library.edl_averaged.restype = ctypes.c_void_p
     tf.RegisterGradient("EdlWeighed")(_gradient_of_weighed)
     tf.RegisterGradient("EdlTogether")(_gradient_of_together)
-    return Kernels(operations, library.edl_waited, BeforeUpdate(library.edl_before_update))
+    return Kernels(operations, library.edl_waited, BeforeUpdate(library.edl_before_update), library.edl_averaged)
 
 
 def _gradient_of_weighed(operation: Any, gradient: Any) -> list[Any]:

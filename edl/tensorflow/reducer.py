@@ -67,7 +67,7 @@ class Reducer:
         self._share = share
         self._measures = measures
         self._averaged = averaged
-        self._prefix = f"edl_{number}"
+        self.prefix = f"edl_{number}"  # of the names of all that it reduces
         self._sparse: dict[
             int, Any
         ] = {}  # positions of gradients that were sparse here, with the type of their indices
@@ -145,7 +145,7 @@ class Reducer:
         ]
         *averaged, present = self._all_reduced([*filled, self._present(gradients, counts=factor != 0.0)], size)
         own = [gradient for gradient in found if gradient is not None]
-        self._measures.noise.measure(own, averaged, self._share.value, f"{self._prefix}_noise")
+        self._measures.noise.measure(own, averaged, self._share.value, f"{self.prefix}_noise")
         if factor and not any(gradient is None for gradient in gradients):
             return averaged
         somewhere = present.numpy() > 0
@@ -165,7 +165,7 @@ class Reducer:
                     averaged[position] = tensor
         for position, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
-                averaged[position] = self._gathered(_scaled(gradient, 1.0 / size), f"{self._prefix}_{position}")
+                averaged[position] = self._gathered(_scaled(gradient, 1.0 / size), f"{self.prefix}_{position}")
         return averaged
 
     def _present(self, gradients: list[Gradient], *, counts: bool) -> Any:
@@ -199,12 +199,12 @@ class Reducer:
         if kernels is None:
             return [_returned(*pair) for pair in zip(self._average_by_tensorflow(gradients, scale), kinds, strict=True)]
         parts = [SUMMED if isinstance(one, tf.IndexedSlices) else AVERAGED for one in gradients]
-        weighed = kernels.weighed([_values(one) for one in gradients], parts, scale, self._prefix)
+        weighed = kernels.weighed([_values(one) for one in gradients], parts, scale, self.prefix)
         averaged = self._all_summed([_with_values(*pair) for pair in zip(gradients, weighed, strict=True)])
-        measured = self._measures.noise.measure(gradients, averaged, scale[1], f"{self._prefix}_noise")
+        measured = self._measures.noise.measure(gradients, averaged, scale[1], f"{self.prefix}_noise")
         self._measures.waiting.is_counted(kernels.waited_ns, self._trainer.waited)
         with tf.control_dependencies(measured):
-            together = kernels.together(_all_tensors(averaged), self._prefix)
+            together = kernels.together(_all_tensors(averaged), self.prefix)
         averaged = tf.nest.pack_sequence_as(averaged, together, expand_composites=True)
         return [_returned(*pair) for pair in zip(averaged, kinds, strict=True)]
 
@@ -214,11 +214,11 @@ class Reducer:
         ready = when(_all_tensors(gradients))
         averaged = self._all_summed(_weighed(gradients, scale))
         waited = self._measures.waiting.since(ready, _all_tensors(averaged), self._trainer.waited)
-        measured = self._measures.noise.measure(gradients, averaged, scale[1], f"{self._prefix}_noise")
+        measured = self._measures.noise.measure(gradients, averaged, scale[1], f"{self.prefix}_noise")
         return _behind_gate(averaged, [*waited, *measured])
 
     def _all_summed(self, gradients: list[Gradient]) -> list[Gradient]:
-        return [self._summed(gradient, f"{self._prefix}_{position}") for position, gradient in enumerate(gradients)]
+        return [self._summed(gradient, f"{self.prefix}_{position}") for position, gradient in enumerate(gradients)]
 
     def _summed(self, gradient: Gradient, name: str) -> Gradient:
         if isinstance(gradient, tf.IndexedSlices):
