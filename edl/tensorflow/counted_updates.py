@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from edl.core.worker.moves import NEVER
 from edl.tensorflow.kernels import kernels_for
 from edl.tensorflow.keras_optimizer import counts
 from edl.trainer.updates_due import UpdatesDue
@@ -22,6 +23,7 @@ class CountedUpdates(UpdatesDue):
     def __init__(self) -> None:
         super().__init__()
         self._counted: list[_Counted] = []
+        self._regular: _Counted | None = None  # the only optimizer, while its updates are due
 
     def add(self, optimizer: Any, prefix: str) -> None:
         """Expect updates by a wrapped `optimizer` of Keras, whose gradients are averaged under the names of `prefix`."""
@@ -31,6 +33,11 @@ class CountedUpdates(UpdatesDue):
 
     def missing(self, step: int) -> tuple[int, ...]:
         """Return what `UpdatesDue` does."""
+        regular = self._regular
+        if regular is not None and (now := regular.averaged.value) != regular.seen_at:  # nearly always, and soon told
+            regular.seen_at = now
+            self._newest[0], self._due[0] = step, step + 1
+            return ()
         for number, counted in enumerate(self._counted):
             if counted.has_moved():
                 self.note(number, step)
@@ -50,6 +57,7 @@ class CountedUpdates(UpdatesDue):
     def _set(self, optimizer: int, due: int) -> None:
         super()._set(optimizer, due)
         self.soonest = 0
+        self._regular = self._counted[0] if due != NEVER and len(self._counted) == 1 else None
 
 
 class _Counted:
@@ -61,18 +69,18 @@ class _Counted:
     def __init__(self, optimizer: Any, prefix: str) -> None:
         self._optimizer = optimizer
         kernels = None if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else kernels_for([])
-        self._averaged = ctypes.c_int64() if kernels is None else kernels.averaged(prefix)
+        self.averaged = ctypes.c_int64() if kernels is None else kernels.averaged(prefix)
         self.begin()
 
     def begin(self) -> None:
-        self._seen, self._read_at = counts(self._optimizer), self._averaged.value
-        self._seen_at = self._read_at
+        self._seen, self._read_at = counts(self._optimizer), self.averaged.value
+        self.seen_at = self._read_at
 
     def has_moved(self) -> bool:
         """Tell whether there was an update since this was asked last."""
-        now = self._averaged.value
-        if now != self._seen_at:
-            self._seen_at = now
+        now = self.averaged.value
+        if now != self.seen_at:
+            self.seen_at = now
             return True
         expected = [one + now - self._read_at for one in self._seen]
         self._seen, self._read_at = counts(self._optimizer), now
