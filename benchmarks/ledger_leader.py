@@ -21,11 +21,11 @@ from edl.clock import SystemClock
 from edl.coordination import zookeeper
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.settings import Coordinator
-from edl.coordination.store import Write
+from edl.coordination.store import Op, Write
 from edl.core.job.inputs import Command, Input, Reported
 from edl.core.job.machine import JobMachine
 from edl.core.job.orders import OrderBook
-from edl.core.job.writing import BatchDecided
+from edl.core.job.writing import BatchDecided, Commit
 from edl.daemon.garbage import collect_regularly, collect_seldom
 from edl.daemon.leader import Leader, Reigning
 from edl.daemon.metrics.families import Family, of_job
@@ -86,6 +86,8 @@ class TimedLeader(Leader):
         self._arrived: dict[str, float] = {}
         self._keep_untimed = self._chronicle.keep
         self._chronicle.keep = self._keep  # type: ignore[method-assign]
+        self._compose = self._chronicle._ops
+        self._chronicle._ops = self._weigh  # type: ignore[method-assign]
 
     async def answer(self, call: Call) -> messages.Reply:
         if not isinstance(call.body, messages.Report):
@@ -122,10 +124,13 @@ class TimedLeader(Leader):
         kept, record = self._chronicle.record, decided.record
         self.writes += bool(decided.told) or record.version != kept.version
         await self._keep_untimed(decided)
-        composed = self._chronicle._composed  # the newest write: it is not made once more to be weighed
-        written = 0 if composed is None else max(len(op.value) for op in composed[1] if isinstance(op, Write))
+
+    def _weigh(self, commit: Commit) -> list[Op]:
+        ops = self._compose(commit)
+        written = max(len(op.value) for op in ops if isinstance(op, Write))
         if written > self.record_bytes:
-            self.record_bytes, self.largest = written, record
+            self.record_bytes, self.largest = written, commit.record
+        return ops
 
     def _publish(self, book: OrderBook, *, pressing: bool) -> None:
         for grant in self._waiting():  # it has just become durable

@@ -168,6 +168,13 @@ class Candidate:
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"candidate {self._ident}")
         self._task.add_done_callback(self._report_crash)
 
+    def renew(self) -> None:
+        """End the term, and soon begin another unless a different candidate is first by then. The leader calls this
+        when it cannot know whether a write was carried out: if that write is late, the new term's fence refuses it.
+        """
+        self._step_down()
+        asyncio.get_running_loop().call_later(self._retry_s, self._wake.set)
+
     async def resign(self, last_words: LastWords | None = None, *, insist: bool = False) -> bool:
         """Step down, and remove the candidate's nodes so that the next candidate leads at once. If the store is
         disconnected or silent for two seconds, give up: the session's expiry removes the nodes. Return True if the term

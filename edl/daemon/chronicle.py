@@ -1,8 +1,8 @@
 """A job's record and its events in the coordinator, as one leader writes them.
 
 Owns: the stored nodes, and carrying out the commands of `edl.core.job.writing`. Does not own: the contents
-(`edl.core.job.machine`), nor the order of writes and answers, also if a write's answer was lost
-(`edl.core.job.writing`).
+(`edl.core.job.machine`), the order of writes and answers (`edl.core.job.writing`), nor what follows when the
+coordinator does not answer a write (`edl.daemon.office`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from edl import events
 from edl.clock import Clock
@@ -19,30 +19,15 @@ from edl.coordination.election import Reign
 from edl.coordination.store import MAX_VALUE_BYTES, Create, NodeExists, Op, Store, StoredNode, VersionConflict, Write
 from edl.core.job.inputs import Tell
 from edl.core.job.machine import new_record
-from edl.core.job.writing import (
-    RETRY_S,
-    BatchDecided,
-    Commit,
-    Conflicted,
-    Deposed,
-    ForgetSecret,
-    Forgotten,
-    Found,
-    InStore,
-    Look,
-    Outcome,
-    StepDown,
-    Telling,
-    Unanswered,
-    Writing,
-    Written,
-)
+from edl.core.job.writing import BatchDecided, Commit, ForgetSecret, Forgotten, InStore, Outcome, Telling, Writing, Written
 from edl.daemon import remains
-from edl.errors import Fenced, StoreUnavailable, UsageError
+from edl.errors import StoreUnavailable, UsageError
 from edl.protocol import keeping, tree
 from edl.protocol.job import Record
 
 logger = logging.getLogger("edl")
+
+RETRY_S: Final = 0.1
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -61,7 +46,6 @@ class Chronicle(Generic[A]):
         self._clock = clock
         self._tell = tell
         self._writing: Writing[A] | None = None
-        self._composed: tuple[Commit, list[Op]] | None = None  # the newest, as it may have to be tried again
 
     @property
     def record(self) -> Record | None:
@@ -78,59 +62,43 @@ class Chronicle(Generic[A]):
         return record
 
     async def keep(self, decided: BatchDecided[A]) -> None:
-        """Make a batch durable, then give its answers. Raises Fenced if the term is over, UsageError if it cannot be
-        stored.
+        """Make a batch durable, then give its answers.
+
+        Raises Fenced if the term is over, StoreUnavailable if it is not known whether the batch is durable, so that the
+        term has to end, and UsageError if the batch cannot be stored.
         """
         assert self._writing is not None
         due = deque(self._writing.handle(decided))
         while due:
             match due.popleft():
-                case Commit() | Look() | ForgetSecret() as command:
+                case Commit() | ForgetSecret() as command:
                     due.extend(self._writing.handle(await self._outcome(command)))
-                case StepDown():
-                    raise Fenced(f"the reign of term {self._reign.term} is over")
                 case said:
                     self._tell(said)
 
     async def _outcome(self, command: InStore) -> Outcome:
-        try:
-            match command:
-                case Commit():
-                    return Written(await self._commit(command))
-                case Look(after_s):
-                    await asyncio.sleep(after_s)
-                    return Found(await self._look())
-                case ForgetSecret(after_s):
-                    await asyncio.sleep(after_s)
-                    await remains.forget_secret(self._store, self._job)
-                    return Forgotten()
-        except StoreUnavailable:
-            return Unanswered()
-        except VersionConflict:
-            return Conflicted()
-        except Fenced:
-            return Deposed()
+        match command:
+            case Commit():
+                return Written(await self._commit(command))
+            case ForgetSecret():
+                await remains.forget_secret(self._store, self._job)
+                return Forgotten()
 
     async def _commit(self, commit: Commit) -> int:
-        version, *_ = await self._store.commit(self._ops(commit), fence=self._reign.fence)
+        try:
+            version, *_ = await self._store.commit(self._ops(commit), fence=self._reign.fence)
+        except VersionConflict as error:
+            raise UsageError(
+                f"another program has written the record of job {self._job}, which its leader alone may write"
+            ) from error
         assert isinstance(version, int)
         return version
 
     def _ops(self, commit: Commit) -> list[Op]:
-        """Compose the operations once for all tries, so that an event keeps the time at which it happened."""
-        if self._composed is None or self._composed[0] is not commit:
-            value = keeping.encode(commit.record)
-            added = [events_node(self._job, self._reign.term, self._clock.wall(), commit.told)] if commit.told else []
-            _check_size(commit.record, len(value), sum(len(node.value) for node in added))
-            self._composed = (commit, [Write(tree.record(self._job), value, commit.version), *added])
-        return self._composed[1]
-
-    async def _look(self) -> int:
-        """Return the stored version."""
-        # The order matters: if the fence still holds after the read, no other leader has written that version (I1).
-        node = await self._node()
-        await self._store.commit((), fence=self._reign.fence)
-        return node.version
+        value = keeping.encode(commit.record)
+        added = [events_node(self._job, self._reign.term, self._clock.wall(), commit.told)] if commit.told else []
+        _check_size(commit.record, len(value), sum(len(node.value) for node in added))
+        return [Write(tree.record(self._job), value, commit.version), *added]
 
     async def _node(self) -> StoredNode:
         node = await self._store.read(tree.record(self._job))

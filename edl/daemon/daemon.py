@@ -295,9 +295,11 @@ class Daemon:
         about = Reigning(self._job, self._worker, address, session_s, step_s, self._code)
 
         def lead(reign: Reign) -> Leader:
-            return Leader(about, store, reign, self._clock, self._refusals, lambda: entry.restored_at)
+            answered_since = lambda: max(entry.restored_at, office.doubted_at)  # noqa: E731
+            return Leader(about, store, reign, self._clock, self._refusals, answered_since)
 
-        return Office(about, port, store, server, self._clock, lead)
+        office = Office(about, port, store, server, self._clock, lead)
+        return office
 
     def _register(self, address: str, port: int) -> messages.Register:
         self._interface, self._address_here = interface_of(address), address

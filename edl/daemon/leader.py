@@ -109,10 +109,12 @@ class Leader:
         self._publisher = Publisher(clock, lambda happened: self._queue.put_nowait((happened, None)))
         self._knocking = Knocking(lambda gone: self._queue.put_nowait((NotListening(gone), None)))
         self._heard: dict[str, float] = {}  # when a worker's daemon has called last
+        self.in_doubt = False
+        """The coordinator did not answer: this term ended before it was known what is on record."""
 
     async def run(self) -> None:
-        """Lead until cancelled. Returns when another daemon leads already; any exception means that this one cannot
-        lead.
+        """Lead until cancelled. Returns when another daemon leads already, or in doubt; any exception means that this
+        daemon cannot lead.
         """
         roll_call = asyncio.Event()
         watch = self._store.watch(tree.workers(self._about.job), roll_call.set)
@@ -128,6 +130,9 @@ class Leader:
                 tasks.create_task(self._governor.run())
         except* Fenced:
             logger.info("term %d is over", self._reign.term)
+        except* StoreUnavailable as errors:
+            logger.warning("term %d ends in doubt: %s", self._reign.term, errors.exceptions[0])
+            self.in_doubt = True
         finally:
             watch.close()
             self._publisher.close()

@@ -1,8 +1,8 @@
 """A daemon's part in leading its job: it is a candidate for election, leads while elected, and resigns if it cannot
 lead.
 
-Owns: the leader in this process, and that a leader whose task has ended, for any reason, makes room for another. Does
-not own: one term (`edl.daemon.leader`), the election (`edl.coordination.election`), nor when a job has failed because
+Owns: the leader in this process, that a leader whose task has ended, for any reason, makes room for another, and that a
+write without an answer begins another term. Does not own: one term (`edl.daemon.leader`), the election (`edl.coordination.election`), nor when a job has failed because
 no daemon can lead it (`edl.core.job.resigning`).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
@@ -56,6 +57,8 @@ class Office:
         self._reign: asyncio.Task[None] | None = None
         self._resigning: asyncio.Task[None] | None = None
         self._resigned = self._unheard = 0
+        self.doubted_at = -math.inf
+        """When the coordinator last left a leader of this daemon without an answer."""
         self.hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The reason, once this daemon will not lead again, and no other is known to lead: its worker cannot go on."""
 
@@ -115,8 +118,13 @@ class Office:
             if error is not None:
                 logger.debug("a deposed leader ended by %r", error)
             return
+        in_doubt = error is None and self._leader is not None and self._leader.in_doubt
         self._reign = self._leader = None
         self._door.term = 0
+        if in_doubt:
+            self.doubted_at = self._clock.now()
+            self._candidate.renew()
+            return
         self._resigning = asyncio.ensure_future(self._resign(reign, error))
         self._resigning.add_done_callback(self._on_resigned)
 

@@ -21,14 +21,14 @@ from edl.core.job.writing import (
     GiveAnswer,
     Happened,
     Instruction,
-    Look,
+    InStore,
     Publish,
-    StepDown,
     WriteManifest,
     Writing,
     WritingState,
     decide,
 )
+from edl.errors import Fenced, StoreUnavailable
 from edl.protocol.job import Identity
 from edl.protocol.messages import Rejected
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 KNOCK_S = 0.02
+AGAIN_S = 0.1  # from a call that got no answer to the next term
 LOOK_EACH = 8  # of so many writes, the job's status is asked for during one
 Asker = Callable[[bool], None]  # told whether what was asked was taken, once that is durable
 
@@ -67,7 +68,7 @@ class SimLeader:
     def crash(self, *, written: bool) -> None:
         """The process dies. Its last write may have been carried out."""
         if self.alive and written and self._under_way is not None:
-            self.job.node.commit(self._under_way, self.term)
+            self.job.node.late(self._under_way, self.term)
         self.alive = False
 
     def _knock(self, silent: tuple[Identity, ...]) -> None:
@@ -125,12 +126,12 @@ class SimLeader:
         match command:
             case Commit():
                 self._under_way = command
-                self.job.after(self.job.random.random() * 0.003, self._commit, command)
+                self.job.after(self.job.random.random() * 0.003, self._ask, command)
                 self.job.decided()
                 if command.version % LOOK_EACH == 0:
                     self.job.checks.writing.asked_for_status(self)
-            case Look(after_s) | ForgetSecret(after_s):
-                self.job.after(after_s, self._ask, command)
+            case ForgetSecret():
+                self.job.after(0.0, self._ask, command)
             case Publish(book, pressing):
                 self.job.checks.writing.published(self, book)
                 self.book = book
@@ -143,14 +144,17 @@ class SimLeader:
                 self.job.savings.publish(self, record)
             case DeclareRest(at_rest):
                 self.at_rest = at_rest
-            case StepDown():
-                self.alive = False
 
-    def _commit(self, commit: Commit) -> None:
-        if self.alive:
-            self._under_way = None
-            self._carry_out(self.job.node.arrives(commit, self.term))
-
-    def _ask(self, command: Look | ForgetSecret) -> None:
-        if self.alive:
-            self._carry_out(self.job.node.asked(command, self.term))
+    def _ask(self, command: InStore) -> None:
+        if not self.alive:
+            return
+        self._under_way = None
+        try:
+            outcome = self.job.node.receives(command, self.term)
+        except Fenced:
+            self.alive = False
+        except StoreUnavailable:
+            self.alive = False
+            self.job.after(AGAIN_S, self.job.elect, self)
+        else:
+            self._carry_out(outcome)

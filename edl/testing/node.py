@@ -1,28 +1,19 @@
 """The simulated coordinator, as a job's leaders know it: the record's node, behind the fence of the newest term.
 
 Owns: which write is carried out, and which answer is lost on its way. Does not own: what follows from that
-(`edl.core.job.writing`).
+(`edl.testing.leading`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from edl.core.job.inputs import Tell
-from edl.core.job.writing import (
-    Commit,
-    Conflicted,
-    Deposed,
-    ForgetSecret,
-    Forgotten,
-    Found,
-    Look,
-    Outcome,
-    Unanswered,
-    Written,
-)
+from edl.core.job.writing import Commit, ForgetSecret, Forgotten, InStore, Outcome, Written
+from edl.errors import Fenced, StoreUnavailable
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
@@ -44,7 +35,6 @@ class RecordNode:
         self.version = 0
         self.has_secret = True
         self.lost = LOST
-        self.unanswered = 0  # calls so far
         self.away_until = 0.0
         self._job = job
         self._fates = random.Random(f"answers {seed}")  # noqa: S311 - repeatable is the point
@@ -53,24 +43,36 @@ class RecordNode:
     def is_away(self) -> bool:
         return self._job.now < self.away_until
 
-    def arrives(self, commit: Commit, term: int) -> Outcome:
+    def receives(self, command: InStore, term: int) -> Outcome:
+        """Carry out a leader's command. Raises StoreUnavailable if the answer is lost, Fenced if the term is over."""
         match self._fate():
             case None:
-                return self.commit(commit, term)
+                return self._carry_out(command, term)
             case LostCall.UNSENT:
                 pass
             case LostCall.UNANSWERED:
-                self.commit(commit, term)
+                self.late(command, term)
             case LostCall.LATE:
-                self._job.after(LATE_S * self._fates.random(), self.commit, commit, term)
-        return Unanswered()
+                self._job.after(LATE_S * self._fates.random(), self.late, command, term)
+        raise StoreUnavailable("no answer")
 
-    def commit(self, commit: Commit, term: int) -> Outcome:
+    def late(self, command: InStore, term: int) -> None:
+        """Carry out a command if it still counts; no leader hears of the outcome."""
+        with contextlib.suppress(Fenced):
+            self._carry_out(command, term)
+
+    def _carry_out(self, command: InStore, term: int) -> Outcome:
+        if isinstance(command, ForgetSecret):
+            self.has_secret = False
+            return Forgotten()
+        return self._commit(command, term)
+
+    def _commit(self, commit: Commit, term: int) -> Outcome:
         job = self._job
         if term != job.term:  # the fence of its reign (I1)
-            return Deposed()
+            raise Fenced(f"term {term}")
         if commit.version != self.version:
-            return Conflicted()
+            job.checks.violated("I1", f"version {self.version} is on record, and the leader knows {commit.version}")
         before, self.version = job.durable, self.version + 1
         self._note(commit.told)
         if commit.record is not before:
@@ -83,15 +85,6 @@ class RecordNode:
     def _note(self, told: tuple[Tell, ...]) -> None:
         self._job.checks.writing.written(told)
 
-    def asked(self, command: Look | ForgetSecret, term: int) -> Outcome:
-        """Return the outcome when the leader looks at the version that lies there, or has the secret removed."""
-        if self._fate() is not None:
-            return Unanswered()
-        if isinstance(command, ForgetSecret):
-            self.has_secret = False
-            return Forgotten()
-        return Found(self.version) if term == self._job.term else Deposed()
-
     def _fate(self) -> LostCall | None:
         """Draw a lost call's fate; None: it is answered. Where no message is late, no answer is lost."""
         if self.is_away:
@@ -99,6 +92,5 @@ class RecordNode:
         if not self._job.late or self._fates.random() >= self.lost:
             return None
         fate = self._fates.choice(tuple(LostCall))
-        self.unanswered += 1
         self._job.note(f"the coordinator's answer is lost: {fate.value}")
         return fate

@@ -96,16 +96,15 @@ class SimFaults:
 
     def _see_dead(self, worker: SimWorker) -> None:
         """The other daemons of its host do; a session's end is not waited for then."""
-        witnesses, node = self.job.daemons.see_dead(worker), self.job.node
-        if worker.id in self._members() and not node.is_away:
-            telling = witnesses, self.job.leader, node.unanswered
+        witnesses = self.job.daemons.see_dead(worker)
+        if worker.id in self._members() and not self.job.node.is_away:
+            telling = witnesses, self.job.leader
             self.job.after(KNOWN_S, self._is_known, worker, telling, self.job.calm_at)
 
-    def _is_known(self, worker: SimWorker, telling: tuple[set[str], SimLeader, int], calm_at: float) -> None:
+    def _is_known(self, worker: SimWorker, telling: tuple[set[str], SimLeader], calm_at: float) -> None:
         """Check that the leader knows of a death, if a member's daemon has told it."""
-        witnesses, leader, unanswered = telling
-        undisturbed = self.job.leader is leader and self.job.node.unanswered == unanswered
-        if undisturbed and witnesses & self._members():
+        witnesses, leader = telling
+        if self.job.leader is leader and witnesses & self._members():
             self._is_missed(worker, calm_at)
 
     def _members(self) -> set[str]:

@@ -11,7 +11,8 @@ import pytest
 from mutants import Mutant, Patch, Play, Prompt, expect_noticed, full, later
 
 from edl.core.job import report, writing
-from edl.core.job.writing import DeclareRest, Deposed, Found, GiveAnswer, Publish, Writing, WritingState
+from edl.core.job.writing import Commit, DeclareRest, Forgotten, GiveAnswer, Publish, Writing, Written
+from edl.errors import Fenced, StoreUnavailable
 from edl.protocol import messages as say
 from edl.protocol.data import DataSpec
 from edl.testing import Moment, Planned, SimFault, SimJob, scenario, writing_checks
@@ -57,52 +58,55 @@ def drops_the_events(patch: Patch) -> None:
 
 
 def takes_no_answer_for_an_answer(patch: Patch) -> None:
-    no_answer = Writing._on_no_answer
+    receives = RecordNode.receives
 
-    def trusting(self):
-        return no_answer(self) if self.state is WritingState.FORGETTING else self._on_version(self._version + 1)
+    def trusting(self, command, term):
+        try:
+            return receives(self, command, term)
+        except StoreUnavailable:
+            return Written(command.version + 1) if isinstance(command, Commit) else Forgotten()
 
-    patch.setattr(Writing, "_on_no_answer", trusting)
-
-
-def writes_again_what_was_carried_out(patch: Patch) -> None:
-    on_version = Writing._on_version
-
-    def again(self, version):
-        if self.state is WritingState.LOOKING and version != self._version:
-            self._version, self._commit = version, dataclasses.replace(self._commit, version=version)
-        return on_version(self, version)
-
-    patch.setattr(Writing, "_on_version", again)
+    patch.setattr(RecordNode, "receives", trusting)
 
 
-def writes_what_lay_there_when_it_tries_again(patch: Patch) -> None:
-    write = Writing._write
+def writes_again_what_may_have_been_carried_out(patch: Patch) -> None:
+    receives = RecordNode.receives
 
-    def older(self):
-        commit = write(self)
-        return dataclasses.replace(commit, record=self.record) if self._doubtful else commit
+    def again(self, command, term):
+        try:
+            return receives(self, command, term)
+        except StoreUnavailable:
+            if isinstance(command, Commit):
+                command = dataclasses.replace(command, version=self.version)
+            return self._carry_out(command, term)
 
-    patch.setattr(Writing, "_write", older)
+    patch.setattr(RecordNode, "receives", again)
+
+
+def leads_on_by_what_was_not_kept(patch: Patch) -> None:
+    new_machine = SimJob.new_machine
+
+    def unread(self, record, term):
+        return new_machine(self, record if term == 1 else self.leader.machine.record, term)
+
+    patch.setattr(SimJob, "new_machine", unread)
+
+
+def lets_a_late_write_into_the_next_term(patch: Patch) -> None:
+    commit = RecordNode._commit
+    patch.setattr(RecordNode, "_commit", lambda self, command, _term: commit(self, command, self._job.term))
 
 
 def goes_on_though_another_leads(patch: Patch) -> None:
-    handle = Writing.handle
+    receives = RecordNode.receives
 
-    def deaf(self, happened):
-        return self._on_version(self._version + 1) if isinstance(happened, Deposed) else handle(self, happened)
+    def deaf(self, command, term):
+        try:
+            return receives(self, command, term)
+        except Fenced:
+            return Written(command.version + 1)
 
-    patch.setattr(Writing, "handle", deaf)
-
-
-def believes_what_it_finds_though_another_leads(patch: Patch) -> None:
-    asked = RecordNode.asked
-
-    def unfenced(self, command, term):
-        found = asked(self, command, term)
-        return Found(self.version) if isinstance(found, Deposed) else found
-
-    patch.setattr(RecordNode, "asked", unfenced)
+    patch.setattr(RecordNode, "receives", deaf)
 
 
 def says_taken_for_a_refusal(patch: Patch) -> None:
@@ -136,12 +140,17 @@ def tells_the_end_before_the_secret_is_gone(patch: Patch) -> None:
 
 
 def tells_the_end_though_the_secret_could_not_be_removed(patch: Patch) -> None:
-    no_answer = Writing._on_no_answer
+    receives = RecordNode.receives
 
-    def careless(self):
-        return self._told() if self.state is WritingState.FORGETTING else no_answer(self)
+    def careless(self, command, term):
+        try:
+            return receives(self, command, term)
+        except StoreUnavailable:
+            if isinstance(command, Commit):
+                raise
+            return Forgotten()
 
-    patch.setattr(Writing, "_on_no_answer", careless)
+    patch.setattr(RecordNode, "receives", careless)
 
 
 def answers_no_caller(patch: Patch) -> None:
@@ -157,15 +166,6 @@ def shows_what_is_not_durable_yet(patch: Patch) -> None:
         return shown(*told)
 
     patch.setattr(writing_checks, "status_of", hasty)
-
-
-def gives_up_after_one_look(patch: Patch) -> None:
-    no_answer = Writing._on_no_answer
-
-    def once(self):
-        return [] if self.state is WritingState.LOOKING else no_answer(self)
-
-    patch.setattr(Writing, "_on_no_answer", once)
 
 
 def lost_answers(seed: int) -> SimJob:
@@ -202,10 +202,10 @@ CASES: dict[Mutant, Case] = {
     publishes_the_record_before: Case("I9"),
     drops_the_events: Case("events"),
     takes_no_answer_for_an_answer: Case("I9", lost_answers),
-    writes_again_what_was_carried_out: Case("events", lost_answers),
-    writes_what_lay_there_when_it_tries_again: Case("I9", lost_answers),
+    writes_again_what_may_have_been_carried_out: Case("I1 events", lost_answers),
+    leads_on_by_what_was_not_kept: Case("I9 events", lost_answers),
+    lets_a_late_write_into_the_next_term: Case("I1", lost_answers),
     goes_on_though_another_leads: Case("I9", other_leaders),
-    believes_what_it_finds_though_another_leads: Case("I9 I10", other_leaders),
     says_taken_for_a_refusal: Case("I9", full),
     never_presses: Case("I11", prompt),
     says_it_is_at_rest_while_it_writes: Case("rest"),
@@ -214,7 +214,6 @@ CASES: dict[Mutant, Case] = {
     tells_the_end_though_the_secret_could_not_be_removed: Case("secret", later(lost_answers, 30)),
     answers_no_caller: Case("I12"),
     shows_what_is_not_durable_yet: Case("I9"),
-    gives_up_after_one_look: Case("I12", lost_answers),
 }
 
 

@@ -1,21 +1,17 @@
-"""What a leader makes durable, and when it tells of it: the order that I9 asks for, as a machine.
+"""The machine that makes a leader's decisions durable before any worker hears of them (I9).
 
-Owns: that no decision is told before it is durable, that a write whose answer was lost is neither taken for done
-nor done twice, and that a leader whose reign is over tells nothing. Does not own: the decisions
-(`edl.core.job.machine`), nor the coordinator: `edl.daemon.chronicle` carries out what is said here, and so does the
+Owns: the order of a decision's write, its publication and the answers that depend on it. Does not own: the decisions
+(`edl.core.job.machine`), nor the coordinator: `edl.daemon.chronicle` carries out the commands, and so does the
 simulation.
 
 One batch of inputs is written at a time:
 
     IDLE ──decided──► WRITING ──written──► (FORGETTING ──forgotten──►) told, IDLE
-                       │    ▲
-       no answer, or   │    │ the node has the version of before: write again
-       another version ▼    │
-                      LOOKING ──the node has moved on: the write was carried out──► told
 
-Every write replaces the record, also one that only adds events, on condition that its node still has the version that
-was seen last. Only the leader writes (I1), so a version that moved on means: the write was carried out, all of it. One
-that is late, and arrives after it was tried again, finds another version and does nothing.
+Every write replaces the record, also a write that only adds events, on condition that the record's node still has the
+version that was seen last. When the coordinator does not answer a write, this machine is given up unheard: the leader
+begins another term, whose machines are made from the record that it then finds. That record has the whole decision or
+nothing of it, and no write of the term before can change it any more, as each checks its term's fence (I1).
 """
 
 from __future__ import annotations
@@ -23,16 +19,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from edl.core.job.inputs import Acknowledge, Command, Input, PublishSaving, Refuse, Tell, TellOfMigration, TellOfSaving
 from edl.core.job.machine import JobMachine
 from edl.core.job.orders import OrderBook
-from edl.errors import InvalidTransition, UsageError
+from edl.errors import InvalidTransition
 from edl.protocol import messages as say
 from edl.protocol.job import OVER, Record
-
-RETRY_S: Final = 0.1
 
 A = TypeVar("A")  # the asker, as the shell knows it
 
@@ -50,17 +44,8 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Wait so long, then read which version the record's node has, and see that we still reign."""
-
-    after_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class ForgetSecret:
-    """Wait so long, then remove the job's secret: the job is over, and a reader of it could speak in its name."""
-
-    after_s: float = 0.0
+    """Remove the job's secret: the job is over, and a reader of the secret could speak in the job's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +81,9 @@ class DeclareRest:
     at_rest: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StepDown:
-    """The reign is over: say nothing more."""
-
-
-InStore = Commit | Look | ForgetSecret
+InStore = Commit | ForgetSecret
 Telling = Publish | GiveAnswer[A] | WriteManifest | DeclareRest
-Instruction = InStore | Telling[A] | StepDown
+Instruction = InStore | Telling[A]
 
 
 # ------------------------------------------------------------------------------------------------------ what happened
@@ -129,57 +109,31 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Conflicted:
-    """A commit was refused: the record's node has another version."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """We still reign, and the record's node has this version."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
 class Forgotten:
     """The job's secret is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unanswered:
-    """The coordinator did not answer. What was asked of it may have been carried out, or may be yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deposed:
-    """The fence is gone: another leads, or will."""
-
-
-Outcome = Written | Conflicted | Found | Forgotten | Unanswered | Deposed
+Outcome = Written | Forgotten
 Happened = BatchDecided[A] | Outcome
 
 
 class WritingState(Enum):
-    """Where a leader is with what it has decided last."""
+    """Progress of a leader's newest batch."""
 
     IDLE = "idle"  # it is durable, and told
     WRITING = "writing"  # a commit is under way
-    LOOKING = "looking"  # whether one was carried out is not known
     FORGETTING = "forgetting"  # it is durable, and the end of the job: the secret goes before that is told
-    OVER = "over"  # it was not told, and never will be
 
 
-ALLOWED: dict[WritingState, tuple[type, ...]] = {
-    WritingState.IDLE: (BatchDecided,),
-    WritingState.WRITING: (Written, Conflicted, Unanswered, Deposed),
-    WritingState.LOOKING: (Found, Unanswered, Deposed),
-    WritingState.FORGETTING: (Forgotten, Unanswered),
-    WritingState.OVER: (),
+ALLOWED: dict[WritingState, type] = {
+    WritingState.IDLE: BatchDecided,
+    WritingState.WRITING: Written,
+    WritingState.FORGETTING: Forgotten,
 }
 
 
 class Writing(Generic[A]):
-    """One leader's, for one term."""
+    """One leader's writes during one term."""
 
     def __init__(self, record: Record, version: int, term: int) -> None:
         """`record` as it was found in the coordinator, in a node of that `version`."""
@@ -189,81 +143,47 @@ class Writing(Generic[A]):
         self._version = version
         self._term = term
         self._decided: BatchDecided[A] | None = None  # what is being written
-        self._commit: Commit | None = None  # with which
         self._next: OrderBook | None = None  # what will be published with it
-        self._doubtful = False  # an earlier try may have been carried out, or may be yet
         self._forgotten = False
         self._at_rest = False
 
     def handle(self, happened: Happened[A]) -> list[Instruction[A]]:
-        """Carry out what is returned, in that order; there is at most one thing for the coordinator among it."""
+        """Return what is to be carried out, in that order; the coordinator has at most one command among it."""
         if not isinstance(happened, ALLOWED[self.state]):
             raise InvalidTransition(self.state, happened)
         match happened:
             case BatchDecided():
                 return self._on_decided(happened)
-            case Written(version) | Found(version):
-                return self._on_version(version)
-            case Conflicted():
-                return self._on_conflict()
-            case Unanswered():
-                return self._on_no_answer()
+            case Written(version):
+                assert self._decided is not None
+                self._version, self.record = version, self._decided.record
+                return self._on_kept()
             case Forgotten():
                 self._forgotten = True
                 return self._told()
-            case Deposed():
-                self.state, self._decided, self._commit, self._next = WritingState.OVER, None, None, None
-                return [*self._unrest(), StepDown()]
 
     def _on_decided(self, decided: BatchDecided[A]) -> list[Instruction[A]]:
-        self._decided, self._doubtful = decided, False
-        self._commit = Commit(decided.record, decided.told, self._version)
+        self._decided = decided
         changed = decided.record.version != self.record.version
         if changed or self.book is None:  # what it says of the data is worked out before any answer waits for it
             self._next = OrderBook(decided.record, self._term, self.book)
-        if changed or decided.told:
-            return [*self._unrest(), self._write()]
-        return self._on_kept()
-
-    def _write(self) -> Commit:
-        """The same, at each try."""
-        assert self._commit is not None
+        if not changed and not decided.told:
+            return self._on_kept()
         self.state = WritingState.WRITING
-        return self._commit
-
-    def _on_no_answer(self) -> list[Instruction[A]]:
-        if self.state is WritingState.FORGETTING:
-            return [ForgetSecret(RETRY_S)]
-        self.state, self._doubtful = WritingState.LOOKING, True
-        return [Look(RETRY_S)]
-
-    def _on_conflict(self) -> list[Instruction[A]]:
-        if not self._doubtful:
-            raise UsageError(
-                f"another program has written the record of job {self.record.job}, which its leader alone may write"
-            )
-        self.state = WritingState.LOOKING  # an earlier try came through after we had looked
-        return [Look(0.0)]
-
-    def _on_version(self, version: int) -> list[Instruction[A]]:
-        assert self._decided is not None
-        if version == self._version:  # as before: nothing was carried out yet
-            return [self._write()]
-        self._version, self.record = version, self._decided.record
-        return self._on_kept()
+        return [*self._unrest(), Commit(decided.record, decided.told, self._version)]
 
     def _on_kept(self) -> list[Instruction[A]]:
-        """What was decided is on record."""
+        """Return what follows once the decision is on record."""
         if self.record.state in OVER and not self._forgotten:
             self.state = WritingState.FORGETTING
             return [ForgetSecret()]
         return self._told()
 
     def _told(self) -> list[Instruction[A]]:
-        """All may know."""
+        """Return all that depends on the decision, which is durable."""
         assert self._decided is not None
         decided, book = self._decided, self._next
-        self.state, self._decided, self._commit, self._next = WritingState.IDLE, None, None, None
+        self.state, self._decided, self._next = WritingState.IDLE, None, None
         said: list[Instruction[A]] = []
         if book is not None:
             said.append(Publish(book, self.book is None or decided.pressing > self.book.record.version))
@@ -275,7 +195,7 @@ class Writing(Generic[A]):
         return [*said, DeclareRest(decided.at_rest), *decided.answers]
 
     def _unrest(self) -> list[Instruction[A]]:
-        """What is decided and not told yet is waited for."""
+        """Return the news that some worker waits: for a decision that is not told yet."""
         rested, self._at_rest = self._at_rest, False
         return [DeclareRest(at_rest=False)] if rested else []
 

@@ -124,6 +124,20 @@ async def test_a_short_suspension_resumes_with_a_new_term_and_fences_the_old_one
     await one.store.commit([Create("/log")], fence=second.fence)
 
 
+async def test_a_renewed_reign_is_a_new_term_and_fences_the_old_one(one, two):
+    before = await one.crown()
+    await two.follow()
+    one.candidate.renew()
+    assert one.candidate.reign is None and await one.next() is None
+    after = await one.next()
+    assert after.term == before.term + 1
+    with pytest.raises(Fenced):
+        await one.store.commit([Create(f"{ROOT}/late")], fence=before.fence)
+    await one.store.commit([Create(f"{ROOT}/in time")], fence=after.fence)
+    await quiet()
+    assert two.told == []
+
+
 async def test_an_expired_leader_is_fenced_and_goes_to_the_end_of_the_queue(server, one, two):
     first = await one.crown()
     await two.follow()

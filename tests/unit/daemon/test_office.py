@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -15,6 +15,7 @@ from edl import events
 from edl.clock import SystemClock
 from edl.coordination.election import Reign, read_leader
 from edl.coordination.memory import MemoryServer
+from edl.coordination.store import Op
 from edl.core.job import resigning
 from edl.core.job.machine import JobMachine
 from edl.core.job.writing import BatchDecided
@@ -42,16 +43,25 @@ class Door:
 class Desk:
     """A daemon, as far as it may lead; `spoil` is done to each of its leaders before it begins."""
 
-    def __init__(self, server: MemoryServer, worker: str, spoil: Callable[[Leader], object], settled_s: float) -> None:
+    def __init__(
+        self,
+        server: MemoryServer,
+        worker: str,
+        spoil: Callable[[Leader], object],
+        settled_s: float,
+        session_s: float = SESSION_S,
+    ) -> None:
         self.store = server.connect()
         self.worker = worker
         self.door = Door()
         self.led: list[int] = []
-        about = Reigning(JOB, worker, "127.0.0.1", SESSION_S, settled_s)
+        about = Reigning(JOB, worker, "127.0.0.1", session_s, settled_s)
 
         def lead(reign: Reign) -> Leader:
             self.led.append(reign.term)
-            leader = Leader(about, self.store, reign, SystemClock(), Refusals())
+            leader = Leader(
+                about, self.store, reign, SystemClock(), Refusals(), restored_at=lambda: self.office.doubted_at
+            )
             spoil(leader)
             return leader
 
@@ -87,10 +97,13 @@ async def until(true: Callable[[], Awaitable[object]]) -> None:
 
 @asynccontextmanager
 async def desks(
-    number: int, spoil: Callable[[Leader], object] = lambda _: None, settled_s: float = SETTLED_S
+    number: int,
+    spoil: Callable[[Leader], object] = lambda _: None,
+    settled_s: float = SETTLED_S,
+    session_s: float = SESSION_S,
 ) -> AsyncIterator[list[Desk]]:
     server = MemoryServer()
-    found = [Desk(server, f"w{index}", spoil, settled_s) for index in range(number)]
+    found = [Desk(server, f"w{index}", spoil, settled_s, session_s) for index in range(number)]
     for desk in found:
         await desk.stand()
     try:
@@ -299,6 +312,42 @@ async def test_a_resignation_waits_for_a_coordinator_that_is_away(monkeypatch: p
         leader = await read_leader(other.store, tree.root(JOB))
         assert leader is not None and leader.ident.startswith("w1")
         assert len(await other.resigned()) == 1
+
+
+# ------------------------------------------------------------------------------------------- a write without an answer
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+async def test_a_write_without_an_answer_begins_another_term(carried_out: bool) -> None:
+    """The same daemon leads by what it finds on record. A session that ended with the answer means nothing yet."""
+    async with desks(2, session_s=60.0) as (one, other):
+        await until(lambda: _registers(one, "w0"))
+        await until(lambda: _registers(one, "w1"))
+        commit = one.store.commit
+
+        async def unanswered(ops: Sequence[Op], *, fence: str | None = None) -> tuple[str | int | None, ...]:
+            one.store.commit = commit  # type: ignore[method-assign]
+            if carried_out:
+                await commit(ops, fence=fence)
+            raise StoreUnavailable("no answer in time")
+
+        one.store.commit = unanswered  # type: ignore[method-assign]
+        with pytest.raises(Refused):
+            await one.register("w2")
+        await one.store.delete(tree.worker(JOB, "w1"))
+        await until(lambda: _registers(one, "w2"))
+        record = await one.record()
+        assert record is not None and [member.identity.id for member in record.members] == ["w0", "w1", "w2"]
+        joined = [event["term"] for event in await one.events() if event.get("worker") == "w2"]
+        assert joined == [1 if carried_out else 2]
+        assert one.led == [1, 2] and not other.led
+
+
+async def _registers(desk: Desk, worker: str) -> bool:
+    try:
+        return await desk.register(worker) == say.Done()
+    except Refused:
+        return False
 
 
 # ------------------------------------------------------------------------------------------------------ the verdict

@@ -1,4 +1,4 @@
-"""What a leader has decided is durable before any worker hears of it, is written once, and is not told once deposed."""
+"""A decision is durable before any worker hears of it, and is written once."""
 
 from __future__ import annotations
 
@@ -10,28 +10,20 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
 from edl.core.job.writing import (
     ALLOWED,
-    RETRY_S,
     BatchDecided,
     Commit,
-    Conflicted,
     DeclareRest,
-    Deposed,
     ForgetSecret,
     Forgotten,
-    Found,
     GiveAnswer,
     Instruction,
-    Look,
-    Outcome,
     Publish,
-    StepDown,
-    Unanswered,
     Writing,
     WritingState,
     Written,
     decide,
 )
-from edl.errors import InvalidTransition, UsageError
+from edl.errors import InvalidTransition
 from edl.facts import EpochEnded
 from edl.protocol import messages as say
 from edl.protocol.job import Identity, JobState, Record
@@ -96,49 +88,10 @@ def test_who_waits_for_orders_is_woken_for_what_presses(pressing: int) -> None:
     assert isinstance(publish, Publish) and publish.pressing is (pressing == 2)
 
 
-def test_after_an_answer_that_was_lost_it_is_looked_first() -> None:
-    writing, record = begun(), later(FOUND)
-    commit = writing.handle(decided(record, EVENT))[-1]
-    for _ in range(3):
-        assert writing.handle(Unanswered()) == [Look(RETRY_S)]
-    (again,) = writing.handle(Found(7))  # nothing was carried out yet
-    assert again is commit
-    assert writing.handle(Unanswered()) == [Look(RETRY_S)]
-    assert kinds(writing.handle(Found(8))) == [Publish, DeclareRest, GiveAnswer]  # it was
-    assert writing.handle(decided(later(record)))[-1] == Commit(later(record), (), 8)
-
-
-def test_an_earlier_try_that_comes_late_counts() -> None:
-    writing = begun()
-    writing.handle(decided(later(FOUND), EVENT))
-    for happened in (Unanswered(), Found(7)):
-        writing.handle(happened)
-    assert writing.handle(Conflicted()) == [Look(0.0)]
-    assert kinds(writing.handle(Found(8))) == [Publish, DeclareRest, GiveAnswer]
-
-
-def test_what_a_stranger_has_written_is_not_overwritten() -> None:
-    writing = begun()
-    writing.handle(decided(later(FOUND)))
-    with pytest.raises(UsageError, match="another program has written the record of job j"):
-        writing.handle(Conflicted())
-
-
-@pytest.mark.parametrize("before", [(), (Unanswered(),), (Unanswered(), Found(7))])
-def test_a_deposed_leader_tells_nothing(before: tuple[Outcome, ...]) -> None:
-    writing = begun()
-    writing.handle(decided(later(FOUND), EVENT))
-    for happened in before:
-        writing.handle(happened)
-    assert writing.handle(Deposed()) == [StepDown()]
-    assert writing.record is FOUND and writing.state is WritingState.OVER
-
-
 def test_the_secret_is_gone_before_any_worker_hears_that_the_job_is_over() -> None:
     writing, over = begun(), later(FOUND, state=JobState.FINISHED)
     writing.handle(decided(over, EVENT))
     assert writing.handle(Written(8)) == [ForgetSecret()]
-    assert writing.handle(Unanswered()) == [ForgetSecret(RETRY_S)]
     assert kinds(writing.handle(Forgotten())) == [Publish, DeclareRest, GiveAnswer]
     assert writing.handle(decided(over)) == [DeclareRest(at_rest=True), ASKED]  # it is gone
 
