@@ -19,7 +19,17 @@ from edl.coordination.election import Reign
 from edl.coordination.store import MAX_VALUE_BYTES, Create, NodeExists, Op, Store, StoredNode, VersionConflict, Write
 from edl.core.job.inputs import Tell
 from edl.core.job.machine import new_record
-from edl.core.job.writing import BatchDecided, Commit, ForgetSecret, Forgotten, InStore, Outcome, Telling, Writing, Written
+from edl.core.job.writing import (
+    BatchDecided,
+    Commit,
+    ForgetSecret,
+    Forgotten,
+    InStore,
+    Outcome,
+    Telling,
+    Writing,
+    Written,
+)
 from edl.daemon import remains
 from edl.errors import StoreUnavailable, UsageError
 from edl.protocol import keeping, tree

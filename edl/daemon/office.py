@@ -2,8 +2,8 @@
 lead.
 
 Owns: the leader in this process, that a leader whose task has ended, for any reason, makes room for another, and that a
-write without an answer begins another term. Does not own: one term (`edl.daemon.leader`), the election (`edl.coordination.election`), nor when a job has failed because
-no daemon can lead it (`edl.core.job.resigning`).
+write without an answer begins another term. Does not own: one term (`edl.daemon.leader`), the election
+(`edl.coordination.election`), nor when a job has failed because no daemon can lead it (`edl.core.job.resigning`).
 """
 
 from __future__ import annotations

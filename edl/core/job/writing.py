@@ -58,7 +58,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class GiveAnswer(Generic[A]):
-    """GiveAnswer one request. `stale`: it was refused for that, which is counted."""
+    """Answer one request. `stale`: the reason, which is counted, if the request was refused as stale."""
 
     asker: A
     reply: say.Reply
