@@ -31,6 +31,7 @@ class TrainingChecks:
         self._trained_until: list[int] = [len(self._before)]  # samples in all steps up to this one
         self._learned: dict[int, int] = {}  # by each step, as its samples make it
         self._first = 0  # generation on record
+        self._trained_by = 0  # the newest ring that has made a step
         self._go: set[str] = set()  # leavers that an announced plan is without: others have read by its leases
         self._stable = 0  # by the ledger in force
         self._ledger: tuple[Ledger | None, int, int] = (None, 0, 0)
@@ -125,7 +126,7 @@ class TrainingChecks:
         self._job.checks.plans.newcomers_take_part(ring, members, step)
         if not done:
             return
-        if step == 1 and self._is_lost_without_a_trace(ring, members):
+        if step == 1 and self._is_lost_without_a_trace(members):
             self._steps, self._learned = {}, {}
             self._trained_in, self._trained_until = dict.fromkeys(self._before, 0), [len(self._before)]
             self._farthest = 0
@@ -146,15 +147,14 @@ class TrainingChecks:
             self._job.checks.savings.begins(members[0].model)
         before = self._learned[step - 1] if step > 1 else members[0].model.learned
         self._learned[step] = learn(before, self._gradient(members, step, samples))
+        self._trained_by = ring
 
-    def _is_lost_without_a_trace(self, ring: int, members: list[SimWorker]) -> bool:
-        """Tell whether the job begins anew with all its samples: no earlier ring was on record, and all that trained
-        are gone.
-
-        This ring itself may be on record before its first step.
+    def _is_lost_without_a_trace(self, members: list[SimWorker]) -> bool:
+        """Tell whether the job begins anew with all its samples: no ring that trained was on record, and all that
+        trained are gone.
         """
         holders = (worker for worker in self._job.workers.values() if self._holds(worker, 1) and worker not in members)
-        return self._first in (0, ring) and not any(holders)
+        return (not self._first or self._trained_by < self._first) and not any(holders)
 
     def _gradient(self, members: list[SimWorker], step: int, samples: list[Sample]) -> int | None:
         """Return the gradient of all samples of `step`, each of equal weight."""
