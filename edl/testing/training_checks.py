@@ -31,6 +31,7 @@ class TrainingChecks:
         self._trained_until: list[int] = [len(self._before)]  # samples in all steps up to this one
         self._learned: dict[int, int] = {}  # by each step, as its samples make it
         self._first = 0  # generation on record
+        self._shared: set[int] = set()  # steps that more than one worker made
         self._trained_by = 0  # the newest ring that has made a step
         self._go: set[str] = set()  # leavers that an announced plan is without: others have read by its leases
         self._stable = 0  # by the ledger in force
@@ -127,13 +128,18 @@ class TrainingChecks:
         if not done:
             return
         if step == 1 and self._is_lost_without_a_trace(members):
-            self._steps, self._learned = {}, {}
+            self._steps, self._learned, self._shared = {}, {}, set()
             self._trained_in, self._trained_until = dict.fromkeys(self._before, 0), [len(self._before)]
             self._farthest = 0
-        if step < len(self._trained_until) - 1 or step > len(self._trained_until):
+        if step > len(self._trained_until):
+            self._violated("I5", f"step {step} is trained, and only {len(self._trained_until) - 1} was before")
+        again = range(step, len(self._trained_until))
+        if len(self._shared.intersection(again)) > 1:  # a ring of one makes several steps that no other worker has
             self._violated("I5", f"step {step} is trained again, and {len(self._trained_until) - 1} was before")
-        if step in self._steps:  # the workers that had applied it are dead: it is void
-            self._void(step, members)
+        for void in reversed(again):  # the workers that had applied them are dead
+            self._void(void, members)
+        if len(members) > 1:
+            self._shared.add(step)
         for sample in samples:
             if self._trained_in.setdefault(sample, step) != step:
                 self._violated("I6", f"{sample} is trained in step {self._trained_in[sample]} and in step {step}")
@@ -168,6 +174,7 @@ class TrainingChecks:
         holders = [worker.id for worker in others if self._holds(worker, step)]
         if holders:
             self._violated("I5", f"step {step} is trained again, and {holders} have applied it")
+        self._shared.discard(step)
         for sample in self._steps.pop(step):
             del self._trained_in[sample]
         self._trained_until.pop()
