@@ -22,12 +22,12 @@ from edl.coordination import zookeeper
 from edl.core.job.lead_times import LONGEST_HOLD_S
 from edl.daemon.membership import Candidacy, Membership
 from edl.daemon.observer import Observer
-from edl.protocol import link as say
 from edl.protocol import tree
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity
-from edl.protocol.messages import Observation, Register
+from edl.protocol.link import TrainerStatus
+from edl.protocol.messages import Observation, Phase, Register
 from edl.trainer.data.audit import Audit
 from edl.trainer.data.passes import Pass
 from edl.trainer.data.rehearsals import Rehearsals
@@ -71,6 +71,7 @@ class Worker:
         self.late_s = 0.0
         self.rehearsals = Rehearsals()
         self._number = 0  # of the newest lease
+        self._generation = 0
         self._waiting_since: float | None = None
         self._pass = Pass(self.spec, self, SampleIds(), Audit(), one_epoch=False)
         identity = Identity(self.id, f"host-{number % HOSTS:03d}", ADDRESS, 10_000 + number, 20_000 + number)
@@ -87,11 +88,11 @@ class Worker:
 
     def _hear(self, orders: Orders) -> None:
         assignment = orders.assignment
-        if assignment is not None and assignment.place.generation > self.observer.generation:
-            self.observer.hear(say.Entered(assignment.place.generation, 0, assignment.place.generation, None))
+        if assignment is not None and assignment.place.generation > self.observer.status.generation:
+            self._generation = assignment.place.generation
             self.open(self.spec)
         for share in orders.shares:
-            if share.generation == self.observer.generation:
+            if share.generation == self.observer.status.generation:
                 self.leases.adopt(share, (orders.term, orders.version))
                 newest = max((lease.number for lease in share.leases), default=0)
                 if newest > self._number:
@@ -103,7 +104,9 @@ class Worker:
 
     def open(self, spec: DataSpec) -> None:
         self.leases.want(spec.epochs)
-        self.observer.hear(say.Opened(spec))
+        generation = self._generation
+        phase = Phase.TRAINING if generation else Phase.REHEARSING
+        self.observer.hear(TrainerStatus(phase=phase, generation=generation, began=0, leases_of=generation, data=spec))
         self.membership.stir()
 
     def begin_batch(self) -> None:

@@ -26,10 +26,10 @@ from edl.daemon.garbage import collect_regularly, collect_seldom
 from edl.daemon.introductions import Introductions
 from edl.daemon.membership import Candidacy, Membership
 from edl.daemon.observer import Observer
-from edl.protocol import link as say
 from edl.protocol import messages, tree
 from edl.protocol.assignment import Orders
 from edl.protocol.job import Identity
+from edl.protocol.link import TrainerStatus
 from edl.protocol.ring import Place
 from edl.transport.errors import Reason, Refused
 from edl.transport.page import Page
@@ -135,12 +135,19 @@ class Member:
         """All know all: the ring stands."""
         assert self._place is not None
         self.introductions.end(self._place.generation)
-        self._observer.hear(say.Entered(self._place.generation, 0, self._place.generation, None))
+        generation = self._place.generation
+        self._observer.hear(
+            TrainerStatus(phase=messages.Phase.TRAINING, generation=generation, began=0, leases_of=generation)
+        )
         self._membership.stir()
 
     def fail(self) -> None:
         """The ring breaks."""
-        self._observer.hear(say.Broke(self._observer.generation, 0, "for a benchmark"))
+        self._observer.hear(
+            TrainerStatus(
+                phase=messages.Phase.BROKEN, generation=self._observer.status.generation, reason="for a benchmark"
+            )
+        )
         self._membership.stir()
 
     def check(self) -> None:

@@ -32,7 +32,8 @@ from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store
 from edl.core.job.lead_times import LeadTimes
-from edl.core.worker.moves import NEVER, attention_step
+from edl.core.worker.moves import NEVER
+from edl.core.worker.observed import DIED
 from edl.daemon.garbage import collect_regularly, collect_seldom
 from edl.daemon.introductions import Here, Introductions, Keys, located, through_with
 from edl.daemon.leader import Leader, Reigning
@@ -317,40 +318,41 @@ class Daemon:
     # ------------------------------------------------------------------------------------------------- the trainer
 
     def _on_message(self, connection: Connection, message: say.FromTrainer) -> None:
-        if isinstance(message, say.Hello):
-            self._member = message.member
-            self._connection = connection
-            self._greeted.set()
-            self._send(say.Introduced())
-        if self._introductions is not None:
-            message = self._introductions.explained(message)
-            self._introductions.end(through_with(message))
-        if isinstance(message, say.GoingHeard | say.Ended):
-            self._has_heard = True
-        if isinstance(message, say.GoingHeard):
-            return
-        if isinstance(message, say.Ended) and self._parts.busy:
-            self._hold(message)
-            return
-        self._hear(message)
+        match message:
+            case say.Hello(status, member):
+                self._member = member
+                self._connection = connection
+                self._greeted.set()
+                self._send(say.Introduced())
+                self._on_status(status)
+            case say.TrainerStatus():
+                self._on_status(message)
 
-    def _hold(self, end: say.Ended) -> None:
+    def _on_status(self, status: say.TrainerStatus) -> None:
+        if self._introductions is not None:
+            status = self._introductions.explained(status)
+            self._introductions.end(through_with(status))
+        self._has_heard = status.heard_going or status.over
+        self._parts.take(status.copied)
+        if status.over and self._parts.busy:
+            self._hold(status)
+        else:
+            self._hear(status)
+
+    def _hold(self, end: say.TrainerStatus) -> None:
         """Report the script's end once the part of a checkpoint is durable: no later report is accepted."""
         self._tasks.add(task := asyncio.ensure_future(self._hear_late(end)))
         task.add_done_callback(self._tasks.discard)
 
-    async def _hear_late(self, end: say.Ended) -> None:
+    async def _hear_late(self, end: say.TrainerStatus) -> None:
         await self._parts.wait_idle(self._settings.session_timeout_s / 2)
         self._hear(end)
 
-    def _hear(self, message: say.FromTrainer) -> None:
-        calm = self._observer.is_calm(message)
-        self._observer.hear(message)
-        if isinstance(message, say.Copied):
-            self._parts.take(message)
+    def _hear(self, status: say.TrainerStatus) -> None:
+        calm = self._observer.hear(status)
         if self._membership is not None:
-            if isinstance(message, say.Entered | say.Copied | say.CopyMissed):
-                self._page.attention_step = self._membership.attention_step()
+            # It may be in another ring, or have copied its part.
+            self._page.attention_step = self._observer.attention_step(self._membership.orders)
             self._membership.stir(calm=calm)
 
     def _on_trainer_hung_up(self, connection: Connection) -> None:
@@ -360,7 +362,7 @@ class Daemon:
     def _on_trainer_exit(self, _: int) -> None:
         if self._trainer_gone.is_set():  # its lock was released before its pidfd was ready
             return
-        self._observer.died()
+        self._observer.died(DIED)
         self._trainer_gone.set()
         if self._introductions is not None:
             self._introductions.give_up()
@@ -394,7 +396,7 @@ class Daemon:
     def _on_driver_word(self, word: Word) -> None:
         self._observer.driver = word
         if word.leave:
-            self._observer.hear(say.LeaveAsked())
+            self._observer.is_to_leave()
         if self._membership is not None:
             self._membership.stir()
 
@@ -411,7 +413,7 @@ class Daemon:
         here = Here(self._interface, self._address_here, rendezvous, self._keys)
         self._send(say.Commanded(located(orders, here)))
         self._page.flags += 1
-        self._page.attention_step = attention_step(self._observer.generation, orders, self._observer.copied)
+        self._page.attention_step = self._observer.attention_step(orders)
         if orders.resumable:
             asyncio.get_running_loop().call_later(DEAF_S, self._end_deaf_trainer)
 

@@ -25,9 +25,9 @@ from edl.collectives.board import TORCH
 from edl.collectives.rendezvous import Rendezvous
 from edl.core.switch.exchange import Errand, Exchange
 from edl.errors import PeerError
-from edl.protocol import link as say
 from edl.protocol.assignment import Orders
-from edl.protocol.messages import Addresses, AskAddresses
+from edl.protocol.link import TrainerStatus
+from edl.protocol.messages import Addresses, AskAddresses, Phase, clipped
 from edl.protocol.ring import Peer, Place
 from edl.transport.errors import Reason, Refused
 from edl.transport.port import Caller
@@ -53,6 +53,7 @@ class Introductions:
         self.answer_s = answer_s
         self._callers: dict[str, Caller] = {}  # callers of the ring before stay: the next one has mostly the same
         self._open: Introduction | None = None
+        self.failed = (0, "")  # the newest ring that cannot form, as another daemon has told, and why
         self._over = 0  # generations up to this one: their rings stand, or have failed
         self._news = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
@@ -76,7 +77,9 @@ class Introductions:
 
     def end(self, generation: int) -> None:
         """Close rings up to this generation: they stand, or no trainer enters them any more."""
-        self._over = max(self._over, generation)
+        if generation <= self._over:
+            return
+        self._over = generation
         if self._open is not None and self._open.generation <= generation:
             self._close(self._open.close())
             self._open = None
@@ -99,21 +102,19 @@ class Introductions:
         """The ranks whose addresses the trainer has asked for, and waits for."""
         return frozenset() if self._open is None else self._open.awaited
 
-    def explained(self, message: say.FromTrainer) -> say.FromTrainer:
+    def explained(self, status: TrainerStatus) -> TrainerStatus:
         """Add to a failure of the trainer's ring the reason that another daemon has told: Horovod knows only that it
         waits.
         """
-        why = "" if self._open is None else self._open.failure
-        match message:
-            case say.Broke(generation) if why and self._is_open(generation):
-                return msgspec.structs.replace(message, reason=f"the ring did not form: {why}")
-            case say.Prepared(generation, failure) if why and failure and self._is_open(generation):
-                return msgspec.structs.replace(message, failure=f"the ring did not form: {why}")
-            case _:
-                return message
-
-    def _is_open(self, generation: int) -> bool:
-        return self._open is not None and self._open.generation == generation
+        generation, why = self.failed
+        if not generation:
+            return status
+        reason, (prepared, failure) = clipped(f"the ring did not form: {why}"), status.prepared
+        if status.phase is Phase.BROKEN and status.generation == generation:
+            status = msgspec.structs.replace(status, reason=reason)
+        if failure and prepared == generation:
+            status = msgspec.structs.replace(status, prepared=(prepared, reason))
+        return status
 
     async def answer(self, asked: AskAddresses, sender: str) -> Addresses:
         """Answer the question of another worker's daemon. Raises Refused."""
@@ -174,16 +175,11 @@ def _next_ring(orders: Orders) -> tuple[Place | None, Sequence[Peer]]:
     return (None, ()) if orders.summons is None else (orders.summons.place, orders.summons.peers)
 
 
-def through_with(message: say.FromTrainer) -> int:
+def through_with(status: TrainerStatus) -> int:
     """Return the generation up to which the trainer needs no more addresses."""
     # While other trainers may need them, the exchange of a prepared ring stays open.
-    match message:
-        case say.Entered(generation) | say.Broke(generation):
-            return generation
-        case say.Prepared(generation, failure) if failure:
-            return generation
-        case _:  # messages that are not about rings
-            return 0
+    prepared, failure = status.prepared
+    return max(status.generation, prepared if failure else 0)
 
 
 class Keys:
@@ -235,7 +231,6 @@ class Introduction:
         self._place = place
         self._ours = ours
         self._peers: dict[int, str] = {}
-        self.failure = ""  # why the ring cannot form, if that is known
         self._meshes: dict[str, Exchange] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         refusals = ours._refusals
@@ -317,7 +312,7 @@ class Introduction:
 
     def _fail(self, reason: str) -> None:
         logger.warning("ring %d cannot form: %s", self.generation, reason)
-        self.failure = reason
+        self._ours.failed = (self.generation, reason)
         self._server.fail(reason)
 
     async def _ask(self, rank: int, asked: AskAddresses) -> tuple[bytes, ...] | None:

@@ -20,8 +20,8 @@ from edl.clock import SystemClock
 from edl.coordination.election import leader_path, read_leader, strike_off_first
 from edl.coordination.store import Store
 from edl.core.job.lead_times import LeadTimes, going_report_period_s, report_period_s
-from edl.core.worker.account import CALM_S
-from edl.core.worker.moves import NEVER, are_newer, attention_step
+from edl.core.worker.moves import are_newer
+from edl.core.worker.observed import CALM_S
 from edl.daemon.knocking import refuses
 from edl.daemon.observer import Observer
 from edl.errors import JobFailed, PeerError, StoreUnavailable
@@ -54,7 +54,7 @@ class Membership:
         self._root = tree.root(about.job)
         self._store = store
         self._observer = observer
-        self._orders: Orders | None = None
+        self.orders: Orders | None = None  # the newest
         self._on_orders = on_orders
         self._stirred = asyncio.Event()
         self._urged = asyncio.Event()
@@ -66,12 +66,6 @@ class Membership:
         self._stirred.set()
         if not calm:
             self._urged.set()
-
-    def attention_step(self) -> int:
-        """Return the step after which the trainer must look at the newest orders."""
-        if self._orders is None:
-            return NEVER
-        return attention_step(self._observer.generation, self._orders, self._observer.copied)
 
     async def run(self) -> None:
         """Talk to one leader after the other. Raises JobFailed when none accepts this worker."""
@@ -100,7 +94,7 @@ class Membership:
             return await self._converse(client, leader.term, changed)
         except PeerError as error:
             logger.debug("leader %s of term %d: %s", worker, leader.term, error)
-            if self._observer.broken:
+            if self._observer.status.phase is say.Phase.BROKEN:
                 await self._make_way()
             return False
         finally:
@@ -150,7 +144,7 @@ class Membership:
         while True:
             self._stirred.clear()
             self._urged.clear()
-            observation, over = self._observer.observe(self._clock.now()), self._observer.over
+            observation, over = self._observer.observe(self._clock.now()), self._observer.status.over
             if _differs(observation, self._sent):
                 reply = await self._call(client, term, say.Report(observation))
                 if isinstance(reply, say.Rejected) and reply.retry:
@@ -169,7 +163,7 @@ class Membership:
                 period_s = min(2 * period_s, self._longest_period_s())
 
     def _longest_period_s(self) -> float:
-        orders = self._orders
+        orders = self.orders
         if orders is None:
             return report_period_s(0)
         return going_report_period_s(orders.present) if orders.going else report_period_s(orders.present)
@@ -179,11 +173,11 @@ class Membership:
         longest_s = LeadTimes.of(self._about.session_timeout_s).hold_s
         while True:
             hold_s = random.uniform(longest_s / 2, longest_s)  # noqa: S311 - no secret
-            known = (self._orders.term, self._orders.version) if self._orders is not None else (0, 0)
+            known = (self.orders.term, self.orders.version) if self.orders is not None else (0, 0)
             reply = await self._call(client, term, say.Await(*known, hold_s), hold_s)
-            if isinstance(reply, say.Ordered) and are_newer(reply.orders, self._orders):
-                begins_to_go = reply.orders.going and not (self._orders is not None and self._orders.going)
-                self._orders = reply.orders
+            if isinstance(reply, say.Ordered) and are_newer(reply.orders, self.orders):
+                begins_to_go = reply.orders.going and not (self.orders is not None and self.orders.going)
+                self.orders = reply.orders
                 self._on_orders(reply.orders)
                 if begins_to_go:
                     self.stir()

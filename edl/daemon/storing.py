@@ -23,8 +23,8 @@ from edl.core.data.inheriting import rebased
 from edl.core.data.ledger import Ledger
 from edl.core.job.inputs import PublishingFailed, SavingPublished
 from edl.errors import EdlError, said_of
-from edl.protocol import link as say
 from edl.protocol.job import Record
+from edl.protocol.link import Copied
 from edl.protocol.saving import SPARE, PartInfo, Resumed
 
 logger = logging.getLogger("edl")
@@ -46,9 +46,9 @@ class PartStore:
         self._tasks: set[asyncio.Task[None]] = set()
         self._newest = 0
 
-    def take(self, copied: say.Copied) -> None:
-        """Store a copy once."""
-        # A trainer repeats the message to a daemon that replaces another one: the copy may be durable already, or not.
+    def take(self, copied: Copied) -> None:
+        """Store a copy, unless that was begun."""
+        # A trainer tells a daemon that replaces another one of the same copy: it may be durable already, or not.
         if copied.number <= self._newest or len(copied.files) != 2:
             return
         self._newest = copied.number
@@ -70,7 +70,7 @@ class PartStore:
         """Stop; a write in progress may finish, and the process waits for it."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _store(self, copied: say.Copied) -> None:
+    async def _store(self, copied: Copied) -> None:
         about, content = (self._folder / name for name in copied.files)
         try:
             info = await asyncio.get_running_loop().run_in_executor(

@@ -71,28 +71,23 @@ class ScriptPlace(msgspec.Struct, frozen=True):
     in_vain: bool = False  # nothing has moved there for a step time-out
 
 
-class Observation(msgspec.Struct, frozen=True):
-    """A worker as its daemon sees it. Sent whole each time, so that only the newest one counts."""
+class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts that a trainer reports of itself to its job."""
 
-    phase: Phase
-    generation: int
-    step: int  # committed by this worker
-    # when it entered `generation`: the generation whose leases its steps were trained by, or its own if those hold
-    leases_of: int
-    step_time_s: float  # the shorter of the means over half a second and over twenty; 0: unknown
-    data: DataSpec | None
-    pause: Pause | None  # of the switch into `generation`
-    leaving: bool  # it was asked to leave (SIGTERM)
-    reason: Reason
+    phase: Phase = Phase.BOOTING
+    generation: int = 0  # of the ring that it sits in, or that has failed it; 0: alone, or not in the state of its ring
+    began: int | None = None  # the step after which its present or last ring took over; None: it was in none
+    # when it entered that ring: the generation whose leases its steps were trained by, or its own if those hold
+    leases_of: int = 0
+    data: DataSpec | None = None
+    pause: Pause | None = None  # of the switch into `generation`
+    leaving: bool = False  # it was asked to leave (SIGTERM)
+    reason: Reason = ""  # why it is BROKEN or FAILED
     missed: int = 0  # the newest generation whose switch it has missed: it waits for samples beyond that step
-    refused: dict[str, int] = {}  # messages refused by its daemon, by reason
-    driver: Word | None = None  # under an elastic horovodrun
-    usage: Usage | None = None
     marked: tuple[int, int] = (0, 0)  # number of a rebatch, and the step beyond which no samples are handed out for now
     diverged: Divergence | None = None  # the newest that its ring has found
     final: tuple[Fingerprint, ...] = ()  # fingerprints of its state, if its script came to its end
     joined: int = 0  # of a newcomer that has ended: the step after which it joined; 0: it is none
-    met: tuple[int, ...] = (0,)  # the newest call to a next ring, and the ranks that it has not met there yet
     booted: bool = False  # it has been in a ring of the job, or through its rehearsal
     prepares: bool = False  # it can form a ring beside its present one
     sends_state: bool = False  # it can send its state to a newcomer, or receive it, beside a step
@@ -100,14 +95,31 @@ class Observation(msgspec.Struct, frozen=True):
     state_bytes: int = 0
     prepared: tuple[int, Reason] = (0, "")  # the newest ring that it has formed so, or why that ring does not stand
     offer: int = 0  # address at which newcomers get its state in that ring, beside the first steps; 0: none
-    saved_part: tuple[int, PartInfo | None] = (0, None)  # the newest saving of which its part is durable
-    save_failed: tuple[int, Reason] = (0, "")  # the newest saving that it has no part of, and why
     save_wanted: int = 0  # its script has asked for a checkpoint after this step, or a later one
     foreign: bool = False  # it has failed, as the checkpoint does not go with its script
-    dead: tuple[str, ...] = ()  # other workers of its host of which neither the trainer nor the daemon lives
     void: Void | None = None  # of its present mini-batch
-    began: int | None = None  # the step after which its present or last ring took over; None: not known
     whereabouts: ScriptPlace | None = None  # the newest; the step may have ended since
+
+    @property
+    def over(self) -> bool:
+        """Tell whether the script has ended, well or not."""
+        return self.phase in (Phase.DONE, Phase.FAILED)
+
+
+class Observation(TrainerFacts, frozen=True, kw_only=True):
+    """A worker as its daemon sees it: the trainer's facts, and the daemon's own. Sent whole each time, so that only the
+    newest observation counts.
+    """
+
+    step: int  # committed by this worker
+    step_time_s: float = 0.0  # the shorter of the means over half a second and over twenty; 0: unknown
+    refused: dict[str, int] = {}  # messages refused by its daemon, by reason
+    driver: Word | None = None  # under an elastic horovodrun
+    usage: Usage | None = None
+    met: tuple[int, ...] = (0,)  # the newest call to a next ring, and the ranks that it has not met there yet
+    saved_part: tuple[int, PartInfo | None] = (0, None)  # the newest saving of which its part is durable
+    save_failed: tuple[int, Reason] = (0, "")  # the newest saving that it has no part of, and why
+    dead: tuple[str, ...] = ()  # other workers of its host of which neither the trainer nor the daemon lives
     halted: str = ""  # what the system holds its process up by, if it does
     at: float = 0.0  # when that was so, by a monotonic clock of the worker's machine
 

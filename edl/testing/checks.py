@@ -16,7 +16,6 @@ from edl.core.job.machine import JobMachine
 from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.job import OVER, Record, WorkerState
-from edl.testing.account_checks import AccountChecks
 from edl.testing.end_checks import EndChecks
 from edl.testing.faults import SimFault
 from edl.testing.loss_checks import LossChecks
@@ -43,7 +42,6 @@ class Checks:
         self.job = job
         self.records = RecordChecks(self.violated)
         self.tallies = TallyChecks(self.violated)
-        self.accounts = AccountChecks(self.violated)
         self.writing = WritingChecks(job)
         self.pace = Pace(job, self.violated)
         self.savings = SavingChecks(job)
@@ -53,6 +51,7 @@ class Checks:
         self.ends = EndChecks(job)
         self._durable: dict[int, Record] = {job.durable.version: job.durable}
         self._reported: dict[str, tuple[int, int, int]] = {}  # worker -> term, generation, step
+        self._gone_to: dict[str, int] = {}  # by worker: the newest generation whose ring it has gone to
 
     @property
     def steps(self) -> int:
@@ -122,6 +121,17 @@ class Checks:
             if (place.rank, place.size) != (members.index(worker.id), len(members)):
                 self.violated("I2", f"{worker.id} is rank {place.rank} of {place.size} in {members}")
 
+    def goes_to(self, worker: SimWorker, generation: int) -> None:
+        """Check that the worker goes to each ring once: after a failure the leader plans one with another number."""
+        if generation <= self._gone_to.get(worker.id, 0):
+            self.violated("I2", f"{worker.id} goes to ring {generation} again")
+        self._gone_to[worker.id] = generation
+
+    def reports(self, worker: SimWorker) -> None:
+        """Check that the daemon, as it reports, knows the trainer's newest status."""
+        if worker.alive and not worker.stalled and worker.told != worker.machine.gathered():
+            self.violated("I9", f"{worker.id} has not told its daemon its newest status")
+
     def reads(self, worker: SimWorker) -> None:
         """Check that the worker's pipeline has read just the samples that the worker is to train."""
         for step, batch in worker.read.items():
@@ -159,7 +169,7 @@ class Checks:
         return known.issuperset(one.id for one in ring.members) and all(
             one.alive
             and (one.sits or one is leaver)
-            and one.generation == ring.generation >= one.machine.missed
+            and one.generation == ring.generation >= one.machine.status.missed
             and not one.is_odd
             and not one.leaving
             for one in ring.members

@@ -12,9 +12,9 @@ import msgspec
 
 from edl.core.job.inputs import Reported
 from edl.core.job.orders import OrderBook
-from edl.core.worker.account import CALM_S
 from edl.core.worker.inputs import OrdersHeard
-from edl.core.worker.moves import are_newer, attention_step
+from edl.core.worker.moves import are_newer
+from edl.core.worker.observed import CALM_S
 from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Assignment
 from edl.protocol.job import OVER, Identity, Record, WorkerState
@@ -91,7 +91,7 @@ class SimDaemons:
             self.job.shells.fail(worker, "was refused")
 
     def renew(self, worker: SimWorker) -> None:
-        """Register another daemon, which hears the trainer's story a moment later."""
+        """Register another daemon, which its trainer greets."""
         worker.daemon += 1
         worker.sent, worker.presented = None, False
         worker.dead = ()  # it has not seen those alive
@@ -107,7 +107,7 @@ class SimDaemons:
 
     def _presented(self, worker: SimWorker, daemon: int) -> None:
         if worker.daemon == daemon and not worker.presented:
-            self._tell(worker, worker.present())
+            worker.present()
             self.job.savings.tell_again(worker)
             self.stir(worker)
 
@@ -124,7 +124,7 @@ class SimDaemons:
         worker.report_due = False
         if worker.phase is Phase.DONE and self.job.savings.is_storing(worker):
             return  # it says so when that is done
-        self.job.checks.accounts.reports(worker)
+        self.job.checks.reports(worker)
         observation = worker.observation(STEP_S)
         if worker.daemon and worker.presented and observation != worker.sent:
             worker.sent = observation
@@ -173,7 +173,7 @@ class SimDaemons:
         self.job.musters.follow(worker, orders.summons, book.record.muster.roster if book.record.muster else ())
         if worker.stalled:  # all of the process, say
             return
-        worker.attention = attention_step(worker.generation, orders, worker.account.copied[0])
+        worker.attention = worker.observed.attention_step(orders)
         if worker.assignment is not None and _generation(orders.assignment) != _generation(worker.assignment):
             self.job.meetings.give_up(worker, "its ring was given up")
         self.job.shells.tell(worker, OrdersHeard(orders))

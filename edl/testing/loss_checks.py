@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from edl.core.job.deadlines import INSTEAD
-from edl.core.worker.account import TrainerAccount
 from edl.protocol.job import OVER, Gone, Record, WorkerState
+from edl.protocol.link import TrainerStatus
 from edl.protocol.messages import Phase
 from edl.testing.worker import SimWorker
 
@@ -37,8 +37,8 @@ class LossChecks:
         if "step took longer" not in gone.reason or not worker.alive:
             return
         others = (self._job.workers[one] for one in before.roster if one != worker.id)
-        accounts = ((one.step, one.account) for one in others)
-        waited = [at for at, told in accounts if _was_failed(told, before.generation)]
+        waiting = ((one.step, one.observed.status) for one in others)
+        waited = [at for at, told in waiting if _was_failed(told, before.generation)]
         if waited and worker.step > max(waited):
             self._violated("I5", f"{worker.id} is lost for step {max(waited) + 1}, which it has made: {gone.reason}")
 
@@ -64,7 +64,7 @@ class LossChecks:
         self._job.checks.violated(invariant, complaint)
 
 
-def _was_failed(told: TrainerAccount, generation: int) -> bool:
+def _was_failed(told: TrainerStatus, generation: int) -> bool:
     """Tell whether its daemon knows that the ring of `generation` has failed: its script may be in that mini-batch."""
     void = told.void is not None and told.void.generation == generation
     return void or (told.phase, told.generation) == (Phase.BROKEN, generation)

@@ -42,7 +42,7 @@ class Meetings:
     # ---------------------------------------------------------------------------------------------------- in line
 
     def arrive(self, worker: SimWorker, assignment: Assignment) -> None:
-        self.job.checks.accounts.enters(worker, assignment.place.generation)
+        self.job.checks.goes_to(worker, assignment.place.generation)
         self.job.rings.left(worker)
         self.job.happens(Moment.ENTERING, worker)
         place = assignment.place
@@ -54,7 +54,7 @@ class Meetings:
 
     def adopt(self, worker: SimWorker, assignment: Assignment, members: list[SimWorker]) -> None:
         """Enter a prepared ring: the others come after the same step, and the worker waits for them in a collective."""
-        self.job.checks.accounts.enters(worker, assignment.place.generation)
+        self.job.checks.goes_to(worker, assignment.place.generation)
         self.job.rings.left(worker)
         self.job.happens(Moment.ENTERING, worker)
         place = assignment.place

@@ -135,7 +135,7 @@ class Migrations:
 
     def _is_told(self, worker: str, state: WorkerState, were: dict[str, WorkerState]) -> bool:
         """Tell whether the leader told the worker to leave: a worker may leave by itself, whatever is under way."""
-        by_itself = self._job.workers[worker].account.leaving
+        by_itself = self._job.workers[worker].leaving
         return state is WorkerState.LEAVING and were.get(worker) not in (WorkerState.LEAVING, None) and not by_itself
 
     def _is_over(self, request: str, calm_at: float) -> None:

@@ -36,7 +36,7 @@ class Pace:
     def hears_of_saving(self, worker: SimWorker, orders: Orders) -> None:
         """Likewise the word of a checkpoint: all can copy after its step."""
         save = orders.save
-        if save is None or save.generation != worker.generation or worker.account.copied[0] >= save.number:
+        if save is None or save.generation != worker.generation or worker.observed.status.copied.number >= save.number:
             return
         if self._is_smooth and worker.doing is TrainerState.TRAINING and worker.step >= save.after_step:
             late = f"{worker.id} has applied {worker.step}, and hears of a checkpoint after {save.after_step}"

@@ -99,9 +99,8 @@ class Savings:
     # ------------------------------------------------------------------------------------------------ a daemon's hands
 
     def tell_again(self, worker: SimWorker) -> None:
-        number, missed = worker.account.copied
-        copy = self._copies.get(worker.id)
-        if copy is not None and copy.save.number == number and not missed:
+        copied, copy = worker.observed.status.copied, self._copies.get(worker.id)
+        if copy is not None and copy.save.number == copied.number and not copied.failure:
             self.store_part(worker)
 
     def store_part(self, worker: SimWorker) -> None:
@@ -124,21 +123,21 @@ class Savings:
                 self.store.parts[copy.save.path, copy.save.part] = copy
             return
         if fails:
-            worker.account.not_stored(copy.save.number, "the disk is full")
+            worker.observed.not_stored(copy.save.number, "the disk is full")
         else:
             self.store.parts[copy.save.path, copy.save.part] = copy
             size = FileInfo(f"part-{copy.save.part:04d}-of-{copy.save.parts:04d}", 100, "0")
-            worker.account.stored(copy.save.number, PartInfo((size,), 1000 * STEP_S))
+            worker.observed.stored(copy.save.number, PartInfo((size,), 1000 * STEP_S))
         self.job.daemons.stir(worker)
 
     def is_storing(self, worker: SimWorker) -> bool:
         """Tell whether the daemon stores a part: it reports its trainer's end only after that."""
-        number, missed = worker.account.copied
+        copied, observed = worker.observed.status.copied, worker.observed
         wanted = None if worker.orders is None else worker.orders.save
-        if wanted is None or wanted.number != number:
+        if wanted is None or wanted.number != copied.number:
             return False
-        told = (worker.account.saved_part[0], worker.account.save_failed[0])
-        return number > 0 and not missed and number not in told
+        told = (observed.saved_part[0], observed.save_failed[0])
+        return copied.number > 0 and not copied.failure and copied.number not in told
 
     # ------------------------------------------------------------------------------------------ the leader's shell
 

@@ -40,9 +40,8 @@ from edl.core.worker.inputs import (
 )
 from edl.core.worker.inputs import Command as TrainerCommand
 from edl.core.worker.inputs import Input as TrainerInput
-from edl.core.worker.moves import attention_step
+from edl.core.worker.observed import has_entered
 from edl.core.worker.states import ALONE, TrainerState
-from edl.protocol import link as say
 from edl.protocol.divergence import Fingerprint
 from edl.testing.faults import Moment
 from edl.testing.rings import AWAITED_S, NOTICED_S
@@ -65,8 +64,8 @@ class SimShells:
         """Carry out the commands of a worker's machine, but for those that all members of a ring carry out together."""
         for command in commands:
             match command:
-                case TellDaemon(said):
-                    self._told(worker, said)
+                case TellDaemon():
+                    self._told(worker)
                 case ReadOrders():
                     self.look(worker)
                 case EnterRing() | AdoptRing() | PrepareRing() | ReleaseRing():
@@ -97,15 +96,16 @@ class SimShells:
             case SetWeight():
                 worker.weight = command.weight
 
-    def _told(self, worker: SimWorker, said: say.FromTrainer) -> None:
-        calm = worker.account.is_calm(said)
-        worker.account.hear(said)
-        self.job.daemons.stir(worker, calm=calm)
-        if isinstance(said, say.Entered | say.Copied | say.CopyMissed) and worker.orders is not None:
-            worker.attention = attention_step(worker.generation, worker.orders, worker.account.copied[0])
-        if isinstance(said, say.Copied):
+    def _told(self, worker: SimWorker) -> None:
+        if worker.told is worker.machine.status:
+            return
+        before = worker.observed.status
+        self.job.daemons.stir(worker, calm=worker.hear())
+        now = worker.observed.status
+        worker.attention = worker.observed.attention_step(worker.orders)
+        if now.copied.number > before.copied.number and not now.copied.failure:
             self.job.savings.store_part(worker)
-        if isinstance(said, say.Entered):
+        if has_entered(before, now):
             self.job.happens(Moment.SITTING, worker)
 
     def look(self, worker: SimWorker) -> None:
@@ -156,7 +156,7 @@ class SimShells:
         self.job.daemons.stir(worker)
         if worker.alive and not worker.stalled:
             self.carry_out(worker, commands)
-        if worker.sends_state and not worker.machine.state_bytes:
+        if worker.sends_state and not worker.machine.status.state_bytes:
             self.tell(worker, StateMeasured(self.job.state_bytes))
 
     def broken(self, worker: SimWorker, reason: str, awaited: str = "", waited_s: float = 0.0) -> None:

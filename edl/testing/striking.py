@@ -52,7 +52,7 @@ class SimFaults:
                 self.job.shells.tell(victim, LeaveWanted())
             case SimFault.KILL:
                 self.die(victim)
-                victim.account.died(KILLED)
+                victim.observed.died(KILLED)
                 self.job.daemons.stir(victim)
             case SimFault.VANISH:
                 self.die(victim)

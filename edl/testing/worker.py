@@ -6,16 +6,16 @@ with the machine's commands (`edl.testing.shells`, `edl.testing.beginnings`).
 
 from __future__ import annotations
 
-from edl.core.worker.account import TrainerAccount
 from edl.core.worker.inputs import BatchEnded, Command, SetWeight, StepCovered
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.moves import NEVER
+from edl.core.worker.observed import ObservedTrainer
 from edl.core.worker.states import READY, TrainerState
-from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Share
 from edl.protocol.data import Range
 from edl.protocol.job import Identity
+from edl.protocol.link import TrainerStatus
 from edl.protocol.messages import Observation, Phase
 from edl.testing.models import Model, fresh
 
@@ -42,7 +42,6 @@ class SimLeases(LeaseBuffer):
 
 class SimWorker:
     __slots__ = (
-        "account",
         "admitted",
         "ahead",
         "alive",
@@ -63,6 +62,7 @@ class SimWorker:
         "met",
         "met_before",
         "model",
+        "observed",
         "orders",
         "prepares",
         "presented",
@@ -72,6 +72,7 @@ class SimWorker:
         "sent",
         "stalled",
         "takes_long",
+        "told",
         "unsent",
         "vanished",
         "wanted",
@@ -95,15 +96,16 @@ class SimWorker:
         self.count = Steps()
         self.leases = SimLeases()
         self.machine = WorkerMachine(self.leases, self.count)
-        self.machine.next_ring.able = prepares
+        self.machine.introduce(prepares=prepares, sends_state=sends_state)
         self.model: Model = fresh(worker)
         self.weight = 0.0  # of its samples among all workers', as its optimizer was told
         self.wanted = 1  # epochs; by its first pass, where each asks for one more
         self.ahead = 1  # steps that its pipeline reads ahead
         self.read: dict[int, Batch] = {}  # what its pipeline has read and it has not trained, by step
         # its daemon's
-        self.account = TrainerAccount()
-        self.account.hear(self._hello)
+        self.observed = ObservedTrainer()
+        self.told: TrainerStatus | None = None  # what its daemon was sent last
+        self.hear()
         self.orders: Orders | None = None
         self.attention = NEVER
         self.admitted = False  # a leader has taken its registration
@@ -205,11 +207,11 @@ class SimWorker:
 
     @property
     def leaving(self) -> bool:
-        return self.account.leaving
+        return self.observed.status.leaving
 
     @property
     def phase(self) -> Phase:
-        return self.account.phase
+        return self.observed.status.phase
 
     @property
     def is_odd(self) -> bool:
@@ -219,52 +221,24 @@ class SimWorker:
     def identity(self) -> Identity:
         return Identity(self.id, self.host, self.host, 1, self.daemon)
 
-    def present(self) -> Observation:
-        """Return another daemon's first observation, after the trainer's greeting only; it hears the story later."""
+    def hear(self) -> bool:
+        """Send the trainer's status to its daemon; return whether the leader need not hear of it at once."""
+        self.told = self.machine.status
+        return self.observed.hear(self.told)
+
+    def present(self) -> None:
+        """Let the trainer greet another daemon."""
         self.presented = True
         self.met, self.met_before = (0,), self.met
-        self.account = TrainerAccount()
-        if self.alive:
-            self.account.hear(self._hello)
-        blank = self.observation(0.0)
-        for message in (self._hello, *self.machine.story()):
-            self.account.hear(message)
+        self.observed = ObservedTrainer()
+        self.hear()
         if not self.alive:
-            self.account.died(KILLED)
-        return blank
-
-    @property
-    def _hello(self) -> say.Hello:
-        return say.Hello(prepares=self.prepares, sends_state=self.sends_state)
+            self.observed.died(KILLED)
 
     def observation(self, step_time_s: float) -> Observation:
-        account = self.account
-        return Observation(
-            phase=account.phase,
-            generation=account.generation,
+        return self.observed.observation(
             step=self.step,
-            leases_of=account.leases_of,
             step_time_s=step_time_s if self.step > self.entered else 0.0,
-            data=account.data,
-            pause=None,
-            leaving=account.leaving,
-            reason=account.reason,
-            missed=account.missed,
-            marked=account.marked,
-            booted=account.booted,
             met=self.met,
-            prepares=account.prepares,
-            sends_state=account.sends_state,
-            state_bytes=account.state_bytes,
-            prepared=account.prepared,
-            offer=account.offer,
-            saved_part=account.saved_part,
-            save_failed=account.save_failed,
-            save_wanted=account.save_wanted,
-            foreign=account.foreign,
-            final=account.final,
-            joined=account.joined,
             dead=self.dead,
-            void=account.void,
-            began=account.began,
         )

@@ -15,10 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-
-import msgspec
 
 import edl
 from edl.config import Settings
@@ -48,14 +46,16 @@ class DaemonLink:
         settings: Settings,
         worker: str,
         on_orders: Callable[[Orders], object],
-        story: Callable[[], Iterable[msgspec.Struct]],
+        status: Callable[[], say.TrainerStatus],
     ) -> None:
-        """`story` tells what a daemon must know of this trainer, whenever it comes."""
+        """Keep the settings. `status` returns the trainer's newest status, which each daemon is told."""
         self.worker = worker
         self.trainer = os.getpid()
         self._settings = settings
         self._on_orders = on_orders
-        self._story = story
+        self._status = status
+        self._telling = threading.Lock()  # so that the last status that is sent is the newest
+        self._told: say.TrainerStatus | None = None  # the newest that this daemon was sent
         self._folder = make_folder()
         self.page = Page.create(self._folder / "page")
         hold_for_life(self._folder / LIFE)
@@ -77,8 +77,8 @@ class DaemonLink:
     # ------------------------------------------------------------------------------------------------ the daemon
 
     def start(self) -> None:
-        """Start the daemon and tell it the story so far. Raises ConfigError with the daemon's own last words, PeerError
-        where it has ended without any.
+        """Start the daemon and greet it with the trainer's status. Raises ConfigError with the daemon's own last words,
+        PeerError where it has ended without any.
         """
         self._starting = True
         self._start()
@@ -99,8 +99,9 @@ class DaemonLink:
         self._pid = spawn_daemon([*self._command(), *(["--anew"] if anew else [])], self._environment(), self._log)
         self._started = process_start_time(self._pid)
         self._connect()
-        for message in self._story():  # told now, so that nothing is missing that was said to the one before
-            self.send(message)
+        with self._telling:
+            self._told = self._status()
+            self._send(say.Hello(self._told, self._orders is not None))
         self._wait(lambda: self._introduced, BOOT_TIMEOUT_S, "the daemon did not answer")
 
     def _command(self) -> list[str]:
@@ -158,20 +159,20 @@ class DaemonLink:
 
     # -------------------------------------------------------------------------------------------------- messages
 
-    def send(self, message: msgspec.Struct) -> bool:
-        """False when the daemon is gone: the next wait finds out and starts another."""
-        if self._pipe is None:
-            return False
-        try:
-            self._pipe.send(message)
-        except PipeClosed:
-            return False
-        return True
+    def tell(self) -> None:
+        """Send the trainer's status to the daemon, unless that has it. If the daemon is gone, the next one is greeted
+        with it. Any thread may call.
+        """
+        with self._telling:
+            status = self._status()
+            if status is not self._told:
+                self._told = status
+                self._send(status)
 
-    @property
-    def had_orders(self) -> bool:
-        """A leader has known this worker."""
-        return self._orders is not None
+    def _send(self, message: say.FromTrainer) -> None:
+        if self._pipe is not None:
+            with contextlib.suppress(PipeClosed):
+                self._pipe.send(message)
 
     @property
     def orders(self) -> Orders | None:
@@ -192,7 +193,7 @@ class DaemonLink:
         return self._orders
 
     def wait_noted(self, timeout_s: float) -> bool:
-        """The leader knows of this worker's end, by this daemon or by another one that was told the story."""
+        """Wait until the leader knows of this worker's end, by whichever daemon; return whether it does."""
         with self._news:
             return self._news.wait_for(lambda: self._noted or self._gave_up is not None, timeout_s)
 

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
-
 from edl import ownership
 from edl.core.job.deadlines import Deadlines
 from edl.core.worker.agreement import Vote
@@ -38,6 +36,7 @@ from edl.core.worker.inputs import (
     Fail,
     FetchPortion,
     FetchState,
+    FiguresReported,
     HealingBegins,
     Input,
     LeaveRing,
@@ -68,7 +67,6 @@ from edl.core.worker.inputs import BatchVoid as Void
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.states import ENDING, TrainerState
 from edl.errors import EdlError, JobFailed, RingBroken, RingFault, UsageError
-from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.messages import Pause
 from edl.protocol.ring import solo
@@ -125,7 +123,7 @@ class WorkerShell:
     def __init__(self, framework: Framework, leases: SharedLeases, extras: Extras, rehearsals: int = 1) -> None:
         """`rehearsals`: of a newcomer, in its ring of one."""
         self.count = Page.unshared().count()  # in the daemon's page, once there is one
-        self.machine = WorkerMachine(leases, self.count)
+        self.machine = WorkerMachine(leases, self.count, self._pause)
         self.audit = Audit()
         self.step_timeout_s = 0.0  # set by `init`, as the number of the training thread
         self.thread = 0
@@ -202,13 +200,16 @@ class WorkerShell:
         """On the link's thread: what cannot wait for the end of a mini-batch."""
         self.hear(OrdersHeard(orders))
         if orders.resumable:
-            self.link.send(say.GoingHeard())
             self.interruption.begin(orders.reason)
+
+    def introduce(self) -> None:
+        """Tell the machine what this trainer is able to do. Call it before the trainer has a daemon."""
+        framework = self._framework
+        self.machine.introduce(prepares=framework.ring.prepares, sends_state=framework.apart is not None)
 
     def take_first(self) -> None:
         """Into the first ring of the job, or into a ring of one to boot in."""
         self._framework.ring.on_trial = lambda: self.machine.on_trial
-        self.machine.next_ring.able = self._framework.ring.prepares
         self.hear(OrdersRead(None))
 
     def void(self, error: BaseException, *, keep: bool) -> None:
@@ -299,12 +300,10 @@ class WorkerShell:
         if self.machine.void is not None:
             raise RingBroken(self.machine.void)
 
-    def story(self) -> list[say.FromTrainer]:
-        """What a daemon must know of this trainer, whenever it comes. Any thread."""
-        with self._turn:
-            framework = self._framework
-            hello = say.Hello(self.link.had_orders, framework.ring.prepares, framework.apart is not None)
-            return [hello, *self.machine.story()]
+    def report(self, figures: dict[str, float]) -> None:
+        """Report the script's own figures to the job. A forked child reports none."""
+        if not self.inherited:
+            self.hear(FiguresReported(figures))
 
     # --------------------------------------------------------------------------------------------------- weights
 
@@ -367,8 +366,8 @@ class WorkerShell:
 
     def _do(self, command: Aside) -> None:
         match command:
-            case TellDaemon(said):
-                self._tell(said)
+            case TellDaemon():
+                self.link.tell()
             case BootAlone(local_rank):
                 self.rehearsals.add(self._at_boot)
                 self._framework.ring.enter(solo(self.link.worker, local_rank), self.step_timeout_s)
@@ -570,11 +569,14 @@ class WorkerShell:
                 if command.stand_ins:
                     self._kept.keep_statistics(of_nobody=command.weightless)
 
-    def _tell(self, said: say.FromTrainer) -> None:
-        if isinstance(said, say.Entered) and not said.awaits_state:
-            said = msgspec.structs.replace(said, pause=_pause([*self._moments, time.monotonic()]))
-            self._moments = self._moments[:1]
-        self.link.send(said)
+    def _pause(self) -> Pause:
+        """Return the cost of the change of rings that ends now, in milliseconds. `total` begins at the end of a void
+        batch, and has the wait for orders in it; else it begins when the worker leaves its ring.
+        """
+        began, started, left, entered = self._moments
+        done = time.monotonic()
+        parts = (left - started, entered - left, done - entered, done - began)
+        return Pause(*(round(1000 * seconds, 2) for seconds in parts))
 
     def _end(self, command: EndScript | Fail | BreakIteration) -> None:
         match command:
@@ -606,10 +608,3 @@ def _let_go(act: Callable[[], object]) -> None:
         act()
     except Exception:
         logger.exception("a ring was not let go of as it should be")
-
-
-def _pause(moments: list[float]) -> Pause:
-    """Milliseconds; `total` runs from the end of a void batch, with the wait for orders; else from leaving a ring."""
-    began, started, left, entered, done = moments
-    parts = (left - started, entered - left, done - entered, done - began)
-    return Pause(*(round(1000 * seconds, 2) for seconds in parts))

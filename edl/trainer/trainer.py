@@ -28,7 +28,6 @@ from edl.errors import ConfigError, UsageError
 from edl.host.joining import check_again, check_one_ring, joined
 from edl.policy.learning import RAMP_STEPS
 from edl.policy.noise import MeasuredNoise
-from edl.protocol import link as say
 from edl.protocol.divergence import Fingerprint
 from edl.protocol.ring import RingKind, ring_kind
 from edl.protocol.saving import Origin
@@ -96,7 +95,7 @@ class Trainer:
         self._rates = RateFactors(framework, self._shell, self._leases, self._extras)
         self._resuming = Resuming(framework, self._extras, self._shell)
         self._samples = Samples(self._shell, self._leases, self._rates, self._resuming)
-        self._figures = FigureSender(lambda values: self._shell.link.send(say.Figures(values)))
+        self._figures = FigureSender(self._shell.report)
         self._ends = BatchEnds(
             framework=framework,
             shell=self._shell,
@@ -163,7 +162,9 @@ class Trainer:
         if self._settings.audit is not None:
             folder, job = self._settings.audit, self._settings.job or ""
             self._shell.audit = AuditFile(folder, job, worker, lambda: life_begun(self._machine.orders))
-        link = self._shell.link = DaemonLink(self._settings, worker, self._shell.take_news, self._shell.story)
+        link = self._shell.link = DaemonLink(
+            self._settings, worker, self._shell.take_news, lambda: self._machine.status
+        )
         self._count = self._shell.count
         if self._shell.audit.on:
             self._count = AuditedCount(
@@ -178,6 +179,7 @@ class Trainer:
         note_failures(self._note_failure)
         leave_on_sigterm(self._ask_to_leave, self._shell.interruption)
         self._shell.step_timeout_s = self._settings.step_timeout_s
+        self._shell.introduce()
         link.start()
         self._watch.begin(self._framework.ring)
         self._shell.take_first()

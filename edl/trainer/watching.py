@@ -22,9 +22,9 @@ import edl
 from edl.collectives.patience import Patience
 from edl.collectives.ring import Ring
 from edl.core.job.deadlines import Deadlines
+from edl.core.worker.inputs import ScriptStands
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.states import TrainerState
-from edl.protocol import link as say
 from edl.protocol.messages import ScriptPlace, clipped
 from edl.trainer.shell import RingWait, WorkerShell
 
@@ -115,8 +115,9 @@ class RingWatch:
             return
         found = ScriptPlace(working[1], clipped(place_of(frame)), machine.generation, clipped(awaits), self._in_vain)
         self._told_at = now
-        if found != self._told and self._shell.link.send(say.ScriptStands(found)):
+        if found != self._told:
             self._told = found
+            self._shell.hear(ScriptStands(found))
 
     def _is_over(self, awaits: str, now: float) -> bool:
         """Tell whether the reported wait has ended, and without an error, which the script would have by now.

@@ -111,7 +111,9 @@ class World:
         await self.say(worker, say.Register(Identity(worker, "h", "127.0.0.1", 1, 2), *SIZE))
 
     async def see(self, worker: str, phase: Phase, generation: int, step: int = 0, met: int = 0) -> None:
-        seen = Observation(phase, generation, step, generation, 0.01, None, None, False, "", met=(met,))
+        seen = Observation(
+            phase=phase, generation=generation, step=step, leases_of=generation, step_time_s=0.01, met=(met,)
+        )
         await self.say(worker, say.Report(seen))
 
     async def train(self) -> None:

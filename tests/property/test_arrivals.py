@@ -54,7 +54,14 @@ class Worker:
         data = SPEC if booted else None
         reason = "connection reset by peer" if self.phase is Phase.BROKEN else ""
         return Observation(
-            self.phase, self.generation, self.step, self.leases_of, 0.01, data, None, False, reason, booted=booted
+            phase=self.phase,
+            generation=self.generation,
+            step=self.step,
+            leases_of=self.leases_of,
+            step_time_s=0.01,
+            data=data,
+            reason=reason,
+            booted=booted,
         )
 
 

@@ -28,6 +28,6 @@ def test_the_newest_step_is_that_of_all_reports(told: list[tuple[str, int | None
             observations.forget(worker)
         else:
             observations.take(
-                worker, Observation(Phase.TRAINING, 1, step, 1, 0.0, None, None, False, ""), float(at // each)
+                worker, Observation(phase=Phase.TRAINING, generation=1, step=step, leases_of=1), float(at // each)
             )
         assert observations.newest_step(ROSTER) == newest_of_all(observations, ROSTER)

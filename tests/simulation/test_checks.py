@@ -20,7 +20,7 @@ from edl.core.job import machine as job
 from edl.core.job import working_state as working
 from edl.core.resize import scaling, sizing
 from edl.core.switch import mustering, planning, switching, unfit
-from edl.core.worker import agreement, machine, moves
+from edl.core.worker import agreement, machine, moves, observed
 from edl.core.worker.inputs import Command
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState, Record, WorkerState
@@ -47,7 +47,7 @@ def plans_with_workers_that_boot(patch: Patch) -> None:
 
 def leaves_its_ring_too_early(patch: Patch) -> None:
     patch.setattr(moves, "_is_due", lambda _where, _assignment: True)
-    patch.setattr(daemons, "attention_step", lambda _generation, _orders, _copied: 0)
+    patch.setattr(observed, "attention_step", lambda _generation, _orders, _copied: 0)
 
 
 def takes_stale_orders(patch: Patch) -> None:

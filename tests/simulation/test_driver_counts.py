@@ -328,18 +328,7 @@ class World:
 
 
 def observation(word: Word) -> Observation:
-    return Observation(
-        phase=Phase.TRAINING,
-        generation=1,
-        step=0,
-        leases_of=1,
-        step_time_s=0.0,
-        data=None,
-        pause=None,
-        leaving=False,
-        reason="",
-        driver=word,
-    )
+    return Observation(phase=Phase.TRAINING, generation=1, step=0, leases_of=1, driver=word)
 
 
 @pytest.mark.parametrize("batch", range(4))

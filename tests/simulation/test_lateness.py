@@ -41,7 +41,7 @@ class TimedDaemons(SimDaemons):
     def stir(self, worker: SimWorker, *, calm: bool = False) -> None:
         super().stir(worker, calm=calm)
         if worker.phase is Phase.BROKEN and worker.daemon == 1 and worker.admitted:
-            self.broke.setdefault((worker.id, worker.account.generation), (self.job.now, self.job.leader))
+            self.broke.setdefault((worker.id, worker.observed.status.generation), (self.job.now, self.job.leader))
 
 
 class TimedJob(SimJob):

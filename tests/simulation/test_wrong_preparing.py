@@ -12,11 +12,10 @@ from edl.core.job.observations import Observations
 from edl.core.switch import preparing, switching
 from edl.core.switch.mustering import Mustering
 from edl.core.switch.preparing import Preparing
-from edl.core.worker.account import TrainerAccount
 from edl.core.worker.inputs import Command, EnterRing
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.next_ring import NextRing
-from edl.protocol import link as say
+from edl.core.worker.observed import ObservedTrainer
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState, Record
 from edl.testing import Moment, Planned, SimFault, SimJob
@@ -113,10 +112,6 @@ def begins_again_what_has_failed(patch: Patch) -> None:
     patch.setattr(NextRing, "take", take)
 
 
-def tells_another_daemon_nothing_of_it(patch: Patch) -> None:
-    patch.setattr(NextRing, "story", property(lambda _self: []))
-
-
 def tells_nothing_of_a_failure(patch: Patch) -> None:
     def take(self, happened):
         commands = right(self, happened)
@@ -127,11 +122,11 @@ def tells_nothing_of_a_failure(patch: Patch) -> None:
 
 
 def never_hears_that_one_prepares_no_more(patch: Patch) -> None:
-    def note(self, message):
-        right(self, msgspec.structs.replace(message, able=True) if isinstance(message, say.Prepared) else message)
+    def hears(self, status):
+        right(self, msgspec.structs.replace(status, prepares=status.prepares or self.status.prepares))
 
-    right = TrainerAccount._note
-    patch.setattr(TrainerAccount, "_note", note)
+    right = ObservedTrainer.hear
+    patch.setattr(ObservedTrainer, "hear", hears)
 
 
 def growing(seed: int) -> SimJob:
@@ -191,7 +186,6 @@ MUTANTS: dict[Mutant, tuple[Play, set[str]]] = {
     keeps_what_is_not_wanted: (failing, {"I14"}),
     keeps_it_beyond_the_end: (ends_meanwhile, {"I14"}),
     begins_again_what_has_failed: (failing, {"I14"}),
-    tells_another_daemon_nothing_of_it: (renewed, {"I9"}),
     tells_nothing_of_a_failure: (failing, {"I9"}),
     never_hears_that_one_prepares_no_more: (refusing, {"I14"}),
 }

@@ -16,13 +16,13 @@ from edl.core.job import deadlines, hosts, lead_times, observations
 from edl.core.job import machine as job
 from edl.core.job import working_state as working
 from edl.core.switch import planning, switching
-from edl.core.worker import machine
+from edl.core.worker import machine, observed
 from edl.core.worker import moves as seat
 from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import WorkerState
 from edl.protocol.messages import Register
-from edl.testing import Moment, Planned, SimFault, SimJob, daemons
+from edl.testing import Moment, Planned, SimFault, SimJob
 from edl.testing.striking import SimFaults
 from edl.testing.worker import SimWorker
 
@@ -86,7 +86,7 @@ def leaves_before_its_step(patch: Patch) -> None:
     leave = Verdict.LEAVE
     patch.setattr(machine, "next_move", lambda at, told: seat.Leave() if told.verdict is leave else move(at, told))
     patch.setattr(
-        daemons, "attention_step", lambda ring, told, _: 0 if told.verdict is leave else attention(ring, told)
+        observed, "attention_step", lambda ring, told, _: 0 if told.verdict is leave else attention(ring, told)
     )
 
 

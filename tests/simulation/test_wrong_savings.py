@@ -17,9 +17,9 @@ from edl.core.job.observations import Observations
 from edl.core.job.working_state import WorkingState
 from edl.core.job.writing import WriteManifest, Writing
 from edl.core.worker import moves
-from edl.core.worker.account import TrainerAccount
 from edl.core.worker.copying import Copying
 from edl.core.worker.inputs import TakeCopy
+from edl.core.worker.observed import ObservedTrainer
 from edl.protocol.data import DataSpec
 from edl.protocol.saving import Checkpointing, PartInfo
 from edl.testing import Moment, Planned, SimFault, SimJob, scenario
@@ -41,7 +41,7 @@ def copies_after_a_later_step(patch: Patch) -> None:
             return heed(self, save, generation, step, between=between, works=works)
         if step < save.after_step:
             return []
-        self.newest, self._said = save.number, None
+        self.newest = save.number
         return [TakeCopy(save, beside=works)]
 
     patch.setattr(Copying, "heed", late)
@@ -58,10 +58,10 @@ def looks_too_late_at_its_orders(patch: Patch) -> None:
 
 
 def takes_a_late_part_for_the_newest(patch: Patch) -> None:
-    def stored(self: TrainerAccount, number: int, info: PartInfo) -> None:
-        self.saved_part = (max(number, self.copied[0]), info)
+    def stored(self: ObservedTrainer, number: int, info: PartInfo) -> None:
+        self.saved_part = (max(number, self.status.copied.number), info)
 
-    patch.setattr(TrainerAccount, "stored", stored)
+    patch.setattr(ObservedTrainer, "stored", stored)
 
 
 # ------------------------------------------------------------------------------------------------------- the leader's

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import pytest
 from mutants import Mutant, Patch, Play, Prompt, expect_noticed
 
@@ -12,13 +11,12 @@ from edl.core.data.ledger import Ledger
 from edl.core.data.ledger_versions import LedgerVersions
 from edl.core.switch.switching import Switching
 from edl.core.worker import agreement, machine
-from edl.core.worker.account import TrainerAccount
 from edl.core.worker.inputs import Command, SendState, StateCopied, TellDaemon
 from edl.core.worker.machine import WorkerMachine
-from edl.protocol import link as say
 from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState, Record
+from edl.protocol.messages import Phase
 from edl.testing import Moment, Planned, SimFault, SimJob
 from edl.testing.daemons import SimDaemons
 from edl.testing.rings import STEP_TIMEOUT_S
@@ -49,14 +47,12 @@ def takes_what_is_under_way_for_a_state(patch: Patch) -> None:
 
 
 def counts_a_newcomer_without_a_state(patch: Patch) -> None:
-    hear = TrainerAccount.hear
+    def enters(self):
+        right(self)
+        return self._tell(phase=Phase.TRAINING, generation=self.generation)
 
-    def hears(self, message):
-        if isinstance(message, say.Entered):
-            message = msgspec.structs.replace(message, awaits_state=False)
-        hear(self, message)
-
-    patch.setattr(TrainerAccount, "hear", hears)
+    right = WorkerMachine._enters
+    patch.setattr(WorkerMachine, "_enters", enters)
 
 
 def never_says_that_the_state_has_come(patch: Patch) -> None:
@@ -69,13 +65,8 @@ def never_says_that_the_state_has_come(patch: Patch) -> None:
 
 
 def forgets_whose_leases_it_reads(patch: Patch) -> None:
-    hear = TrainerAccount.hear
-
-    def hears(self, message):
-        if not (isinstance(message, say.Entered) and message.awaits_state):
-            hear(self, message)
-
-    patch.setattr(TrainerAccount, "hear", hears)
+    right = WorkerMachine._enters
+    patch.setattr(WorkerMachine, "_enters", lambda self: TellDaemon() if self.awaits_state else right(self))
 
 
 def asks_of_members_what_they_cannot(patch: Patch) -> None:
@@ -97,7 +88,7 @@ def trains_on_without_a_state(patch: Patch) -> None:
 def counts_after_the_first_portion(patch: Patch) -> None:
     def take(self):
         awaited, self._tainted, self.awaits_state = self.awaits_state, False, False
-        return [TellDaemon(self._entered())] if awaited else []
+        return [self._enters()] if awaited else []
 
     patch.setattr(WorkerMachine, "_take_portion", take)
 

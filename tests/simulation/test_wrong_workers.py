@@ -25,10 +25,10 @@ from edl.core.worker.moves import NEVER, Enter, next_move
 from edl.core.worker.states import TrainerState
 from edl.core.worker.supply import Supply
 from edl.core.worker.unusual import Unusual
-from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.testing import Moment, Planned, SimFault, SimJob, scenario
+from edl.protocol.messages import Phase
+from edl.testing import Moment, Planned, SimFault, SimJob
 
 SEEDS = 60
 DATA = DataSpec(total=1200, epochs=1, batch=2)
@@ -190,24 +190,29 @@ def takes_each_mini_batch_for_void_after_one_was(patch: Patch) -> None:
     replace(patch, "_go_on_with_data", goes_on)
 
 
-def tells_another_daemon_nothing(patch: Patch) -> None:
-    replace(patch, "story", lambda _right, self: [])
-
-
 def tells_its_daemon_of_no_ring_that_failed(patch: Patch) -> None:
-    replace(patch, "_fail", lambda right, self, *given: without_broke(right(self, *given)))
+    replace(patch, "_fail", lambda right, self, *given: without_word(right(self, *given)))
 
 
 def tells_its_daemon_of_no_void_mini_batch(patch: Patch) -> None:
-    replace(patch, "_end_batch", lambda right, self, attention: without_broke(right(self, attention)))
+    def ends(right, self, attention):
+        commands = right(self, attention)
+        return commands if self.void is None else without_word(commands)
+
+    replace(patch, "_end_batch", ends)
 
 
-def without_broke(commands: list[Command]) -> list[Command]:
-    return [one for one in commands if not (isinstance(one, TellDaemon) and isinstance(one.said, say.Broke))]
+def without_word(commands: list[Command]) -> list[Command]:
+    return [one for one in commands if not isinstance(one, TellDaemon)]
 
 
-def tells_another_daemon_of_no_broken_ring(patch: Patch) -> None:
-    replace(patch, "story", lambda right, self: [one for one in right(self) if not isinstance(one, say.Broke)])
+def has_a_ring_that_failed_on_its_mind_in_the_next_one(patch: Patch) -> None:
+    def enters(right, self):
+        before = self.status
+        told = right(self)
+        return self._tell(phase=Phase.BROKEN, generation=before.generation) if before.phase is Phase.BROKEN else told
+
+    replace(patch, "_enters", enters)
 
 
 def goes_again_to_a_ring_that_failed(patch: Patch) -> None:
@@ -341,10 +346,9 @@ MUTANTS: dict[Mutant, tuple[Play, str]] = {
     goes_by_orders_that_newer_ones_have_overtaken: (growing, "I12"),
     stays_at_a_mark_that_is_lifted: (shared_out, "I12"),
     takes_each_mini_batch_for_void_after_one_was: (killed, "I12"),
-    tells_another_daemon_nothing: (scenario, "I9"),
     tells_its_daemon_of_no_ring_that_failed: (cut_off, "I9"),
     tells_its_daemon_of_no_void_mini_batch: (killed, "I9"),
-    tells_another_daemon_of_no_broken_ring: (killed, "I9"),
+    has_a_ring_that_failed_on_its_mind_in_the_next_one: (killed, "I12"),
     goes_again_to_a_ring_that_failed: (cut_off, "I2"),
     gives_up_a_whole_state_for_a_copy_that_broke_off: (killed_twice, "I5"),
     takes_its_state_for_half_copied_for_ever: (growing, "I5"),

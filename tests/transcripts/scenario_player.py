@@ -102,17 +102,7 @@ from edl.protocol.saving import Checkpointing, FileInfo, PartInfo
 OFFER: Final = 7  # where the first of a ring gives newcomers its state
 BETWEEN_S: Final = 0.01  # from one command to the next
 TICK_S: Final = 1.0  # a leader looks at the time so often
-NEW: Final = Observation(
-    phase=Phase.BOOTING,
-    generation=0,
-    step=0,
-    leases_of=0,
-    step_time_s=0.0,
-    data=None,
-    pause=None,
-    leaving=False,
-    reason="",
-)
+NEW: Final = Observation(step=0)
 
 
 @dataclass

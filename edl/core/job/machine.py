@@ -58,9 +58,9 @@ from edl.core.resize.sizing import Sizing
 from edl.core.switch.arrivals import Arrivals
 from edl.core.switch.fitness import Fitness
 from edl.core.switch.switching import Switching
-from edl.core.worker.account import DIED, DIED_WHOLE
 from edl.core.worker.divergence import Consequence, outcome
 from edl.core.worker.divergence_words import told
+from edl.core.worker.observed import DIED, DIED_WHOLE
 from edl.errors import InvalidTransition
 from edl.protocol.divergence import Divergence
 from edl.protocol.job import OVER, FailedBy, Gone, Identity, JobState, Limits, Member, Record, WorkerState

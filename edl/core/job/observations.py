@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from edl.core.worker.account import DIED
+from edl.core.worker.observed import DIED
 from edl.protocol.messages import Observation, Phase, Void
 from edl.protocol.saving import PartInfo
 

@@ -8,15 +8,15 @@ Where a job is to go and its members make no steps (an evaluation, a pipeline th
 the step at which they *stand*. What each has is still that of this step until its next update begins, so it is copied
 then and there.
 
-Owns: which saving this worker is through with, what its script has asked for, and what its daemon was told. Does not
-own: when a job is saved (`edl.core.checkpoint`), nor copying: a shell does that beside the next mini-batch, before its
-update.
+Owns: which saving this worker is through with, and what its script has asked for. Does not own: when a job is saved
+(`edl.core.checkpoint`), nor copying: a shell does that beside the next mini-batch, before its update.
 """
 
 from __future__ import annotations
 
 from edl.core.worker.inputs import Command, CopyFailed, CopyTaken, TakeCopy, TellDaemon
-from edl.protocol import link as say
+from edl.protocol.link import Copied
+from edl.protocol.messages import clipped
 from edl.protocol.saving import Save
 
 LATE = "the word came after its step"
@@ -26,20 +26,15 @@ ELSEWHERE = "its ring was over before that step"
 class Copying:
     def __init__(self) -> None:
         self.newest = 0  # the saving that it has begun to copy for, or cannot
-        self._said: say.Copied | say.CopyMissed | None = None  # of that one, as its daemon was told
-        self._wanted: say.CheckpointWanted | None = None  # the newest wish of the script
-
-    @property
-    def story(self) -> list[say.FromTrainer]:
-        """Return the messages that a new daemon needs."""
-        return [said for said in (self._said, self._wanted) if said is not None]
+        self.copied = Copied()  # the newest that it is through with
+        self.wanted = 0  # the newest step after which the script has asked for a checkpoint
 
     def want(self, step: int) -> list[Command]:
         """The script, which works on `step`, asks that the job be saved: once, however often it says so there."""
-        if self._wanted is not None and self._wanted.step >= step:
+        if self.wanted >= step:
             return []
-        self._wanted = say.CheckpointWanted(step)
-        return [TellDaemon(self._wanted)]
+        self.wanted = step
+        return [TellDaemon()]
 
     def heed(
         self, save: Save | None, generation: int, step: int, *, between: bool, works: bool = False
@@ -58,18 +53,18 @@ class Copying:
             return []
         if works and not save.stands:
             return self._miss(save.number, LATE)
-        self.newest, self._said = save.number, None
+        self.newest = save.number
         return [TakeCopy(save, beside=works)]
 
     def take(self, happened: CopyTaken | CopyFailed) -> list[Command]:
         """Report the outcome of a copy, unless another saving has followed."""
-        if happened.number != self.newest or self._said is not None:
+        if happened.number != self.newest or self.copied.number == self.newest:
             return []
         if isinstance(happened, CopyFailed):
             return self._miss(happened.number, happened.reason or "no reason was given")
-        self._said = say.Copied(happened.number, happened.files, happened.stall_ms)
-        return [TellDaemon(self._said)]
+        self.copied = Copied(happened.number, happened.files, happened.stall_ms)
+        return [TellDaemon()]
 
     def _miss(self, number: int, reason: str) -> list[Command]:
-        self.newest, self._said = number, say.CopyMissed(number, reason)
-        return [TellDaemon(self._said)]
+        self.newest, self.copied = number, Copied(number, failure=clipped(reason))
+        return [TellDaemon()]

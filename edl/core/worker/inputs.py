@@ -13,7 +13,7 @@ from edl.core.worker.agreement import Vote
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence, Fingerprint
-from edl.protocol.link import FromTrainer
+from edl.protocol.messages import ScriptPlace
 from edl.protocol.ring import Place
 from edl.protocol.saving import Save
 
@@ -221,6 +221,20 @@ class ScriptEnded:
     state: tuple[Fingerprint, ...] = ()  # a sketch of what it was after the last step; empty: that is not known
 
 
+@dataclass(frozen=True, slots=True)
+class FiguresReported:
+    """The script has reported figures: the newest value of each name."""
+
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptStands:
+    """The script has not reached the end of its step for long. The thread that watches the script says so."""
+
+    whereabouts: ScriptPlace
+
+
 FromOrders = OrdersHeard | OrdersRead | StillWaiting
 FromRing = RingFormed | RingFailed | VotesHeard | StateComes | StateCopied
 FromNextRing = RingPrepared | RingNotPrepared
@@ -228,7 +242,8 @@ FromTraining = BatchBegins | BatchVoid | BatchEnded | StepCovered | RatesHold
 FromPortions = StateNeeded | StateMeasured
 FromComparison = StatesEqual | StatesDiffer | HealingBegins
 FromCopying = CopyTaken | CopyFailed
-FromScript = DataWanted | RestartsExpected | LeaveWanted | CheckpointWished | ScriptFailed | ScriptEnded
+News = LeaveWanted | FiguresReported | ScriptStands
+FromScript = DataWanted | RestartsExpected | CheckpointWished | ScriptFailed | ScriptEnded | News
 Input = FromOrders | FromRing | FromNextRing | FromPortions | FromTraining | FromComparison | FromCopying | FromScript
 
 # ----------------------------------------------------------------------------------------------------------- commands
@@ -428,9 +443,7 @@ class SetWeight:
 
 @dataclass(frozen=True, slots=True)
 class TellDaemon:
-    """The daemon must hear of this."""
-
-    said: FromTrainer
+    """Send the machine's `status` to the daemon, as it has changed; a newer one may be sent in its place."""
 
 
 @dataclass(frozen=True, slots=True)

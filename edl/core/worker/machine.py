@@ -1,20 +1,26 @@
 """The machine of one worker's trainer: it takes what happens to it, one input after another, and says what follows.
 
 Owns: where the trainer is (`edl.core.worker.states`), which step it has committed, in which ring it sits, what of a
-mini-batch is void, whether its state may become another's, its weight, and what its daemon was told. Does not own: what
-orders mean (`edl.core.worker.moves`), on which state a ring agrees (`edl.core.worker.agreement`), what each step has of
-the data (`edl.core.worker.lease_buffer`), nor anything that takes time: its shell carries out the commands
+mini-batch is void, whether its state may become another's, its weight, and what its daemon is told of it. Does not own:
+what orders mean (`edl.core.worker.moves`), on which state a ring agrees (`edl.core.worker.agreement`), what each step
+has of the data (`edl.core.worker.lease_buffer`), nor anything that takes time: its shell carries out the commands
 (`edl.trainer.shell`; in simulated jobs `edl.testing.shells`) and tells what came of them.
 
 `handle(input)` is the one mutator. A trainer's threads call it under one lock, and carry out what it answers without.
 There is no queue that the training thread would empty: what the daemon's word changes must not wait for a collective,
 whose end it may be to bring about.
+
+What the daemon is told is one value, `status`. When an input changes it, it is sent whole (`TellDaemon`); another
+daemon is sent the same one. A usual step changes nothing in it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
 
 from edl.core.worker.agreement import Beginning, Entering, Vote, begins, has_state, says
 from edl.core.worker.copying import Copying
@@ -40,6 +46,7 @@ from edl.core.worker.inputs import (
     EnterRing,
     Fail,
     FetchState,
+    FiguresReported,
     FromComparison,
     FromCopying,
     FromNextRing,
@@ -52,6 +59,7 @@ from edl.core.worker.inputs import (
     Input,
     LeaveRing,
     LeaveWanted,
+    News,
     OrdersHeard,
     OrdersRead,
     RatesHold,
@@ -65,6 +73,7 @@ from edl.core.worker.inputs import (
     RingPrepared,
     ScriptEnded,
     ScriptFailed,
+    ScriptStands,
     SendState,
     StateComes,
     StateCopied,
@@ -99,11 +108,14 @@ from edl.core.worker.states import ALONE, ENDING, READY, SITTING, StateChange, T
 from edl.core.worker.supply import Supply
 from edl.core.worker.unusual import Unusual
 from edl.errors import InvalidTransition, JobFailed, RingBroken
-from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.data import DataSpec
-from edl.protocol.divergence import Divergence
-from edl.protocol.messages import Void, clipped
+from edl.protocol.divergence import Fingerprint
+from edl.protocol.link import TrainerStatus
+from edl.protocol.messages import Pause, Phase, Void, clipped
+
+TELLS: Final = TellDaemon()
+ALONE_AGAIN: Final = {"generation": 0, "reason": ""}  # whatever first ring it has failed in before
 
 
 class StepCount(Protocol):
@@ -116,9 +128,13 @@ class StepCount(Protocol):
 class WorkerMachine:
     """One trainer's view of its job."""
 
-    def __init__(self, leases: LeaseBuffer, count: StepCount) -> None:
+    def __init__(
+        self, leases: LeaseBuffer, count: StepCount, measure: Callable[[], Pause | None] = lambda: None
+    ) -> None:
+        """Keep the parts. `measure` returns the cost of the change of rings that ends with the call."""
         self.count = count
         self.state = TrainerState.COMING
+        self.status = TrainerStatus()  # what the daemon is told
         self.orders: Orders | None = None  # the newest
         self.rank, self.size, self.local_rank = 0, 1, 0
         self.generation = 0  # of the ring that it sits in, or sat in last; 0: alone
@@ -129,10 +145,7 @@ class WorkerMachine:
         self.supply = Supply(leases, self.unusual)
         self.next_ring = NextRing()
         self.copying = Copying()
-        self.opened: DataSpec | None = None
         self.rehearsed = False
-        self.missed = 0  # the newest generation whose switch it has missed
-        self.diverged: Divergence | None = None  # the newest difference found
         self.failure = ""  # why the script ends, when it does not end well
         self._foreign = False  # what was saved does not go with it
         self._entering: Entering | None = None
@@ -140,17 +153,18 @@ class WorkerMachine:
         self._tainted = False  # a copy broke off: this state must not become another's
         self.awaits_state = False  # it sits in its ring, and gets its state beside the first steps
         self.portions = Portions()
-        self.state_bytes = 0  # of the state that it can give to a newcomer over several steps
         self.joined = 0  # the step after which it came to a ring that trained; 0: it was there from the beginning
         self.is_new = False  # it came so, and has not been found equal to the others after enough steps yet
         self._tries = False  # its ring has newcomers, and it is none
         self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came
         self.restarts = False  # a broken ring makes the script leave its iteration over the data
-        self._voided: Void | None = None  # the ring has failed in the mini-batch being worked on
-        self._broke: say.Broke | None = None  # the ring failed, and no other one stands yet
-        self._leave_wanted = False
-        self._ended: say.Ended | None = None
+        self._measure = measure
         self._history: deque[tuple[TrainerState, type[Input]]] = deque(maxlen=50)
+
+    def introduce(self, *, prepares: bool, sends_state: bool) -> None:
+        """Set what this trainer is able to do. Call it before the trainer has a daemon."""
+        self.next_ring.able = prepares
+        self.status = replace(self.status, prepares=prepares, sends_state=sends_state)
 
     # ------------------------------------------------------------------------------------------------- the mutator
 
@@ -163,6 +177,8 @@ class WorkerMachine:
             story = "".join(f"\n  {state.value}: {kind.__name__}" for state, kind in self._history)
             error.add_note(f"the worker's newest inputs:{story}")
             raise
+        if TELLS in commands:
+            self.status = self.gathered()
         usual = self.generation and self.void is None and not self.models_may_differ and not self.portions.follow
         self.count.usual_until = self.unusual.step if usual else 0
         return commands
@@ -180,7 +196,14 @@ class WorkerMachine:
             case StatesEqual() | StatesDiffer() | HealingBegins():
                 return self._on_comparison(happened)
             case (
-                DataWanted() | RestartsExpected() | LeaveWanted() | CheckpointWished() | ScriptFailed() | ScriptEnded()
+                DataWanted()
+                | RestartsExpected()
+                | CheckpointWished()
+                | ScriptFailed()
+                | ScriptEnded()
+                | LeaveWanted()
+                | FiguresReported()
+                | ScriptStands()
             ):
                 return self._on_script(happened)
 
@@ -194,11 +217,27 @@ class WorkerMachine:
             case StateNeeded():
                 return [*self.portions.next(rest=True)]
             case StateMeasured(size):
-                before, self.state_bytes = self.state_bytes, size
-                return [TellDaemon(say.StateSized(size))] if size != before else []
+                return [self._tell(state_bytes=size)] if size != self.status.state_bytes else []
 
     def _move(self, cause: StateChange) -> None:
         self.state = following(self.state, cause)
+
+    def _tell(self, **changed: Any) -> TellDaemon:
+        self.status = replace(self.status, **changed)
+        return TELLS
+
+    def gathered(self) -> TrainerStatus:
+        """Return the status with the newest values of this machine's parts."""
+        ring, copying = self.next_ring, self.copying
+        return replace(
+            self.status,
+            prepares=ring.able,
+            prepared=ring.prepared,
+            offer=ring.offer,
+            copied=copying.copied,
+            save_wanted=copying.wanted,
+            marked=self.supply.marked,
+        )
 
     # --------------------------------------------------------------------------------------------------- what is so
 
@@ -206,6 +245,11 @@ class WorkerMachine:
     def step(self) -> int:
         """The newest committed step: the state that this trainer has is that step's."""
         return self.count.step
+
+    @property
+    def opened(self) -> DataSpec | None:
+        """Return the data that the script has asked for; None: it has asked for none yet."""
+        return self.status.data
 
     @property
     def sits(self) -> bool:
@@ -251,7 +295,7 @@ class WorkerMachine:
     @property
     def weight_is_due(self) -> bool:
         """The weight of the mini-batch being worked on is not known yet, and it matters."""
-        return self.opened is not None and self.void is None and self.count.step >= self.unusual.even_until
+        return self.status.data is not None and self.void is None and self.count.step >= self.unusual.even_until
 
     @property
     def check_is_due(self) -> bool:
@@ -265,36 +309,6 @@ class WorkerMachine:
         if entering is not None:
             return entering.generation > 0 and entering.assignment.newcomers > 0
         return self._tries and self.count.step == self.entered_after
-
-    def story(self) -> list[say.FromTrainer]:
-        """What a daemon must know of this trainer, whenever it comes."""
-        story: list[say.FromTrainer] = []
-        if self.state_bytes:
-            story.append(say.StateSized(self.state_bytes))
-        if self.opened is not None:
-            story.append(say.Opened(self.opened))
-        if self.rehearsed and (self.awaits_state or not self.generation):
-            story.append(say.Rehearsed())
-        elif not self.generation and self.state is TrainerState.REHEARSING:
-            story.append(say.RehearsalBegan())
-        if self.generation:
-            story.append(self._entered())
-        if self.supply.marked[0]:
-            story.append(say.Marked(*self.supply.marked))
-        story += self.next_ring.story
-        story += self.copying.story
-        if self.missed > self.generation:
-            story.append(say.Missed(self.missed))
-        story += [say.Voided(void) for void in (self._voided,) if void is not None]
-        if self._broke is not None:
-            story.append(self._broke)
-        if self.diverged is not None:
-            story.append(say.Diverged(self.diverged))
-        if self._leave_wanted:  # perhaps of a daemon that the same signal has ended
-            story.append(say.LeaveAsked())
-        if self._ended is not None:
-            story.append(self._ended)
-        return story
 
     @property
     def _resumes(self) -> bool:
@@ -318,7 +332,7 @@ class WorkerMachine:
                 told += self._copy_part(orders, looks=isinstance(happened, OrdersRead))
         match happened:
             case OrdersHeard():
-                return [*told, *self._abort(happened.orders)]
+                return [*told, *self._abort(happened.orders), *self._hear_going(happened.orders)]
             case OrdersRead():
                 return [*told, *self._look()]
             case StillWaiting():
@@ -338,6 +352,10 @@ class WorkerMachine:
         sits = self.generation > 0 or self._entering is not None
         rings = given_up(orders) if sits and orders is self.orders else range(0)
         return [AbortRings(rings)] if rings else []
+
+    def _hear_going(self, orders: Orders) -> list[Command]:
+        """Tell the daemon once that the trainer has heard of the preemption, and so is not held by native code."""
+        return [self._tell(heard_going=True)] if orders.resumable and not self.status.heard_going else []
 
     def _look(self) -> list[Command]:
         """Where this trainer may follow its orders, whatever they say."""
@@ -436,10 +454,9 @@ class WorkerMachine:
         return self._tell_missed(assignment.place.generation)
 
     def _tell_missed(self, generation: int) -> list[Command]:
-        if not self.generation or generation <= self.missed:
+        if not self.generation or generation <= self.status.missed:
             return []
-        self.missed = generation
-        return [TellDaemon(say.Missed(generation))]
+        return [self._tell(missed=generation)]
 
     # -------------------------------------------------------------------------------------------------- its data
 
@@ -503,7 +520,7 @@ class WorkerMachine:
             self.portions.has_come = True
             return []
         awaited, self._tainted, self.awaits_state = self.awaits_state, False, False
-        return [TellDaemon(self._entered())] if awaited else []
+        return [self._enters()] if awaited else []
 
     def _say(self, entering: Entering) -> list[Command]:
         try:
@@ -567,7 +584,6 @@ class WorkerMachine:
         self._tries, self._entering = self.on_trial, None
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self.generation, self._failed_generation = place.generation, 0
-        self._broke = self._voided = None
         self.next_ring.sit()
         self.entered_after = self.count.step = beginning.step
         self.models_may_differ = beginning.step == 0 and (place.size > 1 or self._resumes)
@@ -578,16 +594,30 @@ class WorkerMachine:
         if self.orders is not None:  # if it begins after the planned step, or the foreseen one, its leases are here
             sat += self._adopt(self.orders, comes=True)
         self.leases.forget_before(beginning.step + 1)
-        sat.append(TellDaemon(self._entered()))
+        sat.append(self._enters())
         return [*sat, *self._go_on()]
 
-    def _entered(self) -> say.Entered:
-        leases_of = self.supply.leases_of
-        return say.Entered(self.generation, self.entered_after, leases_of, None, awaits_state=self.awaits_state)
+    def _enters(self) -> TellDaemon:
+        """Report that the trainer's ring stands, or that a newcomer has got its state there."""
+        sits = not self.awaits_state  # else it is a newcomer still
+        return self._tell(
+            phase=Phase.TRAINING if sits else Phase.READY,
+            generation=self.generation if sits else 0,
+            began=self.entered_after,
+            leases_of=self.supply.leases_of,
+            pause=self._measure() if sits else None,
+            reason="",
+            void=None,
+            booted=True,
+        )
+
+    def _breaks(self, generation: int, reason: str) -> TellDaemon:
+        """Report that the ring of `generation` has failed."""
+        return self._tell(phase=Phase.BROKEN, generation=generation, reason=clipped(reason))
 
     def _go_on(self) -> list[Command]:
         """In the ring that stands. Scripts that bring data of their own, or have asked for none yet, wait for none."""
-        if self.opened is not None:
+        if self.status.data is not None:
             self._move(StateChange.STANDS)
             return [ReadOrders()]
         self._move(StateChange.STANDS_WITHOUT_DATA)
@@ -597,9 +627,8 @@ class WorkerMachine:
     def _fail(self, entering: Entering, reason: str) -> list[Command]:
         generation = entering.assignment.place.generation
         self._entering, self._failed_generation = None, generation
-        self._broke = say.Broke(generation, self.count.step, reason)
         self._move(StateChange.RING_FAILED if self.booted else StateChange.RING_FAILED_FIRST)
-        return [LeaveRing(), TellDaemon(self._broke), *self._look()]
+        return [LeaveRing(), self._breaks(generation, reason), *self._look()]
 
     # ------------------------------------------------------------------------------------------------- mini-batches
 
@@ -625,8 +654,7 @@ class WorkerMachine:
         self.void = reason
         if not self.generation:
             return []
-        self._voided = void
-        return [TellDaemon(say.Voided(void))]
+        return [self._tell(void=void)]
 
     def _begin_equal(self) -> list[Command]:
         """The first generation starts from rank 0's model."""
@@ -637,13 +665,12 @@ class WorkerMachine:
 
     def _end_batch(self, attention: bool) -> list[Command]:
         if not self.generation:
-            self.rehearsed, self._broke = True, None  # whatever first ring it has failed in before
+            self.rehearsed = True
             self._move(StateChange.BATCH_ENDED)
-            return [TellDaemon(say.Rehearsed()), ReadOrders()]
+            return [self._tell(phase=Phase.READY, booted=True, **ALONE_AGAIN), ReadOrders()]
         if self.void is not None:  # unless a peer has applied it
-            self._broke = say.Broke(self.generation, self.count.step, self.void)
             self._move(StateChange.VOID)
-            return [TellDaemon(self._broke), ReadOrders()]
+            return [self._breaks(self.generation, self.void), ReadOrders()]
         if self.awaits_state and not self.portions.has_come:
             raise InvalidTransition(self.state, "a mini-batch ended well that had no state to be applied to (I5)")
         if self.orders is not None and self.orders.resumable:
@@ -666,8 +693,7 @@ class WorkerMachine:
                 self.unusual.note_equal(self.count.step, self.size)
                 return []
             case StatesDiffer(found):
-                self.diverged = found
-                return [TellDaemon(say.Diverged(found))]
+                return [self._tell(diverged=found)]
             case HealingBegins(root, current):
                 return [self._copy_whole(root, is_root=self.rank == root, current=current)]
 
@@ -680,9 +706,6 @@ class WorkerMachine:
             case RestartsExpected():
                 self.restarts = True
                 return []
-            case LeaveWanted():
-                self._leave_wanted = True
-                return [TellDaemon(say.LeaveAsked())]
             case CheckpointWished():
                 return self.copying.want(self.count.step + 1) if self.generation else []
             case ScriptFailed(reason, foreign):
@@ -690,25 +713,42 @@ class WorkerMachine:
                     self.failure, self._foreign = reason, foreign
                 return []
             case ScriptEnded(state):
-                self._move(StateChange.ENDED)
-                joined = self.joined if self.is_new else 0
-                self._ended = say.Ended(self.failure, self._foreign, () if self.failure else state, joined)
-                return [*self.next_ring.release(), TellDaemon(self._ended)]
+                return self._end(state)
+            case LeaveWanted() | FiguresReported() | ScriptStands():
+                return [self._pass_on(happened)]
+
+    def _pass_on(self, happened: News) -> TellDaemon:
+        """Report news that changes nothing else in this machine."""
+        match happened:
+            case LeaveWanted():
+                return self._tell(leaving=True)
+            case FiguresReported(figures):
+                return self._tell(figures=figures)
+            case ScriptStands(whereabouts):
+                return self._tell(whereabouts=whereabouts)
+
+    def _end(self, state: tuple[Fingerprint, ...]) -> list[Command]:
+        self._move(StateChange.ENDED)
+        ended = self._tell(
+            phase=Phase.FAILED if self.failure else Phase.DONE,
+            reason=clipped(self.failure),
+            foreign=self._foreign,
+            final=() if self.failure else state,
+            joined=self.joined if self.is_new else 0,
+        )
+        return [*self.next_ring.release(), ended]
 
     def _open(self, spec: DataSpec) -> list[Command]:
         """From here on steps may be uneven. Another worker may have opened first: then our share is here already."""
-        told: list[Command] = []
+        before, tells = self.status.data, self._tell(data=spec)
         if self.state in ALONE:
-            self._broke = None  # of the first ring, which it was needed for before it was to boot alone
-            told.append(TellDaemon(say.RehearsalBegan()))
-        elif self.opened is None:
+            self._tell(phase=Phase.REHEARSING, **ALONE_AGAIN)
+        elif before is None:
             self.unusual.even_until = self.count.step
         if self.state is TrainerState.BOOTING:
             self._move(StateChange.ASKED_FOR_DATA)
-        self.opened = spec
         self.leases.want(spec.epochs, by_sample=spec.by_sample and spec.whole_epochs)
-        told.append(TellDaemon(say.Opened(spec)))
-        return told if self.orders is None else [*told, *self._adopt(self.orders)]
+        return [tells, *([] if self.orders is None else self._adopt(self.orders))]
 
 
 def _is_left(orders: Orders, where: Location) -> bool:

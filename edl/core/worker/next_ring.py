@@ -10,8 +10,8 @@ it is formed (`edl.trainer.preparer`).
 from __future__ import annotations
 
 from edl.core.worker.inputs import Command, PrepareRing, ReleaseRing, RingNotPrepared, RingPrepared, TellDaemon
-from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.messages import clipped
 from edl.protocol.ring import Place
 
 
@@ -26,12 +26,8 @@ class NextRing:
         self._trusted = True  # no attempt has failed since this worker came to its ring
         self._newest = 0  # that was ever begun
         self._called = False  # to that one, by the leader: it waits for our word
-        self._said: say.Prepared | None = None  # of the newest, as its daemon was told
-
-    @property
-    def story(self) -> list[say.FromTrainer]:
-        """Return the messages that a new daemon needs."""
-        return [] if self._said is None else [self._said]
+        self.prepared = (0, "")  # the newest that the leader is to know of, and why it does not stand
+        self.offer = 0  # address at which newcomers get this worker's state in that one; 0: none
 
     def heed(self, orders: Orders, works_in: int = 0) -> list[Command]:
         """Begin what these orders want; let go of what they do not.
@@ -62,8 +58,8 @@ class NextRing:
         self.stands = not failure
         if not self._called and able:  # its members find out when they come to it
             return []
-        self._said = say.Prepared(happened.generation, failure, able, offer)
-        return [TellDaemon(self._said)]
+        self.prepared, self.offer = (happened.generation, clipped(failure)), offer
+        return [TellDaemon()]
 
     def adopt(self, generation: int) -> bool:
         """Take over the prepared ring, as all its members leave theirs for it now; False: it does not stand."""

@@ -1,6 +1,6 @@
 """Track the data of one worker, and the weight of its gradients.
 
-Owns: by the leases of which generation its steps are trained, up to which step it may read as its daemon was told, the
+Owns: by the leases of which generation its steps are trained, up to which step it may read, the
 number of its newest weight, and whether a mini-batch weighs anything. Does not own: the leases themselves
 (`edl.core.worker.lease_buffer`), nor where the trainer is (`edl.core.worker.machine`).
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 from edl.core.worker.inputs import Command, SetWeight, TellDaemon
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.unusual import Unusual
-from edl.protocol import link as say
 from edl.protocol.assignment import Orders
 
 
@@ -19,7 +18,7 @@ class Supply:
         self.leases = leases
         self._unusual = unusual
         self.leases_of = 0  # the generation by whose leases the steps so far were trained
-        self.marked = (0, 0)  # as the daemon was told
+        self.marked = (0, 0)  # number of a rebatch, and the step beyond which nothing is handed out while it lasts
         self.weightless = False  # no worker has samples in the mini-batch being worked on
         self._weights = 0  # so many were set
 
@@ -47,7 +46,7 @@ class Supply:
         self.marked = marked
         if marked[0]:
             self._unusual.draw_nearer(marked[1])
-        return [TellDaemon(say.Marked(*marked))]
+        return [TellDaemon()]
 
     def cover(self, step: int) -> list[Command]:
         """Set the weight for `step`, whose samples are known: the averaged gradient is to be that of all samples."""

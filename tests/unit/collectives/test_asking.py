@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from edl.collectives.asking import Asking
 from edl.collectives.board import TORCH
 from edl.collectives.rendezvous import Rendezvous
 from edl.errors import RingBroken
-from edl.protocol import link as say
+from edl.protocol.link import TrainerStatus
+from edl.protocol.messages import Phase
 from edl.testing.gathering import Gathering
 from tests.unit.collectives.test_torch_addresses import row
 
@@ -106,12 +108,15 @@ async def test_members_of_two_sorts_of_ring_learn_that_at_once() -> None:
         with pytest.raises(RingBroken, match="say the same --ring on all workers"):
             await asyncio.to_thread(asking.read, rank)
     for daemon in gathering.daemons:  # Horovod would only say that none has answered
-        broke, of_another = (daemon.explained(say.Broke(generation, 0, "no answer came")) for generation in (1, 2))
-        assert isinstance(broke, say.Broke) and "say the same --ring on all workers" in broke.reason
-        assert of_another == say.Broke(2, 0, "no answer came")
-        prepared = daemon.explained(say.Prepared(1, "no answer came"))
-        assert isinstance(prepared, say.Prepared) and "say the same --ring on all workers" in prepared.failure
-        assert daemon.explained(say.Prepared(1)) == say.Prepared(1)
+        broke = TrainerStatus(phase=Phase.BROKEN, generation=1, reason="no answer came")
+        of_another = replace(broke, generation=2)
+        prepared = replace(of_another, prepared=(1, "no answer came"))
+        daemon.end(1)  # it is told again of what is over
+        assert "say the same --ring on all workers" in daemon.explained(broke).reason
+        assert daemon.explained(of_another) == of_another
+        assert "say the same --ring on all workers" in daemon.explained(prepared).prepared[1]
+        for fine in (replace(of_another, prepared=(1, "")), replace(broke, phase=Phase.TRAINING)):
+            assert daemon.explained(fine) == fine
     await gathering.stop()
 
 

@@ -182,15 +182,7 @@ async def test_a_record_that_is_too_large_is_refused_in_the_jobs_own_words() -> 
 def broken(step: int) -> say.Report:
     return say.Report(
         Observation(
-            phase=Phase.BROKEN,
-            generation=1,
-            step=step,
-            leases_of=1,
-            step_time_s=0.01,
-            data=None,
-            pause=None,
-            leaving=False,
-            reason="connection reset",
+            phase=Phase.BROKEN, generation=1, step=step, leases_of=1, step_time_s=0.01, reason="connection reset"
         )
     )
 

@@ -12,9 +12,9 @@ import pytest
 from edl.core.switch.exchange import TRADE
 from edl.daemon import introductions as module
 from edl.daemon.introductions import Here, Introduction, Keys, located, through_with
-from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Summons
-from edl.protocol.messages import AskAddresses
+from edl.protocol.link import TrainerStatus
+from edl.protocol.messages import AskAddresses, Phase
 from edl.protocol.ring import Place
 from edl.testing.gathering import JOB, Gathering, orders
 from edl.transport.errors import Reason, Refused, Unauthentic, Unreachable
@@ -284,10 +284,10 @@ def test_each_ring_has_a_key_of_its_own_which_no_other_job_has() -> None:
 
 
 def test_what_is_prepared_stays_open_for_others_unless_it_failed() -> None:
-    said: list[say.FromTrainer] = [
-        say.Entered(2, 0, 2, None),
-        say.Broke(2, 0, "reset"),
-        say.Prepared(2, "reset"),
-        say.Prepared(2),
+    said = [
+        TrainerStatus(phase=Phase.TRAINING, generation=2, prepared=(3, "")),
+        TrainerStatus(phase=Phase.BROKEN, generation=2, reason="reset"),
+        TrainerStatus(phase=Phase.TRAINING, generation=1, prepared=(2, "reset")),
+        TrainerStatus(phase=Phase.READY, prepared=(2, "")),
     ]
     assert [through_with(one) for one in said] == [2, 2, 2, 0]

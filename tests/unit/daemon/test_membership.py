@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.memory import MemoryServer, MemoryStore
 from edl.daemon import membership
 from edl.daemon.membership import Candidacy, Membership
 from edl.daemon.observer import Observer
-from edl.protocol import link, tree
 from edl.protocol import messages as say
+from edl.protocol import tree
 from edl.protocol.job import Identity
+from edl.protocol.link import TrainerStatus
 from edl.transport.page import Page
 from edl.transport.rpc import Client
 
@@ -54,8 +56,7 @@ class World:
             self.reigns.put_nowait(reign)
 
     def break_ring(self) -> None:
-        self.observer.hear(link.Hello())
-        self.observer.hear(link.Broke(1, 5, "reset by peer"))
+        self.observer.hear(TrainerStatus(phase=say.Phase.BROKEN, generation=1, reason="reset by peer"))
 
 
 async def test_the_dead_make_way_once_the_ring_is_broken(tmp_path: Path) -> None:
@@ -100,16 +101,16 @@ async def test_what_is_calm_waits_for_what_is_not_but_not_long(
     monkeypatch.setattr(membership, "CALM_S", 60.0 if is_urged else 0.05)
     world, leader = World(tmp_path, 1, 2), Leader()
     reporting = asyncio.ensure_future(world.membership._report(cast(Client, leader), 1))
-    world.observer.hear(link.Entered(1, 0, 1, None))
+    training = TrainerStatus(phase=say.Phase.TRAINING, generation=1, began=0)
+    world.observer.hear(training)
     assert (await leader.newest()).generation == 1
-    world.observer.hear(link.Entered(2, 5, 1, None))
-    world.membership.stir(calm=True)
+    training = replace(training, generation=2, began=5)
+    world.membership.stir(calm=world.observer.hear(training))
     for _ in range(5):
         await asyncio.sleep(0)
     assert leader.heard.empty()
     if is_urged:
-        world.observer.hear(link.LeaveAsked())
-        world.membership.stir()
+        world.membership.stir(calm=world.observer.hear(replace(training, leaving=True)))
     newest = await leader.newest()
     assert (newest.generation, newest.leaving) == (2, is_urged)
     reporting.cancel()

@@ -8,21 +8,12 @@ import msgspec
 import pytest
 
 from edl.daemon.observer import Observer
-from edl.protocol import link
 from edl.protocol import messages as say
+from edl.protocol.data import DataSpec
+from edl.protocol.link import FromTrainer, Hello, TrainerStatus
 from edl.transport.page import Page
 
-
-@pytest.mark.parametrize("message", [link.Ended("x" * 2_000_000), link.Broke(1, 3, "x" * 2_000_000)])
-def test_an_exception_as_long_as_a_tensor_is_clipped_before_it_travels(
-    tmp_path: Path, message: link.FromTrainer
-) -> None:
-    Page.create(tmp_path / "page")
-    observer = Observer(Page.open(tmp_path / "page"))
-    observer.hear(message)
-    observation = observer.observe(0.0)
-    assert observation.reason == "x" * 1997 + "..."
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(say.Report(observation)), type=say.Request)
+TRAINING = TrainerStatus(phase=say.Phase.TRAINING, generation=1, began=0)
 
 
 def test_a_longer_reason_is_not_taken_either(tmp_path: Path) -> None:
@@ -33,17 +24,43 @@ def test_a_longer_reason_is_not_taken_either(tmp_path: Path) -> None:
         msgspec.msgpack.decode(msgspec.msgpack.encode(long), type=say.Request)
 
 
-def test_what_a_trainer_says_of_rings_beside_its_own_is_reported(tmp_path: Path) -> None:
+def test_what_a_trainer_says_goes_into_the_report_as_it_is(tmp_path: Path) -> None:
+    """Each field of it, but for those that only its daemon needs."""
     Page.create(tmp_path / "page")
     observer = Observer(Page.open(tmp_path / "page"))
-    assert (observer.observe(0.0).prepares, observer.observe(0.0).prepared) == (False, (0, ""))
-    observer.hear(link.Hello(prepares=True))
-    observer.hear(link.Prepared(4))
-    assert (observer.observe(0.0).prepares, observer.observe(0.0).prepared) == (True, (4, ""))
-    observer.hear(link.Prepared(5, "x" * 2_000_000))
+    status = TrainerStatus(
+        phase=say.Phase.BROKEN,
+        generation=4,
+        began=7,
+        leases_of=3,
+        data=DataSpec(10, 1, 1),
+        pause=say.Pause(1.0, 2.0, 3.0, 6.0),
+        leaving=True,
+        reason="reset",
+        missed=2,
+        marked=(1, 9),
+        joined=5,
+        booted=True,
+        prepares=True,
+        sends_state=True,
+        state_bytes=6,
+        prepared=(5, "no route to host"),
+        offer=80,
+        save_wanted=8,
+        foreign=True,
+        void=say.Void(4),
+        whereabouts=say.ScriptPlace(8, "train.py:3"),
+        figures={"loss": 0.5},
+    )
+    hello = Hello(status, member=True)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(hello), type=FromTrainer) == hello
+    observer.hear(status)
     report = say.Report(observer.observe(0.0))
-    assert report.observation.prepared == (5, "x" * 1997 + "...")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=say.Request) == report
+    for name in say.TrainerFacts.__struct_fields__:
+        assert getattr(report.observation, name) == getattr(status, name)
+    assert report.observation.usage is not None
+    assert report.observation.usage.reported == {"loss": 0.5}
 
 
 def test_computing_is_what_is_neither_waiting_nor_loading_in_a_ring_and_never_shrinks(tmp_path: Path) -> None:
@@ -57,7 +74,7 @@ def test_computing_is_what_is_neither_waiting_nor_loading_in_a_ring_and_never_sh
         return usage.computed_s
 
     assert [computed(0.0), computed(3.0)] == [0.0, 0.0]  # it boots
-    observer.hear(link.Entered(1, 0, 1, None))
+    observer.hear(TRAINING)
     assert computed(5.0) == 2.0
     page.add_waited(1_500_000_000)  # known once it is over: what was taken for computing meanwhile is not taken back
     assert [computed(5.5), computed(6.0), computed(8.0)] == [2.0, 2.0, 3.5]
@@ -69,7 +86,7 @@ def test_the_step_time_is_the_shorter_mean_of_half_a_second_and_of_twenty(tmp_pa
     """Steps are long for a moment as the next ring is prepared beside them, and short again by its switch."""
     page = Page.create(tmp_path / "page")
     observer = Observer(Page.open(tmp_path / "page"))
-    observer.hear(link.Entered(1, 0, 1, None))
+    observer.hear(TRAINING)
     now = 0.0
     assert observer.observe(now).step_time_s == 0.0
     for _ in range(100):
@@ -84,6 +101,19 @@ def test_the_step_time_is_the_shorter_mean_of_half_a_second_and_of_twenty(tmp_pa
         now = _make_a_step(page, now, 0.05)
         observer.observe(now)
     assert observer.observe(now).step_time_s == pytest.approx(0.05, rel=0.1)
+
+
+def test_another_ring_has_step_times_of_its_own_and_other_news_changes_none(tmp_path: Path) -> None:
+    page = Page.create(tmp_path / "page")
+    observer = Observer(Page.open(tmp_path / "page"))
+    observer.hear(TRAINING)
+    observer.observe(0.0)
+    page.count().step = 9  # it has come to where the others are: that is no nine steps
+    observer.hear(msgspec.structs.replace(TRAINING, generation=2, began=9))
+    assert observer.observe(1.0).step_time_s == 0.0
+    observer.hear(msgspec.structs.replace(TRAINING, generation=2, began=9, save_wanted=9))
+    page.count().step = 10
+    assert observer.observe(1.5).step_time_s == pytest.approx(0.5)
 
 
 def _make_a_step(page: Page, now: float, took_s: float) -> float:

@@ -39,7 +39,7 @@ async def test_a_worker_that_knows_what_presses_is_not_answered_for_what_does_no
         return reply.orders
 
     async def report(worker: str, phase: Phase, reason: str = "") -> None:
-        seen = Observation(phase, 1, 0, 1, 0.0, None, None, False, reason)
+        seen = Observation(phase=phase, generation=1, step=0, leases_of=1, reason=reason)
         await leader.answer(Call(worker, 1, say.Report(seen)))
 
     for worker in WORKERS:

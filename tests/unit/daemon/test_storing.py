@@ -7,7 +7,7 @@ import msgspec
 from edl.checkpoints.handover import PartCopy, cut
 from edl.checkpoints.manifest import StoredTensor
 from edl.daemon.storing import PartStore
-from edl.protocol import link as say
+from edl.protocol.link import Copied
 from edl.protocol.saving import PartInfo, Save
 
 SIZE = 1 << 16
@@ -20,7 +20,7 @@ def handed_over(folder, where, content):
     copied = PartCopy(save, tensors, cut((), tensors, 1)[0], b"")
     (folder / "about").write_bytes(msgspec.msgpack.encode(copied) if content is None else content)
     (folder / "bytes").write_bytes(bytes(SIZE))
-    return say.Copied(1, ("about", "bytes"), 0.5)
+    return Copied(1, ("about", "bytes"), 0.5)
 
 
 async def told(folder, where, content=None):

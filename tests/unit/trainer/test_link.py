@@ -14,6 +14,7 @@ from edl.config import Settings
 from edl.core.job.restarts import MOST
 from edl.errors import ConfigError, JobFailed, PeerError
 from edl.protocol import link as say
+from edl.protocol.messages import Phase
 from edl.trainer import link as module
 from edl.trainer.link import DaemonLink
 
@@ -22,7 +23,7 @@ from edl.trainer.link import DaemonLink
 def unlinked(tmp_path, monkeypatch):
     with tempfile.TemporaryDirectory(prefix="edl-") as folder:  # the path of a socket is short
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
-        yield DaemonLink(Settings(job="x", home=tmp_path), "w1", lambda _: None, lambda: ())
+        yield DaemonLink(Settings(job="x", home=tmp_path), "w1", lambda _: None, say.TrainerStatus)
 
 
 @pytest.fixture
@@ -150,3 +151,62 @@ def test_one_that_was_killed_as_it_started_is_replaced(unlinked, monkeypatch):
     unlinked._on_gone()
     with pytest.raises(JobFailed, match="the last one: edl's daemon was killed, or has crashed"):
         _ = unlinked.orders
+
+
+class Pipe:
+    """It keeps what it was sent; `before` it sends, something else may happen."""
+
+    def __init__(self, before=lambda: None):
+        self.sent: list[say.FromTrainer] = []
+        self._before = before
+
+    def send(self, message: say.FromTrainer) -> None:
+        self._before()
+        self.sent.append(message)
+
+
+@pytest.fixture
+def telling(unlinked):
+    """A link of a trainer whose status is `status`."""
+    unlinked.status = say.TrainerStatus()
+    unlinked._status = lambda: unlinked.status
+    return unlinked
+
+
+def test_a_status_is_sent_when_it_has_changed_and_once(telling):
+    telling._pipe = pipe = Pipe()
+    telling.tell()
+    telling.tell()
+    telling.status = say.TrainerStatus(leaving=True)
+    telling.tell()
+    assert pipe.sent == [say.TrainerStatus(), say.TrainerStatus(leaving=True)]
+
+
+def test_of_two_threads_that_tell_the_newest_status_is_sent_last(telling):
+    """The thread that hears the daemon tells of its news while the training thread tells of its own."""
+    other = threading.Thread(target=telling.tell)
+
+    def comes_between() -> None:
+        if not other.ident:
+            telling.status = say.TrainerStatus(leaving=True)
+            other.start()
+            other.join(0.05)  # it waits for its turn
+
+    telling._pipe = pipe = Pipe(comes_between)
+    telling.tell()
+    other.join(10)
+    assert pipe.sent[-1] == say.TrainerStatus(leaving=True)
+
+
+def test_each_daemon_is_greeted_with_all_that_there_is_to_know(telling, monkeypatch):
+    pipe = Pipe()
+
+    def connect() -> None:
+        telling._pipe, telling._introduced = pipe, True
+
+    monkeypatch.setattr(module, "spawn_daemon", lambda *_: 2**22 + 1)  # no process
+    monkeypatch.setattr(telling, "_connect", connect)
+    telling.status = status = say.TrainerStatus(phase=Phase.BROKEN, generation=3, reason="reset", leaving=True)
+    telling.start()
+    telling.tell()
+    assert pipe.sent == [say.Hello(status, member=False)]

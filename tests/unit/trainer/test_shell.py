@@ -15,7 +15,8 @@ from edl.core.worker.inputs import OrdersRead, SetWeight
 from edl.core.worker.states import TrainerState
 from edl.errors import FAULT, RingBroken, UsageError
 from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
-from edl.protocol.link import Broke, Entered, Prepared
+from edl.protocol.link import TrainerStatus
+from edl.protocol.messages import Phase
 from edl.protocol.ring import Place
 from edl.trainer.data.audit import Audit
 from edl.trainer.data.shared_leases import SharedLeases
@@ -116,13 +117,13 @@ class Waits(Exception):
 class FakeLink:
     worker, orders = "w", None
 
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
+    def __init__(self, shell: WorkerShell) -> None:
+        self.shell = shell
+        self.told: list[TrainerStatus] = []
         self.page = Page.unshared()
 
-    def send(self, message: Any) -> bool:
-        self.sent.append(message)
-        return True
+    def tell(self) -> None:
+        self.told.append(self.shell.machine.status)
 
     def wait_news(self, older: Orders | None) -> Orders:
         raise Waits
@@ -130,7 +131,7 @@ class FakeLink:
 
 def seated(members: Members, rank: int, step: int, generation: int) -> WorkerShell:
     shell = WorkerShell(FakeFramework(members, rank, f"of step {step}"), SharedLeases(), Extras())  # type: ignore[arg-type]
-    shell.link = FakeLink()  # type: ignore[assignment]
+    shell.link = FakeLink(shell)  # type: ignore[assignment]
     shell.count.step, shell.machine.generation = step, generation
     shell.machine.state = TrainerState.WAITING
     return shell
@@ -138,6 +139,15 @@ def seated(members: Members, rank: int, step: int, generation: int) -> WorkerShe
 
 def orders(assignment: Assignment) -> Orders:
     return Orders(1, 1, Verdict.STAY, "", 0, 0, 0, False, assignment, ())
+
+
+def told(shell: WorkerShell) -> list[TrainerStatus]:
+    return shell.link.told  # type: ignore[attr-defined]
+
+
+def ring_of(shell: WorkerShell) -> tuple[Phase, int, str]:
+    newest = told(shell)[-1]
+    return newest.phase, newest.generation, newest.reason
 
 
 def goes(shell: WorkerShell, assignment: Assignment) -> None:
@@ -181,14 +191,14 @@ def test_the_first_ring_of_all_asks_for_no_members_state() -> None:
 
 def test_a_ring_in_which_a_member_would_have_to_boot_first_does_not_stand() -> None:
     seats = enter((1000, 2), (0, 0), after_step=None, booted=False)
-    said = [shell.link.sent[-1] for shell in seats]  # type: ignore[attr-defined]
-    assert all(isinstance(word, Broke) and "has not booted" in word.reason for word in said)
+    said = [told(shell)[-1] for shell in seats]
+    assert all(word.phase is Phase.BROKEN and "has not booted" in word.reason for word in said)
     assert models(seats) == {"of step 1000", "of step 0"}
 
 
 def test_before_any_worker_has_trained_all_boot_in_the_first_ring() -> None:
     seats = enter((0, 2), (0, 0), after_step=None, booted=False)
-    assert all(isinstance(shell.link.sent[-1], Entered) for shell in seats)  # type: ignore[attr-defined]
+    assert all(told(shell)[-1].phase is Phase.TRAINING for shell in seats)
 
 
 class WhileAnotherRingIsEntered(SharedLeases):
@@ -307,7 +317,7 @@ def test_a_ring_is_prepared_beside_training_and_adopted_without_leaving_anything
     ring = trains(shell)
     hears_of_ring(shell, 4, version=2)
     await_prepared(shell)
-    assert shell.link.sent[-1] == Prepared(4)  # type: ignore[attr-defined]
+    assert told(shell)[-1].prepared == (4, "")
     assert (ring.place, list(ring.beside)) == (None, [4])
     shell.machine.state = TrainerState.BETWEEN
     planned = msgspec.structs.replace(orders(Assignment(Place(4, 0, 1, "w"), 70, 0, prepared=True)), version=3)
@@ -316,7 +326,8 @@ def test_a_ring_is_prepared_beside_training_and_adopted_without_leaving_anything
         shell.hear(OrdersRead(planned))
     assert ring.place == Place(4, 0, 1, "w")
     assert (ring.beside, ring.given_up) == ({}, set())
-    entered = next(word for word in shell.link.sent if isinstance(word, Entered))  # type: ignore[attr-defined]
+    entered = next(word for word in told(shell) if word.phase is Phase.TRAINING)
+    assert entered.generation == 4
     assert entered.pause is not None
     assert entered.pause.total >= entered.pause.enter >= 0
 
@@ -336,7 +347,7 @@ def test_a_death_gives_up_what_is_being_prepared_and_the_next_ring_does_not_wait
     assert ring.forming == 4
     ring.may_end.set()
     await_prepared(shell)
-    assert not any(isinstance(word, Prepared) for word in shell.link.sent)  # type: ignore[attr-defined]
+    assert not any(word.prepared[0] for word in told(shell))
     assert ring.beside == {}
 
 
@@ -357,7 +368,7 @@ def test_after_a_death_the_ring_that_was_begun_is_waited_for_and_adopted() -> No
     threading.Timer(0.05, ring.may_form.set).start()
     goes_to_what_is_begun(shell)
     assert (ring.place, ring.beside) == (Place(4, 0, 1, "w"), {})
-    assert any(isinstance(word, Entered) for word in shell.link.sent)  # type: ignore[attr-defined]
+    assert ring_of(shell) == (Phase.TRAINING, 4, "")
 
 
 def test_if_it_does_not_form_the_leader_hears_why_and_it_is_not_formed_again() -> None:
@@ -373,7 +384,7 @@ def test_if_it_does_not_form_the_leader_hears_why_and_it_is_not_formed_again() -
     threading.Timer(0.05, ring.may_form.set).start()
     goes_to_what_is_begun(shell)
     assert ring.place is None
-    assert shell.link.sent[-1] == Broke(4, 70, "no route to host")  # type: ignore[attr-defined]
+    assert ring_of(shell) == (Phase.BROKEN, 4, "no route to host")
 
 
 def test_the_next_attempt_waits_for_the_end_of_the_one_before_and_no_ring_is_left_over() -> None:
@@ -384,7 +395,7 @@ def test_the_next_attempt_waits_for_the_end_of_the_one_before_and_no_ring_is_lef
         hears_of_ring(shell, generation, version)
     ring.may_form.set()
     await_prepared(shell)
-    assert [word for word in shell.link.sent if isinstance(word, Prepared)] == [Prepared(6)]  # type: ignore[attr-defined]
+    assert [word.prepared for word in told(shell)] == [(6, "")]
     assert list(ring.beside) == [6]
 
 
@@ -398,7 +409,7 @@ def test_what_cannot_be_prepared_is_told_with_its_reason() -> None:
     ring.prepare = prepare  # type: ignore[method-assign]
     hears_of_ring(shell, 4, version=2)
     await_prepared(shell)
-    assert shell.link.sent[-1] == Prepared(4, "no route to host")  # type: ignore[attr-defined]
+    assert told(shell)[-1].prepared == (4, "no route to host")
     assert shell.machine.state is TrainerState.TRAINING
 
 
@@ -423,7 +434,7 @@ def test_what_a_ring_raises_while_it_is_prepared_is_told_and_training_goes_on(er
     break_at(trains(shell), "prepare", error)
     hears_of_ring(shell, 4, version=2)
     await_prepared(shell)
-    assert shell.link.sent[-1] == Prepared(4, FAULT + said)  # type: ignore[attr-defined]
+    assert told(shell)[-1].prepared == (4, FAULT + said)
     assert shell.machine.state is TrainerState.TRAINING
 
 
@@ -437,10 +448,10 @@ def test_where_no_thread_can_be_begun_for_it_that_is_told(monkeypatch: pytest.Mo
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
         hears_of_ring(shell, 4, version=2)
-    assert shell.link.sent[-1] == Prepared(4, f"{FAULT}RuntimeError: can't start new thread")  # type: ignore[attr-defined]
+    assert told(shell)[-1].prepared == (4, f"{FAULT}RuntimeError: can't start new thread")
     hears_of_ring(shell, 5, version=3)
     await_prepared(shell)
-    assert shell.link.sent[-1] == Prepared(5)  # type: ignore[attr-defined]
+    assert told(shell)[-1].prepared == (5, "")
 
 
 @raising
@@ -451,7 +462,7 @@ def test_what_a_ring_raises_on_the_way_into_it_is_told_and_another_one_is_waited
     shell = seated(Members(1), 0, 70, 3)
     break_at(shell._framework.ring, call, error)  # type: ignore[arg-type]
     goes(shell, Assignment(Place(4, 0, 2, "w"), None, 0))
-    assert shell.link.sent[-1] == Broke(4, 70, FAULT + said)  # type: ignore[attr-defined]
+    assert ring_of(shell) == (Phase.BROKEN, 4, FAULT + said)
 
 
 def test_what_adopting_raises_is_told() -> None:
@@ -464,7 +475,7 @@ def test_what_adopting_raises_is_told() -> None:
     planned = msgspec.structs.replace(orders(Assignment(Place(4, 0, 1, "w"), 70, 0, prepared=True)), version=3)
     with contextlib.suppress(Waits):
         shell.hear(OrdersRead(planned))
-    assert shell.link.sent[-1] == Broke(4, 70, f"{FAULT}ValueError")  # type: ignore[attr-defined]
+    assert ring_of(shell) == (Phase.BROKEN, 4, f"{FAULT}ValueError")
 
 
 @pytest.mark.parametrize("call", ["abort", "release"])
@@ -501,3 +512,12 @@ def test_a_ring_with_newcomers_is_on_trial_for_the_others_until_its_first_step(
     assert shell.machine.on_trial is trial
     shell.count.step += 1
     assert not shell.machine.on_trial
+
+
+def test_figures_are_reported_but_not_those_of_a_forked_child() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    shell.report({"loss": 0.5})
+    assert told(shell)[-1].figures == {"loss": 0.5}
+    shell.inherited = True
+    shell.report({"loss": 0.25})
+    assert len(told(shell)) == 1

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from edl.collectives.patience import Pulse
+from edl.core.worker.inputs import ScriptStands
 from edl.core.worker.states import TrainerState
-from edl.protocol import link as say
 from edl.protocol.messages import GRADIENTS
 from edl.trainer.shell import RingWait
 from edl.trainer.watching import RingWatch, place_of
@@ -44,8 +44,10 @@ class Shell:
         self.thread = threading.get_ident()
         self.awaited = RingWait()
         self.given_up: list[RingWait] = []
-        self.said: list[say.ScriptStands] = []
-        self.link = SimpleNamespace(send=lambda message: self.said.append(message) or True)
+        self.said: list[ScriptStands] = []
+
+    def hear(self, happened: ScriptStands) -> None:
+        self.said.append(happened)
 
     def give_up_waiting(self, awaited: RingWait) -> None:
         self.awaited = awaited

@@ -62,7 +62,9 @@ class Job:
         heard_at: float | None = None,
         **more: object,
     ) -> None:
-        blank = Observation(phase, generation, step, generation, 0.01, self.spec, None, False, "")
+        blank = Observation(
+            phase=phase, generation=generation, step=step, leases_of=generation, step_time_s=0.01, data=self.spec
+        )
         observation = msgspec.structs.replace(blank, marked=marked, at=at, **more)
         self.feed(Reported(worker, observation), at if heard_at is None else heard_at)
 
@@ -108,7 +110,7 @@ def test_a_newcomer_that_may_be_needed_for_the_first_ring_waits_for_that_and_doe
     machine = JobMachine(new_record("j", 0.0), LeadTimes.of(10.0), dataclasses.replace(DEADLINES, boot_s=30.0))
     for worker in ("w0", "w1", "w2"):
         machine.handle(Register(Identity(worker, "host", "127.0.0.1", 1, 2), 2, 1, 0), 0.0)
-    blank = Observation(Phase.BROKEN, 0, 0, 0, 0.0, None, None, False, "not all members came in time")
+    blank = Observation(phase=Phase.BROKEN, generation=0, step=0, leases_of=0, reason="not all members came in time")
     for at in range(1, 36):
         plan = machine.record.plan
         assert plan is not None and plan.roster == ("w0", "w1"), at

@@ -10,7 +10,7 @@ from edl.core.job.deadlines import Deadlines
 from edl.core.job.inputs import Reported
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
-from edl.core.worker.account import DIED
+from edl.core.worker.observed import DIED
 from edl.protocol.data import DataSpec
 from edl.protocol.job import FailedBy, Identity, JobState
 from edl.protocol.messages import GRADIENTS, Observation, Phase, Register, ScriptPlace, Void
@@ -36,7 +36,15 @@ class Job:
         meet(self.machine, at)
 
     def see(self, worker: str, at: float, step: int = 0, phase: Phase = Phase.TRAINING, **more: object) -> None:
-        blank = Observation(phase, 1, step, 1, 0.01, SPEC, None, False, "an error" * (phase is Phase.FAILED))
+        blank = Observation(
+            phase=phase,
+            generation=1,
+            step=step,
+            leases_of=1,
+            step_time_s=0.01,
+            data=SPEC,
+            reason="an error" * (phase is Phase.FAILED),
+        )
         self.feed(Reported(worker, msgspec.structs.replace(blank, at=at, **more)), at)
 
     def waits(self, worker: str, what: str, step: int = 0, *, vain: bool = True, phase: Phase = Phase.TRAINING) -> None:

@@ -37,7 +37,7 @@ class Job:
                 self.lost[command.fact.worker] = command.fact.reason
 
     def see(self, worker: str, at: float, *, step: int = 7, **more: object) -> None:
-        blank = Observation(Phase.TRAINING, 1, step, 1, 0.01, SPEC, None, False, "")
+        blank = Observation(phase=Phase.TRAINING, generation=1, step=step, leases_of=1, step_time_s=0.01, data=SPEC)
         self.feed(Reported(worker, msgspec.structs.replace(blank, at=at, **more)), at)
 
     def voided(self, worker: str, awaited: str = GRADIENTS, waited_s: float = 0.0, step: int = 7) -> None:

@@ -136,7 +136,7 @@ def test_of_a_batch_each_asker_has_its_own_answer_and_all_is_written_at_once() -
 
 def test_a_report_that_was_overtaken_is_refused_as_stale() -> None:
     machine = JobMachine(FOUND, LeadTimes.of(5.0))
-    seen = say.Observation(say.Phase.TRAINING, 1, 5, 1, 0.0, None, None, False, "")
+    seen = say.Observation(phase=say.Phase.TRAINING, generation=1, step=5, leases_of=1)
     older = msgspec.structs.replace(seen, step=4)
     joins = Register(Identity("w0", "h", "127.0.0.1", 1, 2), 1, 1, 2)
     found = decide(machine, [(joins, None), (Reported("w0", seen), "a"), (Reported("w0", older), "b")], 0.0)

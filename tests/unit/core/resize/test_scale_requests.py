@@ -49,7 +49,7 @@ class Job:
 
     def see(self, worker: str, phase: Phase, generation: int, step: int = 0, after_s: float = 0.01, **more) -> None:
         usual: dict[str, Any] = {"leases_of": generation, "data": SPEC, "pause": None, "leaving": False, "reason": ""}
-        seen = Observation(phase=phase, generation=generation, step=step, step_time_s=0.01, **(usual | more))
+        seen = Observation(phase=phase, generation=generation, step=step, step_time_s=0.01, **usual | more)
         self.feed(Reported(worker, seen), after_s)
 
     def switch(self) -> None:

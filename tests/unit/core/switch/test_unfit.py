@@ -50,7 +50,16 @@ class Job:
     def see(self, worker: str, phase: Phase, generation: int, step: int, reason: str = "") -> None:
         data = None if phase is Phase.BROKEN and not self.record.generation else LONG
         leases_of = self.leases[worker] = generation if phase is Phase.TRAINING else self.leases.get(worker, 0)
-        seen = Observation(phase, generation, step, leases_of, 0.01, data, None, False, reason, booted=generation > 1)
+        seen = Observation(
+            phase=phase,
+            generation=generation,
+            step=step,
+            leases_of=leases_of,
+            step_time_s=0.01,
+            data=data,
+            reason=reason,
+            booted=generation > 1,
+        )
         self.feed(Reported(worker, seen))
 
     def ready(self, worker: str, host: str = "") -> None:

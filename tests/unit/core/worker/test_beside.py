@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from edl.core.worker.account import TrainerAccount
 from edl.core.worker.agreement import Beginning, Entering, Vote, begins, says
 from edl.core.worker.inputs import (
     AdoptRing,
@@ -38,9 +37,7 @@ from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.states import TrainerState
 from edl.errors import InvalidTransition, RingBroken
-from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
-from edl.protocol.data import DataSpec
 from edl.protocol.messages import Phase
 from edl.protocol.ring import Place
 
@@ -127,21 +124,23 @@ class Worker:
         return self.machine.handle(RingFormed())
 
 
-def told(commands: list[Command]) -> list[say.FromTrainer]:
-    return [one.said for one in commands if isinstance(one, TellDaemon)]
+SITS = (Phase.TRAINING, 2, 9)
+AWAITS = (Phase.READY, 0, 9)  # the leader takes it for a newcomer meanwhile, but one that has leases
 
 
-def entered(*, awaits_state: bool) -> say.Entered:
-    return say.Entered(2, 9, 0, None, awaits_state=awaits_state)
+def told(worker: Worker, commands: list[Command]) -> tuple[Phase, int, int | None]:
+    assert TellDaemon() in commands
+    status = worker.machine.status
+    return status.phase, status.generation, status.began
 
 
 def test_the_root_sends_and_another_survivor_only_sits() -> None:
     root, other = Worker(0), Worker(1)
     first, *rest = root.come()
     assert first == SendState(1)
-    assert told(rest) == [entered(awaits_state=False)]
+    assert told(root, rest) == SITS
     commands = other.come()
-    assert told(commands) == [entered(awaits_state=False)]
+    assert told(other, commands) == SITS
     assert not any(isinstance(one, SendState | FetchState | CopyState) for one in commands)
     for machine in (root.machine, other.machine):
         assert machine.has_state
@@ -153,7 +152,7 @@ def test_the_root_sends_and_another_survivor_only_sits() -> None:
 def test_where_none_comes_each_survivor_only_sits(rank: int) -> None:
     worker = Worker(rank, size=2, newcomers=0)
     commands = worker.come()
-    assert told(commands) == [entered(awaits_state=False)]
+    assert told(worker, commands) == SITS
     assert not any(isinstance(one, SendState | CopyRest | CopyState) for one in commands)
     assert (worker.machine.generation, worker.machine.step) == (2, 9)
     assert worker.machine.state is TrainerState.TRAINING
@@ -163,13 +162,12 @@ def test_a_newcomer_counts_once_its_state_has_come() -> None:
     newcomer = Worker(2)
     machine = newcomer.machine
     assert newcomer.come() == [FetchState(0, OFFER)]
-    assert told(machine.handle(StateComes())) == [entered(awaits_state=True)]
+    assert told(newcomer, machine.handle(StateComes())) == AWAITS
     assert machine.state is TrainerState.TRAINING
     assert not machine.has_state
-    assert machine.story() == [say.Rehearsed(), entered(awaits_state=True), say.Prepared(2)]
-    assert machine.handle(StateCopied()) == [TellDaemon(entered(awaits_state=False))]
+    assert machine.status.prepared == (2, "")
+    assert told(newcomer, machine.handle(StateCopied())) == SITS
     assert machine.has_state
-    assert entered(awaits_state=False) in machine.story()
     machine.handle(BatchEnded())
     assert machine.step == 10
     assert machine.is_new, "it may have got another state than the others had after that step"
@@ -186,7 +184,7 @@ def test_over_several_steps_a_portion_goes_beside_each() -> None:
     assert root.come()[0] == SendState(1, portions[0])
     other.come()
     assert newcomer.come() == [FetchState(0, OFFER, portions[0])]
-    assert told(newcomer.machine.handle(StateComes())) == [entered(awaits_state=True)]
+    assert told(newcomer, newcomer.machine.handle(StateComes())) == AWAITS
     for step, portion in enumerate(portions[1:], 10):
         for one in (root, newcomer):
             assert one.machine.count.usual_until == 0, "the end of this mini-batch is to be heard of"
@@ -198,7 +196,7 @@ def test_over_several_steps_a_portion_goes_beside_each() -> None:
         assert newcomer.machine.awaits_state
         with pytest.raises(InvalidTransition, match="no state to be applied to"):
             newcomer.machine.handle(BatchEnded())
-    assert newcomer.machine.handle(StateCopied()) == [TellDaemon(entered(awaits_state=False))]
+    assert told(newcomer, newcomer.machine.handle(StateCopied())) == SITS
     assert newcomer.machine.has_state
     for one in (root, newcomer):
         assert one.machine.handle(BatchEnded()) == [RecordStep(2, 12)]
@@ -215,7 +213,7 @@ def test_where_all_of_the_model_is_needed_the_rest_follows_at_once() -> None:
     assert root.machine.handle(StateNeeded()) == [SendState(1, rest)]
     assert newcomer.machine.handle(StateNeeded()) == [FetchPortion(rest)]
     assert other.machine.handle(StateNeeded()) == []
-    assert newcomer.machine.handle(StateCopied()) == [TellDaemon(entered(awaits_state=False))]
+    assert told(newcomer, newcomer.machine.handle(StateCopied())) == SITS
     for one in (root, newcomer):
         assert one.machine.handle(StateNeeded()) == []
         assert one.machine.handle(BatchEnded()) == [RecordStep(2, 10)]
@@ -233,22 +231,9 @@ def test_a_ring_that_breaks_ends_what_goes_in_portions() -> None:
 
 def test_the_daemon_hears_how_large_the_state_is_and_of_each_change() -> None:
     machine = Worker(0).machine
-    assert machine.handle(StateMeasured(5)) == [TellDaemon(say.StateSized(5))]
+    assert machine.handle(StateMeasured(5)) == [TellDaemon()]
     assert machine.handle(StateMeasured(5)) == []
-    assert say.StateSized(5) in machine.story()
-    account = TrainerAccount()
-    account.hear(say.StateSized(5))
-    assert account.state_bytes == 5
-
-
-def test_only_that_a_planned_switch_was_made_is_calm() -> None:
-    account, entered = TrainerAccount(), say.Entered(2, 5, 1, None)
-    assert not account.is_calm(entered)  # its first ring
-    account.hear(say.Entered(1, 0, 1, None))
-    assert account.is_calm(entered)
-    assert not account.is_calm(say.Opened(DataSpec(10, 1, 1)))
-    account.hear(say.Broke(1, 5, "reset by peer"))
-    assert not account.is_calm(entered)
+    assert machine.status.state_bytes == 5
 
 
 def test_a_newcomer_without_a_state_makes_no_step() -> None:
@@ -265,7 +250,7 @@ def test_a_state_that_does_not_come_voids_the_step_of_the_newcomer() -> None:
     newcomer.come()
     machine.handle(StateComes())
     machine.handle(BatchVoid("the connection was closed"))
-    assert say.Broke(2, 9, "the connection was closed") in told(machine.handle(BatchEnded()))
+    assert told(newcomer, machine.handle(BatchEnded())) == (Phase.BROKEN, 2, 9)
     assert machine.state is TrainerState.WAITING
     assert not machine.has_state, "it must become no other's"
     assert machine.step == 9
@@ -274,7 +259,7 @@ def test_a_state_that_does_not_come_voids_the_step_of_the_newcomer() -> None:
 def test_one_that_cannot_be_fetched_fails_the_ring() -> None:
     newcomer = Worker(2)
     newcomer.come()
-    assert say.Broke(2, 0, "refused") in told(newcomer.machine.handle(RingFailed("refused")))
+    assert told(newcomer, newcomer.machine.handle(RingFailed("refused"))) == (Phase.BROKEN, 2, None)
     assert not newcomer.machine.generation
 
 
@@ -293,18 +278,14 @@ def test_where_none_has_trained_a_state_that_never_came_is_none_that_is_lacked()
     assert machine.has_state
 
 
-def test_the_leader_takes_it_for_a_newcomer_meanwhile_but_one_that_has_leases() -> None:
-    account = TrainerAccount()
-    account.hear(say.Rehearsed())
-    account.hear(say.Entered(2, 9, 2, None, awaits_state=True))
-    assert (account.phase, account.generation, account.leases_of) == (Phase.READY, 0, 2)
-    account.hear(say.Entered(2, 9, 2, None))
-    assert (account.phase, account.generation, account.leases_of) == (Phase.TRAINING, 2, 2)
-
-
 def test_what_it_failed_in_before_counts_no_more() -> None:
-    account = TrainerAccount()
-    account.hear(say.Rehearsed())
-    account.hear(say.Broke(2, 9, "a peer is gone"))
-    account.hear(say.Entered(3, 9, 3, None, awaits_state=True))
-    assert (account.phase, account.generation) == (Phase.READY, 0)
+    newcomer = Worker(2)
+    newcomer.come()
+    newcomer.machine.handle(RingFailed("a peer is gone"))
+    again = msgspec.structs.replace(planned(2, newcomers=1), place=Place(3, 2, 3, "w2"))
+    newcomer.hear(summons=Summons(2, (), again.place))
+    newcomer.machine.handle(RingPrepared(3))
+    newcomer.hear(assignment=again)
+    newcomer.come()
+    assert told(newcomer, newcomer.machine.handle(StateComes())) == AWAITS
+    assert newcomer.machine.status.reason == ""

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from edl.core.worker.account import TrainerAccount
 from edl.core.worker.copying import Copying
 from edl.core.worker.inputs import (
     Agree,
@@ -23,6 +22,7 @@ from edl.core.worker.inputs import (
     CopyState,
     CopyTaken,
     EndScript,
+    LeaveWanted,
     OrdersHeard,
     OrdersRead,
     RecordStep,
@@ -36,10 +36,10 @@ from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.moves import NEVER, attention_step
 from edl.core.worker.states import TrainerState
-from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Verdict
+from edl.protocol.link import Copied
 from edl.protocol.ring import Place
-from edl.protocol.saving import Hold, PartInfo, Save
+from edl.protocol.saving import Hold, Save
 
 STANDS = Save(1, 1, 3, part=0, parts=2, path="/d/j/0001-000001-000000000003", stands=True)
 SAVE = Save(number=1, generation=1, after_step=3, part=0, parts=2, path="/d/j/0001-000001-000000000003")
@@ -88,10 +88,6 @@ def copies(commands: Iterable[Command]) -> list[Save]:
     return [command.save for command in commands if isinstance(command, TakeCopy)]
 
 
-def said(commands: Iterable[Command]) -> list[object]:
-    return [command.said for command in commands if isinstance(command, TellDaemon)]
-
-
 def test_it_copies_at_the_end_of_the_announced_step_once() -> None:
     worker = Worker()
     assert not worker.hears(save=SAVE)
@@ -114,7 +110,8 @@ def test_a_late_word_is_told_and_costs_no_mini_batch() -> None:
     for _ in range(4):
         worker.ends_batch()
     commands = worker.hears(save=SAVE)
-    assert said(commands) == [say.CopyMissed(1, "the word came after its step")]
+    assert commands == [TellDaemon()]
+    assert worker.machine.status.copied == Copied(1, failure="the word came after its step")
     assert not worker.hears()
 
 
@@ -123,7 +120,8 @@ def test_a_word_that_comes_in_the_next_mini_batch_is_late() -> None:
     for _ in range(3):
         worker.ends_batch()
     commands = worker.hears(save=SAVE)  # what is not learned may have changed by then
-    assert said(commands) == [say.CopyMissed(1, "the word came after its step")]
+    assert commands == [TellDaemon()]
+    assert worker.machine.status.copied == Copied(1, failure="the word came after its step")
     assert not copies(worker.ends_batch())
 
 
@@ -134,9 +132,8 @@ def test_where_its_job_stands_it_copies_beside_the_mini_batch_that_it_works_on()
     commands = worker.hears(save=STANDS)
     assert commands == [TakeCopy(STANDS, beside=True)]
     assert not worker.hears()  # once
-    assert said(worker.machine.handle(CopyFailed(1, "its update had begun"))) == [
-        say.CopyMissed(1, "its update had begun")
-    ]
+    assert worker.machine.handle(CopyFailed(1, "its update had begun")) == [TellDaemon()]
+    assert worker.machine.status.copied == Copied(1, failure="its update had begun")
 
 
 def test_where_it_comes_to_that_step_it_copies_there() -> None:
@@ -201,8 +198,8 @@ def test_what_a_void_mini_batch_may_have_changed_is_not_copied() -> None:
     worker.machine.handle(BatchEnded())
     assert not copies(worker.machine.handle(OrdersRead(worker.newest)))
     worker.enters(2, after_step=None)
-    commands = worker.hears()
-    assert say.CopyMissed(1, "its ring was over before that step") in said(commands)
+    assert TellDaemon() in worker.hears()
+    assert worker.machine.status.copied == Copied(1, failure="its ring was over before that step")
 
 
 def test_a_job_that_is_over_is_not_copied() -> None:
@@ -219,11 +216,12 @@ def test_its_daemon_hears_what_came_of_it_and_so_does_another_one(outcome: CopyT
     worker.hears(save=SAVE)
     for _ in range(3):
         worker.ends_batch()
-    assert not [one for one in worker.machine.story() if isinstance(one, say.Copied | say.CopyMissed)]
-    told = said(worker.machine.handle(outcome))
+    assert worker.machine.status.copied == Copied()
+    assert worker.machine.handle(outcome) == [TellDaemon()]
     taken = isinstance(outcome, CopyTaken)
-    assert told == [say.Copied(1, ("part",), 2.5) if taken else say.CopyMissed(1, "no memory is left")]
-    assert told[0] in worker.machine.story()
+    assert worker.machine.status.copied == (
+        Copied(1, ("part",), 2.5) if taken else Copied(1, failure="no memory is left")
+    )
     assert not worker.machine.handle(outcome)
 
 
@@ -234,8 +232,24 @@ def test_what_came_of_one_that_another_has_followed_is_not_told() -> None:
         worker.ends_batch()
     worker.hears(save=msgspec.structs.replace(SAVE, number=2))
     worker.ends_batch()
-    assert say.CopyMissed(2, "the word came after its step") in worker.machine.story()
+    missed = Copied(2, failure="the word came after its step")
+    assert worker.machine.status.copied == missed
     assert not worker.machine.handle(CopyTaken(1))
+    assert worker.machine.status.copied == missed
+
+
+def test_while_another_is_copied_the_one_before_stays_what_is_told() -> None:
+    worker = Worker()
+    worker.hears(save=SAVE)
+    for _ in range(3):
+        worker.ends_batch()
+    worker.machine.handle(CopyTaken(1, ("part",)))
+    worker.hears(save=msgspec.structs.replace(SAVE, number=2, after_step=4))
+    assert copies(worker.ends_batch())
+    worker.machine.handle(LeaveWanted())
+    assert worker.machine.status.copied == Copied(1, ("part",))
+    worker.machine.handle(CopyTaken(2, ("part",)))
+    assert worker.machine.status.copied == Copied(2, ("part",))
 
 
 def test_attention_is_asked_for_until_the_trainer_is_through_with_it() -> None:
@@ -245,30 +259,12 @@ def test_attention_is_asked_for_until_the_trainer_is_through_with_it() -> None:
     assert attention_step(0, orders) == NEVER  # it is not in that ring yet
 
 
-def test_the_account_has_what_became_of_the_part() -> None:
-    account, info = TrainerAccount(), PartInfo(())
-    account.hear(say.Copied(2))
-    assert account.copied == (2, "")
-    account.stored(2, info)
-    assert account.saved_part == (2, info)
-    account.not_stored(3, "disk full")
-    assert account.save_failed == (3, "disk full")
-    account.stored(1, info)
-    account.not_stored(1, "late")
-    assert (account.saved_part, account.save_failed) == ((2, info), (3, "disk full"))
-    account.hear(say.CopyMissed(4, "late"))
-    assert account.copied == account.save_failed == (4, "late")
-
-
-def test_what_a_script_asks_for_is_told_once_a_step_and_again_to_another_daemon() -> None:
+def test_what_a_script_asks_for_is_told_once_a_step() -> None:
     copying = Copying()
-    wish = say.CheckpointWanted(7)
-    assert copying.want(7) == [TellDaemon(wish)]
+    assert (copying.want(7), copying.wanted) == ([TellDaemon()], 7)
     assert copying.want(7) == []
     assert copying.want(6) == []  # a mini-batch that came again
-    assert copying.story == [wish]
-    assert copying.want(8) == [TellDaemon(say.CheckpointWanted(8))]
-    assert copying.story == [say.CheckpointWanted(8)]
+    assert (copying.want(8), copying.wanted) == ([TellDaemon()], 8)
 
 
 def test_a_step_that_ends_once_its_job_is_over_is_none() -> None:

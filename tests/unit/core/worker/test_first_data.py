@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from edl.core.worker.inputs import OrdersHeard
+from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.moves import NEVER
 from edl.core.worker.states import TrainerState
-from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
 from edl.protocol.data import Lease, Range, Totals
 from edl.protocol.divergence import Fingerprint
+from edl.protocol.messages import Phase
 from edl.protocol.ring import Place
 from edl.trainer.arrays import Arrays
 from edl.trainer.trainer import Trainer
@@ -56,14 +57,14 @@ class FakeFramework:
 class FakeLink:
     """What comes after the orders that send this worker to another ring is that ring's data."""
 
-    had_orders, folder = True, Path("/nowhere")
+    machine: WorkerMachine
+    folder = Path("/nowhere")
 
     def __init__(self) -> None:
-        self.orders, self.page, self.sent = BEYOND, SimpleNamespace(attention_step=NEVER), list[object]()
+        self.orders, self.page, self.told = BEYOND, SimpleNamespace(attention_step=NEVER), list[Phase]()
 
-    def send(self, word: object) -> bool:
-        self.sent.append(word)
-        return True
+    def tell(self) -> None:
+        self.told.append(self.machine.status.phase)
 
     def wait_news(self, older: Orders | None) -> Orders:
         self.orders = THEN
@@ -76,14 +77,14 @@ def test_it_is_given_an_uncounted_mini_batch_and_then_trains_in_the_ring_that_fo
     trainer._settings = SimpleNamespace(step_timeout_s=1.0, batch_size=4, home=None)  # type: ignore[assignment]
     link: Any = FakeLink()
     trainer._shell._link = link
-    machine = trainer._machine
+    machine = link.machine = trainer._machine
     machine.state, machine.generation, machine.size = TrainerState.TRAINING, 1, 2
     machine.handle(OrdersHeard(BEYOND))
     batches = trainer.elastic_shard_generator(16, epochs=1).batches(4)
     assert next(batches).tolist() == [0, 1, 2, 3]
     assert trainer.rehearsing() and trainer.voided
     assert trainer.notify_batch_end() is False
-    assert [word for word in link.sent if isinstance(word, say.Broke)] != []
+    assert Phase.BROKEN in link.told
     assert (framework.ring.entered, trainer.generation(), trainer.rehearsing()) == ([2], 2, False)
     taken = []
     for batch in batches:

@@ -26,8 +26,8 @@ from edl.core.worker.inputs import (
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.states import TrainerState
-from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
+from edl.protocol.messages import Phase
 from edl.protocol.ring import Place
 
 NOW = Orders(1, 1, Verdict.STAY, "", 0, 0, 0, False, None, ())
@@ -66,8 +66,8 @@ def test_it_is_begun_once_and_told_of() -> None:
     worker = Worker()
     assert worker.prepares() == [PrepareRing(Place(2, 0, 2, "w"), all_prepare=True)]
     assert worker.prepares() == []
-    assert worker.machine.handle(RingPrepared(2)) == [TellDaemon(say.Prepared(2))]
-    assert say.Prepared(2) in worker.machine.story()
+    assert worker.machine.handle(RingPrepared(2, offer=80)) == [TellDaemon()]
+    assert (worker.machine.status.prepared, worker.machine.status.offer) == ((2, ""), 80)
     assert worker.machine.state is TrainerState.TRAINING
 
 
@@ -90,9 +90,8 @@ def test_one_that_does_not_stand_is_not_formed_again_by_one_member_alone() -> No
     worker.machine.handle(RingNotPrepared(2, "a peer is gone"))
     commands = worker.ends_step(seat(2))
     assert not any(isinstance(one, EnterRing | AdoptRing) for one in commands)
-    [broke] = [one.said for one in commands if isinstance(one, TellDaemon)]
-    assert isinstance(broke, say.Broke)
-    assert broke.generation == 2
+    assert commands.count(TellDaemon()) == 1
+    assert (worker.machine.status.phase, worker.machine.status.generation) == (Phase.BROKEN, 2)
     assert worker.machine.state is TrainerState.WAITING
 
 
@@ -127,15 +126,26 @@ def test_the_next_attempt_takes_the_place_of_the_one_before() -> None:
     worker.prepares(2)
     assert worker.prepares(3) == [ReleaseRing(2), PrepareRing(Place(3, 0, 2, "w"), all_prepare=True)]
     assert worker.machine.handle(RingPrepared(2)) == [], "of the wrong one nothing is said"
-    assert worker.machine.handle(RingPrepared(3)) == [TellDaemon(say.Prepared(3))]
+    assert worker.machine.handle(RingPrepared(3)) == [TellDaemon()]
+    assert worker.machine.status.prepared == (3, "")
 
 
 def test_one_that_failed_is_not_tried_again_under_its_number() -> None:
     worker = Worker()
     worker.prepares()
-    told = TellDaemon(say.Prepared(2, "not all members came"))
-    assert worker.machine.handle(RingNotPrepared(2, "not all members came")) == [told]
+    worker.machine.introduce(prepares=True, sends_state=False)
+    assert worker.machine.handle(RingNotPrepared(2, "not all members came")) == [TellDaemon()]
+    assert (worker.machine.status.prepared, worker.machine.status.prepares) == ((2, "not all members came"), True)
     assert worker.prepares() == []
+
+
+def test_a_ring_that_fails_for_good_takes_the_ability_with_it() -> None:
+    worker = Worker()
+    worker.machine.introduce(prepares=True, sends_state=False)
+    worker.prepares()
+    worker.machine.handle(RingNotPrepared(2, "x" * 2_000_000, able=False))
+    status = worker.machine.status
+    assert (status.prepared, status.prepares) == ((2, "x" * 1997 + "..."), False)
 
 
 def test_orders_that_come_after_newer_ones_begin_nothing() -> None:
@@ -177,7 +187,7 @@ def test_in_place_of_a_broken_ring_one_is_begun_at_once_and_nothing_is_told_of_i
     assert worker.hears(assignment=forced(2)) == [PrepareRing(forced(2).place, all_prepare=False), AbortRings(range(2))]
     assert worker.hears(assignment=forced(2)) == [AbortRings(range(2))]
     assert worker.machine.handle(RingPrepared(2)) == []
-    assert worker.machine.story() == [say.Entered(1, 0, 0, None)]
+    assert worker.machine.status.prepared == (0, "")
     assert comes(worker) == [EnterRing(forced(2), cut=True, begun=True)]
 
 
@@ -192,8 +202,9 @@ def test_one_that_has_failed_is_not_formed_again_and_the_next_one_is_formed_in_l
     worker = able()
     worker.hears(assignment=forced(2))
     assert worker.machine.handle(RingNotPrepared(2, "no route to host")) == []
-    broke = next(one.said for one in comes(worker) if isinstance(one, TellDaemon) and isinstance(one.said, say.Broke))
-    assert (broke.generation, broke.reason) == (2, "no route to host")
+    assert TellDaemon() in comes(worker)
+    status = worker.machine.status
+    assert (status.phase, status.generation, status.reason) == (Phase.BROKEN, 2, "no route to host")
     worker.machine.state = TrainerState.TRAINING  # in a ring that it did not tell of
     assert worker.hears(assignment=forced(3)) == [AbortRings(range(3))]
     worker.machine.next_ring.sit()

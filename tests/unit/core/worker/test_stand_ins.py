@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -95,17 +96,20 @@ class Script:
         seat = self.seat = self.trainer._shell
         seat.thread = threading.get_ident()
         link: Any = SimpleNamespace(
-            orders=None, page=SimpleNamespace(attention_step=NEVER), send=lambda word: None, folder=Path("/nowhere")
+            orders=None, page=SimpleNamespace(attention_step=NEVER), tell=lambda: None, folder=Path("/nowhere")
         )
         seat._link = link
         machine = self.machine = seat.machine
         machine.state, machine.generation, machine.size = TrainerState.TRAINING, 1, 2
-        machine.opened = DataSpec(16, 1, 4)
+        self.open(DataSpec(16, 1, 4))
         self.trainer._leases.adopt(Share(1, 0, (MINE,), TOTALS, 4, 1, last=True), (1, 1))
         machine.unusual.even_until = 0
         self.scheduler = Scheduler()
         self.average = np.zeros(2)
         self.extra = self.trainer.register(scheduler=self.scheduler, batches=0, average=self.average)
+
+    def open(self, spec: DataSpec | None) -> None:
+        self.machine.status = msgspec.structs.replace(self.machine.status, data=spec)
 
     def train(self) -> bool:
         self.trainer.before_reduce()
@@ -209,11 +213,11 @@ def test_what_it_does_between_a_ring_that_was_found_broken_and_its_next_mini_bat
 def test_what_goes_by_steps_does_not_count_one_without_samples() -> None:
     script = Script()
     tuner = RateTuner(lambda multipliers: [1.0] * len(multipliers), every=100)
-    script.machine.opened = None
+    script.open(None)
     script.trainer.scale_rate("linear", 8, steps=4)
     script.trainer.schedule_rate(tuner)
-    script.machine.opened = DataSpec(16, 1, 4)
-    script.trainer._rates.begin(script.machine.opened)
+    script.open(DataSpec(16, 1, 4))
+    script.trainer._rates.begin(DataSpec(16, 1, 4))
     script.trainer._rates.follow()
     for _ in range(3):
         script.train()

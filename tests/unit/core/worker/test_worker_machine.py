@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,6 @@ import msgspec
 import pytest
 
 from edl.core.worker import inputs as happens
-from edl.core.worker.account import TrainerAccount
 from edl.core.worker.agreement import Vote, newness
 from edl.core.worker.inputs import (
     AbortRings,
@@ -52,11 +50,11 @@ from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.states import LIVING, TRANSITIONS, StateChange, TrainerState, following
 from edl.errors import InvalidTransition
-from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
 from edl.protocol.data import DataSpec, Lease, Range, Totals
 from edl.protocol.divergence import Checking, Fingerprint
-from edl.protocol.messages import Phase, Void
+from edl.protocol.link import TrainerStatus
+from edl.protocol.messages import Pause, Phase, ScriptPlace, Void
 from edl.protocol.ring import Place
 from edl.protocol.saving import Origin
 
@@ -65,6 +63,8 @@ MINE = Lease(1, 0, 10, 4, (Range(0, 0, 40),))
 
 
 STATE = (Fingerprint("weight", 7),)
+PAUSE = Pause(1.0, 2.0, 3.0, 6.0)
+PLACE = ScriptPlace(4, "train.py:12 (<module>)")
 SILENT = Vote(newest=0, behind=-(10**9), doubts=0, unbooted=0)
 
 
@@ -77,7 +77,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.count = SimpleNamespace(step=0, usual_until=0)
-        self.machine = WorkerMachine(LeaseBuffer(), self.count)
+        self.machine = WorkerMachine(LeaseBuffer(), self.count, lambda: PAUSE)
         self.version = 0
 
     def orders(self, **changes: Any) -> Orders:
@@ -116,9 +116,13 @@ class Worker:
             self.machine.handle(BatchEnded())
         return self
 
+    @property
+    def told(self) -> TrainerStatus:
+        return self.machine.status
 
-def said(commands: Iterable[Command]) -> list[object]:
-    return [command.said for command in commands if isinstance(command, TellDaemon)]
+
+def ring_of(status: TrainerStatus) -> tuple[Phase, int, str]:
+    return status.phase, status.generation, status.reason
 
 
 # ----------------------------------------------------------------------------------------------------------- states
@@ -159,7 +163,9 @@ def test_what_cannot_be_says_what_came_before() -> None:
 def test_the_first_ring_asks_for_no_members_state_and_begins_from_rank_0s_model() -> None:
     worker = Worker()
     commands = worker.enters(worker.seat(1, 0, rank=1))
-    assert say.Entered(1, 0, 0, None) in said(commands)
+    assert TellDaemon() in commands
+    assert ring_of(worker.told) == (Phase.TRAINING, 1, "")
+    assert (worker.told.began, worker.told.leases_of, worker.told.booted) == (0, 0, True)
     assert (worker.machine.state, worker.count.usual_until) == (TrainerState.TRAINING, 0)
     assert worker.machine.handle(BatchBegins()) == [CopyState(0, is_root=False)]
     assert worker.machine.handle(BatchBegins()) == []
@@ -171,9 +177,10 @@ def test_who_is_not_needed_for_the_first_ring_boots_alone_and_rehearses() -> Non
     assert machine.handle(OrdersRead(None)) == [AwaitOrders()]
     assert worker.reads(boot_alone=True, local_rank=3) == [BootAlone(3), SetWeight(1, 1.0)]
     assert machine.state is TrainerState.BOOTING
-    assert said(machine.handle(DataWanted(SPEC))) == [say.RehearsalBegan(), say.Opened(SPEC)]
-    assert machine.story() == [say.Opened(SPEC), say.RehearsalBegan()]
-    assert machine.handle(BatchEnded()) == [TellDaemon(say.Rehearsed()), ReadOrders()]
+    assert machine.handle(DataWanted(SPEC)) == [TellDaemon()]
+    assert (worker.told.phase, worker.told.data, worker.told.booted) == (Phase.REHEARSING, SPEC, False)
+    assert machine.handle(BatchEnded()) == [TellDaemon(), ReadOrders()]
+    assert (worker.told.phase, worker.told.booted, worker.told.began) == (Phase.READY, True, None)
     assert (machine.state, machine.step, machine.booted) == (TrainerState.WAITING, 0, True)
 
 
@@ -181,22 +188,28 @@ def test_who_could_not_form_the_first_ring_waits_inside_init_again() -> None:
     worker = Worker()
     worker.reads(assignment=worker.seat(1, 0))
     commands = worker.machine.handle(RingFailed("no route"))
-    assert commands == [LeaveRing(), TellDaemon(say.Broke(1, 0, "no route")), AwaitOrders()]
+    assert commands == [LeaveRing(), TellDaemon(), AwaitOrders()]
+    assert ring_of(worker.told) == (Phase.BROKEN, 1, "no route")
     assert worker.machine.state is TrainerState.COMING
     assert worker.reads(assignment=worker.seat(1, 0)) == [AwaitOrders()], "it has failed there"
 
 
 def test_a_script_with_data_of_its_own_that_has_booted_alone_says_no_more_that_its_first_ring_failed() -> None:
-    worker, account = Worker(), TrainerAccount()
+    worker = Worker()
     worker.reads(assignment=worker.seat(1, 0))
-    told = said(worker.machine.handle(RingFailed("a member is gone")))
+    worker.machine.handle(RingFailed("a member is gone"))
     worker.reads(boot_alone=True)
-    told += said(worker.machine.handle(BatchEnded()))
-    assert worker.machine.story() == [say.Rehearsed()]
-    for message in told:
-        assert isinstance(message, say.Broke | say.Rehearsed)
-        account.hear(message)
-    assert (account.phase, account.generation, account.booted) == (Phase.READY, 0, True)
+    worker.machine.handle(BatchEnded())
+    assert (*ring_of(worker.told), worker.told.booted) == (Phase.READY, 0, "", True)
+
+
+def test_one_that_asks_for_data_says_so_neither() -> None:
+    worker = Worker()
+    worker.reads(assignment=worker.seat(1, 0))
+    worker.machine.handle(RingFailed("a member is gone"))
+    worker.reads(boot_alone=True)
+    worker.machine.handle(DataWanted(SPEC))
+    assert ring_of(worker.told) == (Phase.REHEARSING, 0, "")
 
 
 def test_a_newcomer_says_at_its_end_that_it_is_one() -> None:
@@ -205,8 +218,9 @@ def test_a_newcomer_says_at_its_end_that_it_is_one() -> None:
     worker.machine.handle(BatchEnded())
     worker.enters(worker.seat(2, 5, newcomers=1), in_state_of(5, rank=1))
     worker.machine.handle(StateCopied())
-    (told,) = said(worker.machine.handle(ScriptEnded(STATE)))
-    assert told == say.Ended("", state=STATE, joined=5)
+    assert (worker.told.joined, worker.told.final) == (0, ())
+    assert worker.machine.handle(ScriptEnded(STATE)) == [TellDaemon()]
+    assert (worker.told.phase, worker.told.final, worker.told.joined) == (Phase.DONE, STATE, 5)
 
 
 def test_one_whose_data_never_comes_is_given_an_uncounted_mini_batch_once() -> None:
@@ -219,8 +233,7 @@ def test_one_whose_data_never_comes_is_given_an_uncounted_mini_batch_once() -> N
     assert worker.machine.handle(StillWaiting(orders, ahead=True)) == []
     assert not worker.machine.weight_is_due
     broke, then = worker.machine.handle(BatchEnded())
-    assert isinstance(broke, TellDaemon) and isinstance(broke.said, say.Broke)
-    assert then == ReadOrders()
+    assert (broke, then, worker.told.phase) == (TellDaemon(), ReadOrders(), Phase.BROKEN)
     assert isinstance(worker.machine.handle(OrdersRead(orders))[0], EnterRing)
 
 
@@ -248,7 +261,8 @@ def test_a_void_mini_batch_commits_nothing_and_waits_for_another_ring() -> None:
     worker = Worker().sits().trains(3)
     worker.machine.handle(BatchVoid("reset"))
     worker.machine.handle(BatchVoid("and again"))
-    assert worker.machine.handle(BatchEnded()) == [TellDaemon(say.Broke(1, 3, "reset")), ReadOrders()]
+    assert worker.machine.handle(BatchEnded()) == [TellDaemon(), ReadOrders()]
+    assert ring_of(worker.told) == (Phase.BROKEN, 1, "reset")
     assert (worker.machine.state, worker.count.step) == (TrainerState.WAITING, 3)
 
 
@@ -267,12 +281,13 @@ def test_at_a_mark_it_waits_for_what_follows() -> None:
     worker.machine.handle(StatesEqual())
     worker.machine.handle(StepCovered(4, 1))
     marked = worker.orders(shares=(worker.share(1, 0, rebatch=7, mark=2),))
-    assert said(worker.machine.handle(OrdersHeard(marked))) == [say.Marked(7, 4)], "it works on step 4"
+    assert worker.machine.handle(OrdersHeard(marked)) == [TellDaemon()]
+    assert worker.told.marked == (7, 4), "it works on step 4"
     assert worker.count.usual_until == 4
     assert worker.machine.handle(BatchEnded())[-1] == ReadOrders()
     assert worker.machine.handle(OrdersRead(marked)) == [AwaitOrders()]
-    lifted = worker.reads(shares=(worker.share(1, 0),))
-    assert (said(lifted), worker.machine.state) == ([say.Marked(0, 0)], TrainerState.TRAINING)
+    assert TellDaemon() in worker.reads(shares=(worker.share(1, 0),))
+    assert (worker.told.marked, worker.machine.state) == ((0, 0), TrainerState.TRAINING)
 
 
 def test_the_weight_that_was_found_for_a_ring_that_is_left_is_none_of_the_next_one() -> None:
@@ -356,7 +371,8 @@ def test_who_waits_beyond_a_mark_in_a_ring_that_is_given_up_is_given_an_uncounte
     assert worker.machine.handle(StillWaiting(worker.orders(**waits))) == [], "the ring may go on"
     broken = worker.orders(assignment=worker.seat(2, None), **waits)
     assert worker.machine.handle(StillWaiting(broken)) == [TrainStandIns()]
-    assert isinstance(said(worker.machine.handle(BatchEnded()))[0], say.Broke)
+    worker.machine.handle(BatchEnded())
+    assert worker.told.phase is Phase.BROKEN
 
 
 # ---------------------------------------------------------------------------------------------- words, from any thread
@@ -371,15 +387,15 @@ def test_by_leases_that_were_foreseen_it_trains_only_if_it_says_so_as_it_comes(i
     foreseen = {"shares": (worker.share(2, 3, foreseen=True),)}
     changes: dict[str, Any] = foreseen if in_time else {}
     worker.enters(worker.seat(2, None), SILENT, **changes)
-    told = worker.machine.handle(StateCopied())
-    entered = next(one for one in said(told) if isinstance(one, say.Entered))
-    assert entered.leases_of == (2 if in_time else 1)
+    assert TellDaemon() in worker.machine.handle(StateCopied())
+    assert worker.told.leases_of == (2 if in_time else 1)
     worker.machine.handle(OrdersHeard(worker.orders(**foreseen)))
     assert worker.machine.has_share is in_time
     worker.machine.handle(OrdersHeard(worker.orders(shares=(worker.share(2, 3, foreseen=True, batch=9),))))
     assert worker.machine.leases.batch == (9 if in_time else 0), "those that it trains by may grow"
     worker.machine.handle(OrdersHeard(worker.orders(shares=(worker.share(2, 3),))))
     assert worker.machine.has_share
+    assert worker.told.leases_of == (2 if in_time else 1), "how it has come there"
 
 
 def test_a_ring_that_is_given_up_is_cut_while_the_training_thread_is_in_it() -> None:
@@ -400,20 +416,21 @@ def test_orders_that_come_after_newer_ones_change_nothing() -> None:
 def test_a_switch_that_was_missed_is_told_once_where_no_samples_are_left_before_it() -> None:
     worker = Worker().sits().trains(10)
     late = worker.orders(assignment=worker.seat(2, 8, follows=1))
-    assert said(worker.machine.handle(StillWaiting(late))) == [say.Missed(2)]
+    assert worker.machine.handle(StillWaiting(late)) == [TellDaemon()]
+    assert worker.told.missed == 2
     assert worker.machine.handle(StillWaiting(late)) == []
-    assert say.Missed(2) in worker.machine.story()
 
 
 def test_a_switch_whose_step_the_ring_has_passed_is_told_once_and_not_made() -> None:
     worker = Worker().sits().trains(9)
     worker.machine.state = TrainerState.BETWEEN
     late: dict[str, Any] = {"assignment": worker.seat(2, 8, follows=1), "shares": (worker.share(1, 0),)}
-    assert said(worker.reads(**late)) == [say.Missed(2)]
+    assert TellDaemon() in worker.reads(**late)
+    assert worker.told.missed == 2
     assert worker.machine.state is TrainerState.TRAINING
     assert (worker.machine.generation, worker.machine.step) == (1, 9)
     worker.machine.state = TrainerState.BETWEEN
-    assert said(worker.reads(**late)) == []
+    assert TellDaemon() not in worker.reads(**late)
 
 
 def test_a_leaver_whose_step_the_ring_has_passed_stays_until_it_is_told_another() -> None:
@@ -456,8 +473,8 @@ def test_who_is_told_to_leave_takes_part_up_to_its_last_step() -> None:
     worker.machine.handle(BatchEnded(attention=True))
     assert worker.machine.handle(OrdersRead(leave)) == [LeaveRing(), EndScript("")]
     assert worker.machine.leases.closed
-    assert said(worker.machine.handle(ScriptEnded(STATE))) == [say.Ended("", state=STATE)]
-    assert say.Ended("", state=STATE) in worker.machine.story()
+    assert worker.machine.handle(ScriptEnded(STATE)) == [TellDaemon()]
+    assert (worker.told.phase, worker.told.final, worker.told.joined) == (Phase.DONE, STATE, 0)
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -472,7 +489,8 @@ def test_the_first_reason_for_a_bad_end_counts() -> None:
     worker = Worker().sits()
     worker.machine.handle(ScriptFailed("ValueError: x"))
     worker.machine.handle(ScriptFailed("SystemExit: 1"))
-    assert said(worker.machine.handle(ScriptEnded(STATE))) == [say.Ended("ValueError: x")]
+    worker.machine.handle(ScriptEnded(STATE))
+    assert (*ring_of(worker.told), worker.told.final) == (Phase.FAILED, 1, "ValueError: x", ())
 
 
 @pytest.mark.parametrize("foreign", [False, True])
@@ -480,18 +498,73 @@ def test_a_script_that_does_not_go_with_what_was_saved_says_so(foreign: bool) ->
     worker = Worker().sits()
     worker.machine.handle(ScriptFailed("other", foreign))
     worker.machine.handle(ScriptFailed("SystemExit: 1", not foreign))
-    assert said(worker.machine.handle(ScriptEnded())) == [say.Ended("other", foreign)]
+    worker.machine.handle(ScriptEnded())
+    assert (worker.told.reason, worker.told.foreign) == ("other", foreign)
 
 
-def test_another_daemon_is_told_all_that_one_must_know() -> None:
+def test_all_that_a_daemon_must_know_is_one_value() -> None:
+    worker = Worker()
+    worker.machine.introduce(prepares=True, sends_state=True)
+    worker.sits().trains(3)
+    worker.machine.handle(BatchVoid("reset"))
+    assert (worker.told.phase, worker.told.void) == (Phase.TRAINING, Void(1)), "its script is in that mini-batch"
+    worker.machine.handle(BatchEnded())
+    for news in (happens.LeaveWanted(), happens.FiguresReported({"loss": 0.5}), happens.ScriptStands(PLACE)):
+        assert worker.machine.handle(news) == [TellDaemon()]
+    assert worker.told == TrainerStatus(
+        phase=Phase.BROKEN,
+        generation=1,
+        began=0,
+        leases_of=1,
+        data=SPEC,
+        pause=PAUSE,
+        leaving=True,
+        reason="reset",
+        booted=True,
+        prepares=True,
+        sends_state=True,
+        void=Void(1),
+        whereabouts=PLACE,
+        figures={"loss": 0.5},
+    )
+
+
+def test_in_the_next_ring_what_was_void_and_broken_is_no_more() -> None:
     worker = Worker().sits().trains(3)
     worker.machine.handle(BatchVoid("reset"))
     worker.machine.handle(BatchEnded())
-    worker.machine.handle(happens.LeaveWanted())
-    assert worker.machine.story() == [
-        say.Opened(SPEC),
-        say.Entered(1, 0, 1, None),
-        say.Voided(Void(1)),
-        say.Broke(1, 3, "reset"),
-        say.LeaveAsked(),
-    ]
+    worker.enters(worker.seat(2, None), in_state_of(3, 1))
+    worker.machine.handle(StateCopied())
+    assert (*ring_of(worker.told), worker.told.void, worker.told.began) == (Phase.TRAINING, 2, "", None, 3)
+
+
+def test_an_exception_as_long_as_a_tensor_is_clipped_before_it_travels() -> None:
+    """The value is sent whole each time: its size is bounded."""
+    worker = Worker().sits()
+    worker.machine.handle(BatchVoid("x" * 2_000_000))
+    worker.machine.handle(BatchEnded())
+    assert worker.told.reason == "x" * 1997 + "..."
+    worker.machine.handle(ScriptFailed("y" * 2_000_000))
+    worker.machine.handle(ScriptEnded())
+    assert worker.told.reason == "y" * 1997 + "..."
+    assert len(msgspec.msgpack.encode(worker.told)) < 5000
+
+
+def test_that_its_job_goes_is_heard_of_once() -> None:
+    """Its daemon kills a script that cannot hear of it."""
+    worker = Worker().sits().trains(3)
+    going = worker.orders(verdict=Verdict.STOP, reason="step 3 is saved", resumable=True)
+    assert not worker.told.heard_going
+    assert worker.machine.handle(OrdersHeard(going))[-1] == TellDaemon()
+    assert worker.told.heard_going
+    assert TellDaemon() not in worker.machine.handle(OrdersHeard(going))
+
+
+def test_a_usual_step_has_nothing_to_tell() -> None:
+    worker = Worker().sits().trains(1)
+    told = worker.told
+    worker.machine.handle(StatesEqual())
+    for step in range(2, 8):
+        for usual in (happens.RatesHold(step), StepCovered(step, 1), BatchBegins(), BatchEnded()):
+            assert TellDaemon() not in worker.machine.handle(usual)
+    assert worker.told is told

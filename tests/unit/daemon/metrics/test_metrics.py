@@ -37,7 +37,7 @@ edl_job_pause_seconds_total edl_job_scalings_total{reason} edl_job_workers_lost_
 edl_job_goodput_seconds_total edl_job_badput_seconds_total{cause} edl_job_checkpoint_age_seconds
 edl_worker_seconds_total{worker,activity}"""
 USAGE = Usage(10.0, 7, waited_s=1.5, loaded_s=0.5, cpu_s=9.0, memory=1000, reported={"loss": 0.5}, computed_s=8.0)
-SEEN = Observation(Phase.TRAINING, 2, 7, 2, 0.1, None, None, leaving=False, reason="", usage=USAGE)
+SEEN = Observation(phase=Phase.TRAINING, generation=2, step=7, leases_of=2, step_time_s=0.1, usage=USAGE)
 OWN = DaemonSeen("j", "w0", "1.0", True, SEEN, {"signature": 3})
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.moves import NEVER
-from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
 from edl.protocol.data import Lease, Range, Totals
 from edl.protocol.divergence import Fingerprint
+from edl.protocol.messages import Phase
 from edl.protocol.ring import Place
 from edl.trainer.arrays import Arrays
 from edl.trainer.trainer import Trainer
@@ -64,28 +65,24 @@ class Framework:
 class Link:
     """First it is to boot alone, and once it has told that it has rehearsed, it is to enter a ring."""
 
-    worker, had_orders, folder = "w", True, Path("/nowhere")
+    worker, folder = "w", Path("/nowhere")
 
-    def __init__(self) -> None:
-        self.orders, self.page, self.sent = ALONE, SimpleNamespace(attention_step=NEVER), list[object]()
+    def __init__(self, machine: WorkerMachine) -> None:
+        self.orders, self.page, self.machine = ALONE, SimpleNamespace(attention_step=NEVER), machine
+        self.rehearsed = 0
 
-    def send(self, word: object) -> bool:
-        self.sent.append(word)
-        return True
+    def tell(self) -> None:
+        self.rehearsed += self.machine.status.phase is Phase.READY
 
     def wait_news(self, older: Orders | None) -> Orders:
         self.orders = Orders(1, 2, Verdict.STAY, "", 0, 1, 1, False, THEN, (LEASED,)) if older is ALONE else ALONE
         return self.orders
 
-    @property
-    def rehearsed(self) -> int:
-        return self.sent.count(say.Rehearsed())
-
 
 def newcomer(rehearsals: int) -> tuple[Trainer, Link, Framework]:
     framework: Any = Framework()
-    link: Any = Link()
     trainer = Trainer(framework, rehearsals=rehearsals)
+    link: Any = Link(trainer._machine)
     trainer._settings = SimpleNamespace(step_timeout_s=1.0, batch_size=4, home=None)  # type: ignore[assignment]
     trainer._shell._link = link
     trainer._shell.take_first()
