@@ -227,12 +227,13 @@ class SimWorker:
         return self.observed.hear(self.told)
 
     def present(self) -> None:
-        """Let the trainer greet another daemon."""
+        """Let the trainer greet another daemon. A trainer that is dead greets none: the daemon knows its step only."""
         self.presented = True
         self.met, self.met_before = (0,), self.met
         self.observed = ObservedTrainer()
-        self.hear()
-        if not self.alive:
+        if self.alive:
+            self.hear()
+        else:
             self.observed.died(KILLED)
 
     def observation(self, step_time_s: float) -> Observation:

@@ -29,7 +29,9 @@ ORDER: Final = {
 }
 
 
-ALONE = (Phase.REHEARSING, Phase.READY)  # a newcomer whose first ring has failed: it is of no ring again
+# A newcomer whose first ring has failed is of no ring again; a new daemon knows of none whose trainer died before it
+# could greet the daemon.
+OF_NO_RING = (Phase.REHEARSING, Phase.READY, Phase.FAILED)
 DRIFT: Final = 1e-4  # of two clocks against each other, at most
 LATE_S: Final = 0.1  # a report lay about where it took so much longer than the fastest one
 
@@ -48,8 +50,8 @@ def overtaken(heard: Observation, last: Observation) -> bool:
     if heard.at < last.at:
         return True
     if heard.generation != last.generation:
-        boots_anew = not heard.generation and heard.phase in ALONE and heard.at > last.at
-        return heard.generation < last.generation and not boots_anew
+        of_no_ring = not heard.generation and heard.phase in OF_NO_RING and heard.at > last.at
+        return heard.generation < last.generation and not of_no_ring
     if heard.phase is not last.phase:
         return ORDER[heard.phase] < ORDER[last.phase]
     return heard.step < last.step

@@ -21,6 +21,7 @@ STORIES = [
     [seen(Phase.BOOTING), seen(Phase.BROKEN, 1), seen(Phase.REHEARSING, 1), seen(Phase.READY, 1)],  # not needed first
     [seen(Phase.READY), seen(Phase.BROKEN, 2), seen(Phase.FAILED, 2)],
     [seen(Phase.TRAINING, 3, 9, at=1.0), seen(Phase.TRAINING, 3, 9, at=1.5, marked=(1, 9))],  # held at a mark
+    [seen(Phase.TRAINING, 3, 9, at=1.0), seen(Phase.FAILED, 0, 9, at=1.5)],  # dead before it could greet a new daemon
 ]
 
 
