@@ -152,14 +152,18 @@ class PlanChecks:
 
     def _respects_limits(self, record: Record, roster: tuple[str, ...]) -> None:
         minimum, maximum = record.limits.minimum, record.limits.maximum
-        if record.preemption is not None or self._all_is_trained():
+        if record.preemption is not None or self._all_is_trained(record):
             minimum = 1  # those that are left save it, or only come to the ends of their scripts
         if len(roster) < minimum or (maximum and len(roster) > maximum):
             self._violated("limits", f"{roster} is not {minimum} to {maximum or 'any number of'} workers")
 
-    def _all_is_trained(self) -> bool:
-        spec = self._job.spec
-        return spec is not None and len(self._job.checks.training.samples) == spec.total * spec.epochs
+    def _all_is_trained(self, record: Record) -> bool:
+        """Tell whether all samples are trained: of all epochs, or of those after which the script ends early."""
+        spec, ledger = self._job.spec, record.ledger
+        if spec is None:
+            return False
+        epochs = ledger.spec.epochs if ledger is not None and ledger.closed else spec.epochs
+        return len(self._job.checks.training.samples) == spec.total * epochs
 
     def _holds_only_the_ready(self, roster: tuple[str, ...]) -> None:
         for worker in roster:

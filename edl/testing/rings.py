@@ -222,8 +222,11 @@ class Rings:
         """Complete the models between two steps of a ring, where the scripts need all of them."""
         for worker in members:
             ring = self.rings.get(worker.generation)
-            if worker.machine.awaits_state and ring is not None and ring.members[0] in members:
-                self._take(worker, ring.members[0])
+            if not worker.machine.awaits_state or ring is None:
+                continue
+            sender = ring.members[0]
+            if sender in members and sender.generation == worker.generation:  # else it trains in a later ring by now
+                self._take(worker, sender)
 
     @staticmethod
     def _begin_equal(members: list[SimWorker]) -> None:
