@@ -21,6 +21,7 @@ from edl.checkpoints.lives import GOES_ON, only_job
 from edl.cli.arguments import TWINS
 from edl.cli.cluster_flags import OF_REACH
 from edl.cli.detaching import in_background, wait_begun
+from edl.cluster.queue.causes import REFUSED
 from edl.config import TABLE, Given, Settings
 from edl.control_characters import visible
 from edl.daemon.policies import tabulated, try_policy
@@ -32,7 +33,7 @@ from edl.launch.lives import Lives
 from edl.launch.local import Outcome
 from edl.launch.output import OutputFile
 from edl.launch.records import Folder, launch_record, new_name
-from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, EndKind, LaunchVerdict
+from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.launch.workers import search_path
 from edl.protocol.job import JobState
 from edl.protocol.tally import LossCause
@@ -195,7 +196,7 @@ def last_line(outcome: Outcome, folder: Folder, resume: str = "auto") -> str:
         return f"job {job} interrupted"
     if outcome.status is None:  # no worker has joined it, so there are neither events nor logs
         return f"job {job} failed: {verdict.reason}"
-    more = "" if verdict.kind is EndKind.REFUSED else f"; see `edl events {job}`"
+    more = "" if verdict.cause == REFUSED else f"; see `edl events {job}`"
     return f"job {job} failed: {verdict.reason}{more}; logs: {folder.logs}"
 
 

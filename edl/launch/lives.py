@@ -1,7 +1,7 @@
 """`edl run`: a job under its name on this machine, from its first life to its last.
 
 Owns: the claim of the name, the signals, the order of lives, and what is said of each as it begins. Does not own: a
-life (`edl.launch.local`), whether another one follows (`edl.launch.restarting`), and which checkpoint it goes on from
+life (`edl.launch.local`), whether another one follows (`edl.launch.verdicts`), and which checkpoint it goes on from
 (`edl.checkpoints.lives`).
 """
 
@@ -30,8 +30,7 @@ from edl.launch.happenings import OwnChoice
 from edl.launch.local import PRINT_TIMEOUT_S, Launch, Outcome
 from edl.launch.output import OutputFile, Printer
 from edl.launch.records import Folder, LaunchRecord, claim, renew
-from edl.launch.restarting import Again, Enough, LifeEnd, Restarting
-from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, LaunchVerdict
+from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, Again, Enough, LaunchVerdict, LifeEnd, RestartRule
 from edl.protocol.job import JobState, Status
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -58,7 +57,7 @@ class Lives:
         self._folder = Folder(settings.job_home)
         self._clock = SystemClock()
         self._printer = Printer()
-        self._restarting = Restarting(settings.max_restarts)
+        self._restarts = RestartRule(settings.max_restarts)
         self._launch: Launch | None = None
         self._asked = asyncio.Event()
         self._to_go = False  # the machine is to be left, and the job is saved
@@ -163,7 +162,7 @@ class Lives:
             verdict = await self._decided(outcome, end)
         except AskedMeanwhile:
             going = msgspec.structs.replace(end, to_go=self._to_go)
-            verdict = self._restarting.ends(going) if self._to_go else INTERRUPTED
+            verdict = self._restarts.ends(going) if self._to_go else INTERRUPTED
         except EdlError as error:
             reason = f"{end.verdict.reason}; it cannot be begun again: {error}"
             verdict = msgspec.structs.replace(end.verdict, reason=reason)
@@ -179,14 +178,14 @@ class Lives:
 
     async def _decided(self, outcome: Outcome, end: LifeEnd) -> LaunchVerdict | None:
         """Decide whether another life begins. Raises EdlError, AskedMeanwhile."""
-        if (verdict := self._restarting.ends(end)) is not None:
+        if (verdict := self._restarts.ends(end)) is not None:
             return verdict
         if self._asked.is_set():
             return outcome.verdict
         self._write(state="resuming", reason=end.verdict.reason)
         found = await self._unless_asked(in_a_thread(self._find))
         saved = 0 if found.checkpoint is None else found.checkpoint.step
-        decided = self._restarting.decide(msgspec.structs.replace(end, saved=saved))
+        decided = self._restarts.decide(msgspec.structs.replace(end, saved=saved))
         if isinstance(decided, Enough):
             return decided.verdict
         self._printer.say(f"job {self._record.job} has ended: {decided.reason}")

@@ -20,6 +20,7 @@ from __future__ import annotations
 import signal
 from enum import Enum
 
+from edl.cluster.queue.causes import REFUSED, describe_exit, signal_of
 from edl.errors import InvalidTransition
 from edl.launch.bounds import END_GRACE_S, GO_GRACE_S, KILL_GRACE_S, TELL_GRACE_S, Bounds
 from edl.launch.happenings import (
@@ -43,14 +44,7 @@ from edl.launch.happenings import (
     WorkerExited,
     WorkerStarted,
 )
-from edl.launch.verdicts import (
-    INTERRUPTED,
-    NOT_BEGUN,
-    EndKind,
-    LaunchVerdict,
-    describe_exit,
-    kind_of_failure,
-)
+from edl.launch.verdicts import INTERRUPTED, LOST, NOT_BEGUN, SPENT, LaunchVerdict, cause_of_failure
 from edl.protocol.job import FailedBy
 from edl.protocol.saving import PREEMPTED_CODE
 
@@ -65,7 +59,6 @@ class Stage(Enum):
     ENDED = "nothing is left to do"
 
 
-ENDED_BY_US = (-signal.SIGTERM, 128 + signal.SIGTERM)
 NEVER_JOINED = (
     "its workers ended without calling edl.init(), so each of them has run by itself: call it first in the script, or "
     "edl.prepare()"
@@ -169,8 +162,8 @@ class Supervisor:
 
     def _note_own_end(self, code: int) -> None:
         # The job may be known to have failed before the end of the worker whose failure it is.
-        told = self.phase is Stage.KILLING or code in {0, *ENDED_BY_US}
-        if not told and self.verdict is not None and self.verdict.kind is EndKind.LOST:
+        told = self.phase is Stage.KILLING or code == 0 or signal_of(code) == signal.SIGTERM
+        if not told and self.verdict is not None and self.verdict.cause == LOST:
             self._codes.append(code)
             self.verdict = self._failed(self.verdict.reason)
 
@@ -276,7 +269,7 @@ class Supervisor:
             f"another line has begun it {began}, and here {chosen.path} of step {chosen.step} is saved: end it by "
             "`edl stop`, and type one line everywhere; all machines have to see one folder"
         )
-        return LaunchVerdict(1, "failed", reason, kind=EndKind.REFUSED)
+        return LaunchVerdict(1, "failed", reason, cause=REFUSED)
 
     def _replenish(self, job: JobSeen, now: float) -> list[Command]:
         # Other launchers may start workers for a growing target too; workers of ours that crashed are ours to replace.
@@ -357,7 +350,7 @@ class Supervisor:
         if self.phase is Stage.WATCHING:
             slow = " and ".join(f"worker {slot}" for slot in sorted(self._pids))
             reason = f"{slow} ran on for {self._limits.settle_s:g} s after the job had finished"
-            return self._fail(reason, now, LaunchVerdict(1, "failed", reason, kind=EndKind.SPENT))
+            return self._fail(reason, now, LaunchVerdict(1, "failed", reason, cause=SPENT))
         if self.phase is Stage.DOUBTING:
             return self._fail(self._doubt, now)
         return self._overdue(now)
@@ -382,11 +375,11 @@ class Supervisor:
         if job.state == "finished":
             return self._finished()
         if job.state == "preempted":
-            return LaunchVerdict(PREEMPTED_CODE, "preempted", job.reason, kind=EndKind.PREEMPTED)
+            return LaunchVerdict(PREEMPTED_CODE, "preempted", job.reason)
         if self._doubt:
             return self._failed(self._doubt)
         if not self._arrived:
-            return LaunchVerdict(1, "failed", NEVER_JOINED, kind=EndKind.REFUSED)
+            return LaunchVerdict(1, "failed", NEVER_JOINED, cause=REFUSED)
         if job.size and not job.ranks:
             return _finished("its workers here have left; the job goes on elsewhere")
         return self._failed(f"all workers exited, but the job was still {job.state}")
@@ -396,12 +389,12 @@ class Supervisor:
         bad = next((reason for pid, reason in self._gone.items() if pid in self._job.done), None)
         if bad is None:
             return _finished()
-        return LaunchVerdict(1, "failed", f"{bad}, after it had told the job of a good end", kind=EndKind.SPENT)
+        return LaunchVerdict(1, "failed", f"{bad}, after it had told the job of a good end", cause=SPENT)
 
     def _failed(self, reason: str) -> LaunchVerdict:
         by = self._job.failed_by if self._job.state == "failed" else FailedBy.FAULT
         exits = describe_exit(self._codes[0]) if self._codes else ""
-        return LaunchVerdict(1, "failed", reason, kind=kind_of_failure(by, self._codes), exits=exits)
+        return LaunchVerdict(1, "failed", reason, cause=cause_of_failure(by, self._codes), exits=exits)
 
     def _fail(self, reason: str, now: float, verdict: LaunchVerdict | None = None) -> list[Command]:
         self.verdict = verdict or self._failed(reason)
@@ -414,7 +407,7 @@ class Supervisor:
 
     def _leave(self, now: float) -> list[Command]:
         """Let workers of a preempted job end by themselves, before they are asked to."""
-        self.verdict = LaunchVerdict(PREEMPTED_CODE, "preempted", self._job.reason, kind=EndKind.PREEMPTED)
+        self.verdict = LaunchVerdict(PREEMPTED_CODE, "preempted", self._job.reason)
         if not self._pids:
             return self._end()
         self.phase, self.deadline = Stage.LEAVING, now + GO_GRACE_S
@@ -431,4 +424,4 @@ class Supervisor:
 
 
 def _finished(note: str = "") -> LaunchVerdict:
-    return LaunchVerdict(0, "finished", note=note, kind=EndKind.FINISHED)
+    return LaunchVerdict(0, "finished", note=note)

@@ -157,7 +157,7 @@ def look_of(status: Status) -> JobLook:
     return JobLook(
         state=status.state.value,
         reason=status.reason,
-        failed_by=status.failed_by.value,
+        failed_by=status.failed_by,
         size=status.size,
         step=status.step,
         batch=status.batch,

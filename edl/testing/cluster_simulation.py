@@ -35,7 +35,7 @@ from edl.cluster.queue.agent import (
     WorkerFound,
     WorkerGone,
 )
-from edl.cluster.queue.causes import PREEMPTED, EndEvidence
+from edl.cluster.queue.causes import EndEvidence
 from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent, Submission, WorkerOrder, WorkerWish, orders_of
 from edl.cluster.queue.inputs import (
     Act,
@@ -63,6 +63,7 @@ from edl.cluster.queue.scheduler import SchedulerMachine
 from edl.cluster.queue.seen_time import SeenTime
 from edl.cluster.queue.shown import left_out_by
 from edl.cluster.queue.speeds import UnknownSpeeds
+from edl.protocol.saving import PREEMPTED_CODE
 
 POLICIES = ("fifo", "backfill", "tiresias", "elastic-tiresias")
 EPOCH = 10**6  # seconds since 1970, when it begins
@@ -354,7 +355,7 @@ class ClusterPlay:
                 pass
 
     def _look(self, one: SimLife) -> JobLook:
-        return JobLook(one.state, "", "fault", self._size(one), one.step, 64)
+        return JobLook(one.state, size=self._size(one), step=one.step, batch=64)
 
     # -------------------------------------------------------------------------------------------------------- agents
 
@@ -509,7 +510,7 @@ class ClusterPlay:
             process = self.processes[id_]
             self._boot(one, process)
             if one.state in {"finished", "preempted", "failed"}:
-                codes = {"finished": 0, "preempted": PREEMPTED, "failed": 1}
+                codes = {"finished": 0, "preempted": PREEMPTED_CODE, "failed": 1}
                 self._end(id_, EndEvidence(code=codes[one.state], tail=FOLLOWS if one.state == "failed" else ""))
             elif process.asked_to_leave and not process.stubborn and self.chance.random() < 0.5:
                 self._end(id_, EndEvidence(code=0, told=True))

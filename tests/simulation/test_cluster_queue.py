@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edl.cluster.queue import agent, lives, migrating, retries, scheduler, seating, sights, state
+from edl.cluster.queue import agent, lives, migrating, scheduler, seating, sights, state
 from edl.cluster.queue.agent import AgentMachine
 from edl.cluster.queue.causes import EndEvidence
 from edl.cluster.queue.entries import JobEntry, WorkerWish
@@ -84,8 +84,8 @@ def _free_as_soon_as_told(devices: Any, node: str, jobs: Any) -> list[int]:
     return [device for device in devices if device not in held]
 
 
-def _forgives(job: JobEntry, *rest: Any) -> retries.Judged:
-    return retries.Judged(again=True, words="", job=job)
+def _forgives(job: JobEntry, *rest: Any) -> lives.Judged:
+    return lives.Judged(again=True, words="", job=job)
 
 
 def _no_final_word(queue: QueueState, job: JobEntry, now: float) -> None:

@@ -2,9 +2,9 @@
 
 Evidence: the exit status or signal, the last lines of its output, the machine's counter of processes killed for want of
 memory, whether an agent saw it end, and the report of the system that runs it, such as Slurm. A worker that was told to
-end has no cause.
+end has no cause. The leader of a job may know more than its workers' ends tell (`TOLD_BY_LEADERS`).
 
-Owns: the table of causes. Does not own: whether a job is tried again (`retries`).
+Owns: the table of causes, and what an exit status says. Does not own: whether a job is tried again (`retries`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import msgspec
 
 from edl.control_characters import visible
 from edl.errors import WITH_ITS_JOB
+from edl.protocol.job import FailedBy
+from edl.protocol.saving import PREEMPTED_CODE
 
 TAIL_BYTES: Final = 8192  # bytes of a worker's last output that are examined
 ROOT_LENGTH: Final = 200
 SHELLS: Final = 128  # a shell reports a command that signal n has killed as exit status 128 + n
-PREEMPTED: Final = 75
 
 
 class Domain(StrEnum):
@@ -69,6 +70,10 @@ class EndCause(msgspec.Struct, frozen=True):
 
 
 W, I, D = Domain.WORKLOAD, Domain.INFRASTRUCTURE, Domain.DATA  # noqa: E741 - a table's columns
+STOPPED: Final = EndCause("stopped", W, retry=False, words="it was stopped")
+DIVERGED: Final = EndCause("diverged", W, retry=False, words="its workers differ")
+REFUSED: Final = EndCause("wrong-use", W, retry=False, words="it does not go together")
+TOLD_BY_LEADERS: Final = {FailedBy.STOP: STOPPED, FailedBy.DIVERGENCE: DIVERGED, FailedBy.REFUSAL: REFUSED}
 # Causes of exceptions: patterns of "Type: message", as the last line of a traceback shows it. The first match counts.
 EXCEPTIONS: Final[tuple[tuple[str, str, Domain, bool, str], ...]] = tuple(
     ("|".join(patterns), code, domain, retry, words)
@@ -145,14 +150,14 @@ def classify(known: EndEvidence) -> EndCause | None:
 
 
 def _cause(known: EndEvidence) -> EndCause | None:
-    if known.told or (known.code in {0, PREEMPTED} and not known.taken):
+    if known.told or (known.code in {0, PREEMPTED_CODE} and not known.taken):
         return None
     if known.refused:
         return _not_started(known)
     if known.taken or known.code is None:
         return _vanished(known)
     raised = raised_last(known.tail)
-    number = _signal(known.code)
+    number = signal_of(known.code)
     if number is not None:
         return _by_signal(number, raised, starved=known.starved)
     return _raised(raised) if raised else _exited(known.code, known.tail)
@@ -202,7 +207,7 @@ def _vanished(known: EndEvidence) -> EndCause:
 
 
 def _by_signal(number: int, raised: str, *, starved: bool) -> EndCause:
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    name = signal_name(number)
     if number == signal.SIGKILL and starved:
         return EndCause("out-of-memory", W, True, "the machine has killed it for want of memory", name)
     if number == signal.SIGKILL:
@@ -228,8 +233,17 @@ def _exited(code: int, tail: str) -> EndCause:
     return EndCause("exit", W, True, f"it exited with code {code}", f"code {code}: {last}")
 
 
-def _signal(code: int) -> int | None:
+def signal_of(code: int) -> int | None:
+    """Return the signal that ended a process with this exit status; None: it exited by itself."""
     if code < 0:
         return -code
-    known = {int(number) for number in signal.Signals}
-    return code - SHELLS if code > SHELLS and code - SHELLS in known else None
+    return code - SHELLS if code > SHELLS and code - SHELLS in set(signal.Signals) else None
+
+
+def signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def describe_exit(code: int) -> str:
+    """Return an exit status in words."""
+    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"

@@ -14,6 +14,7 @@ import msgspec
 
 from edl.cluster.queue.causes import EndCause, EndEvidence
 from edl.cluster.queue.phases import TERMINAL, WAITING, JobPhase
+from edl.cluster.queue.retries import FailureKept
 
 NAME = r"\A(?!\.+\Z)[A-Za-z0-9._-]{1,48}\Z"
 JobName = Annotated[str, msgspec.Meta(pattern=NAME)]
@@ -78,17 +79,6 @@ class WorkerExit(msgspec.Struct, frozen=True):
     at: float
     cause: EndCause | None  # None: it ended well
     code: int | None = None
-
-
-class FailureKept(msgspec.Struct, frozen=True):
-    """A failure that was counted."""
-
-    code: str
-    root: str
-    step: int
-    at: float
-    life: int
-    made: int  # workers that the job had had by then: if one of these fails at that step too, it is the same failure
 
 
 class QueueEvent(msgspec.Struct, frozen=True):

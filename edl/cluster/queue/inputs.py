@@ -11,6 +11,7 @@ import msgspec
 
 from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent, Submission
 from edl.cluster.queue.retries import RetryRules
+from edl.protocol.job import FailedBy
 
 
 class ClusterRules(msgspec.Struct, frozen=True):
@@ -44,7 +45,7 @@ class JobLook(msgspec.Struct, frozen=True):
 
     state: str = ""
     reason: str = ""
-    failed_by: str = ""
+    failed_by: FailedBy = FailedBy.FAULT
     size: int = 0  # workers that train
     step: int = 0  # of this life
     batch: int = 0

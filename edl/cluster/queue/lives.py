@@ -1,19 +1,23 @@
 """The life of a job, from its placement to the last of its processes, and how its end is judged.
 
-Owns: the transitions of a job that has devices. Does not own: which devices (`seating`), causes, and retry budgets.
+Owns: the transitions of a job that has devices, and its budget of tries. Does not own: which devices (`seating`),
+causes, and what follows from them (`retries`).
 """
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
-from edl.cluster.queue.causes import PREEMPTED, Domain, EndCause, classify, first
+from edl.cluster.queue.causes import STOPPED, TOLD_BY_LEADERS, Domain, EndCause, classify, first
 from edl.cluster.queue.entries import JobEntry, WorkerEntry, WorkerExit, WorkerSeen, WorkerWish
 from edl.cluster.queue.inputs import BeginLife, JobLook, JobLooked, LifeReady, LifeRefused, LookOnce, SendAway
 from edl.cluster.queue.phases import ACTIVE, BOOTING, TRAINING, JobPhase, Turn
-from edl.cluster.queue.retries import judge
+from edl.cluster.queue.retries import KEPT, Denial, FailureKept, RetryRules, denied
 from edl.cluster.queue.sights import wasted
 from edl.cluster.queue.state import QueueState, SeenJob
+from edl.protocol.saving import PREEMPTED_CODE
 
 JOINED = frozenset({"running", "scaling", "preempting"})  # states of a job whose workers train
 MOST_EXITS = 32
@@ -235,21 +239,20 @@ def _ended(state: QueueState, job: JobEntry, now: float) -> None:
         return
     look = seen.look
     ended_well = bool(job.exits) and all(one.code == 0 and one.cause is None for one in job.exits)
-    saved = look.state == "preempted" or any(one.code == PREEMPTED for one in job.exits)
+    saved = look.state == "preempted" or any(one.code == PREEMPTED_CODE for one in job.exits)
     if look.state == "finished" or (ended_well and not saved and look.state != "failed"):
         state.turn(job, Turn.ENDED, now)
     elif saved or job.phase is JobPhase.PREEMPTING:
         state.turn(job, Turn.SAVED, now, look.reason or "it was ended before it could be saved")
     else:
-        _failed(state, job, _cause_of(job, look), now, by=look.failed_by)
+        _failed(state, job, _cause_of(job, look), now)
 
 
 def _cause_of(job: JobEntry, look: JobLook) -> EndCause:
     """Return the cause of a job's failure: the first worker that failed; else the reason that its leader gives."""
-    if look.state == "failed" and look.failed_by == "divergence":
-        return EndCause("diverged", Domain.WORKLOAD, retry=False, words="its workers differ", root=look.reason)
-    if look.state == "failed" and look.failed_by == "refusal":
-        return EndCause("wrong-use", Domain.WORKLOAD, retry=False, words="it does not go together", root=look.reason)
+    told = TOLD_BY_LEADERS.get(look.failed_by)
+    if told is not None:
+        return msgspec.structs.replace(told, root=look.reason)
     found = first(one.cause for one in job.exits if one.cause is not None)
     if found is not None:
         return found
@@ -257,11 +260,43 @@ def _cause_of(job: JobEntry, look: JobLook) -> EndCause:
     return EndCause("peer", Domain.INFRASTRUCTURE, retry=True, words=words)
 
 
-def _failed(state: QueueState, job: JobEntry, cause: EndCause, now: float, by: str = "") -> None:
-    if by == "stop":
-        state.turn(job, Turn.CANCELLED, now, "it was stopped")
+def _failed(state: QueueState, job: JobEntry, cause: EndCause, now: float) -> None:
+    if cause.code == STOPPED.code:
+        state.turn(job, Turn.CANCELLED, now, cause.words)
         return
     number = next((one.number for one in job.exits if one.cause == cause), job.made + 1)
     judged = judge(job, cause, number, now, state.rules.retries)
     job = state.put(judged.job, now)
     state.turn(job, Turn.AGAIN if judged.again else Turn.GIVEN_UP, now, judged.words)
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """The verdict about a failure."""
+
+    again: bool
+    words: str
+    job: JobEntry  # the entry with the strike added
+
+
+def judge(job: JobEntry, cause: EndCause, number: int, now: float, rules: RetryRules) -> Judged:
+    """Judge a failure of worker `number` at the job's newest step."""
+    step, last = job.step, job.strikes[-1] if job.strikes else None
+    said = f"{cause.words}: {cause.root}" if cause.root else cause.words
+    if last is not None and (last.life, last.step) == (job.life, step) and number <= last.made:
+        words = f"tries left: {job.tries_left}" if cause.retry else Denial.HOPELESS.value
+        return Judged(again=cause.retry, words=f"{said}; {words}", job=job)
+    failure = FailureKept(cause.code, cause.root, step, now, job.life, job.made)
+    since = tuple(one for one in job.strikes if one.step + rules.progress > step)
+    left = (rules.spare if cause.domain is Domain.INFRASTRUCTURE else rules.tries) - len(since) - 1
+    verdicts = {
+        None: f"tries left: {left}",
+        Denial.HOPELESS: Denial.HOPELESS.value,
+        Denial.REPEATED: f"for the same cause at step {step} again",
+        Denial.SPENT: f"{len(since) + 1} failures without progress",
+    }
+    denial = denied(cause, failure, since, left)
+    rest = min(rules.longest_rest_s, rules.rest_s * math.exp2(min(len(since), 16)))
+    struck = msgspec.structs.replace(
+        job, cause=cause, strikes=(*since, failure)[-KEPT:], tries_left=max(0, left), rests_until=now + rest
+    )
+    return Judged(again=denial is None, words=f"{said}; {verdicts[denial]}", job=struck)

@@ -1,20 +1,22 @@
 """Decide whether a failed job is tried again: progress refills a budget, and the same fault is not tried a third time.
 
-Owns: the rule. Does not own: what a failure is (`causes`).
+A cluster and `edl run` decide by this rule; each counts its own budget. Owns: the rule. Does not own: what a failure is
+(`causes`).
 """
 
 from __future__ import annotations
 
-import math
+import re
+from collections.abc import Sequence
+from enum import Enum
 from typing import Final
 
 import msgspec
 
 from edl.cluster.queue.causes import Domain, EndCause
-from edl.cluster.queue.entries import FailureKept, JobEntry
 
 KEPT: Final = 10  # strikes kept of one job
-HOPELESS: Final = "another try would end alike"
+NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|(?<![0-9])(?<!^code )[0-9]+")  # not the exit status that a root begins with
 
 
 class RetryRules(msgspec.Struct, frozen=True):
@@ -27,36 +29,36 @@ class RetryRules(msgspec.Struct, frozen=True):
     longest_rest_s: float = 60.0
 
 
-class Judged(msgspec.Struct, frozen=True):
-    """The verdict about a failure."""
+class FailureKept(msgspec.Struct, frozen=True):
+    """A failure that was counted."""
 
-    again: bool
-    words: str
-    job: JobEntry  # the entry with the strike added
+    code: str
+    root: str
+    step: int
+    at: float = 0.0
+    life: int = 0
+    made: int = 0  # workers that the job had had by then: if one of these fails at that step too, it is one failure
+
+    @property
+    def fault(self) -> tuple[str, str, int]:
+        """Return what two failures of one fault have in common: numbers and addresses differ in each life."""
+        return self.code, NUMBER.sub("#", self.root), self.step
 
 
-def judge(job: JobEntry, cause: EndCause, number: int, now: float, rules: RetryRules) -> Judged:
-    """Judge a failure of worker `number` at the job's newest step."""
-    step, last = job.step, job.strikes[-1] if job.strikes else None
-    said = f"{cause.words}: {cause.root}" if cause.root else cause.words
-    if last is not None and (last.life, last.step) == (job.life, step) and number <= last.made:
-        words = f"tries left: {job.tries_left}" if cause.retry else HOPELESS
-        return Judged(again=cause.retry, words=f"{said}; {words}", job=job)
-    came_on = last is not None and step >= last.step + rules.progress
-    budget = rules.spare if cause.domain is Domain.INFRASTRUCTURE else rules.tries
-    since = [] if came_on else [one for one in job.strikes if one.step + rules.progress > step]
-    left = budget - len(since) - 1
-    same = [one for one in since if (one.code, one.root, one.step) == (cause.code, cause.root, step)]
-    strikes = (
-        *(since if came_on else job.strikes),
-        FailureKept(cause.code, cause.root, step, now, job.life, job.made),
-    )[-KEPT:]
-    rest = min(rules.longest_rest_s, rules.rest_s * math.exp2(min(len(since), 16)))
-    struck = msgspec.structs.replace(job, cause=cause, strikes=strikes, tries_left=max(0, left), rests_until=now + rest)
+class Denial(Enum):
+    """Why a job is not tried again."""
+
+    HOPELESS = "another try would end alike"
+    REPEATED = "the same fault came again without progress in between"
+    SPENT = "the budget is used up"
+
+
+def denied(cause: EndCause, failure: FailureKept, since: Sequence[FailureKept], left: int) -> Denial | None:
+    """Return why no try follows a failure; None: another one does. `since`: the failures since the last progress;
+    `left`: tries that would be left after the next.
+    """
     if not cause.retry:
-        return Judged(again=False, words=f"{said}; {HOPELESS}", job=struck)
-    if same and cause.domain is not Domain.INFRASTRUCTURE:
-        return Judged(again=False, words=f"{said}; for the same cause at step {step} again", job=struck)
-    if left < 0:
-        return Judged(again=False, words=f"{said}; {len(since) + 1} failures without progress", job=struck)
-    return Judged(again=True, words=f"{said}; tries left: {left}", job=struck)
+        return Denial.HOPELESS
+    if cause.domain is not Domain.INFRASTRUCTURE and failure.fault in {one.fault for one in since}:
+        return Denial.REPEATED
+    return Denial.SPENT if left < 0 else None

@@ -17,6 +17,7 @@ import pytest
 from edl.cli import cluster_flags, main, show, simulate_flags
 from edl.cli.parser import build, parse
 from edl.cli.run import last_line
+from edl.cluster.queue.causes import REFUSED
 from edl.config import TABLE, Settings
 from edl.events import Event, Kind
 from edl.facts import told
@@ -26,14 +27,14 @@ from edl.launch.early import EarlyEnd, ends_early
 from edl.launch.local import Outcome
 from edl.launch.names import invent
 from edl.launch.records import Folder, LaunchRecord, claim
-from edl.launch.verdicts import EndKind, LaunchVerdict
+from edl.launch.verdicts import LaunchVerdict
 from edl.launch.whereabouts import recorded_status
 from edl.protocol.data import DataCounts
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
 from edl.protocol.tally import LossCause, Tally
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
-SAVED = LaunchVerdict(75, "preempted", "step 9 is saved", kind=EndKind.PREEMPTED)
+SAVED = LaunchVerdict(75, "preempted", "step 9 is saved")
 FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 
@@ -489,7 +490,7 @@ def test_a_job_that_is_over_shows_no_worker_that_has_none_of_its_processes_left(
         (LaunchVerdict(0, "finished", note="its workers left"), "job x: its workers left"),
         (LaunchVerdict(1, "failed", "interrupted"), "job x interrupted"),
         (LaunchVerdict(1, "failed", "boom"), "job x failed: boom; see `edl events x`; logs: h/x/logs"),
-        (LaunchVerdict(1, "failed", "no", kind=EndKind.REFUSED), "job x failed: no; logs: h/x/logs"),
+        (LaunchVerdict(1, "failed", "no", cause=REFUSED), "job x failed: no; logs: h/x/logs"),
     ],
 )
 def test_the_last_line(verdict, line):

@@ -23,12 +23,12 @@ from edl.config import Settings
 from edl.launch import exporting, lives
 from edl.launch.local import Outcome
 from edl.launch.records import Folder, LaunchRecord, launch_record
-from edl.launch.verdicts import EndKind, LaunchVerdict
+from edl.launch.verdicts import KILLED, LaunchVerdict
 from edl.protocol.job import JobState, Status
 from edl.protocol.ring import RingKind
 
-KILLED = LaunchVerdict(1, "failed", "worker 0 was killed", kind=EndKind.KILLED, exits="was killed by SIGKILL")
-FINISHED = LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
+BY_SIGNAL = LaunchVerdict(1, "failed", "worker 0 was killed", cause=KILLED, exits="was killed by SIGKILL")
+FINISHED = LaunchVerdict(0, "finished")
 Ending = Callable[[Settings], Outcome]
 
 
@@ -83,7 +83,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def killed_at(step: int) -> Ending:
-    return lambda settings: Outcome(KILLED, restarts=settings.max_restarts, newest_step=step, cause="killed")
+    return lambda settings: Outcome(BY_SIGNAL, restarts=settings.max_restarts, newest_step=step, cause="killed")
 
 
 def finished(settings: Settings) -> Outcome:
@@ -140,7 +140,7 @@ def test_what_cannot_be_exported_ends_the_job_on_record(place: Place, monkeypatc
 
 def test_without_checkpoints_a_job_has_one_life(place: Place) -> None:
     settings = msgspec.structs.replace(place.settings(), checkpoint="")
-    assert place.play(settings, killed_at(5)).verdict == KILLED
+    assert place.play(settings, killed_at(5)).verdict == BY_SIGNAL
 
 
 def test_each_life_goes_on_from_the_newest_checkpoint_of_all(place: Place) -> None:

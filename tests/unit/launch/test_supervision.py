@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edl.cluster.queue.causes import DIVERGED, REFUSED, STOPPED, describe_exit
 from edl.errors import InvalidTransition
 from edl.launch.bounds import END_GRACE_S, KILL_GRACE_S, TELL_GRACE_S, Bounds
 from edl.launch.happenings import (
@@ -30,7 +31,7 @@ from edl.launch.happenings import (
     WorkerStarted,
 )
 from edl.launch.supervision import Stage, Supervisor
-from edl.launch.verdicts import EndKind, LaunchVerdict, describe_exit
+from edl.launch.verdicts import CRASHED, KILLED, LOST, SPENT, LaunchVerdict
 from edl.protocol.job import FailedBy
 
 LIMITS = Bounds(doubt_s=10, settle_s=60)
@@ -55,7 +56,7 @@ def test_a_job_that_finishes():
     assert play(supervisor, RUNNING, WorkerExited(0, 0), FINISHED) == []
     assert play(supervisor, WorkerExited(1, 0)) == [AskForLastWord()]
     play(supervisor, FINISHED)
-    assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
+    assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
 def test_guests_end_with_a_launch_that_takes_their_coordinator_with_it():
@@ -91,7 +92,7 @@ def test_a_crash_before_the_job_runs_ends_the_others():
     assert play(supervisor, JobSeen("starting"), Looked()) == [EndWorkers()]
     play(supervisor, WorkerExited(0, -15))
     assert supervisor.verdict == LaunchVerdict(
-        1, "failed", "worker 1 exited with code 1", kind=EndKind.CRASHED, exits="exited with code 1"
+        1, "failed", "worker 1 exited with code 1", cause=CRASHED, exits="exited with code 1"
     )
 
 
@@ -138,7 +139,7 @@ def test_a_crash_of_the_only_worker_is_the_reason_where_the_job_knows_no_better(
     assert play(supervisor, WorkerExited(0, -9)) == [AskForLastWord()]
     play(supervisor, JobSilent())
     assert supervisor.verdict == LaunchVerdict(
-        1, "failed", "worker 0 was killed by SIGKILL", kind=EndKind.KILLED, exits="was killed by SIGKILL"
+        1, "failed", "worker 0 was killed by SIGKILL", cause=KILLED, exits="was killed by SIGKILL"
     )
 
 
@@ -156,14 +157,14 @@ class TestCrashWhileTheJobRuns:
         play(supervisor, JobSeen("running", ranks={100: 0}, size=1))
         assert (supervisor.phase, supervisor.deadline) == (Stage.WATCHING, None)
         play(supervisor, WorkerExited(0, 0), JobSeen("finished"))
-        assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
+        assert supervisor.verdict == LaunchVerdict(0, "finished")
 
     def test_is_one_when_the_leader_does_not_in_time(self):
         supervisor = self.crashed()
         assert play(supervisor, DeadlineReached(), now=9.9) == []
         assert play(supervisor, DeadlineReached(), now=10) == [EndWorkers()]
         assert supervisor.verdict == LaunchVerdict(
-            1, "failed", "worker 1 was killed by SIGKILL", kind=EndKind.KILLED, exits="was killed by SIGKILL"
+            1, "failed", "worker 1 was killed by SIGKILL", cause=KILLED, exits="was killed by SIGKILL"
         )
 
     def test_is_one_when_the_others_crash_with_it_and_the_first_is_the_reason(self):
@@ -172,7 +173,7 @@ class TestCrashWhileTheJobRuns:
         play(supervisor, JobSilent())
         assert supervisor.phase is Stage.ENDED
         assert supervisor.verdict == LaunchVerdict(
-            1, "failed", "worker 1 was killed by SIGKILL", kind=EndKind.KILLED, exits="was killed by SIGKILL"
+            1, "failed", "worker 1 was killed by SIGKILL", cause=KILLED, exits="was killed by SIGKILL"
         )
 
     def test_has_the_reason_of_the_job_where_all_crash_at_once(self):
@@ -180,20 +181,20 @@ class TestCrashWhileTheJobRuns:
         supervisor = self.crashed()
         play(supervisor, WorkerExited(0, 1), JobSeen("failed", "stopped by `edl stop`", failed_by=FailedBy.STOP))
         assert supervisor.verdict == LaunchVerdict(
-            1, "failed", "stopped by `edl stop`", kind=EndKind.STOPPED, exits="was killed by SIGKILL"
+            1, "failed", "stopped by `edl stop`", cause=STOPPED, exits="was killed by SIGKILL"
         )
 
     def test_is_none_when_the_others_finish_the_job_meanwhile(self):
         supervisor = self.crashed()
         assert play(supervisor, WorkerExited(0, 0)) == [AskForLastWord()]
         play(supervisor, JobSeen("finished"))
-        assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
+        assert supervisor.verdict == LaunchVerdict(0, "finished")
 
     def test_is_the_reason_when_the_job_never_says_it_finished(self):
         supervisor = self.crashed()
         play(supervisor, WorkerExited(0, 0), JobSilent())
         assert supervisor.verdict == LaunchVerdict(
-            1, "failed", "worker 1 was killed by SIGKILL", kind=EndKind.KILLED, exits="was killed by SIGKILL"
+            1, "failed", "worker 1 was killed by SIGKILL", cause=KILLED, exits="was killed by SIGKILL"
         )
 
 
@@ -202,7 +203,7 @@ def test_a_job_that_failed_ends_its_workers_with_the_leaders_reason():
     assert play(supervisor, RUNNING, JobSeen("failed", "fewer than 2 workers")) == [EndWorkers()]
     play(supervisor, WorkerExited(0, 1), WorkerExited(1, 1))
     assert supervisor.verdict == LaunchVerdict(
-        1, "failed", "fewer than 2 workers", kind=EndKind.CRASHED, exits="exited with code 1"
+        1, "failed", "fewer than 2 workers", cause=CRASHED, exits="exited with code 1"
     )
 
 
@@ -213,7 +214,7 @@ def test_workers_that_run_on_after_the_job_are_ended():
     assert supervisor.deadline == 65, "told again is no reason to wait longer"
     assert play(supervisor, DeadlineReached(), now=65) == [EndWorkers()]
     assert supervisor.verdict == LaunchVerdict(
-        1, "failed", "worker 1 ran on for 60 s after the job had finished", kind=EndKind.SPENT
+        1, "failed", "worker 1 ran on for 60 s after the job had finished", cause=SPENT
     )
 
 
@@ -230,20 +231,22 @@ class TestLastWord:
         supervisor = two_workers()
         play(supervisor, seen, WorkerExited(0, 0), WorkerExited(1, 0), JobSilent())
         assert supervisor.verdict is not None and "without calling edl.init()" in supervisor.verdict.reason
-        assert (supervisor.verdict.code, supervisor.verdict.kind) == (1, EndKind.REFUSED)
+        assert (supervisor.verdict.code, supervisor.verdict.cause) == (1, REFUSED)
 
     def test_of_a_job_that_goes_on_elsewhere_is_a_note(self):
         supervisor = self.settling(RUNNING)
         play(supervisor, JobSeen("running", size=3), JobSilent())
         assert supervisor.verdict == LaunchVerdict(
-            0, "finished", note="its workers here have left; the job goes on elsewhere", kind=EndKind.FINISHED
+            0, "finished", note="its workers here have left; the job goes on elsewhere"
         )
 
     @pytest.mark.parametrize("end", [JobSilent(), DeadlineReached()])
     def test_that_does_not_come_is_a_failure(self, end):
         supervisor = self.settling(RUNNING)
         play(supervisor, end, now=60)
-        assert supervisor.verdict == LaunchVerdict(1, "failed", "all workers exited, but the job was still running")
+        assert supervisor.verdict == LaunchVerdict(
+            1, "failed", "all workers exited, but the job was still running", cause=LOST
+        )
 
 
 class TestInterrupt:
@@ -254,7 +257,7 @@ class TestInterrupt:
         assert play(supervisor, DeadlineReached(), now=END_GRACE_S) == [KillWorkers()]
         assert play(supervisor, DeadlineReached(), now=END_GRACE_S + KILL_GRACE_S) == []
         assert supervisor.phase is Stage.ENDED
-        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", kind=EndKind.INTERRUPTED)
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", cause=STOPPED)
 
     def test_twice_kills_at_once(self):
         assert play(two_workers(), Interrupted(), Interrupted()) == [EndWorkers(), KillWorkers()]
@@ -269,7 +272,7 @@ class TestInterrupt:
         assert play(supervisor, JobTold(), now=0.1) == [EndWorkers()]
         assert supervisor.deadline == 0.1 + END_GRACE_S
         play(supervisor, WorkerExited(0, 0), WorkerExited(1, 0))
-        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", kind=EndKind.INTERRUPTED)
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", cause=STOPPED)
 
     def test_a_leader_that_does_not_answer_is_not_waited_for(self):
         supervisor = with_own_coordinator()
@@ -286,7 +289,7 @@ class TestInterrupt:
         play(
             supervisor, RUNNING, Interrupted(), JobSeen("failed", "no workers"), WorkerExited(0, 0), WorkerExited(1, 1)
         )
-        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", kind=EndKind.INTERRUPTED)
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", cause=STOPPED)
 
 
 def test_a_worker_that_ends_twice_is_our_bug():
@@ -406,7 +409,7 @@ def test_who_comes_when_the_job_has_finished_is_no_failure():
     assert play(supervisor, finished, WorkerExited(1, 1)) == []
     assert play(supervisor, WorkerExited(0, 0)) == [AskForLastWord()]
     play(supervisor, finished)
-    assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
+    assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
 def test_who_still_comes_when_the_job_has_finished_and_all_of_it_are_gone_is_ended():
@@ -415,7 +418,7 @@ def test_who_still_comes_when_the_job_has_finished_and_all_of_it_are_gone_is_end
     assert play(supervisor, JobSeen("finished", ranks={100: 0}, pids=frozenset({100, 101}))) == []
     assert play(supervisor, WorkerExited(0, 0)) == [EndWorkers()]
     assert play(supervisor, WorkerExited(1, -15), WorkerExited(2, -15)) == []
-    assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
+    assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
 def test_who_still_comes_is_ended_at_once_also_where_the_others_exit_before_the_job_is_seen_to_be_finished():
@@ -424,7 +427,7 @@ def test_who_still_comes_is_ended_at_once_also_where_the_others_exit_before_the_
     assert play(supervisor, WorkerExited(0, 0)) == []
     assert play(supervisor, JobSeen("finished", ranks={100: 0}, pids=frozenset({100, 101}))) == [EndWorkers()]
     assert play(supervisor, WorkerExited(1, -15)) == []
-    assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
+    assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
 def test_who_still_comes_when_all_others_were_elsewhere_is_ended_in_time():
@@ -432,7 +435,7 @@ def test_who_still_comes_when_all_others_were_elsewhere_is_ended_in_time():
     play(supervisor, seen(2, 1), JobSeen("finished", ranks={7: 0}, pids=frozenset({7})))
     assert play(supervisor, DeadlineReached(), now=60) == [EndWorkers()]
     play(supervisor, WorkerExited(0, 1))
-    assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
+    assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
 TOLD = ", after it had told the job of a good end"
@@ -449,14 +452,14 @@ def test_a_worker_that_ends_badly_after_a_good_end_in_the_job_is_a_failure_which
     assert supervisor.phase is Stage.WATCHING, "the other saves"
     assert supervisor.deadline == (None if seen is RUNNING else 60)
     play(supervisor, WorkerExited(1 - first, 3 * (1 - first)), msgspec.structs.replace(FINISHED, done=done))
-    assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 exited with code 3" + TOLD, kind=EndKind.SPENT)
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 exited with code 3" + TOLD, cause=SPENT)
 
 
 def test_who_was_given_up_and_ends_after_the_job_has_finished_without_it_is_no_failure():
     supervisor = two_workers()
     finished = JobSeen("finished", ranks={100: 0}, size=1, pids=frozenset({100}), done=frozenset({100}))
     play(supervisor, RUNNING, finished, WorkerExited(0, 0), WorkerExited(1, 1), finished)
-    assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
+    assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
 def test_a_worker_that_crashes_when_all_is_trained_is_not_replaced():
@@ -465,7 +468,7 @@ def test_a_worker_that_crashes_when_all_is_trained_is_not_replaced():
     assert play(supervisor, msgspec.structs.replace(seen(2, 1, 100), spent=True)) == []
     assert supervisor.phase is Stage.WATCHING
     play(supervisor, WorkerExited(0, 0), JobSeen("failed", "no space left"))
-    assert supervisor.verdict == LaunchVerdict(1, "failed", "no space left")
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "no space left", cause=LOST)
 
 
 def test_a_worker_that_crashes_at_the_end_of_an_epoch_is_replaced_once_the_next_one_has_begun():
@@ -496,7 +499,7 @@ def test_a_job_of_too_few_ends_only_where_no_worker_will_come(restarts):
         assert play(supervisor, msgspec.structs.replace(short, members=2, pids=frozenset({100, 102}))) == [], "it boots"
     else:
         assert told == [EndWorkers()]
-        assert supervisor.verdict == LaunchVerdict(1, "failed", reason)
+        assert supervisor.verdict == LaunchVerdict(1, "failed", reason, cause=LOST)
 
 
 def test_without_restarts_a_crashed_worker_is_not_started_again_by_growth():
@@ -529,7 +532,7 @@ class TestWorkersOfOthers:
         assert play(supervisor, JobSeen("running", ranks={200: 0}, size=1, pids=frozenset({200}))) == []
         assert play(supervisor, FINISHED) == [AskForLastWord()]
         play(supervisor, FINISHED)
-        assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
+        assert supervisor.verdict == LaunchVerdict(0, "finished")
 
     def test_go_on_elsewhere_with_a_coordinator_of_their_own(self):
         assert self.left_alone(hosts=False)[1] == [AskForLastWord()]
@@ -549,7 +552,7 @@ def test_a_job_that_is_to_go_is_saved_first_and_exits_with_a_code_of_its_own():
     gone = JobSeen("preempted", "asked to; step 9 is saved")
     assert play(supervisor, WorkerExited(0, 75), gone) == []
     play(supervisor, WorkerExited(1, 75))
-    assert supervisor.verdict == LaunchVerdict(75, "preempted", "asked to; step 9 is saved", kind=EndKind.PREEMPTED)
+    assert supervisor.verdict == LaunchVerdict(75, "preempted", "asked to; step 9 is saved")
 
 
 def test_workers_of_a_job_that_is_gone_are_asked_to_end_and_killed_where_they_do_not():
@@ -562,7 +565,7 @@ def test_workers_of_a_job_that_is_gone_are_asked_to_end_and_killed_where_they_do
         found += supervisor.handle(DeadlineReached(), supervisor.deadline)
     assert found == [EndWorkers(), KillWorkers()]
     play(supervisor, WorkerExited(0, -9), WorkerExited(1, -9))
-    assert supervisor.verdict == LaunchVerdict(75, "preempted", "asked to; step 9 is saved", kind=EndKind.PREEMPTED)
+    assert supervisor.verdict == LaunchVerdict(75, "preempted", "asked to; step 9 is saved")
 
 
 def test_no_worker_is_started_for_a_job_that_is_to_go():
@@ -576,14 +579,14 @@ def test_a_second_time_it_is_interrupted():
     supervisor = two_workers()
     assert play(supervisor, RUNNING, AskedToGo(), AskedToGo()) == [PreemptJob(), EndWorkers()]
     play(supervisor, WorkerExited(0, 1), WorkerExited(1, 1))
-    assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", kind=EndKind.INTERRUPTED)
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", cause=STOPPED)
 
 
 def test_a_job_that_has_not_begun_has_nothing_to_save():
     supervisor = two_workers()
     assert play(supervisor, AskedToGo(), Looked()) == [LookAtJob(), EndWorkers()]
     play(supervisor, WorkerExited(0, 1), WorkerExited(1, 1))
-    assert supervisor.verdict == LaunchVerdict(75, "preempted", "it had not begun to train", kind=EndKind.PREEMPTED)
+    assert supervisor.verdict == LaunchVerdict(75, "preempted", "it had not begun to train")
 
 
 def test_a_job_that_was_not_seen_to_begin_is_looked_at_first():
@@ -594,7 +597,7 @@ def test_a_job_that_was_not_seen_to_begin_is_looked_at_first():
 def test_all_its_workers_may_be_gone_before_the_job_says_so():
     supervisor = two_workers()
     play(supervisor, RUNNING, AskedToGo(), WorkerExited(0, 1), WorkerExited(1, 1), JobSeen("preempted", "saved"))
-    assert supervisor.verdict == LaunchVerdict(75, "preempted", "saved", kind=EndKind.PREEMPTED)
+    assert supervisor.verdict == LaunchVerdict(75, "preempted", "saved")
 
 
 # ------------------------------------------------------------------------------------------------ the job is moved here
@@ -625,7 +628,7 @@ def test_it_waits_on_when_the_job_has_left_again_and_ends_with_the_job():
     assert play(supervisor, msgspec.structs.replace(COMING, migration=3)) == [StartWorkers(2, 0)], "it comes back"
     over = waiting()
     play(over, ELSEWHERE, JobSeen("finished"), JobSilent())
-    assert over.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
+    assert over.verdict == LaunchVerdict(0, "finished")
 
 
 def test_it_starts_none_of_a_size_that_others_are_asked_for():
@@ -652,24 +655,24 @@ def test_a_host_that_is_left_starts_none_until_that_is_over():
 def test_its_end_does_not_end_a_job_that_trains_elsewhere():
     supervisor = waiting()
     assert play(supervisor, ELSEWHERE, AskedToGo()) == []
-    assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", kind=EndKind.INTERRUPTED)
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", cause=STOPPED)
 
 
-class TestKind:
+class TestCause:
     """Of a failure: another life may mend it, or not."""
 
     def test_is_found_in_the_exit_that_comes_after_the_word_of_the_job(self):
-        for code, kind, exits in (
-            (1, EndKind.CRASHED, "exited with code 1"),
-            (-9, EndKind.KILLED, "was killed by SIGKILL"),
-            (137, EndKind.KILLED, "exited with code 137"),
-            (-15, EndKind.LOST, ""),
-            (0, EndKind.LOST, ""),
+        for code, cause, exits in (
+            (1, CRASHED, "exited with code 1"),
+            (-9, KILLED, "was killed by SIGKILL"),
+            (137, KILLED, "exited with code 137"),
+            (-15, LOST, ""),
+            (0, LOST, ""),
         ):
             supervisor = two_workers()
             assert play(supervisor, RUNNING, JobSeen("failed", "too few")) == [EndWorkers()]
             play(supervisor, WorkerExited(1, code), WorkerExited(0, -15))
-            assert supervisor.verdict == LaunchVerdict(1, "failed", "too few", kind=kind, exits=exits)
+            assert supervisor.verdict == LaunchVerdict(1, "failed", "too few", cause=cause, exits=exits)
 
     def test_is_not_found_in_those_that_were_killed_here(self):
         supervisor = two_workers()
@@ -677,26 +680,26 @@ class TestKind:
         play(supervisor, DeadlineReached(), now=END_GRACE_S)
         assert supervisor.phase is Stage.KILLING
         play(supervisor, WorkerExited(0, -9), WorkerExited(1, -9))
-        assert supervisor.verdict == LaunchVerdict(1, "failed", "too few", kind=EndKind.LOST)
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "too few", cause=LOST)
 
     @pytest.mark.parametrize(
-        ("by", "kind"),
+        ("by", "cause"),
         [
-            (FailedBy.STOP, EndKind.STOPPED),
-            (FailedBy.DIVERGENCE, EndKind.DIVERGED),
-            (FailedBy.REFUSAL, EndKind.REFUSED),
+            (FailedBy.STOP, STOPPED),
+            (FailedBy.DIVERGENCE, DIVERGED),
+            (FailedBy.REFUSAL, REFUSED),
         ],
     )
-    def test_is_what_the_leader_says_whatever_the_workers_ended_by(self, by, kind):
+    def test_is_what_the_leader_says_whatever_the_workers_ended_by(self, by, cause):
         supervisor = two_workers()
         play(supervisor, RUNNING, JobSeen("failed", "why", failed_by=by), WorkerExited(0, -9), WorkerExited(1, 1))
-        assert supervisor.verdict == LaunchVerdict(1, "failed", "why", kind=kind)
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "why", cause=cause)
 
     def test_a_signal_counts_more_than_what_it_makes_others_raise(self):
         supervisor = two_workers()
         play(supervisor, RUNNING, WorkerExited(1, 1), WorkerExited(0, -9), JobSilent())
         assert supervisor.verdict is not None
-        assert supervisor.verdict.kind is EndKind.KILLED
+        assert supervisor.verdict.cause == KILLED
 
     def test_a_crash_that_the_job_went_on_from_counts_no_more(self):
         supervisor = two_workers()
@@ -705,7 +708,7 @@ class TestKind:
         )
         play(supervisor, WorkerExited(0, 1), JobSilent())
         assert supervisor.verdict is not None
-        assert (supervisor.verdict.kind, supervisor.verdict.exits) == (EndKind.CRASHED, "exited with code 1")
+        assert (supervisor.verdict.cause, supervisor.verdict.exits) == (CRASHED, "exited with code 1")
 
 
 class TestAnotherLinesChoice:
@@ -729,7 +732,7 @@ class TestAnotherLinesChoice:
         supervisor = self.watching(base, resumed)
         assert supervisor.phase is Stage.ENDING
         assert supervisor.verdict is not None
-        assert (supervisor.verdict.code, supervisor.verdict.kind) == (1, EndKind.REFUSED)
+        assert (supervisor.verdict.code, supervisor.verdict.cause) == (1, REFUSED)
         assert supervisor.verdict.reason == (
             f"another line has begun it {began}, and here /c/x/0001-000002-000000000063 of step 63 is saved: end it by "
             "`edl stop`, and type one line everywhere; all machines have to see one folder"

@@ -32,6 +32,7 @@ from edl.cluster.queue.shown import left_out_by
 from edl.cluster.queue.speeds import UnknownSpeeds
 from edl.cluster.queue.yielding import Shares
 from edl.errors import InvalidTransition
+from edl.protocol.job import FailedBy
 
 BUG = "Traceback (most recent call last):\n  File t.py\nValueError: no\n"
 FOLLOWS = "Traceback (most recent call last):\n  File t.py\nedl.errors.JobFailed: no worker has the model\n"
@@ -122,6 +123,15 @@ def test_a_failure_that_another_try_may_mend_is_tried_again_and_the_same_at_the_
     assert (job.phase, "for the same cause at step 0 again" in job.reason) == (JobPhase.FAILED, True)
 
 
+def test_two_faults_are_the_same_but_for_numbers_and_addresses_and_not_for_exit_codes() -> None:
+    play = QueuePlay()
+    play.submit("a")
+    assert play.end("a", code=3, tail="no answer of 0x7f80aa12 in 5.5 s").life == 2
+    assert play.end("a", code=4, tail="no answer of 0x7f80aa12 in 5.5 s").life == 3
+    job = play.end("a", code=3, tail="no answer of 0x6e71bb03 in 10.25 s")
+    assert (job.phase, "for the same cause at step 0 again" in job.reason) == (JobPhase.FAILED, True)
+
+
 def test_the_machines_are_forgiven_more_often() -> None:
     play = QueuePlay()
     play.submit("a")
@@ -138,9 +148,10 @@ def test_the_machines_are_forgiven_more_often() -> None:
 def test_progress_refills_the_budget() -> None:
     play = QueuePlay()
     play.submit("a")
-    for step in (0, 20, 40, 60, 80, 100):
+    for step in range(0, 60, RULES.retries.progress):
         play.look("a", step=step)
         play.end("a", state="failed", code=1, tail="odd", step=step)
+        assert play.job("a").tries_left == RULES.retries.tries - 1
     assert play.job("a").phase is JobPhase.RESUMING
 
 
@@ -204,14 +215,14 @@ def test_who_stops_a_job_by_hand_has_cancelled_it() -> None:
     play = QueuePlay()
     play.submit("a")
     play.look("a")
-    assert play.end("a", state="failed", code=1, failed_by="stop").phase is JobPhase.CANCELLED
+    assert play.end("a", state="failed", code=1, failed_by=FailedBy.STOP).phase is JobPhase.CANCELLED
 
 
 def test_workers_that_differ_are_no_reason_to_try_again() -> None:
     play = QueuePlay()
     play.submit("a")
     play.look("a")
-    assert play.end("a", state="failed", code=1, failed_by="divergence", reason="x").phase is JobPhase.FAILED
+    assert play.end("a", state="failed", code=1, failed_by=FailedBy.DIVERGENCE, reason="x").phase is JobPhase.FAILED
 
 
 def test_higher_priority_shrinks_others_before_any_is_sent_away() -> None:
