@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.checkpoint import JOB, NONE, OTHERS, RESTORED, WINDOWS
-from benchmarks.overhead_worker import cpu_seconds, daemon_of
+from benchmarks.harness import cpu_seconds, daemon_of
 
 dist: Any = importlib.import_module("torch.distributed")
 dcp: Any = importlib.import_module("torch.distributed.checkpoint")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import edl.torch as edl
-from benchmarks.digits import SAMPLES
+from benchmarks.worker import digits
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("out", type=Path)
@@ -32,9 +32,8 @@ options = parser.parse_args()
 HELD_S = 0.5  # a step, while others are waited for
 HELD_OUT = 297  # of all samples, for the accuracy
 
-rows = np.loadtxt(Path(__file__).parents[1] / "data" / "digits" / "digits.csv.gz", delimiter=",", dtype=np.float32)
-images, labels = torch.from_numpy(rows[:, :64] / 16), torch.from_numpy(rows[:, 64].astype(np.int64))
-order = torch.from_numpy(np.random.default_rng(0).permutation(SAMPLES))
+images, labels = map(torch.from_numpy, digits())
+order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
 train, test = order[HELD_OUT:], order[:HELD_OUT]
 
 edl.init()

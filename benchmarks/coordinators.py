@@ -26,12 +26,12 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from benchmarks.election_contender import LOG, ROOT
 from edl.coordination.choosing import start_local
 from edl.coordination.connecting import connect
 from edl.coordination.election import Candidate, read_leader
 from edl.coordination.settings import EMBEDDED, ETCD, ZOOKEEPER, Coordinator, Digest
 from edl.coordination.store import Create, Op, Store, Write
+from tests.soaks.election_contender import LOG, ROOT
 
 WRITES = 200
 LARGE = b"x" * 100_000
@@ -91,7 +91,7 @@ async def _takeover(store: Store, coordinator: Coordinator, session_s: float) ->
     await store.create(LOG)
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(filter(None, sys.path))} | coordinator.environment()
     leader = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.election_contender", "first", "--session-timeout", str(session_s),
+        sys.executable, "-m", "tests.soaks.election_contender", "first", "--session-timeout", str(session_s),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
     )  # fmt: skip
     try:

@@ -12,7 +12,7 @@ Without, all of it has to be installed where this is called.
     gloo      the same ring where workers share a GPU: by gloo and the host's memory
     horovod   Horovod's ring, as its wheel was built; only if it is there
 
-What is measured, and how, is said by `benchmarks.ring_step`, `pause`, `recovery` and `resizes`, which run here with
+What is measured, and how, is said by `benchmarks.step`, `pause`, `recovery` and `resizes`, which run here with
 `--device cuda`. A part that fails or takes longer than `--limit` seconds is said so, and the others go on. Exit code 1
 then; 2 where there is no GPU.
 """
@@ -60,9 +60,9 @@ def commands(parts: list[str], rings: list[str], rounds: int) -> Iterator[tuple[
     if "steps" in parts:
         if "nccl" in rings:
             more = ["--apart", *([] if "horovod" in rings else ["--without-horovod"])]
-            yield "step times, nccl", ["benchmarks.ring_step", "--rounds", str(rounds), *more]
+            yield "step times, nccl", ["benchmarks.step", "rings", "--rounds", str(rounds), *more]
         if "gloo" in rings:
-            yield "step times, gloo", ["benchmarks.ring_step", "--rounds", str(rounds), "--without-horovod"]
+            yield "step times, gloo", ["benchmarks.step", "rings", "--rounds", str(rounds), "--without-horovod"]
     for name in rings:
         if "pauses" in parts:
             changes = ["2-3", "3-2", "1-4", "4-1"]

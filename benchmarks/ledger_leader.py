@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.election_contender import lines, tell
+from benchmarks.harness import lines, tell
 from edl.clock import SystemClock
 from edl.coordination import zookeeper
 from edl.coordination.election import Candidate, Reign

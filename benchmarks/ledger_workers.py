@@ -16,7 +16,7 @@ import time
 
 import msgspec
 
-from benchmarks.election_contender import lines, tell
+from benchmarks.harness import lines, tell
 from benchmarks.ledger_leader import ADDRESS, SetUp
 from edl.coordination import zookeeper
 from edl.core.job.lead_times import LONGEST_HOLD_S

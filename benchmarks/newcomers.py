@@ -16,7 +16,6 @@ Exit code 1 if the job fails.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -27,104 +26,105 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pause
-from benchmarks.pause import Run, Worker, wait
+from benchmarks import harness
+from benchmarks.harness import Job, Note, edl_run, worker
+from benchmarks.pause import gaps
 
+NAME = "newcomers"
 STEPS = 40
+Figures = dict[str, float]
 
 
-class Options(pause.Options):
-    rings: list[str]
-    starts: list[str]
-    state_mb = 0
-    device = "cpu"
-    apart = False
+def longest(workers: list[list[Note]], median: float, since: float, until: float) -> float:
+    return max(gap for steps in workers for end, gap in gaps(steps) if since < end <= until + 0.001) / median
 
 
-def longest(workers: list[Worker], median: float, since: float, until: float) -> float:
-    return max(gap for worker in workers for end, gap in worker.gaps if since < end <= until + 0.001) / median
-
-
-class Newcomers(Run):
+class Newcomers:
     """One job."""
 
-    def measure_all(self, start: str) -> dict[str, float]:
-        os.environ["EDL_WARM_STARTS"] = "on" if start == "warm" else "off"
-        with self.log.open("wb") as log:
-            job = self._start(log)
-            try:
-                wait(lambda: self._training(2, STEPS), "two workers", job, self.log)
-                began = time.time()
-                if start == "warm":
-                    wait(lambda: self._warm_words()[:2] not in {"", "no"}, "a process to fork from", job, self.log)
-                time.sleep(1.5)
-                found = {"median ms": 1000 * self._median(), "warm longest": self._longest_since(began)}
-                time.sleep(1.5)
-                asked = time.time()
-                self._ask(3)
-                found |= self._until_three("scale", job, asked, asked)
-                victim = max(self.folder.glob("*.steps"), key=lambda path: path.stat().st_mtime_ns)
-                time.sleep(2)
-                killed = time.time()
-                os.kill(int(victim.stem), signal.SIGKILL)
-                wait(lambda: self._training(2, 2, killed), "the others", job, self.log)
-                since = max(self._first(path, 2, killed) for path in self._others(victim))
-                found |= self._until_three("kill", job, killed, since)
-                return found
-            finally:
-                self._stop(job)
-                print(f"  {self._warm_words()}", flush=True)
+    def __init__(self, framework: str, ring: str, start: str, step_ms: float, folder: Path) -> None:
+        self.start, self.folder = start, folder
+        command = worker(folder, "--framework", framework, "--step-ms", step_ms)
+        flags = ["--ring", ring] if framework == "torch" else []
+        environ = {"EDL_WARM_STARTS": "on" if start == "warm" else "off", "EDL_BENCHMARK_DEVICE": "cpu"}
+        self.job = Job(folder, [*edl_run(2, NAME, *flags), *command], name=NAME, **environ)
 
-    def _others(self, victim: Path) -> list[Path]:
-        return [path for path in self.folder.glob("*.steps") if path != victim]
+    def measure(self) -> Figures:
+        job = self.job
+        try:
+            job.wait(lambda: job.trains(2, STEPS), "two workers")
+            began = time.monotonic()
+            if self.start == "warm":
+                job.wait(lambda: self._warm_words()[:2] not in {"", "no"}, "a process to fork from")
+            time.sleep(1.5)
+            found = {"median ms": 1000 * self._median(), "warm longest": self._longest_since(began)}
+            time.sleep(1.5)
+            asked = time.monotonic()
+            job.edl("scale", NAME, "3")
+            found |= self._until_three("scale", asked, asked)
+            newest = {pid: steps[-1]["at"] for pid, steps in job.notes.steps().items() if steps}
+            victim = max(newest, key=lambda pid: newest[pid])
+            time.sleep(2)
+            killed = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+            job.wait(lambda: job.trains(2, 2, killed), "the others")
+            since = max(self._first(steps, 2, killed) for pid, steps in job.notes.steps().items() if pid != victim)
+            return found | self._until_three("kill", killed, since)
+        finally:
+            job.stop()
+            print(f"  {self._warm_words()}", flush=True)
 
     def _warm_words(self) -> str:
-        record = json.loads((self.folder / "home" / "jobs" / "pause" / "record.json").read_text())
+        record = json.loads((self.folder / "home" / "jobs" / NAME / "record.json").read_text())
         return str(record["warm_starts"])
 
     def _median(self) -> float:
-        gaps = [gap for path in self.folder.glob("*.steps") for _, gap in Worker.read(path).gaps[-STEPS:]]
-        return statistics.median(gaps)
+        return statistics.median(gap for steps in self.job.notes.steps().values() for _, gap in gaps(steps)[-STEPS:])
 
     def _longest_since(self, since: float) -> float:
-        workers = [Worker.read(path) for path in self.folder.glob("*.steps")]
-        return longest(workers, self._median(), since, time.time())
+        return longest(list(self.job.notes.steps().values()), self._median(), since, time.monotonic())
 
-    def _first(self, path: Path, size: int, since: float) -> float:
-        return next((end for end, at in Worker.read(path).steps if end > since and at == size), 0.0)
+    @staticmethod
+    def _first(steps: list[Note], size: int, since: float) -> float:
+        """When the first step at that size after that moment ended; 0.0 if there is none."""
+        return next((note["at"] for note in steps if note["at"] > since and note["size"] == size), 0.0)
 
-    def _until_three(self, name: str, job: Any, asked: float, since: float) -> dict[str, float]:
-        newest = {path: max(Worker.read(path).steps, default=(0.0, 0)) for path in self.folder.glob("*.steps")}
-        survivors = [path for path, (end, _) in newest.items() if end > asked - 1]
-        before = statistics.median(gap for path in survivors for end, gap in Worker.read(path).gaps if end < asked)
-        wait(lambda: self._training(3, 3, asked), "three workers", job, self.log)
-        firsts = {path: self._first(path, 3, since) for path in self.folder.glob("*.steps")}
-        done = max(firsts.values())
-        stayed = [Worker.read(path) for path in survivors if firsts[path]]
-        pause = longest(stayed, before, since, min(firsts[path] for path in survivors if firsts[path]))
-        boot = longest(stayed, before, since, min(firsts[path] for path in survivors if firsts[path]) - 0.002)
-        return {f"{name} start s": done - asked, f"{name} longest": boot, f"{name} with switch": pause}
+    def _until_three(self, name: str, asked: float, since: float) -> Figures:
+        survivors = [pid for pid, steps in self.job.notes.steps().items() if steps and steps[-1]["at"] > asked - 1]
+        noted = self.job.notes.steps()
+        before = statistics.median(gap for pid in survivors for end, gap in gaps(noted[pid]) if end < asked)
+        self.job.wait(lambda: self.job.trains(3, 3, asked), "three workers")
+        noted = self.job.notes.steps()
+        firsts = {pid: self._first(steps, 3, since) for pid, steps in noted.items()}
+        stayed = [noted[pid] for pid in survivors if firsts[pid]]
+        switched = min(firsts[pid] for pid in survivors if firsts[pid])
+        return {
+            f"{name} start s": max(firsts.values()) - asked,
+            f"{name} longest": longest(stayed, before, since, switched - 0.002),
+            f"{name} with switch": longest(stayed, before, since, switched),
+        }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.arguments(__doc__)
     parser.add_argument("--frameworks", nargs="+", default=["torch", "tensorflow"])
     parser.add_argument("--rings", nargs="+", default=["torch", "horovod"], help="of PyTorch's jobs")
     parser.add_argument("--starts", nargs="+", default=["warm", "cold"], choices=["warm", "cold"])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--step-ms", type=float, default=30.0)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(namespace=Options())
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
     for framework, start in itertools.product(options.frameworks, options.starts):
         for ring in options.rings if framework == "torch" else ["horovod"]:
-            options.ring = ring
             rounds = []
             for _ in range(options.rounds):
                 with tempfile.TemporaryDirectory() as folder:
-                    rounds.append(Newcomers("edl", framework, Path(folder), (2, 3), options).measure_all(start))
-            found = {name: round(statistics.median(one[name] for one in rounds), 2) for name in rounds[0]}
-            told = {"framework": framework, "ring": options.ring, "start": start, **found}
+                    rounds.append(Newcomers(framework, ring, start, options.step_ms, Path(folder)).measure())
+            found = {name: round(value, 2) for name, value in harness.medians(rounds).items()}
+            rows.append({"framework": framework, "ring": ring, "start": start, **found})
+            told = rows[-1]
             print(json.dumps(told) if options.json else " ".join(f"{k}={v}" for k, v in told.items()), flush=True)
+    harness.keep(options.keep, rows)
     return 0
 
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.pause [--changes 2-3 3-2 1-4 4-1] [--frameworks torch tensorflow] [--modes edl stock]
                                [--ring horovod] [--step-ms 20] [--state-mb 0] [--rounds 1] [--back] [--json]
+                               [--launch edl horovodrun]
 
 For each change: start that many workers, let them train, ask for the other size (`edl scale`; Horovod's host discovery
 script), wait until all survivors train at it. A survivor's pause is its time between the ends of its last step at one
@@ -22,6 +23,8 @@ the median before. With --state-mb the model carries so much more state, and `br
 that takes in the new ring (median of 5): what a pause should be compared to.
 
 With --back all rounds are made in one job of each kind, whose size goes there and back in turns; both ways are printed.
+With `--launch horovodrun` edl's jobs, too, are started by plain `horovodrun`, with the line of stock Horovod, and their
+audit must be clean (else exit code 1).
 """
 
 from __future__ import annotations
@@ -29,35 +32,22 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pause_worker import APART, DEVICE
+from benchmarks import harness
+from benchmarks.harness import Job, Note, edl_run, horovodrun, set_hosts, worker
+from benchmarks.worker import APART, DEVICE
 
-PATIENCE_S = 300.0
 BEFORE_STEPS, AFTER_STEPS = 60, 60
 STEADY_STEPS = 40  # of those before: the first ones take longer
-END_S = 30.0
-
-
-def program(name: str) -> str:
-    return str(Path(sys.executable).with_name(name))
-
-
-def wait(true: Callable[[], Any], what: str, job: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        if job.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"never: {what} (exit {job.poll()}); the last lines:\n{log.read_text()[-2000:]}")
-        time.sleep(0.1)
+NAME = "pause"
+Figures = dict[str, float]
 
 
 class Options(argparse.Namespace):
@@ -69,184 +59,120 @@ class Options(argparse.Namespace):
     state_mb: int
     rounds: int
     back: bool
+    launch: str
     device: str
     apart: bool
     json: bool
+    keep: str | None
+
+
+def gaps(steps: list[Note]) -> list[tuple[float, float]]:
+    """End and length of each step but the first."""
+    return [(later["at"], later["at"] - earlier["at"]) for earlier, later in itertools.pairwise(steps)]
 
 
 @dataclass
-class Worker:
-    """What one worker has noted."""
-
-    steps: list[tuple[float, int]] = field(default_factory=list)  # when it ended, in a ring of what size
-    entered: list[tuple[float, float, int]] = field(default_factory=list)  # began, ended, size
-    prepared: list[tuple[float, float, int]] = field(default_factory=list)  # the same of rings beside the present one
-    broadcasts: list[float] = field(default_factory=list)
-
-    @classmethod
-    def read(cls, path: Path) -> Worker:
-        worker = cls()
-        for line in path.read_text().splitlines(keepends=True):
-            kind, *numbers = line.split()
-            if not line.endswith("\n"):
-                break
-            match kind:
-                case "step":
-                    worker.steps.append((float(numbers[0]), int(numbers[1])))
-                case "enter":
-                    worker.entered.append((float(numbers[0]), float(numbers[1]), int(numbers[2])))
-                case "prepare":
-                    worker.prepared.append((float(numbers[0]), float(numbers[1]), int(numbers[2])))
-                case _:
-                    worker.broadcasts.append(float(numbers[0]))
-        return worker
-
-    @property
-    def changed(self) -> int:
-        """Which step was the first in a ring of the newest size."""
-        sizes = [size for _, size in self.steps]
-        return max(at for at, size in enumerate(sizes) if size != sizes[-1]) + 1
-
-    @property
-    def gaps(self) -> list[tuple[float, float]]:
-        """End and length of each step but the first."""
-        return [(later, later - earlier) for (earlier, _), (later, _) in itertools.pairwise(self.steps)]
-
-
 class Run:
     """One job of one kind, in a folder of its own."""
 
-    def __init__(self, mode: str, framework: str, folder: Path, change: tuple[int, int], options: Options) -> None:
-        self.mode, self.framework, self.folder = mode, framework, folder
-        self.before, self.after = change
-        self.state_mb, self.step_ms, self.ring = options.state_mb, options.step_ms, options.ring
-        self.log = folder / "output.log"
-        self._device = {DEVICE: options.device, APART: "1" if options.apart else ""}
+    mode: str
+    framework: str
+    folder: Path
+    options: Options
 
-    def measure(self) -> dict[str, float]:
-        return self.measure_both(1, back=False)[0][0]
+    def start(self, workers: int) -> Job:
+        options = self.options
+        mode = "edl" if self.mode == "edl" else "horovod"
+        arguments = ["--mode", mode, "--framework", self.framework]
+        command = worker(self.folder, *arguments, "--state-mb", options.state_mb, "--step-ms", options.step_ms)
+        environ = {DEVICE: options.device, APART: "1" if options.apart else ""}
+        if self.mode == "edl" and options.launch == "edl":
+            launch = edl_run(workers, NAME, *(["--ring", options.ring] if self.framework == "torch" else []))
+        else:
+            launch = horovodrun(self.folder, f"localhost:{workers}", workers, 32)
+            environ |= {"EDL_JOB": NAME, "EDL_AUDIT": str(self.folder / "audit")} if self.mode == "edl" else {}
+        self.job = Job(self.folder, [*launch, *command], name=NAME, **environ)
+        return self.job
 
-    def measure_both(self, times: int, *, back: bool) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    def measure(self, before: int, after: int, times: int, *, back: bool) -> tuple[list[Figures], list[Figures]]:
         """So many changes; and each time the one back, if that is wanted."""
-        with self.log.open("wb") as log:
-            job = self._start(log)
-            there, again = list[dict[str, float]](), list[dict[str, float]]()
-            try:
-                wait(lambda: self._training(self.before, BEFORE_STEPS), f"{self.before} workers", job, self.log)
-                for _ in range(times):
-                    there.append(self._resize(job, self.before, self.after))
-                    if back:
-                        again.append(self._resize(job, self.after, self.before))
-                return there, again
-            finally:
-                self._stop(job)
-
-    def _resize(self, job: subprocess.Popen[bytes], before: int, after: int) -> dict[str, float]:
-        workers = {path: Worker.read(path) for path in self.folder.glob("*.steps")}
-        survivors = {path for path, worker in workers.items() if worker.steps and worker.steps[-1][1] == before}
-        asked = time.time()
-        self._ask(after)
-        wait(lambda: self._training(after, AFTER_STEPS, asked), f"{after} workers", job, self.log)
-        if self.mode == "edl" and self.state_mb and not any(worker.broadcasts for worker in workers.values()):
-            self._set("broadcast", self._step() + 25)
-            wait(lambda: all(Worker.read(path).broadcasts for path in survivors), "broadcasts", job, self.log)
-        read = [Worker.read(path) for path in survivors]
-        result = figures([worker for worker in read if worker.steps[-1][1] == after], asked)
-        return {**result, **(self._parts(asked, survivors, after) if self.mode == "edl" else {})}
-
-    def _training(self, size: int, steps: int, since: float = 0.0) -> bool:
-        """All of so many workers have made so many steps at that size, all of them since then."""
-        made = [Worker.read(path).steps[-steps:] for path in self.folder.glob("*.steps")]
-        return sum(len(last) == steps and all(at == size and end > since for end, at in last) for last in made) >= size
-
-    def _start(self, log: Any) -> subprocess.Popen[bytes]:
-        worker = [sys.executable, "-m", "benchmarks.pause_worker", self.mode, self.framework, str(self.folder)]
-        worker += ["--ballast-mb", str(self.state_mb), "--step-ms", str(self.step_ms)]
-        if self.mode == "edl":
-            command = [program("edl"), "run", "-np", str(self.before), "--job", "pause"]
-            command += [*(["--ring", self.ring] if self.framework == "torch" else []), *worker]
-        else:
-            self._hosts(self.before)
-            script = self.folder / "hosts.sh"
-            script.write_text(f"#!/bin/sh\ncat {self.folder}/hosts\n")
-            script.chmod(0o755)
-            limits = ["-np", str(self.before), "--min-np", "1", "--max-np", "32", "--network-interface", "lo"]
-            command = [program("horovodrun"), *limits, "--host-discovery-script", str(script), *worker]
-        environ = {**os.environ, **self._device, "EDL_HOME": str(self.folder / "home"), "TF_CPP_MIN_LOG_LEVEL": "3"}
-        environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def _stop(self, job: subprocess.Popen[bytes]) -> None:
-        self._set("stop", self._step() + 50 if self.mode == "edl" else 0)
+        job = self.start(before)
+        there, again = list[Figures](), list[Figures]()
         try:
-            job.wait(END_S)
-        except subprocess.TimeoutExpired:
-            job.terminate()
-            job.wait(END_S)
+            job.wait(lambda: job.trains(before, BEFORE_STEPS), f"{before} workers")
+            for _ in range(times):
+                there.append(self._resize(before, after))
+                if back:
+                    again.append(self._resize(after, before))
+        finally:
+            job.stop()
+        if self.mode == "edl" and self.options.launch == "horovodrun":
+            self._judge()
+        return there, again
 
-    def _set(self, name: str, step: int) -> None:
-        """All workers do something after the same step."""
-        working = self.folder / f"{name}.new"
-        working.write_text(str(step))
-        working.rename(self.folder / name)
+    def _judge(self) -> None:
+        audit, code = harness.audited(self.folder / "audit"), self.job.launcher.returncode
+        print(f"horovodrun's exit status {code}; {audit['trained']} samples trained, {audit['lost']} lost, "
+              f"{audit['repeated']} repeated", file=sys.stderr, flush=True)  # fmt: skip
+        if code or audit["lost"] or audit["repeated"]:
+            raise SystemExit(1)
 
-    def _hosts(self, slots: int) -> None:
-        working = self.folder / "hosts.new"
-        working.write_text(f"localhost:{slots}\n")
-        working.rename(self.folder / "hosts")
-
-    def _ask(self, size: int) -> None:
-        if self.mode == "stock":
-            self._hosts(size)
+    def ask(self, size: int) -> None:
+        if self.mode == "edl" and self.options.launch == "edl":
+            self.job.edl("scale", NAME, str(size))
         else:
-            self._edl("scale", "pause", str(size))
+            set_hosts(self.folder, f"localhost:{size}")
 
-    def _edl(self, *arguments: str) -> str:
-        environ = {**os.environ, "EDL_HOME": str(self.folder / "home")}
-        done = subprocess.run([program("edl"), *arguments], env=environ, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        return done.stdout
+    def _resize(self, before: int, after: int) -> Figures:
+        job = self.job
+        survivors = {pid for pid, steps in job.notes.steps().items() if steps and steps[-1]["size"] == before}
+        asked = time.monotonic()
+        self.ask(after)
+        job.wait(lambda: job.trains(after, AFTER_STEPS, asked), f"{after} workers")
+        noted = job.notes.read()
+        if self.mode == "edl" and self.options.state_mb and not any(one["broadcast"] for one in noted.values()):
+            job.set("broadcast", job.notes.newest() + 25)
+            job.wait(lambda: all(job.notes.read()[pid]["broadcast"] for pid in survivors), "broadcasts")
+        stayed = [steps for pid in survivors if (steps := noted[pid]["step"])[-1]["size"] == after]
+        return figures(stayed, asked) | (self._parts(asked, survivors, after) if self.mode == "edl" else {})
 
-    def _step(self) -> int:
-        status = json.loads(self._edl("status", "pause", "--json"))
-        return int(status["step"])
-
-    def _parts(self, asked: float, survivors: set[Path], size: int) -> dict[str, float]:
+    def _parts(self, asked: float, survivors: set[int], size: int) -> Figures:
         """Of the last change; in milliseconds."""
-        events = [json.loads(line) for line in self._edl("events", "pause", "--json").splitlines()]
-        scaled = next(event for event in reversed(events) if event["kind"] == "scaled")
-        workers = {path: Worker.read(path) for path in self.folder.glob("*.steps")}
+        scaled = next(event for event in reversed(self.job.events()) if event["kind"] == "scaled")
+        noted = self.job.notes.read()
         entering = {
-            path: worker.entered[-1]
-            for path, worker in workers.items()
-            if worker.entered and worker.entered[-1][0] > asked and worker.entered[-1][2] == size
+            pid: kinds["enter"][-1]
+            for pid, kinds in noted.items()
+            if kinds["enter"] and kinds["enter"][-1]["began"] > asked and kinds["enter"][-1]["size"] == size
         }
-        first_came = min(began for path, (began, _, _) in entering.items() if path in survivors)
-        last_came = max(began for began, _, _ in entering.values())
-        stands = max(ended for _, ended, _ in entering.values())
+        first_came = min(note["began"] for pid, note in entering.items() if pid in survivors)
+        last_came = max(note["began"] for note in entering.values())
+        stands = max(note["at"] for note in entering.values())
         found = {
             "leave": scaled["leave_ms"],
             "rendezvous": 1000 * (last_came - first_came),
             "connect": 1000 * (stands - last_came),
             "state": scaled["state_ms"],
         }
-        prepared = [one for worker in workers.values() for one in worker.prepared[-1:] if one[0] > asked]
+        prepared = [note for kinds in noted.values() for note in kinds["prepare"][-1:] if note["began"] > asked]
         if prepared:
-            found["prepare"] = 1000 * max(ended - began for began, ended, _ in prepared)
-        if broadcasts := [seconds for worker in workers.values() for seconds in worker.broadcasts]:
+            found["prepare"] = 1000 * max(note["at"] - note["began"] for note in prepared)
+        if broadcasts := [note["seconds"] for kinds in noted.values() for note in kinds["broadcast"]]:
             found["broadcast"] = 1000 * statistics.median(broadcasts)
         return found
 
 
-def figures(survivors: list[Worker], asked: float) -> dict[str, float]:
+def figures(survivors: list[list[Note]], asked: float) -> Figures:
     """Of the survivor that lost most; in milliseconds, but for the ratio `boot`."""
     found = []
-    for worker in survivors:
-        earlier = [gap for end, gap in worker.gaps if end < asked][-BEFORE_STEPS:]
+    for steps in survivors:
+        sizes = [note["size"] for note in steps]
+        changed = max(at for at, size in enumerate(sizes) if size != sizes[-1]) + 1  # the first at the newest size
+        took = gaps(steps)
+        earlier = [gap for end, gap in took if end < asked][-BEFORE_STEPS:]
         before = statistics.median(earlier)
-        (changed_at, pause), *later = worker.gaps[worker.changed - 1 :]
-        booting = [gap for end, gap in worker.gaps if asked < end < changed_at]
+        (changed_at, pause), *later = took[changed - 1 :]
+        booting = [gap for end, gap in took if asked < end < changed_at]
         after = [gap for _, gap in later[:AFTER_STEPS]]
         beyond = [gap - statistics.median(after) for gap in after]
         usual = [gap - before for gap in earlier[-STEADY_STEPS:]]
@@ -263,9 +189,8 @@ def figures(survivors: list[Worker], asked: float) -> dict[str, float]:
     return max(found, key=lambda one: one["pause"])
 
 
-def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    found = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-    return {**found, "longest": max(one["pause"] for one in rounds)}
+def summary(rounds: list[Figures]) -> Figures:
+    return {**harness.medians(rounds), "longest": max(one["pause"] for one in rounds)}
 
 
 PARTS = (
@@ -281,7 +206,7 @@ PARTS = (
 )
 
 
-def shown(framework: str, change: tuple[int, int], found: dict[str, dict[str, float]]) -> str:
+def shown(framework: str, change: tuple[int, int], found: dict[str, Figures]) -> str:
     line = f"{framework:<10} {change[0]:>2} -> {change[1]:<2} "
     pauses = ((mode, result["pause"], result["longest"]) for mode, result in found.items())
     line += "  ".join(f"{mode} {median:.0f} ms (longest {longest:.0f})" for mode, median, longest in pauses)
@@ -295,8 +220,20 @@ def shown(framework: str, change: tuple[int, int], found: dict[str, dict[str, fl
     return line
 
 
+def row(ring: str, change: tuple[int, int], found: dict[str, Figures]) -> dict[str, Any]:
+    """As data/results has it."""
+    told: dict[str, Any] = {"ring": ring, "change": f"{change[0]} → {change[1]}"}
+    if ours := found.get("edl"):
+        told |= {"edl: median, ms": round(ours["pause"]), "longest, ms": round(ours["longest"])}
+        told |= {f"{name}, ms": round(ours[name]) for name in PARTS if name in ours}
+        told |= {"boot": round(ours["boot"], 2)} if change[1] > change[0] else {}
+    if stock := found.get("stock"):
+        told["stock, ms"] = round(stock["pause"])
+    return told
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.arguments(__doc__)
     parser.add_argument("--changes", nargs="+", default=["2-3", "3-2", "1-4", "4-1"])
     parser.add_argument("--frameworks", nargs="+", default=["torch", "tensorflow"])
     parser.add_argument("--modes", nargs="+", default=["edl", "stock"])
@@ -305,33 +242,29 @@ def main() -> int:
     parser.add_argument("--state-mb", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1, help="medians of so many jobs of each kind")
     parser.add_argument("--back", action="store_true", help="all rounds in one job, there and back in turns")
+    parser.add_argument("--launch", choices=["edl", "horovodrun"], default="edl", help="what starts edl's jobs")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of PyTorch's models")
     parser.add_argument("--apart", action="store_true", help="workers share a GPU as if each were of another host")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args(namespace=Options())
+    rows = []
     for framework, change in itertools.product(options.frameworks, options.changes):
         before, after = (int(part) for part in change.split("-"))
         jobs, times = (1, options.rounds) if options.back else (options.rounds, 1)
-        there: dict[str, list[dict[str, float]]] = {mode: [] for mode in options.modes}
-        again: dict[str, list[dict[str, float]]] = {mode: [] for mode in options.modes}
+        there: dict[str, list[Figures]] = {mode: [] for mode in options.modes}
+        again: dict[str, list[Figures]] = {mode: [] for mode in options.modes}
         for _, mode in itertools.product(range(jobs), options.modes):
             with tempfile.TemporaryDirectory() as folder:
-                run = Run(mode, framework, Path(folder), (before, after), options)
-                both = run.measure_both(times, back=options.back)
-                there[mode] += both[0]
-                again[mode] += both[1]
-        tell(framework, (before, after), there, as_json=options.json)
-        if options.back:
-            tell(framework, (after, before), again, as_json=options.json)
+                both = Run(mode, framework, Path(folder), options).measure(before, after, times, back=options.back)
+            there[mode] += both[0]
+            again[mode] += both[1]
+        ways = [((before, after), there), *([((after, before), again)] if options.back else [])]
+        for (one, other), rounds in ways:
+            found = {mode: summary(results) for mode, results in rounds.items()}
+            rows.append(row(f"{framework}, {options.ring}" if framework == "torch" else framework, (one, other), found))
+            told = {"framework": framework, "from": one, "to": other, **found}
+            print(json.dumps(told) if options.json else shown(framework, (one, other), found), flush=True)
+    harness.keep(options.keep, rows)
     return 0
-
-
-def tell(framework: str, change: tuple[int, int], rounds: dict[str, list[dict[str, float]]], *, as_json: bool) -> None:
-    found = {mode: medians(results) for mode, results in rounds.items()}
-    if as_json:
-        print(json.dumps({"framework": framework, "from": change[0], "to": change[1], **found}), flush=True)
-    else:
-        print(shown(framework, change, found), flush=True)
 
 
 if __name__ == "__main__":

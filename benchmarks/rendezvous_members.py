@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.election_contender import lines, tell
+from benchmarks.harness import lines, tell
 from benchmarks.ledger_leader import ADDRESS, Seat, SetUp
 from edl.coordination import zookeeper
 from edl.core.job.lead_times import LeadTimes

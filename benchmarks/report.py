@@ -5,8 +5,8 @@
 A result is one JSON file: `title`, `command`, `date`, `machine`, `reading` (what the figures say, in a sentence or few)
 and `figures`, a list of rows, each by the names of its columns. A newer result takes the place of the older one of its
 name: a benchmark's `--keep NAME` replaces date, command, machine and figures, and the reading is mended by hand
-(benchmarks/harness.py). The page shows all of them, in the order below. With `--check` nothing is written; exit code 1
-where the page is not what the results make of it.
+(benchmarks/harness.py). The page shows all of them, in the order below. With `--check` nothing is written, and the exit
+status is 1 where the page is not what the results make of it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ HEAD = """# Benchmarks
 
 <!-- Written by `python -m benchmarks.report` from data/results: change those files, not this one. -->
 
-What edl costs beside stock Horovod and torchrun. Each section asks one question, and has the commands that answer it on your machine and our newest
-figures, each with its date and machine. A benchmark's docstring (`--help`) says how it measures, and what its figures mean.
+What edl costs beside stock Horovod and torchrun. Each section asks one question, and has the commands that answer it on
+your machine and our newest figures, each with its date and machine. A benchmark's `--help` says how it measures, and
+what its figures mean.
 
-Unless a machine is described otherwise it has two cores, shared with other work, and bare Debian. *Load* is Linux' load average meanwhile; a job of two
-workers makes it 2 by itself. Many jobs on one cluster are measured in [a cluster of jobs](cluster.md#measured).
+Unless a machine is described otherwise it has two cores, shared with other work, and bare Debian. *Load* is Linux' load
+average meanwhile; a job of two workers makes it 2 by itself. Many jobs on one cluster are measured in
+[a cluster of jobs](cluster.md#measured).
 """
 
 
@@ -48,9 +50,9 @@ SECTIONS = (
     Section(
         "Steady state",
         "What does a training step cost under edl while nothing changes?",
-        ["overhead", "beside-stock"],
+        ["step-overhead", "step-stock"],
     ),
-    Section("Two rings for PyTorch", "What does a step take in each ring?", ["ring-step"]),
+    Section("Two rings for PyTorch", "What does a step take in each ring?", ["step-rings"]),
     Section(
         "On a GPU",
         "Do both rings hold on CUDA tensors, and what does a change of size cost there?",
@@ -81,7 +83,7 @@ SECTIONS = (
     Section(
         "Being looked at",
         "How late is an event on a job's page, and what does it cost the job to be looked at?",
-        ["page-delay", "page-load", "seen-overhead"],
+        ["page-delay", "page-load", "page-cost"],
     ),
     Section("Random changes of size", "Do workers stay equal while the size changes again and again?", ["resizes"]),
     Section("Random faults", "Does a job survive half an hour of faults?", ["soak"]),
@@ -99,7 +101,7 @@ SECTIONS = (
     Section(
         "Election",
         "How soon is there another leader, and is there never more than one?",
-        text="`python -m benchmarks.election` has the answer; the figures are in "
+        text="`python -m tests.soaks.election` has the answer; the figures are in "
         "[coordination](coordination.md#checking-it).",
     ),
     Section("Hosts that are cut off", "What happens when a host's network fails?", ["partition"]),
@@ -174,7 +176,9 @@ def cell(value: str | float | None) -> str:
 
 
 def kept() -> dict[str, dict[str, Any]]:
-    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json")) if path.stem not in OTHERS}
+    return {
+        path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json")) if path.stem not in OTHERS
+    }
 
 
 def unplaced(names: Iterator[str] | Sequence[str]) -> set[str]:
@@ -188,7 +192,9 @@ def main() -> int:
     options = parser.parse_args()
     results = kept()
     if wrong := unplaced(list(results)):
-        raise SystemExit(f"{', '.join(sorted(wrong))}: give each result of data/results a section, each section its results")
+        raise SystemExit(
+            f"{', '.join(sorted(wrong))}: give each result of data/results a section, each section its results"
+        )
     text = page(results)
     if options.check:
         return int(text != PAGE.read_text())

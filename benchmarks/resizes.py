@@ -14,7 +14,6 @@ workers, as many epochs) come to, and somewhat beyond. Exit code 1 if not.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,10 +23,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.digits import NAME, PATIENCE_S, SAMPLES, Job, compared, fixed_loss, near
-from benchmarks.pause_worker import APART, DEVICE
-from edl.core.audit.account import account
-from edl.trainer.data.audit import read
+from benchmarks import harness
+from benchmarks.harness import DIGITS, PATIENCE_S, DigitsJob, compared, fixed_loss, near
+from benchmarks.worker import APART, DEVICE
 
 BEFORE = 20  # steps that a median is of
 
@@ -48,17 +46,17 @@ def losses(notes: list[dict[str, Any]]) -> list[float]:
 def resized(framework: str, times: int, most: int, seed: int, ring: str, step_s: float) -> dict[str, Any]:
     source = random.Random(seed)
     with tempfile.TemporaryDirectory() as name:
-        job = Job(framework, Path(name), 2, step_s, "--note-steps", flags=("--ring", ring))
+        job = DigitsJob(framework, Path(name), 2, step_s, flags=("--ring", ring))
         job.wait_training()
         size, sizes = 2, [2]
         for number in range(times):
             size = source.choice([other for other in range(1, most + 1) if other != size])
-            job.edl("scale", NAME, str(size), "--wait", "--timeout", str(PATIENCE_S))
+            job.edl("scale", job.name, str(size), "--wait", "--timeout", str(PATIENCE_S))
             sizes.append(size)
             print(f"{framework}: {number + 1} of {times} changes, now {size} workers", file=sys.stderr, flush=True)
-        epochs = job.end()
-        notes, events, data = job.notes(), job.events(), account(read(job.folder / "audit"))
-        steps = [noted for noted in job.step_notes().values() if noted]
+        epochs = job.finish()
+        notes, events, data = job.notes.all(), job.events(), harness.audited(job.folder / "audit")
+        steps = [noted for noted in job.notes.steps().values() if noted]
     lost = [one for noted in steps for one in losses(noted)]
     trained_s = sum(noted[-1]["at"] - noted[0]["at"] for noted in steps)
     scaled = [event for event in events if event["kind"] == "scaled"]
@@ -78,9 +76,9 @@ def resized(framework: str, times: int, most: int, seed: int, ring: str, step_s:
         "longest_lost_ms": max(lost) * 1e3,
         "epochs": epochs,
         **compared(notes),
-        "lost": epochs * SAMPLES - sum(epoch.trained for epoch in data.epochs),  # also of an epoch that never began
-        "repeated": sum(epoch.repeated for epoch in data.epochs),
-        "wrong": data.wrong,
+        "lost": epochs * DIGITS - data["trained"],  # also of an epoch that never began
+        "repeated": data["repeated"],
+        "wrong": data["wrong"],
         "loss": statistics.mean(note["loss"] for note in notes if note["kind"] == "end"),
     }
 
@@ -91,7 +89,7 @@ def is_sound(result: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = harness.arguments(__doc__)
     parser.add_argument("--torch", type=int, default=50)
     parser.add_argument("--tensorflow", type=int, default=20)
     parser.add_argument("--most", type=int, default=5, help="workers")
@@ -101,7 +99,6 @@ def main() -> int:
     parser.add_argument("--no-fixed", action="store_true", help="no jobs of fixed size to compare the loss with")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of PyTorch's models")
     parser.add_argument("--apart", action="store_true", help="workers share a GPU as if each were of another host")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     os.environ.update({DEVICE: options.device, APART: "1" if options.apart else ""})
     sound = True

@@ -33,7 +33,7 @@ PICTURE = re.compile(r"^ +\(new\) .*?(?=\n\n|\n```)", re.DOTALL | re.MULTILINE) 
 FILES = re.compile(r"(?:\.?[\w-]+/)*[\w-]+\.(?:py|md|toml|cpp)\b|(?:scripts|\.ci)/[\w-]+")
 OF_USERS = {"train.py", "hosts.py"}  # stand for the reader's own script
 NAMES = re.compile(r"(?<![\w./~-])(?:edl|tests|scripts|examples|benchmarks|data|docs)/[\w/.-]*\w")
-MODULES = re.compile(r"python -m (benchmarks\.\w+)")
+MODULES = re.compile(r"python -m ((?:benchmarks|tests\.soaks)\.\w+)")
 VARIABLE = "…"
 
 

@@ -1,4 +1,4 @@
-"""The short form of benchmarks/attackers_hour.py: another user of the machine against the first moments of servers."""
+"""The short form of tests/soaks/attackers_hour.py: another user of the machine against the first moments of servers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def hour(edl, starts, kinds):
-    benchmark = [sys.executable, "-m", "benchmarks.attackers_hour", "--json", "--starts", str(starts), "--kinds", kinds]
-    done = subprocess.run(benchmark, env=edl.environ, cwd=ROOT, capture_output=True, text=True, check=False)
+    soak = [sys.executable, "-m", "tests.soaks.attackers_hour", "--json", "--starts", str(starts), "--kinds", kinds]
+    done = subprocess.run(soak, env=edl.environ, cwd=ROOT, capture_output=True, text=True, check=False)
     if "unshare failed" in done.stderr:
         pytest.skip("this container has no network namespaces")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,7 +42,7 @@ def test_starts_of_all_kinds(edl):
 
 
 def test_the_stranger_knows_each_place_where_edl_listens_and_spares_horovods():
-    spec = importlib.util.spec_from_file_location("stranger", ROOT / "benchmarks" / "stranger.py")
+    spec = importlib.util.spec_from_file_location("stranger", ROOT / "tests" / "soaks" / "stranger.py")
     assert spec is not None and spec.loader is not None
     stranger = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stranger)

@@ -1,4 +1,4 @@
-"""The short form of `benchmarks/election.py`: the election survives chaos, and the check would notice if it did not."""
+"""The short form of `tests/soaks/election.py`: the election survives chaos, and the check notices if it does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.election_chaos import SERVICES
+from tests.soaks.election_chaos import SERVICES
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def chaos(kind, service, *flags):
-    command = [sys.executable, "-m", "benchmarks.election", "--coordinator", kind, "--only", service, "--json", *flags]
+    command = [sys.executable, "-m", "tests.soaks.election", "--coordinator", kind, "--only", service, "--json", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)

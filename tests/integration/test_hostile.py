@@ -1,4 +1,4 @@
-"""The short form of benchmarks/hostile.py."""
+"""The short form of tests/soaks/hostile.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.soak  # refusals: tests/unit/transport/test_envelope.py, test_rendezvous.py, test_security.py
 def test_what_a_stranger_sends_is_refused_and_counted_and_the_job_goes_on(edl):
-    benchmark = [sys.executable, "-m", "benchmarks.hostile", "--inputs", "1200", "--switches", "1", "--json"]
+    benchmark = [sys.executable, "-m", "tests.soaks.hostile", "--inputs", "1200", "--switches", "1", "--json"]
     done = subprocess.run(benchmark, env=edl.environ, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)

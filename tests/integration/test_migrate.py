@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pace import patient
 
-from benchmarks.migrate_job import JOB, NEW, OLD, MovedJob
-from benchmarks.wired_net import why_no_wires
+from tests.soaks.migrate_job import JOB, NEW, OLD, MovedJob
+from tests.soaks.wired_net import why_no_wires
 
 pytestmark = [
     pytest.mark.integration,

@@ -17,7 +17,7 @@ from elastic_job import Job
 from real_prometheus import RealPrometheus
 from scraper import Scraper
 
-from benchmarks.page_listener import PageListener
+from benchmarks.page import PageListener
 
 pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(2400)]
 

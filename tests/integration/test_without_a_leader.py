@@ -1,6 +1,6 @@
 """No worker leads: training goes on, and a scaling is carried out later.
 
-Short forms of benchmarks/leaders.py.
+Short forms of tests/soaks/leaders.py.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.horovod_scripts import Logged, changed, complaints
-from benchmarks.script_job import difference
+from tests.soaks.horovod_scripts import Logged, changed, complaints
+from tests.soaks.script_job import difference
 
 SCRIPT = "import json\nimport horovod.torch as hvd\n\nhvd.init()\n"
 SIZES = [2, 2, 3, 3]

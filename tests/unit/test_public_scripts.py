@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.public_scripts import changed
-from benchmarks.public_scripts_lines import SCRIPTS
-from benchmarks.script_job import difference
+from tests.soaks.public_scripts import changed
+from tests.soaks.public_scripts_lines import SCRIPTS
+from tests.soaks.script_job import difference
 
 
 def test_each_line_that_is_to_change_must_be_there() -> None:

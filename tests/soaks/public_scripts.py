@@ -1,0 +1,158 @@
+"""Training scripts of other projects, with the lines changed that edl's pages tell, while workers come, die and go.
+
+    python -m tests.soaks.public_scripts CLONES [--scripts NAME...] [--ring RING]
+
+CLONES: a folder with clones of the projects' repositories, each at OWNER/NAME (`pytorch/examples`, `karpathy/nanoGPT`,
+...); a script whose clone is not there is left out, and told so. Their data is made up here, in the form in which the
+scripts read it; models and epochs are small enough for two cores. `torchvision` is needed for the images, `datasets`
+for one script. What changes in each script is in `tests/soaks/public_scripts_lines.py`, and printed as a difference.
+
+Each script runs as `edl run -np 2 --max-np 3 --max-restarts 0 --check-weights 1 --audit`; a third worker is asked for
+(`edl scale`); once it trains, it or another one is killed by `kill -9`; two go on to the end. A run is good if the job
+ends with 0, had the sizes 2, 3 and 2, never found the workers' weights different, which it compares after each step,
+and `edl data verify` finds no sample lost or repeated. A script that edl refuses counts as refused if that is said
+before its first step, and the line is printed. At the end a table is printed. Exit code 1 if a script is neither good
+nor refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.soaks.public_scripts_lines import SCRIPTS, Script
+from tests.soaks.script_job import END_S, NotSeenError, ScriptJob, difference
+
+
+def changed(text: str, lines: Iterable[tuple[str, str]]) -> str:
+    """Raises ValueError where something that is to be changed is not there."""
+    for old, new in lines:
+        if old not in text:
+            raise ValueError(f"the script has no {old!r}: it is of another version")
+        text = text.replace(old, new)
+    return text
+
+
+class Outcome(NamedTuple):
+    """What was seen of one job."""
+
+    script: str
+    lines: tuple[int, int]  # that went, and that came
+    sizes: tuple[int, ...]
+    steps: int
+    void: int  # steps of them that were made twice, as their first mini-batch was void
+    verified: str  # the last line of `edl data verify`
+    wrong: tuple[str, ...]
+    refused: str  # the line that says so
+
+    @property
+    def verdict(self) -> str:
+        return f"refused: {self.refused}" if self.refused else "; ".join(self.wrong) or "good"
+
+    def row(self) -> str:
+        sizes = " → ".join(map(str, self.sizes))
+        cells = (self.script, "{}, {}".format(*self.lines), sizes, self.steps, self.void, self.verified, self.verdict)
+        return f"| {' | '.join(map(str, cells))} |"
+
+
+COLUMNS: Final = "| script | lines that went, came | sizes | steps compared | void | samples | |\n" + "| --- " * 7 + "|"
+
+# ---------------------------------------------------------------------------------------------------------- the jobs
+
+
+class Trial:
+    """One script, in a folder of its own."""
+
+    def __init__(self, script: Script, text: str, clones: Path, folder: Path) -> None:
+        self.script, self._audit = script, folder / "audit"
+        scripts = folder / "work" / "a" / "b"  # some look for data above themselves
+        scripts.mkdir(parents=True)
+        (scripts / Path(script.path).name).write_text(text)
+        for name in script.beside:
+            (scripts / Path(name).name).write_text((clones / script.clone / name).read_text())
+        script.data(scripts)
+        self.job = ScriptJob(folder, scripts)
+
+    def run(self, lines: tuple[int, int], ring: str | None) -> Outcome:
+        """Have the job grow, lose a worker and end; `lines`: how many of the script went, and came."""
+        wrong = self._end_of_it(ring)
+        events = self.job.events()
+        scaled = [event for event in events if event["kind"] == "scaled"]
+        sizes = (*(event["from"] for event in scaled[:1]), *(event["to"] for event in scaled))
+        steps = max((event.get("step", 0) for event in events), default=0)
+        void = {event["voided_step"] for event in events if event["kind"] == "batch_voided"}
+        refused = self._refused() if wrong and steps <= 1 else ""
+        if not wrong and sizes != (2, 3, 2):
+            wrong = [f"sizes {sizes}, not 2, 3, 2"]
+        wrong += [f"the weights differed: {event['told']}" for event in events if event["kind"] == "diverged"]
+        verified = self.job.edl("data", "verify", str(self._audit))
+        said = (verified.stdout + verified.stderr).strip().splitlines() or [""]
+        wrong += [] if verified.returncode == 0 or refused else [f"edl data verify: {said[-1]}"]
+        return Outcome(self.script.name, lines, sizes, steps, len(void), said[-1], tuple(wrong), refused)
+
+    def _end_of_it(self, ring: str | None) -> list[str]:
+        """Run the job; what is wrong with how it ended."""
+        flags = ["--max-restarts", "0", "--check-weights", "1", "--audit", str(self._audit)]
+        flags += ["--ring", ring] if ring else []
+        worker = [sys.executable, Path(self.script.path).name, *self.script.arguments.split()]
+        with self.job.running(*flags, *worker) as job:
+            try:
+                self.job.wait_past(5, "it trains", job)
+                self.job.scale(3)
+                came = self.job.status()
+                self.job.wait_past(came["step"] + 10, "three train", job)
+                workers = self.job.status().get("workers") or came["workers"]  # of a job that has just ended: none
+                os.kill(workers[-1]["pid"], signal.SIGKILL)
+                code = job.wait(END_S)
+                return [] if code == 0 else [f"exit code {code}"]
+            except (NotSeenError, ProcessLookupError, subprocess.TimeoutExpired) as error:
+                return [str(error)]
+
+    def _refused(self) -> str:
+        """The line by which edl refused the script."""
+        lines = [line for line in self.job.output.read_text(errors="replace").splitlines() if "UsageError:" in line]
+        return lines[-1].partition("UsageError: ")[2].partition("; see `edl events")[0] if lines else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clones", type=Path, metavar="CLONES")
+    parser.add_argument("--scripts", nargs="+", choices=[script.name for script in SCRIPTS])
+    parser.add_argument("--ring", choices=["horovod", "torch"])
+    options = parser.parse_args()
+    outcomes: list[Outcome] = []
+    for script in SCRIPTS:
+        if options.scripts and script.name not in options.scripts:
+            continue
+        source = options.clones / script.clone / script.path
+        if not source.is_file():
+            print(f"{script.name}: left out, as {options.clones} has no {script.clone}/{script.path}", flush=True)
+            continue
+        here = changed(source.read_text(), script.here)
+        after = changed(here, script.lines)
+        lines = difference(here, after)
+        print(f"{script.name}:\n{textwrap.indent(chr(10).join(lines), '    ')}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            trial = Trial(script, after, options.clones, Path(folder))
+            began = time.monotonic()
+            came = sum(line[0] == "+" for line in lines)
+            outcome = trial.run((len(lines) - came, came), options.ring)
+            print(f"  {outcome.verdict} ({time.monotonic() - began:.0f} s)", flush=True)
+            if outcome.wrong and not outcome.refused:
+                print(trial.job.output.read_text(errors="replace")[-3000:], file=sys.stderr, flush=True)
+        outcomes.append(outcome)
+    print("\n".join([COLUMNS, *(outcome.row() for outcome in outcomes)]))
+    return 0 if all(outcome.refused or not outcome.wrong for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
