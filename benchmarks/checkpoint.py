@@ -30,14 +30,27 @@ is seen is what edl takes from training itself. The state is a frozen base and a
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from benchmarks.harness import cpu_seconds, daemon_of
 
 JOB = "saved"
 NONE = "none"
@@ -59,7 +72,7 @@ def measure(mb: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(part: str, folder: Path, mb: int, options: argparse.Namespace) -> None:
-    worker = [sys.executable, "-m", "benchmarks.checkpoint_worker", part, str(folder), "--mb", str(mb)]
+    worker = [sys.executable, "-m", "benchmarks.checkpoint", "--work", part, str(folder), "--mb", str(mb)]
     worker += ["--every", str(options.every), "--rounds", str(options.rounds), "--ways", *options.ways]
     worker += [] if options.device_ms is None else ["--device-ms", str(options.device_ms)]
     # From one checkpoint of edl's to the next all other windows fit in, with half of one to spare for each.
@@ -135,6 +148,9 @@ def shown(result: dict[str, Any]) -> str:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2:])
+        return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", nargs="+", type=int, default=[10, 100, 500], help="of state, each in a job of its own")
     parser.add_argument("--rounds", type=int, default=6, help="checkpoints of each way that are counted")
@@ -151,6 +167,321 @@ def main() -> int:
             done = done and statistics.median(result["ways"]["edl"]["slow_down"]) <= GOAL
         print(json.dumps(result) if options.json else shown(result), flush=True)
     return 0 if done else 1
+
+
+# ------------------------------------------------------------------------------------------------------------- a worker
+
+
+dist: Any = importlib.import_module("torch.distributed")
+dcp: Any = importlib.import_module("torch.distributed.checkpoint")
+
+WIDTH, BATCH, SAMPLES = 1024, 16, 100_000
+BYTES = WIDTH * WIDTH * 4 * 2  # of one layer, with its momentum
+GO_ON, STOP = 0, -1
+
+
+class OnDevice(torch.nn.Module):
+    """A step as processors see one that a device computes: a wait. The state is a frozen base, of which nothing is
+    computed here, and a head that is trained, as in fine-tuning.
+    """
+
+    def __init__(self, state_mb: int, device_ms: float) -> None:
+        super().__init__()
+        self._wait_s = device_ms / 1000
+        rows = round(state_mb * 1e6 / (WIDTH * WIDTH * 4))
+        self.base = torch.nn.ParameterList([torch.randn(WIDTH, WIDTH) for _ in range(rows)]).requires_grad_(False)
+        self.head = torch.nn.Linear(WIDTH, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(self._wait_s)
+        logits: torch.Tensor = self.head(inputs)
+        return logits
+
+
+def built(state_mb: int, device_ms: float | None) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """So many megabytes, of parameters and their momentum."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if device_ms is not None:
+        on_device = OnDevice(state_mb, device_ms)
+        return on_device, torch.optim.SGD(on_device.head.parameters(), lr=0.001, momentum=0.9)
+    layers: list[torch.nn.Module] = []
+    for _ in range(max(1, round(state_mb * 1e6 / BYTES))):
+        layers += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.LayerNorm(WIDTH), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, 10))
+    return model, torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+
+
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+# ------------------------------------------------------------------------------------------------- ways of saving
+
+
+class ByTorchSave:
+    """Rank 0 writes all of it in its loop, as many scripts do; with the flushes that make it durable."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder / "save", rank
+        self._folder.mkdir(exist_ok=True)
+
+    def begin(self, state: dict[str, Any]) -> None:
+        if self._rank:
+            return
+        draft = self._folder / "state.new"
+        with draft.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(self._folder / "state.pt")
+        place = os.open(self._folder, os.O_RDONLY)
+        os.fsync(place)
+        os.close(place)
+
+    def is_durable(self) -> bool:
+        return True
+
+    def bytes(self) -> list[int]:
+        return [(self._folder / "state.pt").stat().st_size, 0]
+
+    def restore(self, state: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        del state
+        found = torch.load(self._folder / "state.pt", weights_only=True)
+        model.load_state_dict(found["model"])
+        optimizer.load_state_dict(found["optimizer"])
+
+
+class ByAsyncSave:
+    """`torch.distributed.checkpoint.async_save`: a copy in the loop, and a thread that writes it."""
+
+    def __init__(self, folder: Path, group: Any) -> None:
+        self._folder, self._group, self._number = folder / "async", group, 0
+        self._coming: Future[Any] | None = None
+
+    def begin(self, state: dict[str, Any]) -> None:
+        self._number += 1
+        writer = dcp.FileSystemWriter(self._folder / f"{self._number}", sync_files=True)
+        found = dcp.async_save(state, storage_writer=writer, process_group=self._group)
+        assert isinstance(found, Future)
+        self._coming = found
+
+    def is_durable(self) -> bool:
+        if self._coming is None or not self._coming.done():
+            return False
+        self._coming.result()
+        old = self._folder / f"{self._number - 2}"  # the last two stay, as of edl's
+        threading.Thread(target=shutil.rmtree, args=(old, True)).start()
+        return True
+
+    def bytes(self) -> list[int]:
+        newest = max(self._folder.iterdir(), key=lambda one: int(one.name))
+        return [sum(one.stat().st_size for one in newest.glob(f"__{rank}_*")) for rank in (0, 1)]
+
+    def restore(self, state: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        newest = max(self._folder.iterdir(), key=lambda one: int(one.name))
+        dcp.load(state, checkpoint_id=newest, process_group=self._group)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+
+class ByEdl:
+    """It begins by itself; what is seen of it is what lies in the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "edl" / JOB
+
+    def manifests(self) -> int:
+        """Number of the newest checkpoint that is durable, of this life."""
+        numbers = [int(one.parent.name.split("-")[1]) for one in self._folder.glob("*/manifest.json")]
+        return max(numbers, default=0)
+
+    def bytes(self) -> list[int]:
+        newest = max(self._folder.glob("*/manifest.json")).parent
+        return [sum(one.stat().st_size for one in newest.glob(f"*-{rank:04d}*")) for rank in (0, 1)]
+
+
+# -------------------------------------------------------------------------------------------------------- windows
+
+
+@dataclass
+class Window:
+    """From the end of the step at which something began."""
+
+    kind: str
+    began: float
+    ends: list[float] = field(default_factory=list)  # of its steps
+    durable_s: float | None = None
+    cut: bool = False  # edl's next checkpoint was begun in it
+    cpu_s: float = 0.0  # of all processes of the job
+
+    def told(self) -> dict[str, Any]:
+        times = [later - earlier for earlier, later in zip([self.began, *self.ends], self.ends, strict=False)]
+        told = {"kind": self.kind, "steps_s": times, "durable_s": self.durable_s, "cut": self.cut}
+        return {**told, "cpu_s": self.cpu_s}
+
+
+class Schedule:
+    """Of rank 0: which window the step that has just ended belongs to, and what begins."""
+
+    def __init__(self, options: argparse.Namespace, edl: ByEdl, others: dict[str, Any], processes: list[int]) -> None:
+        self._processes, self._cpu_s = processes, 0.0
+        self._every, self._rounds = options.every, options.rounds
+        self._edl, self._others = edl, others
+        self._ways = [WINDOWS[name] for name in OTHERS if name in others]
+        self._waiting: list[str] = []
+        self._now = Window(NONE, time.perf_counter())
+        self._edls = 0  # checkpoints of edl's that were begun
+        self.windows: list[Window] = []
+
+    def next(self, at: float, *, edl_copies: bool) -> int:
+        """After a step that ended at that time, in `time.perf_counter()`."""
+        now = self._now
+        now.ends.append(at)
+        if edl_copies:
+            self._edls += 1
+            if self._edls > self._rounds + 1:
+                return STOP
+            self._open("edl", at)
+            self._waiting = [one for way in self._ways for one in (NONE, way)] + [NONE]
+            return GO_ON
+        if now.durable_s is None and self._is_durable(now.kind):
+            now.durable_s = time.perf_counter() - now.began
+        if at - now.began < self._every or now.durable_s is None:
+            return GO_ON
+        kind = self._waiting.pop(0) if self._waiting else NONE
+        self._open(kind, at)
+        return 0 if kind == NONE else 1 + OTHERS.index(next(name for name, way in WINDOWS.items() if way == kind))
+
+    def _open(self, kind: str, at: float) -> None:
+        self._now.cut = at - self._now.began < self._every or self._now.durable_s is None
+        cpu_s, self._cpu_s = self._cpu_s, sum(map(cpu_seconds, self._processes))
+        self._now.cpu_s = self._cpu_s - cpu_s
+        if self._edls > 1 + (kind == "edl"):  # those before the first checkpoint warm up, and so does that
+            self.windows.append(self._now)
+        self._now = Window(kind, at)
+
+    def _is_durable(self, kind: str) -> bool:
+        if kind == NONE:
+            return True
+        if kind == "edl":
+            return self._edl.manifests() >= self._edls
+        durable: bool = self._others[next(name for name, way in WINDOWS.items() if way == kind)].is_durable()
+        return durable
+
+
+# ----------------------------------------------------------------------------------------------------------- a job
+
+
+def others_of(options: argparse.Namespace, rank: int) -> dict[str, Any]:
+    """Beside edl's, by name; both ranks have the same ones."""
+    store = dist.FileStore(str(options.folder / f"store-{os.environ['EDL_LIFE']}"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(minutes=5))
+    ways: dict[str, Any] = {}
+    if "save" in options.ways:
+        ways["save"] = ByTorchSave(options.folder, rank)
+    if "async" in options.ways:
+        ways["async"] = ByAsyncSave(options.folder, dist.new_group(backend="gloo"))
+    return ways
+
+
+def train(edl: Any, options: argparse.Namespace) -> None:
+    from edl.torch.process import trainer
+
+    model, optimizer = built(options.mb, options.device_ms)
+    optimizer = edl.Optimizer(optimizer, model=model)
+    inputs = torch.randn(BATCH, WIDTH)
+    labels = torch.randint(10, (BATCH,))
+    edls, copier = ByEdl(options.folder), trainer._shell.copier
+    schedule, ways = None, {}
+    for ids in edl.elastic_shard_generator(SAMPLES, epochs=10**6).batches(BATCH):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs[: len(ids)]), labels[: len(ids)]).backward()
+        optimizer.step()
+        at = time.perf_counter()
+        edl.notify_batch_end()
+        if edl.size() < 2:
+            continue
+        if not ways:
+            ways = others_of(options, edl.rank()) or {"none": None}
+            processes = torch.tensor([os.getpid(), daemon_of(os.getpid())])
+            of_all = [torch.zeros_like(processes), torch.zeros_like(processes)]
+            dist.all_gather(of_all, processes)
+            schedule = Schedule(options, edls, ways, torch.cat(of_all).tolist())
+        word = torch.tensor([0])
+        if edl.rank() == 0:
+            assert schedule is not None
+            word[0] = schedule.next(at, edl_copies=not copier.idle)
+        dist.broadcast(word, 0)
+        if word.item() == STOP:
+            break
+        if word.item() > 0:
+            ways[OTHERS[int(word.item()) - 1]].begin(state_of(model, optimizer))
+    if edl.rank() == 0:
+        assert schedule is not None
+        found = {
+            "windows": [window.told() for window in schedule.windows],
+            "bytes": {WINDOWS[name]: way.bytes() for name, way in ways.items() if way} | {"edl": edls.bytes()},
+        }
+        (options.folder / "trained.json").write_text(json.dumps(found))
+    dist.barrier()
+
+
+def restore(edl: Any, options: argparse.Namespace) -> None:
+    """The next life: what each way takes until the state is in the model."""
+    took: dict[str, float] = {}
+    _time_taking_over(took)
+    model, plain = built(options.mb, options.device_ms)
+    optimizer = edl.Optimizer(plain, model=model)
+    for ids in edl.elastic_shard_generator(SAMPLES, epochs=10**6).batches(BATCH):
+        optimizer.zero_grad()
+        model(torch.zeros(len(ids), WIDTH)).sum().backward()
+        optimizer.step()
+        edl.notify_batch_end()
+        break
+    for name, way in others_of(options, edl.rank()).items():
+        state = state_of(model, optimizer)
+        began = time.perf_counter()
+        way.restore(state, model, optimizer)
+        took[WINDOWS[name]] = time.perf_counter() - began
+    (options.folder / f"{RESTORED}.{edl.rank()}").write_text(json.dumps(took))
+    dist.barrier()
+
+
+def _time_taking_over(took: dict[str, float]) -> None:
+    from edl.trainer.resuming import Resuming
+
+    take = Resuming._take
+
+    def timed(self: Resuming, found: Any, rank: int, size: int) -> None:
+        with _timed(took, "edl"):
+            take(self, found, rank, size)
+
+    Resuming._take = timed  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _timed(took: dict[str, float], name: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    took[name] = time.perf_counter() - began
+
+
+def work(words: list[str]) -> None:
+    """Of one worker."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=["train", "restore"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--mb", type=int, required=True)
+    parser.add_argument("--every", type=float, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--device-ms", type=float)
+    parser.add_argument("--ways", nargs="*", required=True)
+    options = parser.parse_args(words)
+    import edl.torch as edl
+
+    edl.init()
+    {"train": train, "restore": restore}[options.part](edl, options)
 
 
 if __name__ == "__main__":

@@ -34,18 +34,23 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
-from benchmarks import ledger_size
 from benchmarks.ledger_leader import SetUp
 from edl.coordination import zookeeper
 from edl.coordination.election import read_leader
 from edl.coordination.server import LocalServer
+from edl.core.data.ledger import Ledger
+from edl.core.data.permutation import samples_at
 from edl.daemon.metrics.server import KEPT_S
 from edl.host.credentials import digest_of
 from edl.protocol import messages, tree
+from edl.protocol.data import DataSpec, Range
+from edl.protocol.ledger import LedgerSnapshot
 from edl.transport.rpc import Client
 
 JOB = "size"
@@ -302,9 +307,85 @@ async def main() -> int:
         print(json.dumps(result), flush=True) if args.json else show(result)
         held = not result["waits"] and not result["grants_not_heard"]
     if args.only != "workers":
-        size = ledger_size.measure(args.workers)
-        print(json.dumps(size), flush=True) if args.json else ledger_size.show(size)
+        size = measure_size(args.workers)
+        print(json.dumps(size), flush=True) if args.json else show_size(size)
     return 0 if held else 1
+
+
+# -------------------------------------------------------------------------------------------- a large ledger, by itself
+
+
+SIZE_SAMPLES = 10**9
+AHEAD = 75  # steps: two and a half session time-outs of 10 s, at 3 steps/s
+LOST = 40  # workers whose leases are given back, each its own piece
+BATCH = 32
+SIZE_TIMES = 7
+
+
+def large_ledger(workers: int, samples: int = SIZE_SAMPLES) -> Ledger:
+    """In its second epoch; every member holds two leases, and those of one were just given back."""
+    spec = DataSpec(samples, 3, BATCH, shuffle=True, seed=7)
+    before = [f"w{number:08x}" for number in range(workers)]
+    ledger = Ledger(spec, before)
+    ledger._pool.frontier = samples + samples // 3  # as if all of this was trained: how it came so far costs nothing
+    ledger._epoch = ledger._ended = 1
+    ledger.grant(AHEAD)
+    ledger.commit(AHEAD // 2)
+    ledger.grant(AHEAD + AHEAD // 2)
+    every = max(1, workers // min(LOST, workers))
+    after = [worker for number, worker in enumerate(before) if number % every]
+    ledger.enter([*after, *(f"new{number:06x}" for number in range(workers - len(after)))], AHEAD // 2 + 1)
+    ledger.validate()
+    return ledger
+
+
+def measure_size(workers: int) -> dict[str, object]:
+    ledger = large_ledger(workers)
+    returned, snapshot = len(ledger._pool.returned), ledger.snapshot()
+    value = msgspec.json.encode(snapshot)
+    granted = Ledger.restore(snapshot)
+    grant_s = _took(lambda: granted.grant(granted.covered_step + AHEAD // 2), times=1)
+    ids = Range(1, SIZE_SAMPLES // 2, SIZE_SAMPLES // 2 + BATCH)
+    block = Range(1, SIZE_SAMPLES // 2, SIZE_SAMPLES // 2 + 8192)
+    return {
+        "samples": SIZE_SAMPLES,
+        "members": len(ledger.roster),
+        "leases": sum(len(member.leases) for member in snapshot.members),
+        "returned_pieces": returned,
+        "snapshot_bytes": len(value),
+        "snapshot_ms": 1000 * _took(ledger.snapshot),
+        "encode_ms": 1000 * _took(lambda: msgspec.json.encode(snapshot)),
+        "decode_ms": 1000 * _took(lambda: msgspec.json.decode(value, type=LedgerSnapshot)),
+        "restore_ms": 1000 * _took(lambda: Ledger.restore(snapshot)),
+        "grant_ms": 1000 * grant_s,
+        "batch_us": 1e6 * _took(lambda: samples_at(ledger.spec, ids)),
+        "block_us": 1e6 * _took(lambda: samples_at(ledger.spec, block)),
+    }
+
+
+def show_size(result: dict) -> None:
+    print(
+        f"\nledger of {result['samples']:.0e} samples, shuffled, 3 epochs: {result['members']} members, "
+        f"{result['leases']} leases, {result['returned_pieces']} returned pieces"
+    )
+    print(f"  snapshot   {result['snapshot_bytes']:,} bytes at the coordinator; taken in {_ms(result, 'snapshot')}")
+    print(f"  restore    {_ms(result, 'restore')}, after decoding in {_ms(result, 'decode')}", end="")
+    print(f"; encoding {_ms(result, 'encode')}")
+    print(f"  grant      {_ms(result, 'grant')} for {AHEAD // 2} steps more for all, newcomers' leases included")
+    print(f"  samples    {result['batch_us']:.0f} us for the ids of {BATCH}, {result['block_us']:.0f} us for 8192")
+
+
+def _ms(result: dict, name: str) -> str:
+    return f"{result[f'{name}_ms']:.1f} ms"
+
+
+def _took(call: Callable[[], object], times: int = SIZE_TIMES) -> float:
+    spent = []
+    for _ in range(times):
+        began = time.perf_counter()
+        call()
+        spent.append(time.perf_counter() - began)
+    return median(spent)
 
 
 if __name__ == "__main__":

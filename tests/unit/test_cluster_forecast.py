@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.cluster import workload
-from benchmarks.cluster_facts import JobFacts, facts_of
-from benchmarks.cluster_forecast import forecast
+from benchmarks.cluster import JobFacts, facts_of, forecast, workload
 from benchmarks.real_cluster import Line
 from edl.cluster.queue.entries import JobEntry, QueueEvent, Submission
 from edl.cluster.queue.phases import JobPhase

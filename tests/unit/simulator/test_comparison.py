@@ -8,10 +8,29 @@ import pytest
 from small_traces import APPLICATIONS, TRACES
 
 from benchmarks import policies
-from benchmarks.policies_loads import LENGTHS_S, NODES, WINDOW_S, Arrivals, drawn, of_samples, read_models
-from benchmarks.policies_page import knows, of_ablations, of_loads, of_trace, ratios, replaced
-from benchmarks.policies_plan import COSTS, DOUBTS, FIXED, SETTINGS, ablated, loaded, on_trace, traces_in
-from benchmarks.policies_runs import Found, Kept, PlannedRun, play, services
+from benchmarks.policies import knows, of_ablations, of_loads, of_trace, ratios, replaced
+from benchmarks.policies_runs import (
+    COSTS,
+    DOUBTS,
+    FIXED,
+    LENGTHS_S,
+    NODES,
+    SETTINGS,
+    WINDOW_S,
+    Arrivals,
+    Found,
+    Kept,
+    PlannedRun,
+    ablated,
+    drawn,
+    loaded,
+    of_samples,
+    on_trace,
+    play,
+    read_models,
+    services,
+    traces_in,
+)
 from edl.errors import ConfigError
 from edl.simulator.courses.epochs import Epochs
 from edl.simulator.figures import Summary
