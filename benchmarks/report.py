@@ -73,7 +73,7 @@ SECTIONS = (
     Section(
         "ZooKeeper, etcd and the embedded coordinator",
         "What does the coordinator that `edl run` starts take, and how soon does another leader come?",
-        ["coordinators", "coordinators-zookeeper"],
+        ["coordinators"],
     ),
     Section(
         "Checkpoints",
@@ -95,7 +95,7 @@ SECTIONS = (
     Section(
         "The leader and its ledger at size",
         "Can one leader lead a thousand workers?",
-        ["ledger", "ledger-size", "ledger-scrape"],
+        ["ledger", "ledger-scrape"],
     ),
     Section("Forming a ring", "What does it cost to form a ring of a thousand?", ["rendezvous"]),
     Section(
