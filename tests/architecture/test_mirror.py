@@ -38,7 +38,8 @@ def test_the_tests_of_a_folder_are_of_its_package(folder: str) -> None:
 
 def test_the_tests_at_the_root_are_of_no_package() -> None:
     outside = re.compile(
-        r"^(?:from|import) (?:benchmarks|demo|house|pip_settings|tests\.soaks|their_tests|wheel_\w+)\b|subprocess", re.MULTILINE
+        r"^(?:from|import) (?:benchmarks|demo|house|pip_settings|tests\.soaks|their_tests|wheel_\w+)\b|subprocess",
+        re.MULTILINE,
     )
     for test in sorted(UNIT.glob("test_*.py")):
         beside = (ROOT / "edl" / test.name.removeprefix("test_")).exists()
