@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,11 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Job, edl_run, program
+from benchmarks.worker import digits
 
 SIZES = (4, 1, 3, 2, 4, 2)
 BATCH = 64  # of two workers together
@@ -37,53 +41,41 @@ POLICIES: dict[str, tuple[str, int, tuple[str, ...]]] = {  # policy, n of batche
     f"fixed-local,most={BATCH}": (f"fixed-local,most={BATCH}", BATCH // 2, ()),
     "fixed-global": ("fixed-global", BATCH, ()),
 }
-EDL = str(Path(sys.executable).with_name("edl"))
+JOB = "c"
 
 
 def run(policy: str, batch: int, seed: int, workers: int, sizes: tuple[int, ...], *more: str) -> dict[str, Any]:
     """One training; `sizes` are asked for one after the other."""
     with tempfile.TemporaryDirectory(prefix="edl-convergence-") as name:
         folder = Path(name)
-        environ = {**os.environ, "EDL_HOME": str(folder / "home"), "CUDA_VISIBLE_DEVICES": ""}
-        worker = [
-            sys.executable,
-            "-m",
-            "benchmarks.convergence_worker",
-            name,
-            "--seed",
-            str(seed),
-            "--batch",
-            str(batch),
-        ]
-        command = [EDL, "run", "-np", str(workers), "--job", "c", "--batch-policy", policy, *worker, *more]
-        with (folder / "output.log").open("wb") as log:
-            job = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        work = [sys.executable, "-m", "benchmarks.convergence", "--work", name]
+        work += ["--seed", str(seed), "--batch", str(batch), *more]
+        launch = edl_run(workers, JOB, "--batch-policy", policy)
+        job = Job(folder, [*launch, *work], name=JOB, CUDA_VISIBLE_DEVICES="")
         try:
-            done = [_changed(environ, job, size) for size in sizes]
-            job.wait(PATIENCE_S)
+            done = [_changed(job, size) for size in sizes]
+            job.launcher.wait(PATIENCE_S)
         finally:
-            job.terminate()
-            job.wait(60)
-        if job.returncode or not all(done):
-            raise SystemExit(f"{policy}, seed {seed}: {done}\n{(folder / 'output.log').read_text()[-3000:]}")
+            job.launcher.terminate()
+            job.end()
+        if job.launcher.returncode or not all(done):
+            raise SystemExit(f"{policy}, seed {seed}: {done}\n{job.log()}")
         found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-        found["recut"] = _recut_after(environ)
+        found["recut"] = _recut_after(job)
         return found
 
 
-def _recut_after(environ: dict[str, str]) -> int:
+def _recut_after(job: Job) -> int:
     """The step after which all workers had their share; 0 if they had it from the beginning."""
-    told = subprocess.run([EDL, "events", "c", "--json"], env=environ, capture_output=True, text=True, check=True)
-    events = map(json.loads, told.stdout.splitlines())
-    return max((event["after_step"] for event in events if event["kind"] == "recut"), default=0)
+    return max((event["after_step"] for event in job.events() if event["kind"] == "recut"), default=0)
 
 
-def _changed(environ: dict[str, str], job: subprocess.Popen[bytes], size: int) -> bool:
+def _changed(job: Job, size: int) -> bool:
     """Ask for another size until the job has it; it may not have begun yet. False when it ends before."""
     until = time.monotonic() + PATIENCE_S
-    while job.poll() is None and time.monotonic() < until:
-        asked = subprocess.run([EDL, "scale", "c", str(size), "--wait"], env=environ, capture_output=True, check=False)
-        if asked.returncode == 0:
+    while job.launcher.poll() is None and time.monotonic() < until:
+        command = [program("edl"), "scale", JOB, str(size), "--wait"]
+        if subprocess.run(command, env=job.environ, capture_output=True, check=False).returncode == 0:
             time.sleep(1.0)  # of training at that size
             return True
         time.sleep(0.5)
@@ -109,18 +101,7 @@ def ramp(seeds: int, _: tuple[str, ...]) -> list[dict[str, Any]]:
     for name, steps in (("at once", 0), ("8 steps", 8)):
         rises, changes = [], []
         for seed in range(seeds):
-            rate = (
-                "--rate",
-                "linear",
-                "--base-batch",
-                "16",
-                "--lr",
-                "0.02",
-                "--hold-at",
-                HOLD_AT,
-                "--ramp",
-                str(steps),
-            )
+            rate = f"--rate linear --base-batch 16 --lr 0.02 --hold-at {HOLD_AT} --ramp {steps}".split()
             found = run("fixed-local", 16, seed, 1, (4,), "--epochs", "6", "--step-s", "0.02", *rate)
             losses = found["losses"]
             change = next(at for at, (step, workers, _) in enumerate(losses) if workers > 1 and step > found["recut"])
@@ -157,7 +138,68 @@ def is_sound(found: dict[str, Any]) -> bool:
     return all(accuracy >= least for accuracy in rows.values())
 
 
+# ----------------------------------------------------------------------------------------------------------- a worker
+
+
+HELD_S = 0.5  # a step, while others are waited for
+HELD_OUT = 297  # of all samples, for the accuracy
+
+
+def work(words: list[str]) -> None:
+    """Learn the digits under a batch policy; rank 0 writes the loss before each step, and the accuracy at the end."""
+    import torch
+
+    import edl.torch as edl
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True, help="n of batches(n)")
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--rate", default="none", help="rule of edl.scale_rate")
+    parser.add_argument("--base-batch", type=int, default=64)
+    parser.add_argument("--ramp", type=int, default=8, help="steps")
+    parser.add_argument("--hold-at", type=int, default=0, help="from this step on go slowly, until others have come")
+    parser.add_argument("--step-s", type=float, default=0.01, help="least time of a step")
+    options = parser.parse_args(words)
+
+    images, labels = map(torch.from_numpy, digits())
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
+    train, test = order[HELD_OUT:], order[:HELD_OUT]
+
+    edl.init()
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    plain = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
+    optimizer = edl.Optimizer(plain, model=model)
+    edl.scale_rate(options.rate, base_batch=options.base_batch, steps=options.ramp)
+    shards = edl.elastic_shard_generator(len(train), epochs=options.epochs, shuffle=True, seed=options.seed)
+    losses: list[tuple[int, int, float]] = []  # step, workers, loss of all training samples before it
+    for ids in shards.batches(options.batch):
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        chosen = train[torch.from_numpy(ids)]
+        torch.nn.functional.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+        if edl.rank() == 0:
+            with torch.no_grad():
+                loss = torch.nn.functional.cross_entropy(model(images[train]), labels[train]).item()
+            losses.append((edl.step(), edl.size(), loss))
+        held = edl.size() == 1 and 0 < options.hold_at <= edl.step()
+        time.sleep(max(0.0, (HELD_S if held else options.step_s) - (time.perf_counter() - began)))
+        optimizer.step()
+        edl.notify_batch_end()
+    if edl.rank() == 0:
+        with torch.no_grad():
+            accuracy = (model(images[test]).argmax(1) == labels[test]).float().mean().item()
+        (options.out / "result.json").write_text(json.dumps({"accuracy": accuracy, "losses": losses}))
+
+
 def main() -> int:
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2:])
+        return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=("policies", "ramp"), default=("policies", "ramp"))
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=tuple(POLICIES))

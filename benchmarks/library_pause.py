@@ -19,15 +19,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from benchmarks.harness import Job, edl_run
+from benchmarks.worker import Notes
 
 # ------------------------------------------------------------------ a worker: a training of a library, or the bare loop
 
@@ -36,17 +37,15 @@ STEP_S = 0.02  # what a step takes at least: the rest of a step of a real model
 SAMPLES, FEATURES, WIDTH, BATCH = 4_000_000, 64, 256, 8  # no epoch ends while it is measured
 
 
-class Notes:
-    """A line for each step, but those of a rehearsal."""
+class Noted:
+    """The begin of each step but those of a rehearsal; a step takes as long as one of a real model."""
 
     def __init__(self, folder: Path, edl: Any) -> None:
-        self._file = (folder / f"{os.getpid()}.steps").open("w", buffering=1)
-        self._edl = edl
+        self._notes, self._edl = Notes(folder), edl
 
     def step(self) -> None:
-        """It begins; and takes as long as one of a real model."""
         if not self._edl.rehearsing():
-            self._file.write(f"{time.time():.6f} {self._edl.size()} {self._edl.generation()}\n")
+            self._notes.note("step", size=self._edl.size(), generation=self._edl.generation())
         time.sleep(STEP_S)
 
 
@@ -60,7 +59,7 @@ class TorchTask:
 
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        self.edl, notes = edl, Notes(folder, edl)
+        self.edl, notes = edl, Noted(folder, edl)
 
         class Net(torch.nn.Module):
             def __init__(self) -> None:
@@ -173,7 +172,7 @@ class TensorFlowTask:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         keras.utils.set_random_seed(0)
         edl.init()
-        self.edl, self.notes = edl, Notes(folder, edl)
+        self.edl, self.notes = edl, Noted(folder, edl)
         self.model = keras.Sequential(
             [keras.Input((FEATURES,)), keras.layers.Dense(WIDTH, "relu"), keras.layers.Dense(1)]
         )
@@ -249,7 +248,7 @@ ALLOWED_MS: Final = 50.0
 STEPS: Final = 60  # between two changes, at least
 AFTER: Final = 10
 JOB: Final = "pauses"
-PATIENCE_S, END_S = 300.0, 60.0
+PATIENCE_S: Final = 300.0
 
 
 class Step(NamedTuple):
@@ -351,76 +350,41 @@ def is_within(own: Pauses, bare: Pauses) -> bool:
 # ---------------------------------------------------------------------------------------------------------- the jobs
 
 
-class Job:
-    """One, in a folder of its own."""
+def begun(way: str, folder: Path) -> Job:
+    work = [sys.executable, "-m", "benchmarks.library_pause", "--work", way, str(folder)]
+    quiet = {"TF_NUM_INTRAOP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    return Job(folder, [*edl_run(2, JOB, "--max-np", "3"), *work], name=JOB, **quiet)
 
-    def __init__(self, way: str, folder: Path) -> None:
-        self.folder, self.log = folder, folder / "output.log"
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._environ = {**os.environ, **quiet, "HF_HUB_OFFLINE": "1", "EDL_HOME": str(folder / "home")}
-        self._edl = str(Path(sys.executable).with_name("edl"))
-        worker = [sys.executable, "-m", "benchmarks.library_pause", "--work", way, str(folder)]
-        with self.log.open("wb") as log:
-            self.launcher = subprocess.Popen(
-                [self._edl, "run", "-np", "2", "--max-np", "3", "--job", JOB, *worker],
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
 
-    def changed(self, times: int) -> list[Change]:
-        self._wait_training(2)
-        for _ in range(times):
-            for _, size in SIZES:
-                self._run("scale", JOB, str(size), "--wait", "--timeout", str(PATIENCE_S))
-                self._wait_training(size)
-        return changes_of(self._notes())
+def wait_training(job: Job, size: int) -> None:
+    """Until all of so many workers have made some steps in one ring."""
 
-    def _wait_training(self, size: int) -> None:
-        """Until all of so many workers have made some steps in one ring."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._train(size):
-            if self.launcher.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"never: {size} workers that train; the last lines:\n{self.log.read_text()[-3000:]}")
-            time.sleep(0.2)
-
-    def _train(self, size: int) -> bool:
-        last = [steps[-STEPS:] for steps in self._notes() if len(steps) >= STEPS]
+    def train() -> bool:
+        last = [steps[-STEPS:] for steps in noted(job) if len(steps) >= STEPS]
         newest = max((steps[-1].generation for steps in last), default=0)
         return sum(steps[0].generation == newest and steps[0].size == size for steps in last) == size
 
-    def _notes(self) -> list[list[Step]]:
-        return [read(path) for path in self.folder.glob("*.steps")]
-
-    def end(self) -> None:
-        try:
-            if self.launcher.poll() is None:
-                self._run("stop", JOB)
-            self.launcher.wait(END_S)
-        finally:
-            self.launcher.kill()
-
-    def _run(self, *arguments: str) -> None:
-        command = [self._edl, *arguments]
-        done = subprocess.run(command, env=self._environ, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"edl {' '.join(arguments)}: {done.stderr}\n{self.log.read_text()[-3000:]}")
+    job.wait(train, f"{size} workers that train", PATIENCE_S)
 
 
-def read(path: Path) -> list[Step]:
-    lines = path.read_text().split("\n")[:-1]  # the last one may be half written
+def noted(job: Job) -> list[list[Step]]:
     return [
-        Step(float(began), int(size), int(generation)) for began, size, generation in (line.split() for line in lines)
+        [Step(note["at"], note["size"], note["generation"]) for note in steps] for steps in job.notes.steps().values()
     ]
 
 
 def measured(way: str, times: int) -> list[Change]:
     with tempfile.TemporaryDirectory() as name:
-        job = Job(way, Path(name))
+        job = begun(way, Path(name))
         try:
-            return job.changed(times)
+            wait_training(job, 2)
+            for _, (_, size) in itertools.product(range(times), SIZES):
+                job.edl("scale", JOB, str(size), "--wait", "--timeout", str(PATIENCE_S))
+                wait_training(job, size)
+            return changes_of(noted(job))
         finally:
+            if job.launcher.poll() is None:
+                job.edl("stop", JOB)
             job.end()
 
 

@@ -342,8 +342,8 @@ class Notes:
 def _size_of(first: Any = None, *_: Any) -> int | None:
     """Of the ring that a command or a place is about."""
     place = getattr(getattr(first, "assignment", None), "place", first)
-    size: int | None = getattr(place, "size", None)
-    return size
+    size = getattr(place, "size", None)
+    return size if isinstance(size, int) else None
 
 
 def until(folder: Path, name: str) -> int:
