@@ -363,7 +363,7 @@ def under_edl(options: argparse.Namespace, notes: Notes) -> None:
     task.use_edl(edl, **({"voidable": False} if options.framework == "tensorflow" and not options.voidable else {}))
     epochs = options.epochs or model.epochs or None
     shards = edl.elastic_shard_generator(model.samples, epochs=epochs, shuffle=model.data is not ones)
-    generation, ring_began, first_in_ring, wanted, made = edl.generation(), time.monotonic(), True, 2**31, 0
+    generation, ring_began, first_in_ring, wanted, made = edl.generation(), time.monotonic(), True, epochs or 2**31, 0
     while shards.epochs_done < wanted:
         for ids in shards.batches(options.batch or model.batch):
             if edl.generation() != generation:
