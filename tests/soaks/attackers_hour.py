@@ -57,7 +57,7 @@ async def stranger_in(base: Path, faults: list[str], tried: Counter[str]) -> Asy
     """At work all the while; then, what it was let in to is a fault."""
     program = base / "public" / "stranger.py"
     program.parent.mkdir(exist_ok=True)
-    program.write_bytes((ROOT / "benchmarks" / "stranger.py").read_bytes())
+    program.write_bytes(Path(__file__).with_name("stranger.py").read_bytes())
     home = base / "home"
     sockets = [home / "cluster" / "etcd" / "client:1", home / "etcd" / "client:1", home / "embedded" / "socket"]
     sockets.append(home / "jobs" / NAME / "embedded" / "socket")
