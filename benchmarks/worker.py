@@ -387,7 +387,7 @@ def under_edl(options: argparse.Namespace, notes: Notes) -> None:
                 notes.state("switch", edl, task)
             first_in_ring = enters
             time_broadcasts(edl.step(), task, options, notes)
-            if edl.step() > until(options.folder, "stop") or made == options.steps:  # the same step for all
+            if edl.step() > until(options.folder, "stop") or (committed and made == options.steps):
                 wanted = 0
                 break
         if edl.rank() == 0:
