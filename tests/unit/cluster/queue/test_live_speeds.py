@@ -36,7 +36,7 @@ def _heard(*looks: JobLook, batch_range: tuple[int, int] | None = None, aim: Aim
 
 def _look(size: int, batch: int, step_s: float, *, grows: bool, noise: MeasuredNoise | None = None) -> JobLook:
     sqr, var = (None, None) if noise is None else (noise.sqr, noise.var)
-    return JobLook("running", "", "", size, 9, batch, grows, step_s, grad_sqr=sqr, grad_var=var)
+    return JobLook("running", size=size, step=9, batch=batch, grows=grows, step_s=step_s, grad_sqr=sqr, grad_var=var)
 
 
 def _status(*reported: dict[str, float]) -> Status:
