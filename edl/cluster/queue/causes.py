@@ -237,7 +237,8 @@ def signal_of(code: int) -> int | None:
     """Return the signal that ended a process with this exit status; None: it exited by itself."""
     if code < 0:
         return -code
-    return code - SHELLS if code > SHELLS and code - SHELLS in set(signal.Signals) else None
+    number = code - SHELLS
+    return number if number > 0 and number in signal.valid_signals() else None
 
 
 def signal_name(number: int) -> str:

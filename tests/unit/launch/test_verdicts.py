@@ -120,7 +120,8 @@ def test_the_word_of_the_leader_counts_more_than_ends_of_workers_and_a_signal_mo
         FailedBy.REFUSAL: REFUSED,
     }
     assert cause_of_failure(FailedBy.FAULT, [1, 137]) == KILLED
-    assert cause_of_failure(FailedBy.FAULT, [1, 3]) == CRASHED
+    assert cause_of_failure(FailedBy.FAULT, [1, 168]) == KILLED, "a real-time signal has no name"
+    assert cause_of_failure(FailedBy.FAULT, [1, 3, 128, 193, 255]) == CRASHED, "there are no such signals"
     assert cause_of_failure(FailedBy.FAULT, []) == LOST
 
 
