@@ -127,17 +127,7 @@ class TrainingChecks:
         self._job.checks.plans.newcomers_take_part(ring, members, step)
         if not done:
             return
-        if step == 1 and self._is_lost_without_a_trace(members):
-            self._steps, self._learned, self._shared = {}, {}, set()
-            self._trained_in, self._trained_until = dict.fromkeys(self._before, 0), [len(self._before)]
-            self._farthest = 0
-        if step > len(self._trained_until):
-            self._violated("I5", f"step {step} is trained, and only {len(self._trained_until) - 1} was before")
-        again = range(step, len(self._trained_until))
-        if len(self._shared.intersection(again)) > 1:  # a ring of one makes several steps that no other worker has
-            self._violated("I5", f"step {step} is trained again, and {len(self._trained_until) - 1} was before")
-        for void in reversed(again):  # the workers that had applied them are dead
-            self._void(void, members)
+        self._make_room(step, members)
         if len(members) > 1:
             self._shared.add(step)
         for sample in samples:
@@ -154,6 +144,21 @@ class TrainingChecks:
         before = self._learned[step - 1] if step > 1 else members[0].model.learned
         self._learned[step] = learn(before, self._gradient(members, step, samples))
         self._trained_by = ring
+
+    def _make_room(self, step: int, members: list[SimWorker]) -> None:
+        """Take back what was trained from `step` on: the workers that had applied it are dead."""
+        if step == 1 and self._is_lost_without_a_trace(members):
+            self._steps, self._learned, self._shared = {}, {}, set()
+            self._trained_in, self._trained_until = dict.fromkeys(self._before, 0), [len(self._before)]
+            self._farthest = 0
+        newest = len(self._trained_until) - 1
+        if step > newest + 1:
+            self._violated("I5", f"step {step} is trained, and only {newest} was before")
+        again = range(step, newest + 1)
+        if len(self._shared.intersection(again)) > 1:  # a ring of one makes several steps that no other worker has
+            self._violated("I5", f"step {step} is trained again, and {newest} was before")
+        for void in reversed(again):
+            self._void(void, members)
 
     def _is_lost_without_a_trace(self, members: list[SimWorker]) -> bool:
         """Tell whether the job begins anew with all its samples: no ring that trained was on record, and all that
