@@ -27,13 +27,10 @@ HEAD = """# Benchmarks
 
 <!-- Written by `python -m benchmarks.report` from data/results: change those files, not this one. -->
 
-What edl costs beside stock Horovod and torchrun. Each section asks one question, and has the commands that answer it on
-your machine and our newest figures, each with its date and machine. A benchmark's `--help` says how it measures, and
-what its figures mean.
-
-Unless a machine is described otherwise it has two cores, shared with other work, and bare Debian. *Load* is Linux' load
-average meanwhile; a job of two workers makes it 2 by itself. Many jobs on one cluster are measured in
-[a cluster of jobs](cluster.md#measured).
+Each section asks one question, and has the commands that answer it on your machine and our newest figures.
+A benchmark's `--help` says how it measures, and what its figures mean.
+*Load* is Linux' load average meanwhile; a job of two workers makes it 2 by itself.
+Many jobs on one cluster are measured in [a cluster of jobs](cluster.md#measured).
 """
 
 
@@ -41,8 +38,7 @@ average meanwhile; a job of two workers makes it 2 by itself. Many jobs on one c
 class Section:
     title: str
     question: str
-    results: Sequence[str] = ()
-    text: str = ""  # where the figures are on another page
+    results: Sequence[str]
 
 
 SECTIONS = (
@@ -61,12 +57,12 @@ SECTIONS = (
     Section(
         "Pauses",
         "For how long do the survivors stand still at a change of size?",
-        ["pause", "pause-stock", "pause-many", "pause-state", "library-pause", "newcomers", "horovodrun"],
+        ["pause", "pause-stock", "pause-many", "pause-state", "library-pause", "newcomers"],
     ),
     Section(
         "Recovery",
         "How long until the survivors train on after a `kill -9`, and what is lost?",
-        ["recovery", "recovery-parts"],
+        ["recovery"],
     ),
     Section("Without a leader", "Does training wait when the leader dies?", ["leaders"]),
     Section("An outage of ZooKeeper", "Does training wait when the coordinator is gone?", ["outage"]),
@@ -82,8 +78,8 @@ SECTIONS = (
     ),
     Section(
         "Being looked at",
-        "How late is an event on a job's page, and what does it cost the job to be looked at?",
-        ["page-delay", "page-load", "page-cost"],
+        "How late is an event on a job's page?",
+        ["page-delay"],
     ),
     Section("Random changes of size", "Do workers stay equal while the size changes again and again?", ["resizes"]),
     Section("Random faults", "Does a job survive half an hour of faults?", ["soak"]),
@@ -95,15 +91,9 @@ SECTIONS = (
     Section(
         "The leader and its ledger at size",
         "Can one leader lead a thousand workers?",
-        ["ledger", "ledger-scrape"],
+        ["ledger"],
     ),
     Section("Forming a ring", "What does it cost to form a ring of a thousand?", ["rendezvous"]),
-    Section(
-        "Election",
-        "How soon is there another leader, and is there never more than one?",
-        text="`python -m tests.soaks.election` has the answer; the figures are in "
-        "[coordination](coordination.md#checking-it).",
-    ),
     Section("Hosts that are cut off", "What happens when a host's network fails?", ["partition"]),
     Section(
         "Several hosts",
@@ -121,24 +111,11 @@ SECTIONS = (
         ["migrate"],
     ),
     Section("Hostile input", "What does a stranger get from the ports of a job?", ["hostile", "attackers-hour"]),
-    Section(
-        "Simulated faults",
-        "Do the invariants hold in jobs that no test describes?",
-        text="`python -m benchmarks.simulation --seeds 10000` plays whole jobs under faults; the figures are in "
-        "[the simulation](simulation.md).",
-    ),
     Section("Size and stragglers", "Does the autoscaler find the right size, and a slow worker?", ["autoscaling"]),
     Section(
         "Convergence",
         "Does a job that changes its size learn what one of fixed size learns?",
-        ["convergence", "convergence-ramp"],
-    ),
-    Section(
-        "What would be fair to compare",
-        "What should another system measure, to stand beside these figures?",
-        text="Idle time of the survivors for each joining, each leaving and each death; samples trained twice, left "
-        "out or padded; overhead per step. The same model, machine and collective library on both sides. Times of a "
-        "boot count for systems whose survivors wait for it.",
+        ["convergence"],
     ),
 )
 
@@ -147,12 +124,9 @@ def page(results: dict[str, dict[str, Any]]) -> str:
     parts = [HEAD]
     for section in SECTIONS:
         parts.append(f"## {section.title}\n\n*{section.question}*\n")
-        if section.text:
-            parts.append(f"{section.text}\n")
         found = [results[name] for name in section.results]
-        if found:
-            commands = "\n".join(dict.fromkeys(result["command"] for result in found))
-            parts.append(f"```\n{commands}\n```\n")
+        commands = "\n".join(dict.fromkeys(result["command"] for result in found))
+        parts.append(f"```\n{commands}\n```\n")
         parts += [shown(result) for result in found]
     return "\n".join(parts)
 
