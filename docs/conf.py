@@ -1,4 +1,4 @@
-"""The site: every page of this folder as it is, and the reference from the docstrings. docs/decisions/tools.md.
+"""The site: every page of this folder as it is, and the reference from the docstrings.
 
 python -m sphinx docs out/docs --fail-on-warning
 """
