@@ -1,7 +1,7 @@
 """A kazoo client with safe settings, and the way from its threads to an event loop.
 
 Owns: the client's settings, its connections (time-outs, TLS), what it may log, and the conversion of its asynchronous
-results to awaitable ones. Does not own: the port (`zookeeper`). docs/coordination.md describes every trap handled here.
+results to awaitable ones. Does not own: the port (`zookeeper`). docs/decisions/kazoo.md names its traps.
 
 kazoo's threads run no code of ours beyond `loop.call_soon_threadsafe`.
 """
