@@ -5,8 +5,8 @@ Owns: the form of the file, reading it back, and its bound. Does not own: what r
 
 The file is a snapshot of the state and the records accepted since, each in a frame: length, CRC of the content, a CRC
 of these two, and the content in msgpack. A process that is killed while it writes leaves a prefix of a frame. So a
-frame that ends too early is the last write, which no client saw acknowledged, and is dropped; any other fault is
-damage, and the rest of the file cannot be trusted. A file that has grown to more than twice its snapshot is replaced by
+frame that ends too early, and has no whole frame behind its head, is the last write, which no client saw acknowledged,
+and is dropped; any other fault is damage, and the rest of the file cannot be trusted. A file that has grown to more than twice its snapshot is replaced by
 a new one by a rename. Nothing is forced to the disk itself (no fsync): the file survives the process, not a power cut.
 """
 
@@ -133,6 +133,8 @@ def _frames(journal: bytes, at: int) -> Iterator[tuple[int, Any, int]]:
             raise JournalDamaged(at)
         content = journal[begin : begin + length]
         if len(content) < length:
+            if _holds_frame(journal, begin):  # so it is no last write
+                raise JournalDamaged(at)
             return
         if zlib.crc32(content) != crc:
             raise JournalDamaged(at)
@@ -141,6 +143,19 @@ def _frames(journal: bytes, at: int) -> Iterator[tuple[int, Any, int]]:
         except msgspec.MsgspecError:
             raise JournalDamaged(at) from None
         at = begin + length
+
+
+def _holds_frame(journal: bytes, at: int) -> bool:
+    """Tell whether a whole frame begins at any place from `at` on."""
+    while (at := journal.find(b"\0", at)) >= 0 and at + _HEAD_BYTES <= len(journal):  # no frame has 16 MiB
+        head, begin = journal[at : at + _HEAD.size], at + _HEAD_BYTES
+        if zlib.crc32(head) == _CHECK.unpack_from(journal, at + _HEAD.size)[0]:
+            length, crc = _HEAD.unpack(head)
+            content = journal[begin : begin + length]
+            if len(content) == length and zlib.crc32(content) == crc:
+                return True
+        at += 1
+    return False
 
 
 # ------------------------------------------------------------------------------------------------------- the file

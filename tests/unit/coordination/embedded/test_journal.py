@@ -68,6 +68,18 @@ def test_damage_is_one_line_that_names_the_file_and_the_place(path, used, at):
     assert path.read_bytes() == data  # as it was found
 
 
+@pytest.mark.parametrize("cut_bytes", [1, 500, 999])
+def test_a_cut_before_whole_records_is_no_end(path, used, cut_bytes):
+    journal, state = used
+    keep(journal, state, OpsCommitted(7, (Write("/a", b"x" * 1000),)))
+    end = path.stat().st_size
+    keep(journal, state, OpsCommitted(7, (Write("/a", b"4"),)))
+    data = path.read_bytes()
+    path.write_bytes(data[: end - cut_bytes] + data[end:])
+    with pytest.raises(ConfigError, match=r"damaged at byte \d+"):
+        reopened(path)
+
+
 def test_what_a_killed_compaction_left_is_removed(path, used):
     draft = path.with_name("journal.new")
     draft.write_bytes(b"half")
