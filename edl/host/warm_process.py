@@ -1,9 +1,11 @@
 """A Python that has imported what a job's workers import, and from which later workers are forked.
 
-It imports nothing of edl by itself: `python [FLAGS] warm_process.py SOCKET PADDING`, where SOCKET is the number of a
-connection to the launcher. The launcher sends the names of installed modules, hears whether this process can be forked,
-and then asks for workers, one at a time. Each becomes a child of the launcher, as a new process would be. An agent of a
-cluster asks for wardens, which outlive it: a fork runs the warden, and forks the worker.
+It imports nothing of edl by itself: `python [FLAGS] warm_process.py SOCKET LOG PADDING`, where SOCKET and LOG are the
+numbers of a connection to the launcher and of an open file. Python begins with pipes as its outputs, as a worker does,
+so that it makes the streams of a worker; then LOG takes their places until a fork. The launcher sends the names of
+installed modules, hears whether this process can be forked, and then asks for workers, one at a time. Each becomes a
+child of the launcher, as a new process would be. An agent of a cluster asks for wardens, which outlive it: a fork runs
+the warden, and forks the worker.
 
 The imports are made by a thread of the lowest priority, which has ended before the first fork: the nice value belongs
 to a thread, and an unprivileged process could not raise its own again. A process that has other threads then, or a
@@ -244,10 +246,7 @@ class WarmProcess:
     def _take_over(self, told: dict[str, Any], streams: list[int]) -> None:
         """Raises NotForkable, OSError."""
         os.setsid()
-        for number, stream in enumerate(streams, start=1):
-            os.dup2(stream, number)
-        for stream in set(streams):
-            os.close(stream)
+        become_outputs(streams)
         os.environ.clear()
         os.environ.update(self._added | told["environ"])
         os.chdir(told["folder"])
@@ -334,6 +333,14 @@ def _is_open(number: int) -> bool:
     return True
 
 
+def become_outputs(streams: list[int]) -> None:
+    """Make two descriptors, or twice the same, the standard outputs."""
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(stream, number)
+    for stream in set(streams):
+        os.close(stream)
+
+
 def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -372,7 +379,7 @@ def write(path: str, text: str) -> None:
 def run(told: dict[str, Any]) -> None:
     """As Python runs what its command line names."""
     kind, name, arguments = told["kind"], told["name"], told["arguments"]
-    path = os.path.abspath(name)
+    path = os.path.join(os.getcwd(), name)
     sys.orig_argv = told["shown"]
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=sys.modules["builtins"])
@@ -381,7 +388,7 @@ def run(told: dict[str, Any]) -> None:
     sys.modules["__main__"] = main
     if kind == "module":
         sys.argv = ["-m", *arguments]
-        first = told["folder"]
+        first = os.getcwd()
     elif kind == "code":
         sys.argv = ["-c", *arguments]
         first = ""
@@ -424,6 +431,7 @@ def show(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
+    become_outputs([int(sys.argv[2])] * 2)
     process = WarmProcess(socket.socket(fileno=int(sys.argv[1])))
     asked = process.serve()
     if asked is not None and "warden" in asked:

@@ -102,13 +102,14 @@ class WarmPython:
         ours, its = socket.socketpair()
         room = sum(len(os.fsencode(word)) + 1 for word in command) + ROOM_BYTES
         with its, log.open("ab") as output:
+            passed = (its.fileno(), output.fileno())
             self._process = subprocess.Popen(
-                [*DIE_WITH_PARENT, line.program, *line.flags, warm_process.__file__, str(its.fileno()), "x" * room],
+                [*DIE_WITH_PARENT, line.program, *line.flags, warm_process.__file__, *map(str, passed), "x" * room],
                 env={**environ, warm_process.PADDING: "x" * ROOM_BYTES},
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(its.fileno(),),
+                stdout=subprocess.PIPE,  # as a worker's outputs; the process itself writes to the log
+                stderr=subprocess.STDOUT,
+                pass_fds=passed,
                 start_new_session=True,
                 cwd=folder,
             )
@@ -179,9 +180,8 @@ class WarmPython:
 
     def end(self) -> None:
         self._watch.cancel()
-        self._process.kill()
-        self._process.wait()
-        self._socket.close()
+        with self._process, self._socket:
+            self._process.kill()
 
 
 class CommandPlace(msgspec.Struct, frozen=True):

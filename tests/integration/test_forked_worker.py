@@ -69,8 +69,8 @@ def report():
                     threading.get_native_id() == os.getpid(), seen],
         "files": sorted(os.readlink(f"/proc/self/fd/{n}").partition(":")[0] for n in os.listdir("/proc/self/fd")
                         if os.path.exists(f"/proc/self/fd/{n}")),
-        "streams": [(s.fileno(), s.isatty(), s.encoding, s.line_buffering, s.write_through)
-                    for s in (sys.stdin, sys.stdout, sys.stderr)],
+        "streams": [(s.fileno(), s.isatty(), s.encoding, s.errors, s.line_buffering, s.write_through, s.seekable(),
+                     repr(s.buffer)) for s in (sys.stdin, sys.stdout, sys.stderr)],
         "used": sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) == 0, "rest": sys.stdin.read(),
         "recursion": sys.getrecursionlimit(), "traced": [sys.gettrace(), sys.getprofile()],
         "parents": [multiprocessing.parent_process(), multiprocessing.current_process().name, os.getppid()],
@@ -142,7 +142,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-PLACE = "its own/script.py"
+PLACE = "its own/../its own/script.py"
 FLAGS = ["-u", "-O", "-X", "dev", "-Werror::ImportWarning", "-P"]
 
 
@@ -152,17 +152,22 @@ FLAGS = ["-u", "-O", "-X", "dev", "-Werror::ImportWarning", "-P"]
         ["python", PLACE, "", "ü", "a b"],
         ["python", *FLAGS, PLACE],
         [sys.executable, "-m", "script", "", "-x"],
+        ["python", "-Wdefault", "-m", "package.module"],
         ["python", "-c", f"import runpy; runpy.run_path({PLACE!r}, run_name='__main__')", "pass"],
     ],
-    ids=["script", "flags", "module", "code"],
+    ids=["script", "flags", "module", "package", "code"],
 )
 def test_it_is_what_a_new_process_would_be(place: Path, command: list[str]) -> None:
+    (place / "package").mkdir()
+    (place / "package" / "__init__.py").touch()
+    (place / "package" / "module.py").write_text(SCRIPT)
     environ = {
         **os.environ,
         "PATH": search_path(os.environ),
         "MARK": "ü",
         "EMPTY": "",
         "PYTHONHASHSEED": "5",
+        "PYTHONIOENCODING": ":backslashreplace",
         "OMP_NUM_THREADS": "3",
     }
     (code, out, err), (code_anew, out_anew, err_anew) = run(both(place, command, environ))
