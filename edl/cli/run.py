@@ -22,7 +22,7 @@ from edl.cli.arguments import TWINS
 from edl.cli.cluster_flags import OF_REACH
 from edl.cli.detaching import in_background, wait_begun
 from edl.cluster.queue.causes import REFUSED
-from edl.config import TABLE, Given, Settings
+from edl.config import TABLE, Given, Settings, mistyped
 from edl.control_characters import visible
 from edl.daemon.policies import tabulated, try_policy
 from edl.errors import ConfigError, UsageError, did_you_mean
@@ -48,6 +48,8 @@ OF_SCRIPTS = (LossCause.SCRIPT, LossCause.OVERDUE, LossCause.DIFFERED)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    for line in mistyped(os.environ, TWINS):
+        sys.stderr.write(f"edl: {visible(line)}\n")
     for name in TWINS - OF_REACH:  # they are this command's, and none of an `edl` that the job calls
         os.environ.pop(name, None)
     given, environ, waits = _waiting(arguments.given, os.environ)

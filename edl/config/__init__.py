@@ -7,7 +7,7 @@ not own: the settings of a connection to ZooKeeper (`edl.coordination`), a launc
 
 from __future__ import annotations
 
-from edl.config.settings import Given, Settings, scrubbed
+from edl.config.settings import Given, Settings, mistyped, scrubbed
 from edl.config.table import TABLE, Setting
 
-__all__ = ["TABLE", "Given", "Setting", "Settings", "scrubbed"]
+__all__ = ["TABLE", "Given", "Setting", "Settings", "mistyped", "scrubbed"]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from edl.config.forms import AUTO
-from edl.config.table import TABLE, Setting
+from edl.config.table import MORE_VARIABLES, TABLE, Setting
 from edl.errors import ConfigError, did_you_mean
 
 # Fields that mean nothing to a job without checkpoints.
@@ -166,6 +166,22 @@ def scrubbed(environ: Mapping[str, str], *, credentials: bool) -> dict[str, str]
     ours = {name for setting in TABLE for name in setting.variables}
     others = "EDL_COORDINATOR_" if credentials else "\0"
     return {name: value for name, value in environ.items() if name not in ours and not name.startswith(others)}
+
+
+def mistyped(environ: Mapping[str, str], besides: Iterable[str]) -> list[str]:
+    """Return a line for each EDL_ variable that edl does not know and whose name is very near one that it knows.
+    `besides`: known ones that are neither settings nor in MORE_VARIABLES.
+    """
+    from difflib import get_close_matches  # only here: most processes never need it
+
+    known = {*MORE_VARIABLES, *(name for setting in TABLE for name in setting.variables)}
+    stems = sorted(name.removeprefix("EDL_") for name in known)
+    lines = []
+    for name in sorted(environ.keys() - known.union(besides)):
+        stem = name.removeprefix("EDL_")
+        if stem != name and environ[name] and (near := get_close_matches(stem, stems, n=1, cutoff=0.75)):
+            lines.append(f"{name} is no variable of edl: did you mean EDL_{near[0]}?")
+    return lines
 
 
 def _from_variables(setting: Setting, environ: Mapping[str, str]) -> Given | None:

@@ -14,8 +14,11 @@ import msgspec
 import pytest
 import yaml
 
+from edl.cli.arguments import TWINS
+from edl.cli.parser import build
 from edl.cluster.queue import phases
 from edl.config import TABLE
+from edl.config.table import MORE_VARIABLES
 from edl.core.job import members
 from edl.core.job.members import TRANSITIONS
 from edl.core.worker import states as worker_states
@@ -137,6 +140,13 @@ def test_manifests_and_units_can_be_read(page: Path) -> None:
 def test_pages_about_launching_name_variables_that_exist(name: str) -> None:
     known = {variable for setting in TABLE for variable in setting.variables}
     assert set(re.findall(r"EDL_[A-Z_]+", (DOCS / f"{name}.md").read_text())) <= known
+
+
+def test_each_variable_of_edl_is_known_to_the_check_for_mistyped_ones() -> None:
+    build()
+    known = {*MORE_VARIABLES, *TWINS, *(variable for setting in TABLE for variable in setting.variables)}
+    texts = [path.read_text() for path in [*(ROOT / "edl").rglob("*.py"), DOCS / "setup.md"]]
+    assert {name for text in texts for name in re.findall(r"\bEDL_[A-Z_]*[A-Z]\b", text)} <= known
 
 
 # ------------------------------------------------------------------------------------------------ what the code has

@@ -110,6 +110,14 @@ def test_a_command_in_quotes_is_answered_with_the_remedy(capsys, folder):
     assert capsys.readouterr().err == "edl: 'sh train.py' is one word, so no command: leave away the quotes around it\n"
 
 
+def test_a_mistyped_variable_is_told(capsys, monkeypatch):
+    monkeypatch.setenv("EDL_NPP", "2")
+    monkeypatch.setenv("EDL_JSON", "1")  # of other commands
+    assert main(["run"]) == 2
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert first == "edl: EDL_NPP is no variable of edl: did you mean EDL_NP?"
+
+
 @pytest.mark.parametrize(
     "line", ["python -m trian", "python -c pass trian.py", "python -um trian", "bare/python3.0 x", "sh trian.py"]
 )

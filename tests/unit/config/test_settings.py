@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.config import TABLE, Given, Settings, scrubbed
+from edl.config import TABLE, Given, Settings, mistyped, scrubbed
 from edl.config.settings import _is_open_to_others
 from edl.errors import ConfigError
 
@@ -37,6 +37,24 @@ def test_every_spelling_of_a_variable_counts(variable):
 def test_two_spellings_that_differ_are_refused():
     with pytest.raises(ConfigError, match="EDL_NP=2 and EDL_NUM_PROC=3 contradict each other"):
         Settings.from_environment({"EDL_NP": "2", "EDL_NUM_PROC": "3"})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("EDL_NPP", "EDL_NP"), ("EDL_MAXNP", "EDL_MAX_NP"), ("EDL_JOBS", "EDL_JOB")]
+)
+def test_a_mistyped_variable_is_told_with_what_was_meant(name, meant):
+    assert mistyped({name: "2", "EDL_NP": "2", "EDL_JSON": "1", "NPP": "1"}, {"EDL_JSON"}) == [
+        f"{name} is no variable of edl: did you mean {meant}?"
+    ]
+
+
+@pytest.mark.parametrize("name", ["EDL_DATA", "EDL_X", "EDL_MODEL_FOLDER", "EDL_TEST_COORDINATOR"])
+def test_a_variable_of_a_script_is_no_mistyped_one(name):
+    assert mistyped({name: "2"}, ()) == []
+
+
+def test_an_empty_variable_counts_as_none():
+    assert mistyped({"EDL_NPP": ""}, ()) == []
 
 
 @pytest.mark.parametrize(
