@@ -20,7 +20,7 @@ from edl.errors import EdlError, UsageError
 from edl.launch.processes import is_running
 from edl.launch.records import LaunchRecord
 from edl.launch.whereabouts import Whereabouts
-from edl.scheduler.printed import Printed
+from edl.scheduler.printed import Printed, lacking
 from edl.scheduler.reaching import ReachedCluster
 
 
@@ -56,20 +56,19 @@ def _show_kept(where: Whereabouts, number: str | None, *, follow: bool) -> None:
     """Print the output that `edl run` has kept here. `number`: only lines that begin with it."""
     if where.folder is None or where.record is None:
         raise UsageError(f"job {where.job} was not started here: its output is where `edl run` was typed")
-    printed, final, found = Printed(where.folder.logs, where.folder.output.stem), False, number is None
+    printed, final, numbers = Printed(where.folder.logs, where.folder.output.stem), False, set()
     while not final:  # the launcher writes its last line when the job is over
         final = not follow or not lives(where.record)
         for piece in printed.news(final=final):
             lines = piece.text.splitlines(keepends=True)
-            chosen = [line for line in lines if number is None or line.startswith(f"[{number}]<")]
-            found = found or bool(chosen)
-            _write("".join(chosen))
+            numbers.update(re.findall(r"^\[(\d{1,9})\]<", piece.text, re.MULTILINE))
+            _write("".join(line for line in lines if number is None or line.startswith(f"[{number}]<")))
         if not final:
             time.sleep(LOOK_S)
     if not printed.workers():
         raise UsageError(f"no output of job {where.job} is kept: {where.record.launcher} keeps none")
-    if not found:
-        raise UsageError(f"no line of a worker {number} is kept of job {where.job}: they are numbered from 0, by slot")
+    if number is not None and number not in numbers:
+        raise UsageError(lacking(where.job, number, sorted(numbers, key=int)))
 
 
 def _write(text: str) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from edl.errors import in_brief
 
 PIECE: Final = 65_536
 GONE: Final = "(output is missing here: it came faster than it was read)\n"
@@ -46,6 +48,10 @@ class Printed:
         found = {path.stem for pattern in (names, f"{names}.1") for path in self._folder.glob(pattern)}
         stems = {name.removesuffix(".log") for name in found}
         return sorted(stems, key=lambda name: (len(name), name))
+
+    def lacking(self, job: str) -> str:
+        """Say that the worker has printed nothing, and which ones have."""
+        return lacking(job, str(self.worker), Printed(self._folder, None).workers())
 
     def news(self, *, final: bool) -> Iterator[LogPiece]:
         """Yield what was printed since the last call. `final`: also a last line that has no end."""
@@ -102,6 +108,12 @@ def _of_whole_letters(piece: bytes) -> bytes:
         if piece[-back] & 0x80 == 0:
             break
     return piece
+
+
+def lacking(job: str, worker: str, others: Iterable[str]) -> str:
+    """Say that a worker has printed nothing, and that others have."""
+    named = in_brief(", ".join(others))
+    return f"job {job} has no output of a worker {worker}: {f'there is some of {named}' if named else 'nor of others'}"
 
 
 def marked_lines(piece: LogPiece) -> str:

@@ -135,7 +135,7 @@ class ClusterHere:
                 if not over:
                     await asyncio.sleep(LOOK_S)
         if printed.worker is not None and not printed.workers():
-            raise UsageError(f"job {name} has no log of a worker {printed.worker}")
+            raise UsageError(printed.lacking(name))
 
     def status(self) -> ClusterStatus:
         async def read() -> ClusterStatus:

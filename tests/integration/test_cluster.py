@@ -458,6 +458,7 @@ def test_what_devices_were_used_for_can_be_had_as_a_table(cluster: LiveCluster) 
         (("submit", "--priority", "high", "true"), "--priority high: must be a whole number"),
         (("describe", "../../etc/passwd"), "no job ../../etc/passwd "),
         (("logs", "hello", "--worker", "../../secret"), "is no worker's id"),
+        (("logs", "hello", "--worker", "7"), "job hello has no output of a worker 7: there is some of hello-1"),
         (("cluster", "start"), "runs already"),
     ],
 )

@@ -214,7 +214,7 @@ class ClusterServer:
         after = {name: LogPlace(int(inode), int(at)) for name, inode, at in AFTER.findall(asks.get("after", ""))}
         printed = Printed(self._client.home.job_logs(job.name), worker, after)
         if worker is not None and not printed.workers() and (job.over or not follow):
-            return _said(f"job {job.name} has no log of a worker {worker}", 404)
+            return _said(printed.lacking(job.name), 404)
         if self._turns["streams"].locked():
             raise HTTPException(503, TOO_MANY)
         media = "application/x-ndjson" if lines else "text/plain; charset=utf-8"

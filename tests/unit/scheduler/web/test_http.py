@@ -216,6 +216,17 @@ async def test_no_path_leads_out_of_a_jobs_folder(tmp_path: Path, name: str) -> 
             assert "the secret" not in told
 
 
+async def test_a_worker_without_output_is_answered_by_those_that_have_some(tmp_path: Path) -> None:
+    async with served(tmp_path) as http:
+        await http.submit("a")
+        code, told = await http.ask("/v1/jobs/a/logs?worker=a-7")
+        assert (code, "job a has no output of a worker a-7: nor of others" in told) == (404, True)
+        http.printed("a-1", "one\n")
+        http.printed("a-2", "two\n")
+        code, told = await http.ask("/v1/jobs/a/logs?worker=a-7")
+        assert (code, "job a has no output of a worker a-7: there is some of a-1, a-2" in told) == (404, True)
+
+
 async def test_a_log_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     async with served(tmp_path) as http:
         await http.submit("a")
