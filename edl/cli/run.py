@@ -26,6 +26,7 @@ from edl.config import TABLE, Given, Settings, mistyped
 from edl.control_characters import visible
 from edl.daemon.policies import tabulated, try_policy
 from edl.errors import ConfigError, UsageError, did_you_mean
+from edl.host.folders import check_parent
 from edl.host.processes import raise_open_files
 from edl.launch import exporting
 from edl.launch.early import EarlyEnd, ends_early
@@ -70,6 +71,7 @@ def _run(settings: Settings, line: Sequence[str], *, waits: bool, detach: bool) 
     exporting.check(settings)
     table = tabulated(settings.batch_policy, settings.max_workers)
     raise_open_files()
+    check_parent()
     if settings.checkpoint and Path(settings.checkpoint).is_file():
         raise ConfigError(f"--checkpoint {settings.checkpoint}: is a file; name a folder, which may be a new one")
     known = only_job(settings.checkpoint) if settings.checkpoint and not settings.job else None

@@ -10,20 +10,42 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
+from edl.errors import ConfigError
 from edl.host.processes import process_start_time
 
 NAME = re.compile(r"edl-(\d+)-(\d+)-(\d+)-\w+")  # pid namespace, pid and start time of the process that made it
 
 
 def make_folder(parent: Path | None = None) -> Path:
-    """Make a folder for this process, in memory unless `parent` is given."""
+    """Make a folder for this process, in memory unless `parent` is given. Raises ConfigError."""
+    if parent is None:
+        check_parent()
     parent = parent or _parent()
     sweep(parent)
     name = f"edl-{_namespace()}-{os.getpid()}-{process_start_time(os.getpid())}-"
     return Path(tempfile.mkdtemp(prefix=name, dir=parent))
+
+
+def check_parent() -> None:
+    """Raise ConfigError where XDG_RUNTIME_DIR names a folder in which another user could replace this user's ones."""
+    parent = _parent()
+    if str(parent) != os.environ.get("XDG_RUNTIME_DIR"):
+        return
+    facts = parent.stat()
+    if facts.st_uid not in {os.geteuid(), 0}:
+        reason = f"belongs to another user (uid {facts.st_uid})"
+    elif facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
+        reason = f"can be written to by others (mode {stat.S_IMODE(facts.st_mode):04o})"
+    else:
+        return
+    raise ConfigError(
+        f"XDG_RUNTIME_DIR={parent} {reason}, who could take the place of a worker's daemon there: unset it, or name a "
+        "folder of your own, of mode 700"
+    )
 
 
 def folder_of(pid: int, parent: Path | None = None) -> list[Path]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edl.errors import ConfigError
 from edl.host.folders import NAME, make_folder, sweep
 
 MAKE = "from edl.host.folders import make_folder; print(make_folder())"
@@ -53,3 +54,23 @@ def test_another_process_of_the_same_pid_is_not_the_one_that_made_it(parent: Pat
     before.mkdir()
     sweep()
     assert not before.exists()
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, None], ids=["group", "world", "owner"])
+def test_a_runtime_folder_that_others_could_change_is_refused(
+    parent: Path, monkeypatch: pytest.MonkeyPatch, mode: int | None
+) -> None:
+    if mode is not None:
+        parent.chmod(mode)
+    elif os.geteuid() == 0:
+        os.chown(parent, 1000, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: parent.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match=rf"^XDG_RUNTIME_DIR={parent} [^\n]*: unset it, or [^\n]*mode 700$"):
+        make_folder()
+    assert list(parent.iterdir()) == []
+
+
+def test_a_runtime_folder_that_all_may_use_and_none_may_change_will_do(parent: Path) -> None:
+    parent.chmod(0o1777)
+    assert make_folder().parent == parent
