@@ -122,7 +122,7 @@ def _prepare_audit(settings: Settings, lives_of: str | None) -> None:
 def checked_command(line: Sequence[str]) -> tuple[str, ...]:
     """The command after the flags, if it can be run. Raises UsageError or ConfigError."""
     command = tuple(line[1:] if line[:1] == ["--"] else line)
-    if not command:
+    if not "".join(command[:1]).strip():
         raise UsageError("COMMAND is missing, such as `python train.py`; see 'edl run --help'")
     program = command[0]
     if (found := shutil.which(program, path=search_path(os.environ))) is not None:

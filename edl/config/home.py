@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 from edl.errors import ConfigError
+
+OWN_HOME: Final = "set EDL_HOME to a folder of your own"
 
 
 def check_home(home: Path, *inside: Path) -> None:
@@ -21,5 +24,5 @@ def check_home(home: Path, *inside: Path) -> None:
         if owner not in {os.geteuid(), 0}:
             raise ConfigError(
                 f"EDL_HOME={home}: {path} belongs to another user (uid {owner}), who could change what edl keeps "
-                "there, its secrets too: set EDL_HOME to a folder of your own"
+                f"there, its secrets too: {OWN_HOME}"
             )

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from edl.config.home import check_home
+from edl.config.home import OWN_HOME, check_home
 from edl.errors import ConfigError, UsageError
 from edl.host.folders import make_folder
 
@@ -55,7 +55,7 @@ def make_private(home: Path) -> Path:
             folder.mkdir(mode=0o700, parents=folder is home, exist_ok=True)
         return make_folder(ours)
     except OSError as error:
-        raise ConfigError(f"EDL_HOME={home}: cannot keep a function there: {error.strerror}") from None
+        raise ConfigError(f"EDL_HOME={home}: cannot keep a function there: {error.strerror}; {OWN_HOME}") from None
 
 
 def pickled(call: FunctionCall) -> bytes:

@@ -20,7 +20,7 @@ import msgspec
 
 from edl.clock import SystemClock
 from edl.config import Settings
-from edl.config.home import check_home
+from edl.config.home import OWN_HOME, check_home
 from edl.errors import ConfigError
 from edl.host.file_lock import hold, is_held
 from edl.host.host_id import pid_space
@@ -238,7 +238,7 @@ def _lock(home: Path) -> Iterator[None]:
             folder.mkdir(mode=0o700, parents=folder is home, exist_ok=True)
         file = open(home / "lock", "wb", opener=_private)  # noqa: SIM115 - closed below, after the yield
     except OSError as error:
-        raise ConfigError(f"EDL_HOME={home}: cannot keep records there: {error.strerror}") from None
+        raise ConfigError(f"EDL_HOME={home}: cannot keep records there: {error.strerror}; {OWN_HOME}") from None
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -110,6 +110,12 @@ def test_a_command_in_quotes_is_answered_with_the_remedy(capsys, folder):
     assert capsys.readouterr().err == "edl: 'sh train.py' is one word, so no command: leave away the quotes around it\n"
 
 
+@pytest.mark.parametrize("word", ["", " "])
+def test_an_empty_word_is_no_command(capsys, word):
+    assert main(["run", word, "train.py"]) == 2
+    assert capsys.readouterr().err.startswith("edl: COMMAND is missing, such as")
+
+
 def test_a_mistyped_variable_is_told(capsys, monkeypatch):
     monkeypatch.setenv("EDL_NPP", "2")
     monkeypatch.setenv("EDL_JSON", "1")  # of other commands

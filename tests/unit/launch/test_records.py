@@ -113,7 +113,7 @@ def test_a_folder_without_a_readable_record_is_no_job(tmp_path):
 
 def test_a_home_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"EDL_HOME=.*file: cannot keep records there"):
+    with pytest.raises(ConfigError, match=r"EDL_HOME=.*file: cannot keep records there: .*; set EDL_HOME"):
         claim(tmp_path / "file", a_record())
 
 
