@@ -54,7 +54,7 @@ def read_code(option: str, name: str, copy: Path | None = None) -> Code:
     try:
         return Code(option, name, path, (copy or Path(path)).read_bytes(), attribute)
     except OSError as error:
-        raise ConfigError(f"{option}={name}: {error}") from None
+        raise ConfigError(f"{option}={name}: cannot be read: {error.strerror}") from None
 
 
 def own_code(settings: Settings) -> Code | None:

@@ -25,6 +25,7 @@ import msgspec
 
 import horovod_edl
 from edl.config import Settings
+from edl.config.home import OWN_HOME
 from edl.coordination.choosing import OWN, LocalChoice, choose
 from edl.coordination.etcd.server_process import INSTALL as INSTALL_ETCD
 from edl.coordination.etcd.server_process import find_etcd
@@ -315,13 +316,12 @@ def check_home(environ: Mapping[str, str]) -> Checked:
     home = Path(environ.get("EDL_HOME") or "~/.edl").expanduser()
     there = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Checked("EDL_HOME", Health.FAIL, f"{there} cannot be written to", "set EDL_HOME to a folder of your own")
+        return Checked("EDL_HOME", Health.FAIL, f"{there} cannot be written to", OWN_HOME)
     if there != home:
         return Checked("EDL_HOME", Health.OK, f"{home}, to be made")
     status = home.stat()
     if status.st_uid != os.geteuid():
-        remedy = "set EDL_HOME to a folder of your own"
-        return Checked("EDL_HOME", Health.FAIL, f"{home} belongs to another user ({status.st_uid})", remedy)
+        return Checked("EDL_HOME", Health.FAIL, f"{home} belongs to another user ({status.st_uid})", OWN_HOME)
     if status.st_mode & 0o077:
         return Checked("EDL_HOME", Health.WARN, f"{home} is open to other users", f"`chmod 700 {home}`")
     return Checked("EDL_HOME", Health.OK, str(home))

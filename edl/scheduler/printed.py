@@ -113,7 +113,7 @@ def _of_whole_letters(piece: bytes) -> bytes:
 def lacking(job: str, worker: str, others: Iterable[str]) -> str:
     """Say that a worker has printed nothing, and that others have."""
     named = in_brief(", ".join(others))
-    return f"job {job} has no output of a worker {worker}: {f'there is some of {named}' if named else 'nor of others'}"
+    return f"job {job} has no output of {f'a worker {worker}: there is some of {named}' if named else 'any worker'}"
 
 
 def marked_lines(piece: LogPiece) -> str:

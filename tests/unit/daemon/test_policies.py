@@ -214,7 +214,7 @@ def test_what_was_typed_stays_whatever_becomes_of_the_file(tmp_path: Path) -> No
     assert policies.job_policy(settings(text, policy_file=kept), again).autoscale == (
         f"policy={one.digest},cooldown=1,dry-run"
     )
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
         own_code(settings(text))
 
 
