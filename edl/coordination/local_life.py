@@ -45,8 +45,12 @@ class LocalLife(Generic[P]):
         return await self._process.wait_exit()
 
     async def restart(self) -> None:
-        """Start again on the same port and folder, after `wait_exit`. Sessions and data are kept."""
-        self._process.spawn()
+        """Start again on the same port and folder, after `wait_exit`, with sessions and data. Raises ConfigError."""
+        try:
+            self._process.spawn()
+        except OSError as error:  # the folder was removed, for example
+            reason = f"{error.strerror}: {error.filename}"
+            raise ConfigError(f"the local {self._process.name} does not start again: {reason}") from None
         if not await self._process.wait_ready(START_S):
             raise ConfigError(f"the local {self._process.name} does not start again: {self._process.last_words()}")
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from edl.coordination.child_server import LOOPBACK
 from edl.errors import ConfigError
 
+LOCK = "lock"  # the file's name in a folder
+
 _LOCK_S = 3.0
 _LOWEST_PORT = 20_000
 
@@ -60,7 +62,7 @@ async def lock_folder(folder: Path, name: str) -> int:
 
     A server that was just killed holds its lock until its last thread is gone, so this waits up to `_LOCK_S`.
     """
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         async with asyncio.timeout(_LOCK_S):
             while not _try_lock(descriptor):  # noqa: ASYNC110 - the kernel does not tell when a lock is free
@@ -71,6 +73,14 @@ async def lock_folder(folder: Path, name: str) -> int:
             raise
         raise ConfigError(f"another local {name} runs in {folder}: stop that job, or use another folder") from None
     return descriptor
+
+
+def is_same(descriptor: int, path: Path) -> bool:
+    """Tell whether the path still leads to this open file or folder. While it is open no other has its number."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -160,6 +160,41 @@ async def test_a_journal_that_somebody_removed_is_written_anew(local, tmp_path):
     await store.close()
 
 
+async def test_a_folder_that_somebody_removed_is_made_anew(local, tmp_path):
+    folder = tmp_path / "embedded"
+    store = await connect(local.coordinator, 10.0)
+    session = store.session
+    await store.create("/a", b"before")
+    shutil.rmtree(folder)
+    await until((folder / "journal").exists)
+    newcomer = await connect(local.coordinator, 10.0)
+    assert (await newcomer.read("/a")).value == b"before"
+    await newcomer.close()
+    with pytest.raises(ConfigError, match=r"^another local coordinator runs in "):
+        await LocalEmbedded.start(folder)
+    local.signal(signal.SIGKILL)
+    await local.wait_exit()
+    await local.restart()
+    await until(lambda: store.link is Link.CONNECTED)
+    assert ((await store.read("/a")).value, store.session) == (b"before", session)
+    await store.close()
+
+
+async def test_a_folder_that_another_server_has_by_now_is_left_to_it(local, tmp_path):
+    folder = tmp_path / "embedded"
+    local.signal(signal.SIGSTOP)
+    shutil.rmtree(folder)
+    other = await LocalEmbedded.start(folder)
+    local.signal(signal.SIGCONT)
+    assert await asyncio.wait_for(local.wait_exit(), patient(20)) == 1
+    with pytest.raises(ConfigError, match=r"^another local coordinator runs in "):
+        await local.restart()
+    store = await connect(other.coordinator, 10.0)
+    await store.create("/a", b"of the other")
+    await store.close()
+    await other.stop()
+
+
 async def test_a_wiped_server_takes_no_session_of_before_for_its_own(local, tmp_path):
     store = await connect(local.coordinator, 10.0)
     links = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -18,6 +19,7 @@ from edl.coordination.embedded.embedded_core import Command, EmbeddedCore, HangU
 from edl.coordination.embedded.embedded_server import JOURNAL, SERVES, SOCKET
 from edl.coordination.embedded.journal import Journal
 from edl.coordination.embedded.wire import Asked
+from edl.coordination.local_place import is_same, lock_folder, private_folder
 from edl.coordination.store_state import StoreState
 from edl.errors import ConfigError
 from edl.transport.pipe import Connection, PipeServer
@@ -35,6 +37,8 @@ class EmbeddedServer:
 
     def __init__(self, folder: Path) -> None:
         """Read the journal of `folder`. Raises ConfigError with one line if the journal cannot be used."""
+        self._folder = folder
+        self._opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._state = StoreState(MAX_BYTES)
         try:
             self._journal = Journal(folder / JOURNAL, self._state)
@@ -56,8 +60,18 @@ class EmbeddedServer:
             for session in self._core.expired(self._loop.time()):
                 self._keep(self._core.end(session))
             if self._journal.removed:
-                self._compact("it was removed")
+                await self._make_files_anew()
             await asyncio.sleep(_LOOK_S)
+
+    async def _make_files_anew(self) -> None:
+        """Raises ConfigError if the folder was removed, too, and another server is in a new one."""
+        if not is_same(self._opened, self._folder):
+            await lock_folder(private_folder(self._folder), "coordinator")  # for the life of this process
+            os.close(self._opened)
+            self._opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            await self._pipe.start()
+            logger.warning("the folder %s was removed while it was in use, and is made anew", self._folder)
+        self._compact("it was removed")
 
     def _heard(self, connection: Connection, message: Any) -> None:
         link = self._links.get(connection)

@@ -14,7 +14,7 @@ from typing import Final
 
 from edl.coordination.child_server import LOOPBACK, ChildServer
 from edl.coordination.local_life import LocalLife, started
-from edl.coordination.local_place import lock_folder, private_folder
+from edl.coordination.local_place import LOCK, is_same, lock_folder, private_folder
 from edl.coordination.settings import EMBEDDED, Coordinator, Digest
 from edl.errors import ConfigError
 
@@ -62,7 +62,7 @@ class LocalEmbedded(LocalLife[EmbeddedProcess]):
 
     def __init__(self, lock: int, process: EmbeddedProcess, folder: Path) -> None:
         super().__init__(lock, process)
-        self._socket = folder / SOCKET
+        self._folder, self._socket = folder, folder / SOCKET
 
     @classmethod
     async def start(
@@ -88,6 +88,13 @@ class LocalEmbedded(LocalLife[EmbeddedProcess]):
         except BaseException:
             os.close(lock)
             raise
+
+    async def restart(self) -> None:
+        if not is_same(self._lock, self._folder / LOCK):  # the folder was removed
+            lock = await lock_folder(private_folder(self._folder), "coordinator")
+            os.close(self._lock)
+            self._lock, self._process = lock, EmbeddedProcess(self._folder, lock)
+        await super().restart()
 
     @property
     def coordinator(self) -> Coordinator:

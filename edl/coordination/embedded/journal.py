@@ -6,8 +6,9 @@ Owns: the form of the file, reading it back, and its bound. Does not own: what r
 The file is a snapshot of the state and the records accepted since, each in a frame: length, CRC of the content, a CRC
 of these two, and the content in msgpack. A process that is killed while it writes leaves a prefix of a frame. So a
 frame that ends too early, and has no whole frame behind its head, is the last write, which no client saw acknowledged,
-and is dropped; any other fault is damage, and the rest of the file cannot be trusted. A file that has grown to more than twice its snapshot is replaced by
-a new one by a rename. Nothing is forced to the disk itself (no fsync): the file survives the process, not a power cut.
+and is dropped; any other fault is damage, and the rest of the file cannot be trusted. A file that has grown to more
+than twice its snapshot is replaced by a new one by a rename. Nothing is forced to the disk itself (no fsync): the file
+survives the process, not a power cut.
 """
 
 from __future__ import annotations
