@@ -65,12 +65,16 @@ class EmbeddedServer:
 
     async def _make_files_anew(self) -> None:
         """Raises ConfigError if the folder was removed, too, and another server is in a new one."""
-        if not is_same(self._opened, self._folder):
-            await lock_folder(private_folder(self._folder), "coordinator")  # for the life of this process
-            os.close(self._opened)
-            self._opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            await self._pipe.start()
-            logger.warning("the folder %s was removed while it was in use, and is made anew", self._folder)
+        try:
+            if not is_same(self._opened, self._folder):
+                await lock_folder(private_folder(self._folder), "coordinator")  # for the life of this process
+                os.close(self._opened)
+                self._opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                await self._pipe.start()
+                logger.warning("the folder %s was removed while it was in use, and is made anew", self._folder)
+        except OSError as error:
+            self._complain(f"the coordinator's folder was removed and cannot be made anew: {error}")
+            return
         self._compact("it was removed")
 
     def _heard(self, connection: Connection, message: Any) -> None:
