@@ -37,7 +37,7 @@ def test_other_sources_are_refused_before_anything_of_them_runs(tmp_path: Path) 
             file.size = len(text)
             archive.addfile(file, io.BytesIO(text.encode()))
     environ = {**os.environ, "EDL_CACHE": str(tmp_path / "cache"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
-    command = [ROOT / "scripts" / "build-horovod", "build", sys.executable]
+    command = [str(ROOT / "scripts" / "build-horovod"), "build", sys.executable]
     built = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
     assert built.returncode == 2, built
     assert re.fullmatch(r"\[setup\] the sources of Horovod 0\.28\.1 that pip found are not [^\n]*\n", built.stderr)
