@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import re
 import shlex
@@ -85,7 +86,8 @@ def _run(settings: Settings, line: Sequence[str], *, waits: bool, detach: bool) 
     outcome = asyncio.run(_live(settings, command, source, waits=waits))
     said = f"edl: {visible(last_line(outcome, folder, settings.resume))}\n"
     if (record := folder.read()) is not None and record.launcher_pid == os.getpid():
-        OutputFile(folder.output).write(said.encode())
+        with contextlib.suppress(OSError):  # its logs were removed, or a full disk
+            OutputFile(folder.output).write(said.encode())
     sys.stderr.write(said)
     return outcome.verdict.code
 

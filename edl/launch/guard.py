@@ -60,7 +60,7 @@ def main(folder: Path, mark: str) -> None:
     record = Folder(folder).read()
     if record is not None and record.mark == mark:
         over = msgspec.structs.replace(record, state="failed", reason="edl run was killed", ended=time.time())
-        Folder(folder).write(over)
+        Folder(folder).update(over)
 
 
 if __name__ == "__main__":

@@ -238,7 +238,7 @@ class Lives:
 
     def _write(self, **changes: Any) -> None:
         self._record = msgspec.structs.replace(self._record, **changes)
-        self._folder.write(self._record)
+        self._folder.update(self._record)
 
 
 async def in_a_thread(call: Callable[[], T]) -> T:

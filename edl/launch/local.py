@@ -409,4 +409,4 @@ class Launch:
 
     def _write_record(self, **changes: Any) -> None:
         self.record = msgspec.structs.replace(self.record, **changes)
-        self._folder.write(self.record)
+        self._folder.update(self.record)

@@ -105,6 +105,13 @@ class Folder:
     def write(self, record: LaunchRecord) -> None:
         self._replace(self.path / "record.json", msgspec.json.encode(record))
 
+    def update(self, record: LaunchRecord) -> None:
+        """Replace the record of a job that trains. Where that fails, as on a full disk or after the folder was removed,
+        the job goes on, and its record remains as it was.
+        """
+        with contextlib.suppress(OSError):
+            self.write(record)
+
     def write_secret(self, secret: bytes) -> None:
         self._replace(self.secret, secret)
 

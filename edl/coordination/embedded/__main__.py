@@ -19,7 +19,7 @@ from edl.coordination.embedded.embedded_core import Command, EmbeddedCore, HangU
 from edl.coordination.embedded.embedded_server import JOURNAL, SERVES, SOCKET
 from edl.coordination.embedded.journal import Journal
 from edl.coordination.embedded.wire import Asked
-from edl.coordination.local_place import is_same, lock_folder, private_folder
+from edl.coordination.local_place import is_same, lock_folder
 from edl.coordination.store_state import StoreState
 from edl.errors import ConfigError
 from edl.transport.pipe import Connection, PipeServer
@@ -67,7 +67,8 @@ class EmbeddedServer:
         """Raises ConfigError if the folder was removed, too, and another server is in a new one."""
         try:
             if not is_same(self._opened, self._folder):
-                await lock_folder(private_folder(self._folder), "coordinator")  # for the life of this process
+                self._folder.mkdir(mode=0o700, exist_ok=True)  # not where the record of the whole job is gone
+                await lock_folder(self._folder, "coordinator")  # for the life of this process
                 os.close(self._opened)
                 self._opened = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 await self._pipe.start()

@@ -117,6 +117,14 @@ def test_a_home_that_cannot_be_written_to_is_named(tmp_path):
         claim(tmp_path / "file", a_record())
 
 
+def test_a_record_that_was_removed_does_not_end_its_job(tmp_path):
+    folder = Folder(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError):
+        folder.write(a_record())
+    folder.update(a_record(state="running"))
+    assert folder.read() is None
+
+
 def test_a_reader_sees_whole_records_only(tmp_path):
     folder = Folder(tmp_path)
     folder.write(a_record())
