@@ -53,8 +53,8 @@ def test_a_variable_of_a_script_is_no_mistyped_one(name):
     assert mistyped({name: "2"}, ()) == []
 
 
-def test_an_empty_variable_counts_as_none():
-    assert mistyped({"EDL_NPP": ""}, ()) == []
+def test_an_empty_variable_counts_as_none_and_one_of_another_command_is_known():
+    assert mistyped({"EDL_NPP": ""}, ()) == mistyped({"EDL_NPP": "2"}, {"EDL_NPP"}) == []
 
 
 @pytest.mark.parametrize(
