@@ -47,12 +47,18 @@ class LocalLife(Generic[P]):
     async def restart(self) -> None:
         """Start again on the same port and folder, after `wait_exit`, with sessions and data. Raises ConfigError."""
         try:
+            await self._take_folder()
             self._process.spawn()
         except OSError as error:  # the folder was removed, for example
             reason = f"{error.strerror}: {error.filename}"
             raise ConfigError(f"the local {self._process.name} does not start again: {reason}") from None
         if not await self._process.wait_ready(START_S):
             raise ConfigError(f"the local {self._process.name} does not start again: {self._process.last_words()}")
+
+    async def _take_folder(self) -> None:
+        """Make and lock the folder if it was removed, for a server that can go on in a new one. Raises ConfigError,
+        OSError.
+        """
 
     def signal(self, number: int) -> None:
         """Send the server a signal; for tests of what the job survives."""

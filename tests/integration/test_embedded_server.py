@@ -195,6 +195,22 @@ async def test_a_folder_that_another_server_has_by_now_is_left_to_it(local, tmp_
     await other.stop()
 
 
+async def test_where_the_whole_job_was_removed_it_serves_on_but_does_not_start_again(tmp_path):
+    local = await LocalEmbedded.start(tmp_path / "job" / "embedded")
+    store = await connect(local.coordinator, 10.0)
+    shutil.rmtree(tmp_path / "job")
+    await asyncio.sleep(0.5)  # in which the server looks for its files
+    await store.create("/a", b"kept")
+    assert (await store.read("/a")).value == b"kept"
+    local.signal(signal.SIGKILL)
+    await local.wait_exit()
+    with pytest.raises(ConfigError, match=r"^the local coordinator does not start again: No such file [^\n]*embedded$"):
+        await local.restart()
+    await store.close()
+    await local.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_a_wiped_server_takes_no_session_of_before_for_its_own(local, tmp_path):
     store = await connect(local.coordinator, 10.0)
     links = []

@@ -51,6 +51,7 @@ class EmbeddedServer:
         self._links: dict[Connection, int] = {}
         self._linked = 0
         self._complaint = ""
+        self._homeless = False  # the folder is gone, and that was said
 
     async def serve(self) -> None:
         """Serve until cancelled."""
@@ -74,7 +75,9 @@ class EmbeddedServer:
                 await self._pipe.start()
                 logger.warning("the folder %s was removed while it was in use, and is made anew", self._folder)
         except OSError as error:
-            self._complain(f"the coordinator's folder was removed and cannot be made anew: {error}")
+            if not self._homeless:
+                self._homeless = True
+                logger.warning("the coordinator's folder was removed and cannot be made anew: %s", error)
             return
         self._compact("it was removed")
 

@@ -89,12 +89,12 @@ class LocalEmbedded(LocalLife[EmbeddedProcess]):
             os.close(lock)
             raise
 
-    async def restart(self) -> None:
-        if not is_same(self._lock, self._folder / LOCK):  # the folder was removed
-            lock = await lock_folder(private_folder(self._folder), "coordinator")
+    async def _take_folder(self) -> None:
+        if not is_same(self._lock, self._folder / LOCK):
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            lock = await lock_folder(self._folder, self._process.name)
             os.close(self._lock)
             self._lock, self._process = lock, EmbeddedProcess(self._folder, lock)
-        await super().restart()
 
     @property
     def coordinator(self) -> Coordinator:
