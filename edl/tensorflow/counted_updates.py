@@ -12,8 +12,8 @@ import keras
 import tensorflow as tf
 
 from edl.core.worker.moves import NEVER
-from edl.tensorflow.kernels import kernels_for
 from edl.tensorflow.keras_optimizer import counts
+from edl.tensorflow.kernels import kernels_for
 from edl.trainer.updates_due import UpdatesDue
 
 
@@ -26,7 +26,7 @@ class CountedUpdates(UpdatesDue):
         self._regular: _Counted | None = None  # the only optimizer, while its updates are due
 
     def add(self, optimizer: Any, prefix: str) -> None:
-        """Expect updates by a wrapped `optimizer` of Keras, whose gradients are averaged under the names of `prefix`."""
+        """Expect updates by a wrapped `optimizer` of Keras, whose gradients are averaged by names of `prefix`."""
         if tf.executing_eagerly() and "GPU" not in optimizer.iterations.value.device:
             self._counted.append(_Counted(optimizer, prefix))
             self.expect(len(self._counted) - 1)
