@@ -5,20 +5,21 @@ Owns: which implementation goes with which address. Does not own: the implementa
 
 from __future__ import annotations
 
-from edl.coordination.settings import EMBEDDED, ETCD, Coordinator
+import importlib
+from typing import Final
+
+from edl.coordination.settings import EMBEDDED, ETCD, ZOOKEEPER, Coordinator
 from edl.coordination.store import Store
+
+MODULES: Final = {
+    ZOOKEEPER: "edl.coordination.zookeeper",
+    ETCD: "edl.coordination.etcd.store",
+    EMBEDDED: "edl.coordination.embedded.embedded_store",
+}
 
 
 async def connect(settings: Coordinator, session_timeout_s: float, *, connect_timeout_s: float = 10.0) -> Store:
     """Open a store with a new session. Raises `ConfigError`, `AccessDenied` and others as the implementations do."""
-    if settings.kind == ETCD:
-        from edl.coordination.etcd import store as etcd
-
-        return await etcd.connect(settings, session_timeout_s, connect_timeout_s=connect_timeout_s)
-    if settings.kind == EMBEDDED:
-        from edl.coordination.embedded import embedded_store
-
-        return await embedded_store.connect(settings, session_timeout_s, connect_timeout_s=connect_timeout_s)
-    from edl.coordination import zookeeper
-
-    return await zookeeper.connect(settings, session_timeout_s, connect_timeout_s=connect_timeout_s)
+    implementation = importlib.import_module(MODULES[settings.kind])
+    store: Store = await implementation.connect(settings, session_timeout_s, connect_timeout_s=connect_timeout_s)
+    return store

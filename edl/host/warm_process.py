@@ -1,11 +1,14 @@
 """A Python that has imported what a job's workers import, and from which later workers are forked.
 
-It imports nothing of edl by itself: `python [FLAGS] warm_process.py SOCKET LOG PADDING`, where SOCKET and LOG are the
-numbers of a connection to the launcher and of an open file. Python begins with pipes as its outputs, as a worker does,
-so that it makes the streams of a worker; then LOG takes their places until a fork. The launcher sends the names of
-installed modules, hears whether this process can be forked, and then asks for workers, one at a time. Each becomes a
-child of the launcher, as a new process would be. An agent of a cluster asks for wardens, which outlive it: a fork runs
-the warden, and forks the worker.
+It imports nothing of edl by itself: `python [FLAGS] warm_process.py WHAT SOCKET LOG PADDING`, where WHAT is for people
+who list processes, and SOCKET and LOG are the numbers of a connection to the launcher and of an open file. Python
+begins with pipes as its outputs, as a worker does, so that it makes the streams of a worker; then LOG takes their
+places until a fork. The launcher sends the names of installed modules, hears whether this process can be forked, and
+then asks for workers, one at a time. Each becomes a child of the launcher, as a new process would be. An agent of a
+cluster asks for wardens, which outlive it: a fork runs the warden, and forks the worker.
+
+A second such process, of other modules, forks the workers' daemons. Workers ask it themselves, over a connection that
+each has from its fork; a daemon outlives both, and is nobody's child, as a new one would be.
 
 The imports are made by a thread of the lowest priority, which has ended before the first fork: the nice value belongs
 to a thread, and an unprivileged process could not raise its own again. A process that has other threads then, or a
@@ -35,7 +38,10 @@ from typing import Any
 PADDING = "EDL_WARM_PADDING"  # room in /proc for the variables of a worker; no import sees it
 PR_SET_PDEATHSIG = 1
 LOWEST = 19
-IGNORED = (signal.SIGINT, signal.SIGQUIT)  # by what a shell starts in the background, as wardens are (`spawn_daemon`)
+IGNORED = (
+    signal.SIGINT,
+    signal.SIGQUIT,
+)  # by what a shell starts in the background (`edl.host.processes.spawn_daemon`)
 FIRST_TO_KILL = "1000"  # of oom_score_adj
 THREADS_END_S = 2.0  # for threads that their library ends before a fork, such as those of OpenBLAS
 ADOPTED_S = 5.0
@@ -168,6 +174,7 @@ class WarmProcess:
         given = read("/proc/self/environ").split("\0")
         own = {name: value for name, value in os.environ.items() if f"{name}={value}" not in given}
         self._added = own  # variables that Python has set, such as LC_CTYPE, and then those that the imports have
+        self._daemons: int | None = None  # connection by which workers ask for their daemons
 
     def serve(self) -> dict[str, Any] | None:
         """Return in a worker, with what it was asked to be; None once the launcher is gone."""
@@ -177,6 +184,8 @@ class WarmProcess:
         while (heard := self._hear()) is not None:
             kind, told, descriptors = heard
             if kind == b"i":
+                for self._daemons in descriptors:
+                    os.set_inheritable(self._daemons, False)
                 self._import(told)
             elif worker := self._fork(told, descriptors):
                 return worker
@@ -206,6 +215,8 @@ class WarmProcess:
         """By way of a process that ends at once: the kernel gives its child to the launcher, or to whom orphans go."""
         between = os.fork()
         if between == 0:
+            if "daemon" in told:
+                os.setsid()  # which a daemon does not lead: it cannot come to have a terminal
             if os.fork() != 0:
                 os._exit(0)
             self._become(told, descriptors)
@@ -220,7 +231,7 @@ class WarmProcess:
         try:
             self._launcher.close()
             *streams, answer = descriptors
-            if "warden" in told:
+            if "warden" in told or "daemon" in told:
                 for number in IGNORED:
                     signal.signal(number, signal.SIG_IGN)
             else:
@@ -245,13 +256,16 @@ class WarmProcess:
 
     def _take_over(self, told: dict[str, Any], streams: list[int]) -> None:
         """Raises NotForkable, OSError."""
-        os.setsid()
+        if "daemon" not in told:
+            os.setsid()
         become_outputs(streams)
         os.environ.clear()
         os.environ.update(self._added | told["environ"])
         os.chdir(told["folder"])
         self._shown.show(told["shown"], told["environ"])
         draw_anew(told["folder"])
+        if self._daemons is not None and (process := sys.modules.get("edl.host.daemon_process")):
+            process.forker = process.Forker(self._daemons)  # type: ignore[attr-defined]
 
     def attend(self, told: dict[str, Any]) -> dict[str, Any]:
         """Be the warden of a worker that is forked here, to the end. Return in the worker, with what it is."""
@@ -386,6 +400,8 @@ def run(told: dict[str, Any]) -> None:
     if sys.version_info < (3, 14):
         main.__dict__.update(__annotations__={})
     sys.modules["__main__"] = main
+    if "daemon" in told:
+        sys.modules.pop(name, None)  # it runs as the main module, which nobody imports
     if kind == "module":
         sys.argv = ["-m", *arguments]
         first = os.getcwd()
@@ -431,8 +447,8 @@ def show(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    become_outputs([int(sys.argv[2])] * 2)
-    process = WarmProcess(socket.socket(fileno=int(sys.argv[1])))
+    become_outputs([int(sys.argv[3])] * 2)
+    process = WarmProcess(socket.socket(fileno=int(sys.argv[2])))
     asked = process.serve()
     if asked is not None and "warden" in asked:
         asked = process.attend(asked)

@@ -1,7 +1,8 @@
-"""Workers that are forked from a process that has imported what they import (`edl.host.warm_process`).
+"""Workers that are forked from a process that has imported what they import (`edl.host.warm_process`), and which have
+their daemons forked from a second one.
 
-Owns: that process, what it is told, and a forked worker as its launcher holds it. Does not own: when such a process is
-wanted (`edl.launch.warm_starts`), nor what it does.
+Owns: these processes, what they are told, and a forked worker as its launcher holds it. Does not own: when they are
+wanted (`edl.launch.warm_starts`), nor what they do.
 
 Everything runs in the main thread's event loop: the kernel ties the process and its forks to that thread.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -23,8 +23,10 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from edl.host import warm_process
-from edl.host.imported import Imported, told_by
+from edl.coordination import connecting
+from edl.coordination import settings as coordinator_settings
+from edl.host import daemon_process, fork_requests, warm_process
+from edl.host.imported import Imported, installed_folders, told_by
 from edl.host.processes import adopting_orphans, watch_exit
 from edl.launch.warm_starts import (
     EndWarm,
@@ -41,7 +43,6 @@ from edl.launch.warm_starts import (
 )
 from edl.launch.workers import DIE_WITH_PARENT, search_path
 
-FORK_S = 3.0  # for the answer of a process that does nothing else, on a busy machine
 KILLED = {-signal.SIGKILL, -signal.SIGTERM}  # by another process
 ROOM_BYTES = 4096  # for variables that differ between workers
 
@@ -95,8 +96,9 @@ class WarmPython:
         log: Path,
         exited: Callable[[int], None],
         folder: Path = Path(),
+        what: str = "workers",
     ) -> None:
-        """Start it for workers of `command` in `folder`; `hindrance_of` must allow it. Raises OSError."""
+        """Start it for processes of `command` in `folder`; `hindrance_of` must allow it. Raises OSError."""
         line = python_line(command)
         assert line is not None
         ours, its = socket.socketpair()
@@ -104,7 +106,15 @@ class WarmPython:
         with its, log.open("ab") as output:
             passed = (its.fileno(), output.fileno())
             self._process = subprocess.Popen(
-                [*DIE_WITH_PARENT, line.program, *line.flags, warm_process.__file__, *map(str, passed), "x" * room],
+                [
+                    *DIE_WITH_PARENT,
+                    line.program,
+                    *line.flags,
+                    warm_process.__file__,
+                    what,
+                    *map(str, passed),
+                    "x" * room,
+                ],
                 env={**environ, warm_process.PADDING: "x" * ROOM_BYTES},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,  # as a worker's outputs; the process itself writes to the log
@@ -117,11 +127,17 @@ class WarmPython:
         self.pid = self._process.pid
         self._watch = watch_exit(self.pid, exited)
 
-    async def import_modules(self, told: Imported, *, eager: bool) -> WarmImports | None:
-        """Import modules; None if the process has ended. It may take minutes while workers are busy, unless `eager`."""
+    async def import_modules(
+        self, told: Imported, *, eager: bool, daemons: WarmPython | None = None
+    ) -> WarmImports | None:
+        """Import modules; None if the process has ended. It may take minutes while workers are busy, unless `eager`.
+
+        `daemons`: forks the daemons of workers that this process forks.
+        """
         self._socket.setblocking(False)
+        lent = [] if daemons is None else [daemons._socket.fileno()]
         try:
-            _send(self._socket, b"i", {**msgspec.to_builtins(told), "eager": eager})
+            fork_requests.send(self._socket, b"i", {**msgspec.to_builtins(told), "eager": eager}, *lent)
             answer = await asyncio.get_running_loop().sock_recv(self._socket, 65536)
             return msgspec.json.decode(answer, type=WarmImports)
         except (OSError, msgspec.MsgspecError):
@@ -139,7 +155,7 @@ class WarmPython:
             for _, writer in pipes:
                 stack.callback(os.close, writer)
             with adopting_orphans():
-                pid = self._fork(told, [writer for _, writer in pipes], _is_child)
+                pid = fork_requests.fork(self._socket, told, [writer for _, writer in pipes], _is_child)
             if pid:
                 return ForkedWorker(pid, *outputs)
             for output in outputs:
@@ -155,28 +171,13 @@ class WarmPython:
         except OSError:
             return 0
         try:
-            return self._fork(told, [log, log], lambda _: True)
+            return fork_requests.fork(self._socket, told, [log, log])
         finally:
             os.close(log)
 
     def _told(self, **more: Any) -> dict[str, Any]:
         line = self._line
         return {"kind": line.kind, "name": line.name, "arguments": line.arguments, "folder": str(Path.cwd()), **more}
-
-    def _fork(self, told: Mapping[str, Any], streams: Sequence[int], is_good: Callable[[int], bool]) -> int:
-        """Return the pid; 0 if no answer comes, or `is_good` rejects it."""
-        try:
-            answer, its = socket.socketpair()
-            with answer:
-                with its:
-                    _send(self._socket, b"f", told, *streams, its.fileno())
-                pid = _read_pid(answer)
-                if not pid or not is_good(pid):
-                    return 0
-                answer.sendall(b"!")
-                return pid
-        except OSError:
-            return 0
 
     def end(self) -> None:
         self._watch.cancel()
@@ -210,6 +211,7 @@ class Forks:
         self._command, self._log, self._tell, self._folder = command, log, tell, place.folder
         self._said = ""
         self._warm: WarmPython | None = None
+        self._daemons: WarmPython | None = None
         self._told: Imported | None = None
         self._environ: Mapping[str, str] = {}
         self._importing: asyncio.Task[None] | None = None
@@ -294,10 +296,22 @@ class Forks:
         except OSError as error:
             self._handle(WarmRefused(f"no process can be started: {error.strerror}"))
             return
-        self._importing = asyncio.create_task(self._import(self._warm, self._told))
+        self._daemons = self._start_daemons()
+        self._importing = asyncio.create_task(self._import(self._warm, self._told, self._daemons))
 
-    async def _import(self, warm: WarmPython, told: Imported) -> None:
-        done = await warm.import_modules(told, eager=self._eager)
+    def _start_daemons(self) -> WarmPython | None:
+        """None: daemons are started anew."""
+        command, environ = [sys.executable, *daemon_process.COMMAND], daemon_process.environ_of(self._environ)
+        with contextlib.suppress(OSError):
+            return WarmPython(command, environ, self._log, self._daemons_exited, self._folder, "daemons")
+        return None
+
+    async def _import(self, warm: WarmPython, told: Imported, daemons: WarmPython | None) -> None:
+        if daemons is not None:
+            ready = await daemons.import_modules(modules_of_daemons(self._environ), eager=self._eager)
+            if (ready is None or ready.refused) and daemons is self._daemons:
+                self._end_daemons()
+        done = await warm.import_modules(told, eager=self._eager, daemons=self._daemons)
         if warm is not self._warm:
             return
         if done is None:
@@ -308,6 +322,9 @@ class Forks:
     def _exited(self, _: int) -> None:
         self._handle(WarmGone())
 
+    def _daemons_exited(self, _: int) -> None:
+        self._end_daemons()
+
     def _end(self) -> None:
         if self._importing is not None:
             self._importing.cancel()
@@ -315,6 +332,20 @@ class Forks:
         if self._warm is not None:
             self._warm.end()
             self._warm = None
+        self._end_daemons()
+
+    def _end_daemons(self) -> None:
+        """From now on daemons are started anew."""
+        if self._daemons is not None:
+            self._daemons.end()
+            self._daemons = None
+
+
+def modules_of_daemons(environ: Mapping[str, str]) -> Imported:
+    """Return what daemons import before they know their job's coordinator, and to connect to it."""
+    coordinator = coordinator_settings.from_environment(environ)
+    of_coordinator = [] if coordinator is None else [connecting.MODULES[coordinator.kind]]
+    return Imported((daemon_process.MODULE, *of_coordinator), (), installed_folders())
 
 
 def hindrance_of(command: Sequence[str], place: CommandPlace = HERE) -> str:
@@ -337,29 +368,6 @@ def available_bytes() -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     return 0
-
-
-def _send(to: socket.socket, kind: bytes, told: Mapping[str, Any], *descriptors: int) -> None:
-    # A message may be long: it lies in memory, and only the number of that file is sent.
-    file = os.memfd_create("edl-warm", os.MFD_CLOEXEC)
-    try:
-        text = memoryview(json.dumps(told).encode("utf-8", "surrogateescape"))
-        while text:
-            text = text[os.write(file, text) :]
-        socket.send_fds(to, [kind], [file, *descriptors])
-    finally:
-        os.close(file)
-
-
-def _read_pid(answer: socket.socket) -> int:
-    """Return the pid; 0 if the process ended before it was a worker."""
-    answer.settimeout(FORK_S)
-    line = b""
-    while not line.endswith(b"\n"):
-        if not (piece := answer.recv(32)):
-            return 0
-        line += piece
-    return int(line)
 
 
 def _is_child(pid: int) -> bool:

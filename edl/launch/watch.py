@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -11,6 +12,7 @@ import msgspec
 
 from edl import facts
 from edl.clock import SystemClock
+from edl.coordination.store import Watch
 from edl.errors import EdlError
 from edl.events import Event, Kind
 from edl.host.network import is_this_host
@@ -19,10 +21,10 @@ from edl.launch.happenings import JobSeen
 from edl.launch.records import OVER, Folder
 from edl.protocol.job import Status, WorkerState
 
-INTERVAL_S = 1.0
+INTERVAL_S = 1.0  # between two looks at a job of which nothing is told
+SHORTEST_S = 0.1  # between two looks
 GOING = frozenset({WorkerState.LEAVING, WorkerState.DONE})
 ENDS = frozenset({Kind.JOB_FINISHED, Kind.JOB_FAILED, Kind.JOB_PREEMPTED})
-START_INTERVAL_S = 0.1  # until the job runs, so that its first output can have the ranks
 
 
 class WatchedJob(Protocol):
@@ -32,9 +34,12 @@ class WatchedJob(Protocol):
     async def events(self, after: int) -> tuple[int, list[Event]]:
         """Return the events after the first `after`, and the number for the next call. Raises EdlError."""
 
+    def watch_events(self, told: Callable[[], None]) -> Watch:
+        """Call `told` whenever there may be more events."""
+
 
 class JobWatch:
-    """Poll a job and keep its last state."""
+    """Look at a job periodically, and when it tells an event, and keep its last state."""
 
     def __init__(
         self,
@@ -71,10 +76,18 @@ class JobWatch:
         return self._status is not None and self._status.state.value in OVER
 
     async def run(self) -> None:
-        while True:
-            await self.look()
-            started = self._status is not None and self._status.generation > 0
-            await asyncio.sleep(INTERVAL_S if started else START_INTERVAL_S)
+        told = asyncio.Event()
+        watch = self._job.watch_events(told.set)
+        try:
+            while True:
+                told.clear()
+                await self.look()
+                await asyncio.sleep(SHORTEST_S)
+                if self._status is not None and self._status.generation > 0:  # its first output is to have the ranks
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(told.wait(), INTERVAL_S - SHORTEST_S)
+        finally:
+            watch.close()
 
     async def look(self) -> None:
         """Look once. If the job does not answer, the next look tries again: the launcher can do nothing else."""

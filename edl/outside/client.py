@@ -22,7 +22,7 @@ from edl import events
 from edl.coordination import connecting
 from edl.coordination.election import Elected, read_leader
 from edl.coordination.settings import Coordinator
-from edl.coordination.store import Store
+from edl.coordination.store import Store, Watch
 from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, StoreUnavailable, TimedOut
 from edl.events import Event
 from edl.host.credentials import known_secret, with_secret
@@ -128,10 +128,14 @@ class JobClient:
                     found += events.decode(node.value)[known:]
         return before, found
 
+    def watch_events(self, told: Callable[[], None]) -> Watch:
+        """Call `told` whenever there may be more events."""
+        return self._opened().watch(tree.events(self._job), told)
+
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
         """Yield events as they happen, until the job is over."""
         changed = asyncio.Event()
-        watch = self._opened().watch(tree.events(self._job), changed.set)
+        watch = self.watch_events(changed.set)
         try:
             while True:
                 changed.clear()

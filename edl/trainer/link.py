@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import edl
 from edl.config import Settings
 from edl.core.job.restarts import MOST, Restarts
 from edl.errors import ConfigError, EdlError, JobFailed, PeerError
+from edl.host.daemon_process import COMMAND, environ_of, fork_daemon
 from edl.host.folders import make_folder
 from edl.host.life_lock import LIFE, hold_for_life
 from edl.host.processes import process_start_time, spawn_daemon
@@ -96,7 +96,11 @@ class DaemonLink:
         self._count = self.page.flags = 0  # what the one before promised, it cannot keep
         self._socket.unlink(missing_ok=True)  # a dying daemon listens on for a moment: it must not be called
         self._log_begin = self._log.stat().st_size if self._log.exists() else 0
-        self._pid = spawn_daemon([*self._command(), *(["--anew"] if anew else [])], self._environment(), self._log)
+        arguments = ["--folder", str(self._folder), "--trainer", str(os.getpid()), *(["--anew"] if anew else [])]
+        environ, log = self._environment(), self._log
+        self._pid = fork_daemon(arguments, environ, log) or spawn_daemon(
+            [sys.executable, *COMMAND, *arguments], environ, log
+        )
         self._started = process_start_time(self._pid)
         self._connect()
         with self._telling:
@@ -104,15 +108,8 @@ class DaemonLink:
             self._send(say.Hello(self._told, self._orders is not None))
         self._wait(lambda: self._introduced, BOOT_TIMEOUT_S, "the daemon did not answer")
 
-    def _command(self) -> list[str]:
-        folder, trainer = str(self._folder), str(os.getpid())
-        return [sys.executable, "-P", "-m", "edl.daemon.daemon", "--folder", folder, "--trainer", trainer]
-
     def _environment(self) -> dict[str, str]:
-        ours = {**self._settings.to_environment(), "EDL_WORKER_ID": self.worker}
-        paths = [str(Path(edl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        quiet = {"GRPC_VERBOSITY": "NONE"}  # else it logs what strangers send, byte for byte (I10); read when imported
-        return {**quiet, **os.environ, **ours, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        return environ_of({**os.environ, **self._settings.to_environment(), "EDL_WORKER_ID": self.worker})
 
     @property
     def _log(self) -> Path:

@@ -78,7 +78,7 @@ class Node:
 
     def warm(self) -> list[int]:
         """The process that its workers are forked from."""
-        return [pid for pid in children() if b"warm_process.py" in shown(pid)]
+        return [pid for pid in children() if b"warm_process.py\0workers" in shown(pid)]
 
     async def wait_warm(self) -> int:
         jobs = self.engine._warm._jobs

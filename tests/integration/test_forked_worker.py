@@ -10,11 +10,15 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
 
+from edl.host import daemon_process
+from edl.host.daemon_process import Forker
 from edl.host.imported import Imported, installed_folders
+from edl.host.processes import spawn_daemon, wait_exit
 from edl.launch.forking import WarmPython, hindrance_of
 from edl.launch.workers import WorkerProcess, search_path, start_process
 
@@ -178,6 +182,46 @@ def test_it_is_what_a_new_process_would_be(place: Path, command: list[str]) -> N
     assert forked == anew
 
 
+def test_a_forked_daemon_is_what_a_new_process_would_be(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the test's runs in its place, and prints where its stack begins."""
+    (place / "its own" / "as_daemon.py").write_text("if __name__ != 'as_daemon':\n" + indent(SCRIPT, "    "))
+    monkeypatch.setattr(daemon_process, "MODULE", "as_daemon")
+    monkeypatch.setattr(daemon_process, "COMMAND", words := ("-P", "-m", "as_daemon"))
+    command = [sys.executable, *words]
+    monkeypatch.setenv("PYTHONHASHSEED", "5")
+    environ = daemon_process.environ_of({**os.environ, "MARK": "ü", "EMPTY": ""})
+    arguments = ["print(open('/proc/self/stat').read().rpartition(')')[2].split()[25])", "", "a b"]
+    pids, stacks = list[int](), list[str]()
+
+    async def start_both() -> None:
+        warm = WarmPython(
+            command, daemon_process.environ_of(os.environ), place / "warm.log", pids.append, what="daemons"
+        )
+        try:
+            done = await warm.import_modules(Imported(("as_daemon",), (), installed_folders()), eager=True)
+            assert done is not None and not done.refused, (done, (place / "warm.log").read_text())
+            forker = Forker(warm._socket.fileno())
+            pids.append(forker.fork(arguments, environ, place / "forked"))
+            pids.append(spawn_daemon([*command, *arguments], environ, place / "anew"))
+            assert all(pids), (place / "warm.log").read_text()
+            for pid in pids:
+                await wait_exit(pid)
+            stacks.append(stack_of(warm.pid))
+        finally:
+            warm.end()
+
+    run(start_both())
+    (told, shown, *end), (told_anew, shown_anew, *end_anew) = (
+        (place / name).read_text().replace(str(place / name), "log").splitlines() for name in ("forked", "anew")
+    )
+    forked, anew = json.loads(told), json.loads(told_anew)
+    for one in (forked, anew):
+        one["shown environ"] = sorted(one["shown environ"])
+    assert forked == anew
+    assert [shown] == stacks != [shown_anew]
+    assert end == end_anew == ["at exit"]
+
+
 ENDS = {
     "": 0,
     "sys.exit(3)": 3,
@@ -220,6 +264,10 @@ def test_it_ends_as_a_new_process_would(place: Path) -> None:
             warm.end()
 
     run(compare())
+
+
+def stack_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[25]
 
 
 def without_address(line: str) -> str:

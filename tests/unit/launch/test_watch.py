@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edl import facts
+from edl.coordination.store import Watch
 from edl.events import Event, Kind
+from edl.launch import watch as module
 from edl.launch.records import Folder
 from edl.launch.watch import JobWatch
 from edl.protocol.job import JobState, Status
@@ -24,6 +28,9 @@ class LookedAt:
 
     async def events(self, after: int) -> tuple[int, list[Event]]:
         return len(self._events), self._events[after:]
+
+    def watch_events(self, told: Callable[[], None]) -> Watch:
+        raise NotImplementedError
 
 
 OVER = Status(
@@ -54,3 +61,35 @@ async def test_people_are_told_at_once_that_workers_came_to_differ_and_only_of_t
     )
     await watch.look()
     assert lines == ["the workers' states differ after step 5. What follows: w2 must leave, and the job trains on"]
+
+
+async def test_a_job_is_looked_at_as_soon_as_it_tells_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    looks, closed = asyncio.Queue[int](), list[bool]()
+
+    class Telling(LookedAt):
+        tell: Callable[[], None]
+
+        async def events(self, after: int) -> tuple[int, list[Event]]:
+            looks.put_nowait(1)
+            return await super().events(after)
+
+        def watch_events(self, told: Callable[[], None]) -> Watch:
+            self.tell = told
+            return Closing()
+
+    class Closing:
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr(module, "INTERVAL_S", 1000.0)
+    monkeypatch.setattr(module, "SHORTEST_S", 0.0)
+    job = Telling()
+    following = asyncio.create_task(JobWatch(job, Folder(tmp_path), lambda seen: None, print).run())
+    await looks.get()
+    for _ in range(3):
+        job.tell()
+        await looks.get()
+    following.cancel()
+    await asyncio.wait({following})
+    assert closed
+    assert looks.empty(), "a look for each word, and no more"
