@@ -57,7 +57,7 @@ async def _scale(where: Whereabouts, size: int, progress: show.Progress, *, time
     back = when_back(where.client(), patience_s if runs_here else 0.0, lambda why: waiting.show(_not_asked(size, why)))
     async with back as job:
         waiting.end()
-        after, _ = await job.events()
+        after = (await job.events())[0] if wait else 0
         await job.scale(size, max(deadline - clock(), LEAST_S))
         if not wait:
             return f"job {where.job}: {size} workers asked for"
