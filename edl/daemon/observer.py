@@ -36,6 +36,7 @@ class Observer(ObservedTrainer):
         self.dead: tuple[str, ...] = ()  # other workers of this host, as this daemon has seen
         self.driver: Word | None = None  # the newest report of the stand-in about horovodrun's driver
         self._step_times_s: tuple[float, ...] = (0.0, 0.0)
+        self._measured_s = 0.0  # the time that these are means of
         self._sitting_s = self._computed_s = 0.0  # seconds in rings; and of these, neither waiting nor loading
         self._idle_before_s = self._idle_s()
         self._looked_at: float | None = None
@@ -96,8 +97,12 @@ class Observer(ObservedTrainer):
             self._last = (step, now)
         elif step > last[0]:
             elapsed_s = now - last[1]
-            newest, known = elapsed_s / (step - last[0]), all(self._step_times_s)
-            weights = [1 - math.exp(-elapsed_s / memory_s) if known else 1.0 for memory_s in MEMORIES_S]
+            newest = elapsed_s / (step - last[0])
+            # At first both are the mean of all: the first reading may be of a part of a step.
+            begins = self._measured_s < MEMORIES_S[0]
+            self._measured_s += elapsed_s
+            least = elapsed_s / self._measured_s if begins else 0.0
+            weights = [max(least, 1 - math.exp(-elapsed_s / memory_s)) for memory_s in MEMORIES_S]
             means = zip(weights, self._step_times_s, strict=True)
             self._step_times_s = tuple(mean + weight * (newest - mean) for weight, mean in means)
             self._last = (step, now)

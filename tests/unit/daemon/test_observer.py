@@ -116,6 +116,28 @@ def test_another_ring_has_step_times_of_its_own_and_other_news_changes_none(tmp_
     assert observer.observe(1.5).step_time_s == pytest.approx(0.5)
 
 
+def test_the_first_of_long_steps_tells_how_long_they_take(tmp_path: Path) -> None:
+    page = Page.create(tmp_path / "page")
+    observer = Observer(Page.open(tmp_path / "page"))
+    observer.hear(TRAINING)
+    observer.observe(0.0)
+    now = _make_a_step(page, 0.0, 5.0)
+    assert observer.observe(now).step_time_s == 5.0
+
+
+def test_a_first_reading_in_the_midst_of_a_step_is_soon_forgotten(tmp_path: Path) -> None:
+    page = Page.create(tmp_path / "page")
+    observer = Observer(Page.open(tmp_path / "page"))
+    observer.hear(TRAINING)
+    observer.observe(now := 0.0)
+    page.count().step += 1
+    observer.observe(now := 0.001)  # of the step there was that left
+    for _ in range(10):
+        now = _make_a_step(page, now, 0.05)
+        observer.observe(now)
+    assert observer.observe(now).step_time_s == pytest.approx(0.05, rel=0.01)
+
+
 def _make_a_step(page: Page, now: float, took_s: float) -> float:
     page.count().step += 1
     return now + took_s
