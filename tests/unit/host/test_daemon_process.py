@@ -42,8 +42,9 @@ def connection() -> Iterator[Connection]:
     thread = threading.Thread(target=answer)
     thread.start()
     yield Connection(Forker(ours.fileno()), ours.fileno(), asked)
-    ours.close()
+    its.shutdown(socket.SHUT_RDWR)
     thread.join()
+    ours.close()
     its.close()
 
 
