@@ -56,6 +56,8 @@ class Newcomers:
             began = time.monotonic()
             if self.start == "warm":
                 job.wait(lambda: self._warm_words()[:2] not in {"", "no"}, "a process to fork from")
+                if not self._warm_words().startswith("on"):
+                    raise SystemExit(f"newcomers are not forked: warm starts {self._warm_words()}")
             time.sleep(1.5)
             found = {"median ms": 1000 * self._median(), "warm longest": self._longest_since(began)}
             time.sleep(1.5)
@@ -71,6 +73,7 @@ class Newcomers:
             since = max(self._first(steps, 2, killed) for pid, steps in job.notes.steps().items() if pid != victim)
             return found | self._until_three("kill", killed, since)
         finally:
+            print(f"  {self._warm_words()}", flush=True)
             job.stop()
             print(f"  {self._warm_words()}", flush=True)
 

@@ -38,6 +38,8 @@ from typing import Any
 PADDING = "EDL_WARM_PADDING"  # room in /proc for the variables of a worker; no import sees it
 PR_SET_PDEATHSIG = 1
 LOWEST = 19
+AUTOGROUP = "/proc/self/autogroup"  # the priority of this session, where the kernel shares cores out among sessions
+SET_S = 1.0
 IGNORED = (
     signal.SIGINT,
     signal.SIGQUIT,
@@ -74,6 +76,7 @@ def import_all(names: list[str]) -> str:
 def import_in_thread(names: list[str], *, eager: bool) -> None:
     """Raise NotForkable where an import failed midway."""
     wrong = []
+    before = read(AUTOGROUP).rpartition(" ")[2]
 
     def work() -> None:
         if not eager:
@@ -83,6 +86,7 @@ def import_in_thread(names: list[str], *, eager: bool) -> None:
     thread = threading.Thread(target=work, name="edl-imports")
     thread.start()
     thread.join()
+    raise_session(before)
     if wrong != [""]:
         raise NotForkable(wrong[0] if wrong else "the imports have ended their thread")
 
@@ -90,7 +94,15 @@ def import_in_thread(names: list[str], *, eager: bool) -> None:
 def give_way() -> None:
     """Lower the priority of this thread, and of this session where the kernel shares cores out among sessions."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
-    write("/proc/self/autogroup", str(LOWEST))
+    write(AUTOGROUP, str(LOWEST))
+
+
+def raise_session(nice: str) -> None:
+    """Give this session its priority back, as may be done: else each fork would be late on a busy machine."""
+    until = time.monotonic() + SET_S
+    while read(AUTOGROUP).rpartition(" ")[2] != nice and time.monotonic() < until:
+        write(AUTOGROUP, nice)  # refused where any session's was set less than 0.1 s ago
+        time.sleep(0.01)
 
 
 def check_forkable(own: list[str], installed: list[str], before: list[str]) -> None:

@@ -20,13 +20,22 @@ REFUSED = "try: check_forkable([], [], open_targets())\nexcept NotForkable as er
 
 def in_a_process(code: str) -> str:
     line = [sys.executable, "-c", f"from edl.host.warm_process import *\n{code}"]
-    return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+    # In a session of its own: the priority is one of a session, too, where the kernel shares cores out among them.
+    done = subprocess.run(line, capture_output=True, text=True, check=True, start_new_session=True)
+    return done.stdout.strip()
 
 
 def test_what_is_imported_by_a_thread_is_there_and_the_thread_is_not() -> None:
     work = "import_in_thread(['wave', 'no_such_module'], eager=False)\ncheck_forkable([], [], open_targets())\n"
     said = in_a_process(f"{work}print('wave' in sys.modules, len(os.listdir('/proc/self/task')), os.getpriority(0, 0))")
     assert said.split() == ["True", "1", "0"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel has no priorities of sessions")
+def test_the_session_has_its_priority_back_after_the_imports(tmp_path: Path) -> None:
+    (tmp_path / "told.py").write_text("print(open('/proc/self/autogroup').read().split()[2])")
+    work = f"sys.path.append({str(tmp_path)!r})\nimport_in_thread(['told'], eager=False)\n"
+    assert in_a_process(f"{work}print(read(AUTOGROUP).split()[2])").split() == ["19", "0"]
 
 
 def test_a_process_with_threads_is_not_forked() -> None:
