@@ -89,6 +89,8 @@ async def test_a_job_is_looked_at_as_soon_as_it_tells_something(tmp_path: Path, 
     for _ in range(3):
         job.tell()
         await looks.get()
+    for _ in range(20):
+        await asyncio.sleep(0)
     following.cancel()
     await asyncio.wait({following})
     assert closed
