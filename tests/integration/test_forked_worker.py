@@ -183,22 +183,24 @@ def test_it_is_what_a_new_process_would_be(place: Path, command: list[str]) -> N
 
 
 def test_a_forked_daemon_is_what_a_new_process_would_be(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of the test's runs in its place, and prints where its stack begins."""
-    (place / "its own" / "as_daemon.py").write_text("if __name__ != 'as_daemon':\n" + indent(SCRIPT, "    "))
-    monkeypatch.setattr(daemon_process, "MODULE", "as_daemon")
-    monkeypatch.setattr(daemon_process, "COMMAND", words := ("-P", "-m", "as_daemon"))
+    """A module of the test's runs in its place, and prints where its stack begins, and its session."""
+    (place / "its own" / "forked").mkdir()
+    (place / "its own" / "forked" / "__init__.py").touch()
+    (place / "its own" / "forked" / "daemon.py").write_text("if __name__ != 'forked.daemon':\n" + indent(SCRIPT, "    "))
+    monkeypatch.setattr(daemon_process, "MODULE", "forked.daemon")
+    monkeypatch.setattr(daemon_process, "COMMAND", words := ("-P", "-m", "forked.daemon"))
     command = [sys.executable, *words]
     monkeypatch.setenv("PYTHONHASHSEED", "5")
     environ = daemon_process.environ_of({**os.environ, "MARK": "ü", "EMPTY": ""})
-    arguments = ["print(open('/proc/self/stat').read().rpartition(')')[2].split()[25])", "", "a b"]
-    pids, stacks = list[int](), list[str]()
+    arguments = ["print(proc('stat').decode().rpartition(')')[2].split()[25], os.getsid(0))", "", "a b"]
+    pids, stacks, sessions = list[int](), list[str](), {str(os.getsid(0))}
 
     async def start_both() -> None:
         warm = WarmPython(
             command, daemon_process.environ_of(os.environ), place / "warm.log", pids.append, what="daemons"
         )
         try:
-            done = await warm.import_modules(Imported(("as_daemon",), (), installed_folders()), eager=True)
+            done = await warm.import_modules(Imported(("forked.daemon",), (), installed_folders()), eager=True)
             assert done is not None and not done.refused, (done, (place / "warm.log").read_text())
             forker = Forker(warm._socket.fileno())
             pids.append(forker.fork(arguments, environ, place / "forked"))
@@ -207,6 +209,7 @@ def test_a_forked_daemon_is_what_a_new_process_would_be(place: Path, monkeypatch
             for pid in pids:
                 await wait_exit(pid)
             stacks.append(stack_of(warm.pid))
+            sessions.add(str(os.getsid(warm.pid)))
         finally:
             warm.end()
 
@@ -218,7 +221,9 @@ def test_a_forked_daemon_is_what_a_new_process_would_be(place: Path, monkeypatch
     for one in (forked, anew):
         one["shown environ"] = sorted(one["shown environ"])
     assert forked == anew
-    assert [shown] == stacks != [shown_anew]
+    (stack, session), (stack_anew, _) = shown.split(), shown_anew.split()
+    assert [stack] == stacks != [stack_anew]
+    assert session not in sessions
     assert end == end_anew == ["at exit"]
 
 
