@@ -186,7 +186,9 @@ def test_a_forked_daemon_is_what_a_new_process_would_be(place: Path, monkeypatch
     """A module of the test's runs in its place, and prints where its stack begins, and its session."""
     (place / "its own" / "forked").mkdir()
     (place / "its own" / "forked" / "__init__.py").touch()
-    (place / "its own" / "forked" / "daemon.py").write_text("if __name__ != 'forked.daemon':\n" + indent(SCRIPT, "    "))
+    (place / "its own" / "forked" / "daemon.py").write_text(
+        "if __name__ != 'forked.daemon':\n" + indent(SCRIPT, "    ")
+    )
     monkeypatch.setattr(daemon_process, "MODULE", "forked.daemon")
     monkeypatch.setattr(daemon_process, "COMMAND", words := ("-P", "-m", "forked.daemon"))
     command = [sys.executable, *words]
