@@ -8,7 +8,7 @@ then asks for workers, one at a time. Each becomes a child of the launcher, as a
 cluster asks for wardens, which outlive it: a fork runs the warden, and forks the worker.
 
 A second such process, of other modules, forks the workers' daemons. Workers ask it themselves, over a connection that
-each has from its fork; a daemon outlives both, and is nobody's child, as a new one would be.
+each has from its fork; a daemon outlives both, and is a child of neither, as a new one would be.
 
 The imports are made by a thread of the lowest priority, which has ended before the first fork: the nice value belongs
 to a thread, and an unprivileged process could not raise its own again. A process that has other threads then, or a
@@ -413,7 +413,7 @@ def run(told: dict[str, Any]) -> None:
         main.__dict__.update(__annotations__={})
     sys.modules["__main__"] = main
     if "daemon" in told:
-        sys.modules.pop(name, None)  # it runs as the main module, which nobody imports
+        sys.modules.pop(name, None)  # it runs as the main module
     if kind == "module":
         sys.argv = ["-m", *arguments]
         first = os.getcwd()
