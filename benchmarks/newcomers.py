@@ -75,7 +75,6 @@ class Newcomers:
         finally:
             print(f"  {self._warm_words()}", flush=True)
             job.stop()
-            print(f"  {self._warm_words()}", flush=True)
 
     def _warm_words(self) -> str:
         record = json.loads((self.folder / "home" / "jobs" / NAME / "record.json").read_text())
