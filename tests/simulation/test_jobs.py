@@ -107,7 +107,7 @@ def test_where_none_has_trained_each_has_the_state(seed: int) -> None:
     scenario(seed).run()
 
 
-OF_LATE = [45001044, 60007028, 70013352, 90015273]
+OF_LATE = [45001044, 60007028, 70013352, 90015273, 150008092, 150009717]
 
 
 # A new leader heard of the last ring, of one, as its script had ended: it had made a step anew that another had made.
@@ -124,9 +124,16 @@ def test_who_ended_after_a_step_that_the_last_ring_made_anew_is_compared_with_no
 # had made, which then hung, and after that in the next ring, for as long again; of a newcomer that boots after a first
 # ring that failed; of members that waited in the next ring for one that had begun another step; of one that waits
 # beyond a mark as its ring is given up; and of the simulation: workers had died unheard of, with three leaders, and
-# nothing started others; daemons did not register anew with a new leader.
+# nothing started others; daemons did not register anew with a new leader. The last two: of one that had waited in a
+# planned ring, which failed before it was on record.
 @pytest.mark.parametrize("seed", [803394, 20100243, 38, 31006599, 31018297, 819060, 31017023, 31029896, *OF_LATE])
 def test_no_sound_worker_is_taken_for_one_that_hangs(seed: int) -> None:
+    scenario(seed).run()
+
+
+# Of the simulation: scripts that end after fewer epochs than the job's, and a sender that trains in a later ring.
+@pytest.mark.parametrize("seed", [140010442, 140018313])
+def test_no_check_takes_a_right_story_for_a_wrong_one(seed: int) -> None:
     scenario(seed).run()
 
 

@@ -11,7 +11,7 @@ Seven things are awaited, each with a bound of its own:
   of them has applied the step after which to come, or one of the ring before has been seen there. (Newcomers go there
   at once, and may wait for long: that step may lie as far ahead as a pipeline has read.) Each may still be at the end
   of a step, and then a ring takes time to form: one that has neither come nor failed to after twice the longest step
-  hangs; that time begins anew where it tells that the ring of before has failed, as it had waited there. Newcomers
+  hangs; that time begins anew where it tells that the ring that it was in has failed, as it had waited there. Newcomers
   that get their state from rank 0 beside the first steps wait for that however long it takes: none of them is awaited
   before rank 0 is there. Likewise a newcomer that has said nothing of the **ring** it forms with others, beside the
   one that trains;
@@ -81,7 +81,7 @@ class Deadlines:
 class Awaited:
     """A worker that is awaited: for what, and until when.
 
-    `seen`: the newest ring it was seen at, and whether it has told that the one that trains has failed. One that goes
+    `seen`: the newest ring it was seen at, and whether it has told that this one has failed. One that goes
     on does not hang.
     """
 
@@ -148,7 +148,8 @@ class Waits:
         """
         before, self._waits = self._waits, {}
         for worker, what, bound_s in self._awaited(record, members, seen, last_step, saving):
-            wait, at = before.get(worker), (seen.generation(worker), seen.failed(worker, record.generation))
+            newest = max(seen.generation(worker), record.generation)
+            wait, at = before.get(worker), (seen.generation(worker), seen.failed(worker, newest))
             if wait is None or (wait.what, wait.seen) != (what, at):
                 wait = Awaited(worker, what, at, bound_s, now + bound_s)
             if what == STEP or what.startswith(INSTEAD):
