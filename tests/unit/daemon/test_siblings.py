@@ -217,7 +217,11 @@ async def test_a_coordinator_that_is_away_is_asked_again(host: Host) -> None:
     host.kill(kin.trainer)
     await host.beside("w2", host.server.connect())
     await asyncio.sleep(0.1)
-    assert host.siblings.dead == ("w1",)
+
+    async def is_seen_dead() -> bool:
+        return host.siblings.dead == ("w1",)
+
+    await until(is_seen_dead)
     host.server.resume(host.store.session)
     await followed(host, "w1", "w2")
     await host.siblings.stop()
