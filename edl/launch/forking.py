@@ -117,7 +117,8 @@ class WarmPython:
                 ],
                 env={**environ, warm_process.PADDING: "x" * ROOM_BYTES},
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,  # as a worker's outputs; the process itself writes to the log
+                # As the outputs of those that it forks: pipes of a worker, a daemon's log. It writes to the log itself.
+                stdout=subprocess.PIPE if what == "workers" else output,
                 stderr=subprocess.STDOUT,
                 pass_fds=passed,
                 start_new_session=True,

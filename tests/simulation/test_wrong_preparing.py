@@ -177,7 +177,7 @@ MUTANTS: dict[Mutant, tuple[Play, set[str]]] = {
     announces_once_all_have_met: (growing, {"I14"}),
     announces_once_one_has_it: (growing, {"I14"}),
     takes_the_word_of_an_earlier_attempt: (growing, {"I14"}),
-    prepares_under_a_number_that_was_used: (growing, {"I2", "I14"}),
+    prepares_under_a_number_that_was_used: (growing, {"I2", "I12", "I14"}),
     never_prepares_but_forms_in_line: (growing, {"I14"}),
     forms_in_line_after_one_failure: (leaves_later, {"I14"}),
     leaves_no_worker_out_for_it: (failing, {"I14"}),

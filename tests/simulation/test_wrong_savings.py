@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from mutants import Calm, Mutant, Patch, expect_noticed
+from mutants import Calm, Mutant, Patch, expect_noticed, later
 
 from edl.core.checkpoint.checkpoints import Checkpoints
 from edl.core.data import inheriting, ledger_versions
@@ -266,7 +266,7 @@ def lived(seed: int) -> All:
 
 MUTANTS: dict[Mutant, tuple[Callable[[int], SimJob | All], set[str]]] = {
     copies_after_a_later_step: (deaf, {"I16"}),
-    copies_what_a_void_mini_batch_has_changed: (broken_just_then, {"I16"}),
+    copies_what_a_void_mini_batch_has_changed: (later(broken_just_then, 130), {"I16"}),
     looks_too_late_at_its_orders: (calm, {"I16"}),
     takes_a_late_part_for_the_newest: (slow, {"I16"}),
     counts_parts_of_other_savings: (often, {"I16"}),
