@@ -25,6 +25,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -48,6 +49,7 @@ FIRST_TO_KILL = "1000"  # of oom_score_adj
 THREADS_END_S = 2.0  # for threads that their library ends before a fork, such as those of OpenBLAS
 ADOPTED_S = 5.0
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/dxg", "/dev/nvmap", "/dev/nvhost")
+LIBRARY = r"/memfd:edl-.+\.so \(deleted\)"  # a copy that `edl.collectives.copies` has made
 SHARED = ("socket:", "pipe:", "anon_inode:", "/dev/shm/", "/memfd:")  # noqa: S108 - one and the same in all forks
 
 
@@ -127,7 +129,8 @@ def check_forkable(own: list[str], installed: list[str], before: list[str]) -> N
     except ChildProcessError:
         pass
     for target in open_targets():
-        if target.startswith(DEVICES) or (target.startswith(SHARED) and target not in before):
+        is_library = re.fullmatch(LIBRARY, target)  # which nobody writes to once it is loaded
+        if target.startswith(DEVICES) or (target.startswith(SHARED) and target not in before and not is_library):
             raise NotForkable(f"the imports have opened {target}")
 
 

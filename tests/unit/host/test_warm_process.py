@@ -58,6 +58,15 @@ def test_one_that_has_what_all_forks_would_share_is_not_forked(code: str) -> Non
     assert re.match(r"the imports have opened (pipe|socket|anon_inode):", in_a_process(f"{before}\n{code}\n{refused}"))
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("edl-mpi_lib.so", ""), ("mpi_lib.so", "the imports have opened /memfd:mpi_lib.so (deleted)")],
+)
+def test_of_memory_that_is_open_only_a_copy_of_a_library_goes_with_forks(name: str, said: str) -> None:
+    refused = "try: check_forkable([], [], before)\nexcept NotForkable as error: print(error)"
+    assert in_a_process(f"before = open_targets()\nkept = os.memfd_create({name!r})\n{refused}") == said
+
+
 def test_one_that_has_a_child_is_not_forked() -> None:
     child = "import subprocess\nchild = subprocess.Popen(['sleep', '9'])"
     assert in_a_process(f"{child}\n{REFUSED}\nchild.kill()") == "the imports have started a process"
