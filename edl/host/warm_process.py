@@ -129,7 +129,7 @@ def check_forkable(own: list[str], installed: list[str], before: list[str]) -> N
     except ChildProcessError:
         pass
     for target in open_targets():
-        is_library = re.fullmatch(LIBRARY, target)  # which nobody writes to once it is loaded
+        is_library = re.fullmatch(LIBRARY, target)  # read only, once it is loaded
         if target.startswith(DEVICES) or (target.startswith(SHARED) and target not in before and not is_library):
             raise NotForkable(f"the imports have opened {target}")
 
