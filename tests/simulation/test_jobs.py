@@ -131,6 +131,14 @@ def test_no_sound_worker_is_taken_for_one_that_hangs(seed: int) -> None:
     scenario(seed).run()
 
 
+# It was cut off after the last step, in a collective of its own, and nothing was left to be trained without it.
+def test_a_job_has_failed_whose_unfit_worker_did_not_come_to_the_end_of_its_script() -> None:
+    job = scenario(160053499)
+    job.run()
+    assert job.durable.state is JobState.FAILED
+    assert "did not come to the end of its script: it cannot be part of a ring" in job.durable.reason
+
+
 # Of the simulation: scripts that end after fewer epochs than the job's, and a sender that trains in a later ring.
 @pytest.mark.parametrize("seed", [140010442, 140018313])
 def test_no_check_takes_a_right_story_for_a_wrong_one(seed: int) -> None:

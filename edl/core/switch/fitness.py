@@ -15,7 +15,7 @@ from edl import facts
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.hosts import host_of
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.working_state import WorkingState
+from edl.core.job.working_state import WorkingState, did_not_end
 from edl.core.resize.scaling import staying
 from edl.core.switch import unfit
 from edl.core.switch.planning import Situation, is_ahead, is_broken, lacks_member, left_behind
@@ -180,7 +180,10 @@ class Fitness:
         if member is None:
             return
         host, address = host_of(member.identity)
-        working.remove(worker, f"it cannot be part of a ring: {reason}")
+        said = f"it cannot be part of a ring: {reason}"
+        if not working.record.unended and worker in working.record.roster:
+            working.change(unended=did_not_end(worker, said))
+        working.remove(worker, said)
         trials = working.record.trials
         known = (*trials.unfit, Unfit(worker, host, address, reason))[-unfit.REMEMBERED :]
         working.change(trials=msgspec.structs.replace(trials, unfit=known))
