@@ -336,7 +336,7 @@ class Forks:
         self._end_daemons()
 
     def _end_daemons(self) -> None:
-        """From now on daemons are started anew."""
+        """End the process that forks daemons; later ones are started anew."""
         if self._daemons is not None:
             self._daemons.end()
             self._daemons = None

@@ -61,9 +61,10 @@ class CountedUpdates(UpdatesDue):
 
 
 class _Counted:
-    """One optimizer's counts. Reading a variable takes a tenth of a millisecond and more, so what edl's own operation
-    counts is looked at first; the counts are read only where that stands still: executing eagerly, by a tape, or where
-    there was no update.
+    """Look at the counts of one optimizer.
+
+    Reading a variable takes a tenth of a millisecond and more, so what edl's own operation counts is looked at first;
+    the counts are read only where that stands still: executing eagerly, by a tape, or where there was no update.
     """
 
     def __init__(self, optimizer: Any, prefix: str) -> None:

@@ -133,7 +133,7 @@ ALLOWED: dict[WritingState, type] = {
 
 
 class Writing(Generic[A]):
-    """One leader's writes during one term."""
+    """Hold one leader's writes during one term."""
 
     def __init__(self, record: Record, version: int, term: int) -> None:
         """`record` as it was found in the coordinator, in a node of that `version`."""

@@ -23,7 +23,7 @@ DIED_WHOLE: Final = "its process and its daemon ended without a word: both were 
 
 
 class ObservedTrainer:
-    """One trainer, as one daemon knows it."""
+    """Hold what one daemon knows of its trainer."""
 
     def __init__(self) -> None:
         self.status = TrainerStatus()
