@@ -225,8 +225,8 @@ class Rings:
             if not worker.machine.awaits_state or ring is None:
                 continue
             sender = ring.members[0]
-            if sender in members and sender.generation == worker.generation:  # else it trains in a later ring by now
-                self._take(worker, sender)
+            if sender in members and (sender.generation, sender.step) == (worker.generation, worker.step):
+                self._take(worker, sender)  # else one of the two has trained on without the other
 
     @staticmethod
     def _begin_equal(members: list[SimWorker]) -> None:
