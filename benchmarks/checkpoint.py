@@ -386,7 +386,7 @@ def others_of(options: argparse.Namespace, rank: int) -> dict[str, Any]:
 
 
 def train(edl: Any, options: argparse.Namespace) -> None:
-    from edl.torch.process import trainer
+    from edl.torch.torch_process import trainer
 
     model, optimizer = built(options.mb, options.device_ms)
     optimizer = edl.Optimizer(optimizer, model=model)
@@ -449,7 +449,7 @@ def restore(edl: Any, options: argparse.Namespace) -> None:
 
 
 def _time_taking_over(took: dict[str, float]) -> None:
-    from edl.trainer.resuming import Resuming
+    from edl.trainer.first_state import Resuming
 
     take = Resuming._take
 

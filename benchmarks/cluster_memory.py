@@ -25,15 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster_queue import memory
-from edl.cluster.queue.entries import Submission
-from edl.cluster.queue.room import QueueFull
-from edl.coordination import connecting
-from edl.coordination.choosing import LocalCoordinator, start_local
-from edl.coordination.server_process import HEAP_MIB
+from edl.cluster.queue.queue_bounds import QueueFull
+from edl.cluster.queue.queue_entries import Submission
+from edl.coordination import connect
+from edl.coordination.local_coordinator import LocalCoordinator, start_local
+from edl.coordination.zookeeper_process import HEAP_MIB
 from edl.host.credentials import digest_of
-from edl.scheduler.client import ClusterClient
+from edl.scheduler.cluster_client import ClusterClient
+from edl.scheduler.cluster_home import ClusterConfig, ClusterHome
 from edl.scheduler.environ_files import EnvironFiles
-from edl.scheduler.places import ClusterConfig, ClusterHome
 from edl.scheduler.queue_store import QueueStore
 
 SUBMITTERS = 8
@@ -83,7 +83,7 @@ class Trial:
             await server.restart()
 
     async def _client(self, server: LocalCoordinator) -> ClusterClient:
-        queue = QueueStore(await connecting.connect(server.coordinator, 10.0), self.environs)
+        queue = QueueStore(await connect.connect(server.coordinator, 10.0), self.environs)
         await queue.prepare()
         return ClusterClient(self.home, self.config, queue)
 

@@ -23,21 +23,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edl.cluster.queue.agent import WorkerFound
-from edl.cluster.queue.causes import EndEvidence
-from edl.cluster.queue.entries import Submission
+from edl.cluster.queue.agent_machine import WorkerFound
+from edl.cluster.queue.end_causes import EndEvidence
+from edl.cluster.queue.queue_entries import Submission
 from edl.coordination import zookeeper
-from edl.coordination.server import LocalServer, free_port
+from edl.coordination.zookeeper_server import LocalServer, free_port
 from edl.errors import EdlError
 from edl.host.credentials import digest_of
-from edl.scheduler.agent import AgentProcess
-from edl.scheduler.client import ClusterClient
+from edl.scheduler.agent_process import AgentProcess
+from edl.scheduler.cluster_client import ClusterClient
+from edl.scheduler.cluster_home import ClusterConfig, ClusterHome, NodeGiven, put
+from edl.scheduler.cluster_processes import KEEPER, spawn
 from edl.scheduler.decision_times import told_in
-from edl.scheduler.engine import Ended, Start
 from edl.scheduler.environ_files import EnvironFiles
-from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven, put
-from edl.scheduler.processes import KEEPER, spawn
 from edl.scheduler.queue_store import QueueStore
+from edl.scheduler.worker_engine import Ended, Start
 
 SESSION_S = 10.0
 SUBMITTERS = 8

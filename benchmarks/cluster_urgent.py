@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.real_cluster import LOOK_S, Line, RealCluster
-from edl.cluster.queue.entries import JobEntry
 from edl.cluster.queue.phases import JobPhase
-from edl.core.audit.lineage import WorkerAudit
-from edl.core.audit.lives import lives
-from edl.protocol.audit import Committed
-from edl.trainer.data.audit import read
+from edl.cluster.queue.queue_entries import JobEntry
+from edl.core.audit.kept_lives import lives
+from edl.core.audit.kept_steps import WorkerAudit
+from edl.protocol.audit_lines import Committed
+from edl.trainer.data.audit_files import read
 
 SLOTS = 4
 VARIANTS = {"empty": (), "shrink": ("broad", "wide"), "rigid": ("broad", "wide")}

@@ -29,11 +29,11 @@ import msgspec
 import numpy as np
 
 from edl.config import Given, Settings
-from edl.core.audit.account import account
+from edl.core.audit.sample_account import account
 from edl.errors import EdlError
 from edl.events import Event, Kind
-from edl.launch.whereabouts import Whereabouts, locate
-from edl.trainer.data.audit import read
+from edl.launch.locate_job import Whereabouts, locate
+from edl.trainer.data.audit_files import read
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 120.0

@@ -43,14 +43,14 @@ import msgspec
 from benchmarks.ledger_leader import SetUp
 from edl.coordination import zookeeper
 from edl.coordination.election import read_leader
-from edl.coordination.server import LocalServer
-from edl.core.data.ledger import Ledger
+from edl.coordination.zookeeper_server import LocalServer
 from edl.core.data.permutation import samples_at
-from edl.daemon.metrics.server import KEPT_S
+from edl.core.data.sample_ledger import Ledger
+from edl.daemon.metrics.metrics_server import KEPT_S
 from edl.host.credentials import digest_of
-from edl.protocol import messages, tree
-from edl.protocol.data import DataSpec, Range
-from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol import leader_messages, node_paths
+from edl.protocol.data_nouns import DataSpec, Range
+from edl.protocol.ledger_value import LedgerSnapshot
 from edl.transport.rpc import Client
 
 JOB = "size"
@@ -97,12 +97,14 @@ class Child:
 async def ask(about: SetUp, until: float, worker: str) -> list[float]:
     """Seconds that each of many calls for leases took, made now and then in the name of `worker`."""
     store = await zookeeper.connect(about.coordinator(), 30.0)
-    leader = await read_leader(store, tree.root(about.job))
+    leader = await read_leader(store, node_paths.root(about.job))
     client = Client(about.secret.encode(), about.job, worker, leader.ident.rpartition(" ")[2])
     took = []
     while time.monotonic() < until:
         began = time.monotonic()
-        reply = await client.call(messages.Await(0, 0, 0.0), messages.Reply, term=leader.term, deadline_s=10.0)
+        reply = await client.call(
+            leader_messages.Await(0, 0, 0.0), leader_messages.Reply, term=leader.term, deadline_s=10.0
+        )
         took.append(time.monotonic() - began)
         assert reply.orders.shares[0].leases
         await asyncio.sleep(ASK_EVERY_S)

@@ -1,8 +1,8 @@
 """The leader of `benchmarks/ledger.py`, in a process of its own: all that a daemon has for leading, and nothing else.
 
-Owns: the clock around a real `edl.daemon.leader`. Which report made it grant, when the machine had decided, when the
-record was durable and published, and when it was whose turn to hear are noted; nothing is decided here. Commands come
-in as lines (the set-up first, then measure, report, turns), news go out as JSON lines.
+Owns: the clock around a real `edl.daemon.leader_shell`. Which report made it grant, when the machine had decided, when
+the record was durable and published, and when it was whose turn to hear are noted; nothing is decided here. Commands
+come in as lines (the set-up first, then measure, report, turns), news go out as JSON lines.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import msgspec
 from benchmarks.harness import lines, tell
 from edl.clock import SystemClock
 from edl.coordination import zookeeper
+from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.election import Candidate, Reign
-from edl.coordination.settings import Coordinator
 from edl.coordination.store import Op, Write
-from edl.core.job.inputs import Command, Input, Reported
-from edl.core.job.machine import JobMachine
+from edl.core.job.commit import BatchDecided, Commit
+from edl.core.job.leader_inputs import Command, Input, Reported
+from edl.core.job.leader_machine import JobMachine
 from edl.core.job.orders import OrderBook
-from edl.core.job.writing import BatchDecided, Commit
-from edl.daemon.garbage import collect_regularly, collect_seldom
-from edl.daemon.leader import Leader, Reigning
+from edl.daemon.gc_pacing import collect_regularly, collect_seldom
+from edl.daemon.leader_shell import Leader, Reigning
 from edl.daemon.metrics.families import Family, of_job
-from edl.daemon.metrics.server import MetricsServer
+from edl.daemon.metrics.metrics_server import MetricsServer
 from edl.host.credentials import with_secret
-from edl.protocol import messages, tree
-from edl.protocol.job import Record
-from edl.transport.errors import Reason, Refused
+from edl.protocol import leader_messages, node_paths
+from edl.protocol.record import Record
+from edl.transport.call_errors import Reason, Refused
 from edl.transport.refusals import Refusals
 from edl.transport.rpc import Server
 from edl.transport.service import Call
@@ -89,15 +89,15 @@ class TimedLeader(Leader):
         self._compose = self._chronicle._ops
         self._chronicle._ops = self._weigh  # type: ignore[method-assign]
 
-    async def answer(self, call: Call) -> messages.Reply:
-        if not isinstance(call.body, messages.Report):
+    async def answer(self, call: Call) -> leader_messages.Reply:
+        if not isinstance(call.body, leader_messages.Report):
             return await super().answer(call)
         arrived = self._arrived[call.sender] = time.monotonic()
         reply = await super().answer(call)
         self.answers_s.append(time.monotonic() - arrived)
         return reply
 
-    async def _orders(self, worker: str, known: tuple[int, int], hold_s: float) -> messages.Reply:
+    async def _orders(self, worker: str, known: tuple[int, int], hold_s: float) -> leader_messages.Reply:
         came, behind = time.monotonic(), known[0] != self._reign.term or known[1] < self._pressing
         reply = await super()._orders(worker, known, hold_s)
         if reply.orders.version != known[1]:
@@ -186,7 +186,7 @@ class Seat:
             about.secret.encode(),
             about.job,
             self._answer,
-            request_types=messages.Request,
+            request_types=leader_messages.Request,
             refusals=self._refusals,
         )
         self.leader: TimedLeader | None = None
@@ -195,7 +195,7 @@ class Seat:
     async def run(self) -> None:
         port = await self._server.start(ADDRESS)
         ident = f"leader {ADDRESS}:{port}"
-        self._candidate = Candidate(self._store, tree.root(self._about.job), ident, self._on_reign)
+        self._candidate = Candidate(self._store, node_paths.root(self._about.job), ident, self._on_reign)
         self._candidate.stand()
 
     async def stop(self) -> None:
@@ -216,7 +216,7 @@ class Seat:
         self._server.term = reign.term
         tell("reigning", address=self._store._settings.hosts, term=reign.term)
 
-    async def _answer(self, call: Call) -> messages.Reply:
+    async def _answer(self, call: Call) -> leader_messages.Reply:
         if self.leader is None:
             raise Refused(Reason.TERM)
         return await self.leader.answer(call)

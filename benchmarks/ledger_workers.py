@@ -20,20 +20,20 @@ from benchmarks.harness import lines, tell
 from benchmarks.ledger_leader import ADDRESS, SetUp
 from edl.coordination import zookeeper
 from edl.core.job.lead_times import LONGEST_HOLD_S
-from edl.daemon.membership import Candidacy, Membership
-from edl.daemon.observer import Observer
-from edl.protocol import tree
+from edl.daemon.leader_session import Candidacy, Membership
+from edl.daemon.trainer_view import Observer
+from edl.protocol import node_paths
 from edl.protocol.assignment import Orders
-from edl.protocol.data import DataSpec
-from edl.protocol.job import Identity
-from edl.protocol.link import TrainerStatus
-from edl.protocol.messages import Observation, Phase, Register
-from edl.trainer.data.audit import Audit
-from edl.trainer.data.passes import Pass
-from edl.trainer.data.rehearsals import Rehearsals
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import Observation, Phase, Register
+from edl.protocol.record import Identity
+from edl.protocol.trainer_messages import TrainerStatus
+from edl.trainer.data.audit_files import Audit
+from edl.trainer.data.epoch_cursor import Pass
+from edl.trainer.data.rehearsal_count import Rehearsals
 from edl.trainer.data.sample_ids import SampleIds
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.transport.page import Page
+from edl.transport.shared_page import Page
 
 HOSTS = 125  # of 8 workers each, where there are a thousand
 RETRY_S = 0.01
@@ -155,7 +155,7 @@ class Crowd:
         """Register, sit in the ring, have leases."""
         for at in range(0, len(self.workers), TOGETHER):
             group = self.workers[at : at + TOGETHER]
-            paths = [tree.worker(self._about.job, worker.id) for worker in group]
+            paths = [node_paths.worker(self._about.job, worker.id) for worker in group]
             await asyncio.gather(*(self._store.create(path, b"", ephemeral=True) for path in paths))
             self._tasks += [asyncio.create_task(worker.membership.run(), name=worker.id) for worker in group]
             await asyncio.sleep(0.02)

@@ -16,14 +16,14 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from edl.cluster.queue.entries import JobEntry
-from edl.core.audit.account import account
+from edl.cluster.queue.queue_entries import JobEntry
+from edl.core.audit.sample_account import account
 from edl.errors import EdlError
-from edl.launch.processes import marked
-from edl.scheduler.client import ClusterStatus, opened
-from edl.scheduler.places import ClusterHome
+from edl.launch.job_processes import marked
+from edl.scheduler.cluster_client import ClusterStatus, opened
+from edl.scheduler.cluster_home import ClusterHome
 from edl.scheduler.worker_folders import mark_of
-from edl.trainer.data.audit import read
+from edl.trainer.data.audit_files import read
 
 Answer = TypeVar("Answer")
 ROOT = Path(__file__).parents[1]

@@ -34,7 +34,7 @@ import msgspec
 
 from benchmarks.ledger import Child
 from benchmarks.ledger_leader import SetUp
-from edl.coordination.server import LocalServer
+from edl.coordination.zookeeper_server import LocalServer
 from edl.host.credentials import digest_of
 
 JOB = "meeting"

@@ -22,20 +22,20 @@ from benchmarks.harness import lines, tell
 from benchmarks.ledger_leader import ADDRESS, Seat, SetUp
 from edl.coordination import zookeeper
 from edl.core.job.lead_times import LeadTimes
-from edl.daemon.garbage import collect_regularly, collect_seldom
-from edl.daemon.introductions import Introductions
-from edl.daemon.membership import Candidacy, Membership
-from edl.daemon.observer import Observer
-from edl.protocol import messages, tree
+from edl.daemon.address_book import Introductions
+from edl.daemon.gc_pacing import collect_regularly, collect_seldom
+from edl.daemon.leader_session import Candidacy, Membership
+from edl.daemon.trainer_view import Observer
+from edl.protocol import leader_messages, node_paths
 from edl.protocol.assignment import Orders
-from edl.protocol.job import Identity
-from edl.protocol.link import TrainerStatus
-from edl.protocol.ring import Place
-from edl.transport.errors import Reason, Refused
-from edl.transport.page import Page
+from edl.protocol.record import Identity
+from edl.protocol.ring_places import Place
+from edl.protocol.trainer_messages import TrainerStatus
+from edl.transport.call_errors import Reason, Refused
 from edl.transport.refusals import Refusals
 from edl.transport.rpc import Client, Server
 from edl.transport.service import Call
+from edl.transport.shared_page import Page
 
 MESHES = ("global", "global_process_set_hash_1")
 ADDRESS_BYTES = 8  # that travel of one that gloo writes down
@@ -107,12 +107,12 @@ class Member:
 
     async def serve(self) -> int:
         """Returns the port. The leader's own member is served by the leader."""
-        asking = (messages.AskAddresses,)
+        asking = (leader_messages.AskAddresses,)
         self._server = Server(
             self._secret,
             self._about.job,
             self.answer,
-            request_types=messages.Request,
+            request_types=leader_messages.Request,
             refusals=Refusals(),
             termless=asking,
         )
@@ -121,13 +121,13 @@ class Member:
     def join(self, store: zookeeper.ZookeeperStore, port: int) -> asyncio.Task[None]:
         process = 10_000 + self._number
         identity = Identity(self.id, f"host-{self._number // 8:03d}", ADDRESS, process, process, port=port)
-        register = messages.Register(identity, self._about.workers, 1, 0)
+        register = leader_messages.Register(identity, self._about.workers, 1, 0)
         about = Candidacy(self._about.job, self._secret, register, self._about.session_timeout_s)
         self._membership = Membership(about, store, self._observer, self._hear)
         return asyncio.create_task(self._membership.run(), name=self.id)
 
-    async def answer(self, call: Call) -> messages.Reply:
-        if not isinstance(call.body, messages.AskAddresses):
+    async def answer(self, call: Call) -> leader_messages.Reply:
+        if not isinstance(call.body, leader_messages.AskAddresses):
             raise Refused(Reason.TERM)
         return await self.introductions.answer(call.body, call.sender)
 
@@ -137,7 +137,7 @@ class Member:
         self.introductions.end(self._place.generation)
         generation = self._place.generation
         self._observer.hear(
-            TrainerStatus(phase=messages.Phase.TRAINING, generation=generation, began=0, leases_of=generation)
+            TrainerStatus(phase=leader_messages.Phase.TRAINING, generation=generation, began=0, leases_of=generation)
         )
         self._membership.stir()
 
@@ -145,7 +145,9 @@ class Member:
         """The ring breaks."""
         self._observer.hear(
             TrainerStatus(
-                phase=messages.Phase.BROKEN, generation=self._observer.status.generation, reason="for a benchmark"
+                phase=leader_messages.Phase.BROKEN,
+                generation=self._observer.status.generation,
+                reason="for a benchmark",
             )
         )
         self._membership.stir()
@@ -206,9 +208,9 @@ class Leading(Seat):
             about.secret.encode(),
             about.job,
             self._answer,
-            request_types=messages.Request,
+            request_types=leader_messages.Request,
             refusals=self._refusals,
-            termless=(messages.AskAddresses,),
+            termless=(leader_messages.AskAddresses,),
         )
         self._server.meter = meter
 
@@ -216,8 +218,8 @@ class Leading(Seat):
     def port(self) -> int:
         return int(self._server.address.rpartition(":")[2])
 
-    async def _answer(self, call: Call) -> messages.Reply:
-        if isinstance(call.body, messages.AskAddresses):
+    async def _answer(self, call: Call) -> leader_messages.Reply:
+        if isinstance(call.body, leader_messages.AskAddresses):
             return await self._member.answer(call)
         return await super()._answer(call)
 
@@ -245,7 +247,7 @@ class Crowd:
     async def join(self, ports: Sequence[int]) -> None:
         for at in range(0, len(self._members), TOGETHER):
             group = range(at, min(at + TOGETHER, len(self._members)))
-            paths = [tree.worker(self._about.job, self._members[i].id) for i in group]
+            paths = [node_paths.worker(self._about.job, self._members[i].id) for i in group]
             await asyncio.gather(*(self._store.create(path, b"", ephemeral=True) for path in paths))
             self._tasks += [self._members[i].join(self._store, ports[i]) for i in group]
 

@@ -58,8 +58,8 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Job, Note, edl_run, mean_ratio, program
 from benchmarks.worker import APART, BLOCK, DEVICE, EVERY, WARM_UP, choose_device, torch_device
-from edl.protocol.ring import Place, solo
-from edl.testing.gathering import Gathering
+from edl.protocol.ring_places import Place, solo
+from edl.testing.address_meeting import Gathering
 
 NOT_DONE, NOTIFY_US = 1.01, 5.0
 STOCK_NOT_DONE = 1.05
@@ -255,7 +255,7 @@ def torch_adapters() -> tuple[dict[str, Callable[[], None]], Callable[[], float]
     import torch
     from horovod.torch import optimizer as theirs
 
-    from edl.torch.framework import TorchFramework
+    from edl.torch.torch_framework import TorchFramework
 
     torch.set_num_threads(1)
     framework = TorchFramework()
@@ -299,7 +299,7 @@ def tensorflow_adapters(place: Place) -> tuple[dict[str, Callable[[], None]], Ca
     import keras
     import tensorflow as tf
 
-    from edl.tensorflow.framework import TensorFlowFramework
+    from edl.tensorflow.tf_framework import TensorFlowFramework
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -406,15 +406,15 @@ class Worker:
         import torch
         import torch.distributed as dist
 
-        from edl.torch.framework import TorchFramework
-        from edl.torch.group_ring import GroupRing
+        from edl.torch.torch_framework import TorchFramework
+        from edl.torch.torch_ring import GroupRing
 
         torch.set_num_threads(1)
         self.width, self.layers, self.samples, self.steps = MODELS[name]
         self.frameworks = {GROUPS: TorchFramework()}
         self.frameworks[GROUPS].ring = GroupRing(self.frameworks[GROUPS].gpu)
         if horovod:
-            from edl.torch.horovod_ring import TorchHorovodRing
+            from edl.torch.torch_horovod_ring import TorchHorovodRing
 
             self.frameworks[OURS] = TorchFramework()
             self.frameworks[OURS].ring = TorchHorovodRing()

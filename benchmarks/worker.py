@@ -329,8 +329,8 @@ class Notes:
 
     def time_parts(self) -> None:
         """Note when this worker comes to its next ring, and sits there; what led to it, and how long it was formed."""
-        from edl.trainer.preparer import Preparer
-        from edl.trainer.shell import WorkerShell
+        from edl.trainer.ring_builder import Preparer
+        from edl.trainer.worker_shell import WorkerShell
 
         self.time_calls(WorkerShell, "_enter", "enter")
         self.time_calls(WorkerShell, "end_uncommitted_batch", "broken")

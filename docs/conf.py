@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 import edl
-from edl.collectives import environment
+from edl.collectives import horovod_environment
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -30,8 +30,15 @@ myst_heading_anchors = 4  # links to headings as a git host makes them
 highlight_language = "none"
 
 # Frameworks are not imported, nor what holds a ring of theirs: the docstrings are all that is wanted.
-autodoc_mock_imports = ["horovod", "keras", "tensorflow", "torch", "edl.tensorflow.framework", "edl.torch.framework"]
-environment.has_horovod = lambda _: True  # as if it were there
+autodoc_mock_imports = [
+    "horovod",
+    "keras",
+    "tensorflow",
+    "torch",
+    "edl.tensorflow.tf_framework",
+    "edl.torch.torch_framework",
+]
+horovod_environment.has_horovod = lambda _: True  # as if it were there
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "show-inheritance": True, "undoc-members": True}

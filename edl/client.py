@@ -10,7 +10,7 @@
                 ...  # nothing has changed: ask the same again later
 
 Synchronous, for one thread at a time. Owns: the calls and their checks. Does not own: asking a leader, and that each
-request counts once (`edl.outside.client`); which sizes a job may have (its leader decides).
+request counts once (`edl.outside.job_client`); which sizes a job may have (its leader decides).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import msgspec
 from edl.config import Given, Settings
 from edl.errors import EdlError, NoSuchJob, UsageError
 from edl.events import Event, from_flat
-from edl.launch import stopping
-from edl.launch.hosts import parse_rooms
-from edl.launch.story import story
-from edl.launch.whereabouts import Whereabouts, kept_status, locate, recorded_status
-from edl.outside.client import Ack, JobClient, Retry
+from edl.launch import job_stop
+from edl.launch.host_slots import parse_rooms
+from edl.launch.job_events import story
+from edl.launch.locate_job import Whereabouts, kept_status, locate, recorded_status
+from edl.outside.job_client import Ack, JobClient, Retry
 from edl.outside.loop_thread import loop_thread
-from edl.outside.moving import moved
-from edl.outside.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
-from edl.outside.saving import PREEMPT_S, PREEMPTED, preempted, saved
-from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
+from edl.outside.migrate_request import moved
+from edl.outside.save_requests import PREEMPT_S, PREEMPTED, preempted, saved
+from edl.outside.size_profile import BATCHES, TIMEOUT_S, Profile, Wish, profile
 from edl.protocol.job_policy import MOST
-from edl.protocol.moving import Room
+from edl.protocol.migration_record import Room
+from edl.protocol.record import JobState, Status, WorkerState, WorkerStatus
 
 __all__ = ["Ack", "Event", "Job", "JobState", "Profile", "Retry", "Status", "WorkerState", "WorkerStatus"]
 
@@ -193,7 +193,7 @@ class Job:
 
     def stop(self) -> None:
         """End the job cleanly; return when it is over."""
-        loop_thread().run(stopping.stop(self._where, STOP_REASON))
+        loop_thread().run(job_stop.stop(self._where, STOP_REASON))
 
     # --------------------------------------------------------------------------------------------- in the loop's thread
 

@@ -63,7 +63,7 @@ class CollectiveRefused(UsageError, CollectiveFailed):
 
 class RingFault(RingBroken):
     """A ring on trial has raised an error that is not RingBroken. The ring counts as broken, and its newcomers are
-    blamed before the workers that had trained without them (`edl.core.switch.unfit`).
+    blamed before the workers that had trained without them (`edl.core.switch.ring_blame`).
     """
 
     @classmethod

@@ -13,7 +13,6 @@ from edl.trainer.module_aliases import alias
 
 if TYPE_CHECKING:
     from edl.tensorflow import *
-    from edl.tensorflow import elastic as elastic
     from edl.tensorflow.horovod_types import *
     from edl.tensorflow.keras_names import allgather as allgather  # type: ignore[assignment] # of numbers and arrays
     from edl.tensorflow.keras_names import allreduce as allreduce  # type: ignore[assignment]

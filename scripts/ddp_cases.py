@@ -79,7 +79,7 @@ class Trained:
             self.optimizer = edl.Optimizer(self.optimizer, model=model)
             if any(True for _ in model.buffers()):
                 from edl.torch.buffers import SharedBuffers
-                from edl.torch.process import framework, trainer
+                from edl.torch.torch_process import framework, trainer
 
                 SharedBuffers(trainer, framework.ring).attach(model)  # as edl.prepare does
         else:

@@ -22,10 +22,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from edl.cli.show import event_line
+from edl.cli.tables import event_line
 from edl.events import Event, Kind
 from edl.facts import told
-from edl.protocol.job import Status
+from edl.protocol.record import Status
 
 RATE_OVER_S = 2.0  # a leader hears of mere progress once a second
 PLAIN_EVERY_S = 5.0

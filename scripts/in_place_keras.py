@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 import edl.tensorflow as edl
-from edl.tensorflow.process import trainer as seat
+from edl.tensorflow.tf_process import trainer as seat
 
 theirs = keras.Model.fit
 

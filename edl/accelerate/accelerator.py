@@ -4,7 +4,7 @@ Owns: the objects that `prepare()` makes elastic, adding gradients up, and which
 steps end (`edl.torch.batches`).
 
 Accelerate's own state stays that of one process: there is no process group. Loaders of data other than the training
-data are shared out in rounds (`edl.accelerate.evaluation`), while the script is between two passes over the training
+data are shared out in rounds (`edl.accelerate.shared_loader`), while the script is between two passes over the training
 data.
 """
 
@@ -22,14 +22,14 @@ from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import recursively_apply, send_to_device
 
 import edl.torch as elastic
-from edl.accelerate.evaluation import EvaluationRound, SharedLoader, joined, lengths, padded, told_by_all
-from edl.accelerate.logs import log_by_rank
+from edl.accelerate.rank_logger import log_by_rank
+from edl.accelerate.shared_loader import EvaluationRound, SharedLoader, joined, lengths, padded, told_by_all
 from edl.torch.batches import ElasticBatches
-from edl.torch.conversion import converted
-from edl.torch.process import framework
-from edl.torch.process import trainer as seat
-from edl.torch.ring_words import RingWords
+from edl.torch.loader_conversion import converted
+from edl.torch.loop_collectives import RingWords
 from edl.torch.shared_batches import shared_batches
+from edl.torch.torch_process import framework
+from edl.torch.torch_process import trainer as seat
 
 
 class ElasticScheduler(AcceleratedScheduler):  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """The manifest: the list of a checkpoint's contents. A checkpoint exists once its manifest does.
 
 Owns: its form, reading it from untrusted bytes, and the checks of a manifest that was read. Does not own: the files
-that it names (`edl.checkpoints.reading`).
+that it names (`edl.checkpoints.checkpoint_reader`).
 
 `manifest.json` is one JSON object with three members: `format`, `checksum` (of the bytes of `manifest`) and `manifest`.
 """
@@ -14,11 +14,11 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
+from edl.checkpoints.checkpoint_names import CheckpointName, owner_of, part_of
 from edl.checkpoints.checksum import checksum_of
 from edl.checkpoints.dtypes import PLAIN, stored_type
-from edl.checkpoints.names import CheckpointName, owner_of, part_of
 from edl.errors import CheckpointError
-from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.ledger_value import LedgerSnapshot
 
 FORMAT: Final = 2  # version of the form of the folder and of all files in it
 OLDEST: Final = 1  # oldest format that can be read; it had no `versions`

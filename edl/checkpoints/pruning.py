@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
-from edl.checkpoints.names import MANIFEST, CheckpointName, is_ours
-from edl.checkpoints.places import JobFolder
-from edl.checkpoints.port import NotAFile
-from edl.checkpoints.reading import newest, open_checkpoint
+from edl.checkpoints.checkpoint_names import MANIFEST, CheckpointName, is_ours
+from edl.checkpoints.checkpoint_paths import JobFolder
+from edl.checkpoints.checkpoint_reader import newest, open_checkpoint
+from edl.checkpoints.checkpoint_storage import NotAFile
 from edl.errors import CheckpointError
 
 

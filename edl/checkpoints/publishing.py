@@ -11,15 +11,15 @@ from contextlib import closing
 import msgspec
 
 import edl
-from edl.checkpoints.handover import Own, StateHead
+from edl.checkpoints.checkpoint_names import CheckpointName
+from edl.checkpoints.checkpoint_paths import JobFolder, placed
+from edl.checkpoints.checkpoint_writer import publish
 from edl.checkpoints.manifest import Manifest, StoredFile, StoredPart
-from edl.checkpoints.names import CheckpointName
-from edl.checkpoints.places import JobFolder, placed
+from edl.checkpoints.part_files import Own, StateHead
 from edl.checkpoints.pruning import prune
-from edl.checkpoints.writing import publish
 from edl.errors import CheckpointError
-from edl.protocol.job import Record
-from edl.protocol.saving import FileInfo, Saving
+from edl.protocol.checkpoint_record import FileInfo, Saving
+from edl.protocol.record import Record
 
 
 def publish_saving(record: Record, now: float) -> None:

@@ -2,7 +2,7 @@
 
 Owns: names of commands and flags, help, formats for people and for programs, and exit codes (0 done, 1 the job failed,
 2 wrong use). Does not own: settings (`edl.config`), starting workers (`edl.launch`), asking a job
-(`edl.outside.client`).
+(`edl.outside.job_client`).
 """
 
 from __future__ import annotations

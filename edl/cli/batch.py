@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from edl.cli import show
+from edl.cli import tables
 from edl.cli.commands import heed_interrupts, located
 from edl.errors import EdlError, ScaleRejected, UsageError
-from edl.launch.whereabouts import Whereabouts
+from edl.launch.locate_job import Whereabouts
 from edl.protocol.job_policy import MOST
 
 
@@ -22,7 +22,7 @@ def batch(arguments: argparse.Namespace) -> int:
         raise EdlError(f"job {where.job} cannot have a batch of {samples}: {rejected.reason}") from None
     except asyncio.CancelledError:
         raise EdlError("interrupted") from None
-    show.say(f"job {where.job}: {samples} samples a step asked for, of all workers together")
+    tables.say(f"job {where.job}: {samples} samples a step asked for, of all workers together")
     return 0
 
 

@@ -10,11 +10,11 @@ from enum import StrEnum
 
 import msgspec
 
+from edl.checkpoints.checkpoint_names import CheckpointName
+from edl.checkpoints.checkpoint_paths import JobFolder, Located, look
+from edl.checkpoints.checkpoint_reader import Checkpoint, Unfinished, chosen, open_checkpoint
 from edl.checkpoints.manifest import Broken, Manifest
-from edl.checkpoints.names import CheckpointName
-from edl.checkpoints.places import JobFolder, Located, look
-from edl.checkpoints.reading import Checkpoint, Unfinished, chosen, open_checkpoint
-from edl.cli import show
+from edl.cli import tables
 from edl.config import Settings
 from edl.errors import CheckpointError
 
@@ -63,9 +63,9 @@ def verify(arguments: argparse.Namespace) -> int:
 def show_one(arguments: argparse.Namespace) -> int:
     found, passed_over = chosen(_looked(arguments))
     for one in passed_over:
-        show.complain(one.reason)
+        tables.complain(one.reason)
     if arguments.json:
-        show.say_json({"path": found.path, **msgspec.to_builtins(found.manifest)})
+        tables.say_json({"path": found.path, **msgspec.to_builtins(found.manifest)})
     else:
         _show(found)
     return 0
@@ -102,13 +102,13 @@ def _listed_one(folder: JobFolder, name: CheckpointName, *, in_full: bool) -> Li
 
 def _tell(found: Sequence[Listed], json: bool) -> None:
     if json:
-        show.say_json({"checkpoints": found})
+        tables.say_json({"checkpoints": found})
         return
     head = ("job", "checkpoint", "step", "workers", "MB", "when", "")
-    show.table(head, [_row(one) for one in found])
+    tables.table(head, [_row(one) for one in found])
     for one in found:
         if one.reason:
-            show.say(one.reason, "red")
+            tables.say(one.reason, "red")
 
 
 def _row(one: Listed) -> tuple[str, ...]:
@@ -119,18 +119,18 @@ def _row(one: Listed) -> tuple[str, ...]:
 
 def _show(found: Checkpoint) -> None:
     told = found.manifest
-    show.say(f"checkpoint {found.path}: every byte is as it was written")
-    show.say(f"  job {told.job}   life {told.life}   step {told.base + told.step} ({told.base} in the lives before)")
-    show.say(f"  number {told.number}   generation {told.generation}   workers {told.size}{_batch(told)}")
-    show.say(f"  {told.framework}, by edl {told.edl}, {_when(told.at)}")
+    tables.say(f"checkpoint {found.path}: every byte is as it was written")
+    tables.say(f"  job {told.job}   life {told.life}   step {told.base + told.step} ({told.base} in the lives before)")
+    tables.say(f"  number {told.number}   generation {told.generation}   workers {told.size}{_batch(told)}")
+    tables.say(f"  {told.framework}, by edl {told.edl}, {_when(told.at)}")
     if told.versions:
-        show.say(f"  with {', '.join(f'{name} {version}' for name, version in told.versions.items())}")
+        tables.say(f"  with {', '.join(f'{name} {version}' for name, version in told.versions.items())}")
     if (ledger := told.ledger) is not None:
-        show.say(f"  data: epoch {ledger.epoch} of {ledger.spec.total} samples, seed {ledger.spec.seed}")
+        tables.say(f"  data: epoch {ledger.epoch} of {ledger.spec.total} samples, seed {ledger.spec.seed}")
     for what, count, size in _sorts(told):
-        show.say(f"  {what}: {count} tensor{'' if count == 1 else 's'}, {_megabytes(size)} MB")
+        tables.say(f"  {what}: {count} tensor{'' if count == 1 else 's'}, {_megabytes(size)} MB")
     rows = [(file.file, str(file.bytes), file.checksum) for file in told.files]
-    show.table(("file", "bytes", "checksum"), rows)
+    tables.table(("file", "bytes", "checksum"), rows)
 
 
 def _batch(told: Manifest) -> str:

@@ -10,20 +10,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from edl.cli import show
+from edl.cli import tables
 from edl.cli.commands import seconds
 from edl.clock import SystemClock
 from edl.config import Settings
-from edl.coordination import connecting
-from edl.coordination.settings import Coordinator
+from edl.coordination import connect
+from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.store import AccessDenied, Store, StoreRefused
-from edl.daemon import remains
-from edl.daemon.remains import Remains, Standing
+from edl.daemon import leftovers
+from edl.daemon.leftovers import Remains, Standing
 from edl.errors import ConfigError, NoSuchJob
 from edl.host.credentials import coordinator_of
-from edl.launch.former import LOOK_AGAIN_S, opening
-from edl.launch.records import find
-from edl.protocol import tree
+from edl.launch.job_leftovers import LOOK_AGAIN_S, opening
+from edl.launch.job_records import find
+from edl.protocol import node_paths
 
 
 def clean(arguments: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ class _Place(msgspec.Struct, frozen=True):
     async def opened(self, job: str) -> AsyncIterator[Store]:
         """Open a connection with the secret of `job`, if this machine has it on record."""
         coordinator = opening(self.settings, self.coordinator, job)
-        store = await connecting.connect(coordinator, self.settings.session_timeout_s)
+        store = await connect.connect(coordinator, self.settings.session_timeout_s)
         try:
             yield store
         finally:
@@ -70,16 +70,16 @@ async def _clean(place: _Place, older_s: float) -> None:
         await _clean_one(place, place.job, older_s)
         return
     async with AsyncExitStack() as stack:
-        all_jobs = await connecting.connect(place.coordinator, place.settings.session_timeout_s)
+        all_jobs = await connect.connect(place.coordinator, place.settings.session_timeout_s)
         stack.push_async_callback(all_jobs.close)
-        names = await remains.jobs(all_jobs)
+        names = await leftovers.jobs(all_jobs)
     kept: list[str] = []
     closed: list[str] = []
     removed = 0
     for name in names:
         try:
             async with place.opened(name) as store:
-                found = await remains.look(store, name)
+                found = await leftovers.look(store, name)
                 if found is None:
                     continue
                 if found.verdict is Standing.OVER and SystemClock().wall() - found.newest >= older_s:
@@ -94,13 +94,13 @@ async def _clean(place: _Place, older_s: float) -> None:
 
 def _tell(removed: int, kept: Sequence[str], closed: Sequence[str]) -> None:
     if not removed:
-        show.say("nothing to remove")
+        tables.say("nothing to remove")
     if kept:
-        show.say(
+        tables.say(
             f"kept: {', '.join(kept)} (over for less long, or without any worker and not over: name it to remove it)"
         )
     if closed:
-        show.say(f"closed to you: {', '.join(closed)}; EDL_SECRET_FILE or EDL_COORDINATOR_AUTH of the job opens it")
+        tables.say(f"closed to you: {', '.join(closed)}; EDL_SECRET_FILE or EDL_COORDINATOR_AUTH of the job opens it")
 
 
 async def _clean_one(place: _Place, job: str, older_s: float) -> None:
@@ -108,22 +108,22 @@ async def _clean_one(place: _Place, job: str, older_s: float) -> None:
     async with place.opened(job) as store:
         found = await _look(store, place, job)
         if found.verdict is Standing.DESERTED:
-            show.say(f"job {job} is {found.state}, and no worker of it is there; looking again in {LOOK_AGAIN_S:g} s")
+            tables.say(f"job {job} is {found.state}, and no worker of it is there; looking again in {LOOK_AGAIN_S:g} s")
             await asyncio.sleep(LOOK_AGAIN_S)
             found = await _look(store, place, job)
         if found.verdict is Standing.LIVING:
             raise ConfigError(f"job {job} is {found.state}: end it first, by `edl stop {job}`")
         age_s = SystemClock().wall() - found.newest
         if age_s < older_s:
-            show.say(f"kept: job {job} has been over for {age_s:.0f} s only")
+            tables.say(f"kept: job {job} has been over for {age_s:.0f} s only")
             return
         await _remove(store, found)
 
 
 async def _look(store: Store, place: _Place, job: str) -> Remains:
-    found = await remains.look(store, job)
+    found = await leftovers.look(store, job)
     if found is None:
-        left = await remains.jobs(store)
+        left = await leftovers.jobs(store)
         there = f"; there are {', '.join(left)}" if left else ""
         raise NoSuchJob(f"there is no job {job} at {place.coordinator.hosts}{there}")
     return found
@@ -131,9 +131,9 @@ async def _look(store: Store, place: _Place, job: str) -> Remains:
 
 async def _remove(store: Store, found: Remains) -> None:
     try:
-        await remains.remove(store, found.job)
+        await leftovers.remove(store, found.job)
     except StoreRefused:
         raise ConfigError(
-            f"a worker has come to job {found.job} meanwhile ({tree.root(found.job)}): try again"
+            f"a worker has come to job {found.job} meanwhile ({node_paths.root(found.job)}): try again"
         ) from None
-    show.say(f"removed job {found.job} ({found.state})")
+    tables.say(f"removed job {found.job} ({found.state})")

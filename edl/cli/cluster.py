@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edl.cli import show
+from edl.cli import tables
+from edl.cli.cluster_handle import home_of, reached
 from edl.cli.commands import heed_interrupts
-from edl.cli.reached import home_of, reached
 from edl.cli.simulate import parameters_of
-from edl.cluster.queue import accounts
+from edl.cluster.queue import usage_accounts
 from edl.config import Settings
-from edl.coordination.settings import from_environment
+from edl.coordination.coordinator_settings import from_environment
 from edl.errors import ConfigError, EdlError, UsageError
-from edl.scheduler import engines, starting
-from edl.scheduler.places import ClusterConfig, ClusterHome, KubernetesGiven
+from edl.scheduler import cluster_start, engine_registry
+from edl.scheduler.cluster_home import ClusterConfig, ClusterHome, KubernetesGiven
 from edl.scheduler.tokens import TokenBook
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ TLS, FILES = "EDL_COORDINATOR_TLS_", {"CA", "CERT", "KEY"}
 
 def start(arguments: argparse.Namespace) -> int:
     settings, home = home_of(arguments)
-    engine = engines.checked(arguments.engine)
+    engine = engine_registry.checked(arguments.engine)
     own = settings.coordinator is None
     kubernetes = _kubernetes(engine, arguments)
     nodes, address = _nodes(engine, arguments.nodes, kubernetes, own_coordinator=own)
@@ -43,7 +43,7 @@ def start(arguments: argparse.Namespace) -> int:
         parameters=parameters_of(arguments.set),
         quotas=_by_user("quota", "DEVICES", arguments.quota),
         priorities=_by_user("highest-priority", "N", arguments.highest_priority),
-        coordinator=settings.coordinator or starting.own_coordinator(home, settings.local_coordinator),
+        coordinator=settings.coordinator or cluster_start.own_coordinator(home, settings.local_coordinator),
         own_coordinator=own,
         schedulers=_whole("schedulers", arguments.schedulers or "2", 1, 9),
         session_timeout_s=settings.session_timeout_s,
@@ -51,7 +51,7 @@ def start(arguments: argparse.Namespace) -> int:
         credentials={} if own else _credentials(settings, os.environ),
         engine=engine,
         ray=address,
-        http=starting.http_of(
+        http=cluster_start.http_of(
             arguments.http,
             arguments.http_certificate,
             arguments.http_key,
@@ -60,25 +60,25 @@ def start(arguments: argparse.Namespace) -> int:
         kubernetes=kubernetes,
         log_level=settings.log_level,
     )
-    progress = show.Progress(sys.stderr)
+    progress = tables.Progress(sys.stderr)
     try:
         asyncio.run(_start(home, config, progress))
     finally:
         progress.end()
     devices = sum(len(node.devices) for node in nodes)
-    show.say(f"the cluster runs: {devices} devices on {len(nodes)} nodes, engine {engine}, policy {config.policy}")
+    tables.say(f"the cluster runs: {devices} devices on {len(nodes)} nodes, engine {engine}, policy {config.policy}")
     if config.http is not None:
-        show.say(f"  other machines reach it at {config.http.url}, with the token in {TokenBook(home).owners}")
-    show.say(f"  submit jobs by `edl submit COMMAND...`; its logs are in {home.logs}")
+        tables.say(f"  other machines reach it at {config.http.url}, with the token in {TokenBook(home).owners}")
+    tables.say(f"  submit jobs by `edl submit COMMAND...`; its logs are in {home.logs}")
     if arguments.foreground:
-        asyncio.run(starting.stay(home))
+        asyncio.run(cluster_start.stay(home))
     return 0
 
 
 def _kubernetes(engine: str, arguments: argparse.Namespace) -> KubernetesGiven | None:
     """Raises ConfigError."""
-    if engine == engines.KUBERNETES:
-        from edl.scheduler.kubernetes.choosing import given_of
+    if engine == engine_registry.KUBERNETES:
+        from edl.scheduler.kubernetes.kubernetes_choice import given_of
 
         return given_of(arguments.kubernetes, arguments.kubernetes_account, arguments.pod_template, os.environ)
     given = {"--kubernetes": arguments.kubernetes, "--kubernetes-account": arguments.kubernetes_account}
@@ -89,21 +89,21 @@ def _kubernetes(engine: str, arguments: argparse.Namespace) -> KubernetesGiven |
 
 def _nodes(
     engine: str, text: str | None, kubernetes: KubernetesGiven | None, *, own_coordinator: bool
-) -> engines.EngineNodes:
+) -> engine_registry.EngineNodes:
     """Raises ConfigError."""
     if kubernetes is not None:
-        from edl.scheduler.kubernetes.choosing import kubernetes_nodes
+        from edl.scheduler.kubernetes.kubernetes_choice import kubernetes_nodes
 
-        return engines.EngineNodes(kubernetes_nodes(kubernetes, text, own_coordinator=own_coordinator), "")
-    if engine in engines.SYSTEMS:
-        return engines.nodes_of(engine, text, own_coordinator=own_coordinator)
-    return engines.EngineNodes(starting.nodes_of(text), "")
+        return engine_registry.EngineNodes(kubernetes_nodes(kubernetes, text, own_coordinator=own_coordinator), "")
+    if engine in engine_registry.SYSTEMS:
+        return engine_registry.nodes_of(engine, text, own_coordinator=own_coordinator)
+    return engine_registry.EngineNodes(cluster_start.nodes_of(text), "")
 
 
-async def _start(home: ClusterHome, config: ClusterConfig, progress: show.Progress) -> None:
+async def _start(home: ClusterHome, config: ClusterConfig, progress: tables.Progress) -> None:
     heed_interrupts()
     try:
-        await starting.start(home, config, progress.show)
+        await cluster_start.start(home, config, progress.show)
     except asyncio.CancelledError:
         raise EdlError("interrupted: the cluster does not run") from None
 
@@ -137,7 +137,7 @@ def _manifests_wanted(arguments: argparse.Namespace, settings: Settings) -> Mani
         )
     nodes = arguments.nodes or ""
     if nodes:
-        engines.wanted(nodes, "NODE:SLOTS of Kubernetes")
+        engine_registry.wanted(nodes, "NODE:SLOTS of Kubernetes")
     return ManifestsWanted(
         namespace=fitting("namespace", r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name in small letters", "edl"),
         image=image,
@@ -154,20 +154,20 @@ def _manifests_wanted(arguments: argparse.Namespace, settings: Settings) -> Mani
 def stop(arguments: argparse.Namespace) -> int:
     _, home = home_of(arguments)
     home.config()
-    progress = show.Progress(sys.stderr)
+    progress = tables.Progress(sys.stderr)
     try:
         waiting = asyncio.run(_stop(home, progress, kill=arguments.now))
     finally:
         progress.end()
     rest = f"; {waiting} jobs wait for the next `edl cluster start`" if waiting else ""
-    show.say(f"the cluster is stopped{rest}")
+    tables.say(f"the cluster is stopped{rest}")
     return 0
 
 
-async def _stop(home: ClusterHome, progress: show.Progress, *, kill: bool) -> int:
+async def _stop(home: ClusterHome, progress: tables.Progress, *, kill: bool) -> int:
     heed_interrupts()
     try:
-        return await starting.stop(home, kill=kill, say=progress.show)
+        return await cluster_start.stop(home, kill=kill, say=progress.show)
     except asyncio.CancelledError:
         raise EdlError("interrupted: jobs are still being saved; `edl cluster stop` goes on with it") from None
 
@@ -175,24 +175,24 @@ async def _stop(home: ClusterHome, progress: show.Progress, *, kill: bool) -> in
 def status(arguments: argparse.Namespace) -> int:
     found = reached(arguments).status()
     if arguments.json:
-        show.say_json(found)
+        tables.say_json(found)
         return 0
     name = found.scheduler.partition(" ")[0]
     leader = f"{name} leads, term {found.term}" if name else "no scheduler leads just now"
-    show.say(f"cluster with policy {found.policy}: {leader}{'; it is being stopped' if found.draining else ''}")
+    tables.say(f"cluster with policy {found.policy}: {leader}{'; it is being stopped' if found.draining else ''}")
     if found.coordinator:
-        show.say(f"  coordinator {found.coordinator}")
+        tables.say(f"  coordinator {found.coordinator}")
     if found.processes:
-        show.say("  processes " + ", ".join(f"{name} {pid}" for name, pid in found.processes.items()))
-    show.say("  jobs " + (", ".join(f"{count} {phase}" for phase, count in sorted(found.jobs.items())) or "none"))
+        tables.say("  processes " + ", ".join(f"{name} {pid}" for name, pid in found.processes.items()))
+    tables.say("  jobs " + (", ".join(f"{count} {phase}" for phase, count in sorted(found.jobs.items())) or "none"))
     rows = [
         (node.name, str(len(node.devices)), str(len(node.held)), "there" if node.agent else "away",
          "-" if node.left_out_until is None else _hour(node.left_out_until), " ".join(sorted(node.held.values())))
         for node in found.nodes
     ]  # fmt: skip
-    show.table(("node", "devices", "held", "agent", "left out until", "workers"), rows)
+    tables.table(("node", "devices", "held", "agent", "left out until", "workers"), rows)
     for event in found.story:
-        show.say(f"{_hour(event.ts)}  {event.words}")
+        tables.say(f"{_hour(event.ts)}  {event.words}")
     return 0
 
 
@@ -203,11 +203,11 @@ def _hour(at: float) -> str:
 def show_accounts(arguments: argparse.Namespace) -> int:
     found = reached(arguments).accounts()
     if arguments.json:
-        show.say_json(found)
+        tables.say_json(found)
     elif arguments.csv:
-        sys.stdout.write(accounts.as_csv(found))
+        sys.stdout.write(usage_accounts.as_csv(found))
     else:
-        show.table(accounts.COLUMNS, [tuple(map(str, accounts.row(job))) for job in found.jobs])
+        tables.table(usage_accounts.COLUMNS, [tuple(map(str, usage_accounts.row(job))) for job in found.jobs])
     return 0
 
 
@@ -219,11 +219,11 @@ def token(arguments: argparse.Namespace) -> int:
         raise UsageError("name the user whose token is to open nothing any more: edl cluster token USER --revoke")
     if arguments.user is None:
         book.make()
-        show.say(f"the owner's token, which opens everything, is in {book.owners}")
-        show.say("users with a token: " + (", ".join(sorted(book.users())) or "none"))
+        tables.say(f"the owner's token, which opens everything, is in {book.owners}")
+        tables.say("users with a token: " + (", ".join(sorted(book.users())) or "none"))
     elif arguments.revoke:
         book.take(arguments.user)
-        show.say(f"the token of {arguments.user} opens nothing any more")
+        tables.say(f"the token of {arguments.user} opens nothing any more")
     else:
         sys.stdout.write(f"{book.give(arguments.user)}\n")
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from edl.cli.arguments import (
+from edl.cli.command_arguments import (
     Commands,
     Parser,
     add_job,
@@ -217,7 +217,7 @@ def add_jobs(found: Commands) -> None:
         "describe": later("queue", "describe"),
         "cancel": later("commands", "stop"),
         "wait": later("commands", "wait"),
-        "logs": later("logs", "logs"),
+        "logs": later("logs_command", "logs"),
     }
     for name, (summary, examples) in summaries.items():
         parser = command(found, name, acts[name], summary, examples)

@@ -12,17 +12,17 @@ import sys
 import time
 from collections.abc import Callable
 
-from edl.cli import show
-from edl.cli.reached import home_of, is_remote, reached
-from edl.cluster.queue.entries import WorkerWish
+from edl.cli import tables
+from edl.cli.cluster_handle import home_of, is_remote, reached
+from edl.cluster.queue.job_view import JobShown
 from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.shown import JobShown
-from edl.cluster.queue.wanted import checked_name
+from edl.cluster.queue.queue_entries import WorkerWish
+from edl.cluster.queue.submission import checked_name
 from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, TimedOut, did_you_mean
-from edl.launch.records import find, records
-from edl.scheduler.client import PATIENCE_S
-from edl.scheduler.places import ClusterHome
-from edl.scheduler.reaching import ReachedCluster
+from edl.launch.job_records import find, records
+from edl.scheduler.cluster_access import ReachedCluster
+from edl.scheduler.cluster_client import PATIENCE_S
+from edl.scheduler.cluster_home import ClusterHome
 
 LOOK_S = 1.0
 
@@ -68,7 +68,7 @@ def runs_here(home: ClusterHome, job: str) -> bool:
 
 def scale_in_cluster(cluster: ReachedCluster, name: str, size: int, *, timeout_s: float | None, wait: bool) -> int:
     asked = False
-    progress = show.Progress(sys.stderr)
+    progress = tables.Progress(sys.stderr)
     try:
         job = cluster.job(name)
         if not job.over and not job.min_np <= size <= job.max_np:
@@ -82,7 +82,7 @@ def scale_in_cluster(cluster: ReachedCluster, name: str, size: int, *, timeout_s
         raise EdlError(f"interrupted{stands}") from None
     finally:
         progress.end()
-    show.say(f"job {name} has {size} workers" if wait else f"job {name}: {size} workers asked for")
+    tables.say(f"job {name} has {size} workers" if wait else f"job {name}: {size} workers asked for")
     return 0
 
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edl.cli import show
+from edl.cli import tables
 from edl.config import Settings
 from edl.errors import ConfigError, EdlError, TimedOut
-from edl.launch import stopping
-from edl.launch.records import LaunchRecord, records
-from edl.launch.story import story
-from edl.launch.whereabouts import Whereabouts, kept_status, locate, read_status
-from edl.protocol.job import OVER, JobState
+from edl.launch import job_stop
+from edl.launch.job_events import story
+from edl.launch.job_records import LaunchRecord, records
+from edl.launch.locate_job import Whereabouts, kept_status, locate, read_status
+from edl.protocol.record import OVER, JobState
 
 if TYPE_CHECKING:
-    from edl.scheduler.reaching import ReachedCluster
+    from edl.scheduler.cluster_access import ReachedCluster
 
 LONGEST_S = 7 * 86_400.0
 LOOK_S = 0.25
@@ -41,12 +41,12 @@ def status(arguments: argparse.Namespace) -> int:
     where = located(arguments)
     found = asyncio.run(read_status(where))
     if arguments.json:
-        show.say_json(found)
+        tables.say_json(found)
         return 0
-    show.show_status(found)
+    tables.show_status(found)
     record = where.folder.read() if where.folder is not None else None
     if record is not None and record.alive and record.warm_starts:
-        show.say(f"  warm starts {record.warm_starts}")
+        tables.say(f"  warm starts {record.warm_starts}")
     return 0
 
 
@@ -62,7 +62,7 @@ def _status_in(cluster: ReachedCluster, arguments: argparse.Namespace) -> int:
     with contextlib.suppress(EdlError):  # its leader cannot be asked
         if job.workers:
             found = asyncio.run(read_status(located(arguments)))
-    show.say_json(found)
+    tables.say_json(found)
     return 0
 
 
@@ -93,9 +93,9 @@ def cluster_with(arguments: argparse.Namespace) -> ReachedCluster | None:
 def _list(known: list[LaunchRecord], json: bool) -> int:
     if json:
         jobs = [{"job": record.job, "state": record.shown_state, "started": record.started} for record in known]
-        show.say_json({"jobs": jobs})
+        tables.say_json({"jobs": jobs})
     else:
-        show.show_records(known)
+        tables.show_records(known)
     return 0
 
 
@@ -110,9 +110,9 @@ def events(arguments: argparse.Namespace) -> int:
 async def _print_events(where: Whereabouts, *, json: bool, follow: bool) -> None:
     async for event in story(where, follow=follow):
         if json:
-            show.say_json(event)
+            tables.say_json(event)
         else:
-            sys.stdout.write(f"{show.event_line(event)}\n")
+            sys.stdout.write(f"{tables.event_line(event)}\n")
         sys.stdout.flush()
 
 
@@ -125,7 +125,7 @@ def stop(arguments: argparse.Namespace) -> int:
 
         return cancel_in(cluster, arguments.job, wait=arguments.typed.prog == "edl stop")
     where = located(arguments)
-    show.say(f"job {where.job} {asyncio.run(stopping.stop(where, STOP_REASON))}")
+    tables.say(f"job {where.job} {asyncio.run(job_stop.stop(where, STOP_REASON))}")
     return 0
 
 
@@ -149,10 +149,10 @@ def wait(arguments: argparse.Namespace) -> int:
             raise TimedOut(f"job {where.job} is not over within {arguments.timeout} s: it is {found.state.value}")
         time.sleep(LOOK_S)
     if found.state is JobState.FINISHED:
-        show.say(f"job {where.job} has finished")
+        tables.say(f"job {where.job} has finished")
         return 0
     if found.state is JobState.PREEMPTED:
-        show.say(f"job {where.job} is preempted: {found.reason}")
+        tables.say(f"job {where.job} is preempted: {found.reason}")
         return PREEMPTED
     raise EdlError(f"job {where.job} {found.state.value}: {found.reason}")
 

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from edl.cli.arguments import Parser
+from edl.cli.command_arguments import Parser
 from edl.cli.parser import build
 from edl.config import Settings
 from edl.errors import EdlError
@@ -99,7 +99,7 @@ def _values(of: argparse.Action | None, jobs: Callable[[], Iterable[str]]) -> It
 
 
 def _jobs() -> Iterable[str]:
-    from edl.launch.records import records  # only here: a Tab is to be quick
+    from edl.launch.job_records import records  # only here: a Tab is to be quick
 
     try:
         return [record.job for _, record in records(Settings.from_given({}, os.environ).home)]

@@ -12,16 +12,16 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from edl.cli import show
+from edl.cli import tables
+from edl.cli.cluster_handle import home_of, is_remote, reached
 from edl.cli.commands import heed_interrupts, settings_for
-from edl.cli.reached import home_of, is_remote, reached
-from edl.cluster.queue.shown import JobShown
+from edl.cluster.queue.job_view import JobShown
 from edl.config import Settings
-from edl.config.forms import any_port
+from edl.config.value_parsers import any_port
 from edl.errors import ConfigError, EdlError
 from edl.host.network import LOOPBACK
-from edl.launch.whereabouts import Whereabouts, locate
-from edl.scheduler.client import ClusterStatus
+from edl.launch.locate_job import Whereabouts, locate
+from edl.scheduler.cluster_client import ClusterStatus
 
 ClusterSeen = tuple[ClusterStatus, tuple[JobShown, ...]]
 
@@ -30,7 +30,7 @@ LOOK_S = 10.0  # for the first status of a job to arrive
 
 def dashboard(arguments: argparse.Namespace) -> int:
     try:
-        from edl.host.serving import listen
+        from edl.host.http_serving import listen
     except ImportError as error:
         raise ConfigError(f"edl dashboard needs {error.name}: pip install 'horovod-edl[dashboard]'") from None
     if of_cluster(arguments):
@@ -72,7 +72,7 @@ async def _serve_cluster(arguments: argparse.Namespace, ear: socket.socket) -> N
         if not await feed.heard(LOOK_S):
             raise EdlError(f"the cluster is not heard of: {feed.away or '`edl cluster status` says more'}")
         access = Access.fresh(ear.getsockname()[1], LOOPBACK)
-        show.say(f"cluster: {access.link}")
+        tables.say(f"cluster: {access.link}")
         sys.stdout.flush()
         await ClusterPageServer(feed, access).serve(ear)
     finally:
@@ -82,8 +82,8 @@ async def _serve_cluster(arguments: argparse.Namespace, ear: socket.socket) -> N
 
 
 def _looks_there(arguments: argparse.Namespace) -> Callable[[], Awaitable[ClusterSeen]]:
-    from edl.launch.lives import in_a_thread  # Ctrl-C does not wait for it
-    from edl.scheduler.remote import RemoteCluster
+    from edl.launch.job_run import in_a_thread  # Ctrl-C does not wait for it
+    from edl.scheduler.remote_cluster import RemoteCluster
 
     cluster = reached(arguments)
     assert isinstance(cluster, RemoteCluster)
@@ -105,8 +105,8 @@ def port_of(text: str) -> int:
 async def _serve(where: Whereabouts, settings: Settings, ear: socket.socket, *, act: bool) -> None:
     from edl.dashboard.access import Access
     from edl.dashboard.buttons import press
-    from edl.dashboard.feed import Feed
-    from edl.dashboard.server import PageServer
+    from edl.dashboard.page_feed import Feed
+    from edl.dashboard.page_server import PageServer
 
     def find() -> Whereabouts:
         return locate(settings)
@@ -119,7 +119,7 @@ async def _serve(where: Whereabouts, settings: Settings, ear: socket.socket, *, 
             raise EdlError(f"job {where.job} is not heard of: `edl status {where.job}` says more")
         access = Access.fresh(ear.getsockname()[1], LOOPBACK)
         button = (lambda what: press(find, what)) if act else None
-        show.say(f"job {where.job}: {access.link}")
+        tables.say(f"job {where.job}: {access.link}")
         sys.stdout.flush()
         await PageServer(feed, access, button).serve(ear)
     finally:

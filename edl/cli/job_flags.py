@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from edl.cli.arguments import (
+from edl.cli.cluster_flags import add_elsewhere
+from edl.cli.command_arguments import (
     Commands,
     add_job,
     add_setting,
@@ -17,7 +18,6 @@ from edl.cli.arguments import (
     grouped,
     later,
 )
-from edl.cli.cluster_flags import add_elsewhere
 from edl.config import TABLE
 
 RUN_EXAMPLES = """
@@ -196,7 +196,9 @@ def add_profile(found: Commands) -> None:
 
 
 def add_hosts(found: Commands) -> None:
-    parser = command(found, "hosts", later("hosts", "show_hosts"), "print the hosts a job wants", HOSTS_EXAMPLES)
+    parser = command(
+        found, "hosts", later("hosts_command", "show_hosts"), "print the hosts a job wants", HOSTS_EXAMPLES
+    )
     add_job(parser)
     add_settings(parser, "np", text="workers of a job that is yet to come")
     parser.add_argument(
@@ -208,7 +210,7 @@ def add_hosts(found: Commands) -> None:
 
 def add_preempt(found: Commands) -> None:
     summary = "save a job and end it, so that it can be gone on with"
-    parser = command(found, "preempt", later("saving", "preempt"), summary, PREEMPT_EXAMPLES)
+    parser = command(found, "preempt", later("save_commands", "preempt"), summary, PREEMPT_EXAMPLES)
     add_job(parser)
     add_value(parser, "--deadline", "SECONDS", "it ends then, saved or not (default: 25)")
 

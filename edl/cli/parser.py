@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 
 from edl import __version__
-from edl.cli import cluster_flags, job_flags, saved_flags, seeing, simulate_flags
-from edl.cli.arguments import Commands, Parser, add_switch, command, later
+from edl.cli import cluster_flags, job_flags, page_flags, saved_flags, simulate_flags
+from edl.cli.command_arguments import Commands, Parser, add_switch, command, later
 from edl.cli.saved_flags import job_named
 from edl.errors import UsageError
 
@@ -81,9 +81,9 @@ def build() -> Parser:
     cluster_flags.add_cluster(found)
     cluster_flags.add_submit(found)
     cluster_flags.add_jobs(found)
-    seeing.add_dashboard(found)
-    seeing.add_top(found)
-    seeing.add_report(found)
+    page_flags.add_dashboard(found)
+    page_flags.add_top(found)
+    page_flags.add_report(found)
     _add_doctor(found)
     _add_own(found, parser)
     summaries = {action.dest: action.help for action in found._choices_actions}

@@ -7,15 +7,15 @@ import asyncio
 import sys
 from pathlib import Path
 
-from edl.cli import show
+from edl.cli import tables
 from edl.cli.commands import heed_interrupts, located, seconds
 from edl.errors import ConfigError, EdlError, UsageError
-from edl.launch.whereabouts import Whereabouts
-from edl.outside.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
+from edl.launch.locate_job import Whereabouts
+from edl.outside.size_profile import BATCHES, TIMEOUT_S, Profile, Wish, profile
 
 
 def show_profile(arguments: argparse.Namespace) -> int:
-    where, progress = located(arguments), show.Progress(sys.stderr)
+    where, progress = located(arguments), tables.Progress(sys.stderr)
     if arguments.plot:
         check_plot(Path(arguments.plot))
     try:
@@ -27,13 +27,13 @@ def show_profile(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         plot(found, Path(arguments.plot))
     if arguments.json:
-        show.say_json(found)
+        tables.say_json(found)
     else:
         _show(found)
     return 0
 
 
-async def _profile(where: Whereabouts, arguments: argparse.Namespace, progress: show.Progress) -> Profile:
+async def _profile(where: Whereabouts, arguments: argparse.Namespace, progress: tables.Progress) -> Profile:
     heed_interrupts()
     async with where.client() as job:
         status = await job.status()
@@ -70,7 +70,7 @@ def _show(found: Profile) -> None:
         )
         for row in found.rows
     ]
-    show.table(head, rows)
+    tables.table(head, rows)
 
 
 def check_plot(path: Path) -> None:

@@ -13,21 +13,21 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from edl.cli import show
-from edl.cli.arguments import TWINS
+from edl.cli import tables
+from edl.cli.cluster_handle import home_of, is_remote, reached
+from edl.cli.command_arguments import TWINS
 from edl.cli.commands import cluster_with, seconds, status
-from edl.cli.reached import home_of, is_remote, reached
-from edl.cluster.queue.entries import NAME
+from edl.cluster.queue.job_view import FINISHED, JobList, JobShown
 from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.shown import FINISHED, JobList, JobShown
-from edl.cluster.queue.wanted import USER, JobWish
+from edl.cluster.queue.queue_entries import NAME
+from edl.cluster.queue.submission import USER, JobWish
 from edl.config import Settings
 from edl.errors import ConfigError, EdlError, UsageError
-from edl.launch.names import invent
-from edl.launch.stopping import TIMEOUT_S
-from edl.protocol.job import JobState, Status
-from edl.scheduler.environs import handed_on
-from edl.scheduler.reaching import ReachedCluster
+from edl.launch.job_names import invent
+from edl.launch.job_stop import TIMEOUT_S
+from edl.protocol.record import JobState, Status
+from edl.scheduler.cluster_access import ReachedCluster
+from edl.scheduler.job_environment import handed_on
 
 SHOWN_OVER = 10  # most finished jobs in a list for people
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
@@ -119,15 +119,15 @@ def _range(text: str | None) -> tuple[int, int] | None:
 def queue(arguments: argparse.Namespace) -> int:
     jobs = reached(arguments).jobs()
     if arguments.json:
-        show.say_json(JobList(jobs))
+        tables.say_json(JobList(jobs))
         return 0
     over = [job for job in jobs if job.over]
     listed = [job for job in jobs if not job.over] + over[-SHOWN_OVER:]
     if not listed:
-        show.say("no jobs: `edl submit COMMAND...` submits one")
+        tables.say("no jobs: `edl submit COMMAND...` submits one")
         return 0
     head = ("job", "user", "priority", "state", "workers", "wanted", "step", "waited", "reason")
-    show.table(head, [_row(job) for job in listed])
+    tables.table(head, [_row(job) for job in listed])
     return 0
 
 
@@ -156,7 +156,7 @@ def describe(arguments: argparse.Namespace) -> int:
         return status(arguments)
     job = cluster.job(arguments.job)
     if arguments.json:
-        show.say_json(job)
+        tables.say_json(job)
     else:
         show_job(job)
     return 0
@@ -190,23 +190,25 @@ def status_of(job: JobShown) -> Status:
 def show_job(job: JobShown) -> None:
     why = f" ({job.reason})" if job.reason else ""
     asked = f", {job.wanted} asked for since" if job.wanted else ""
-    show.say(f"job {job.name}: {job.state}{why}", COLOURS.get(job.state, ""))
-    show.say(f"  command {' '.join(job.command)}   in {job.folder}")
-    show.say(f"  user {job.user}   priority {job.priority}   workers {job.np}, {job.min_np} to {job.max_np}{asked}")
-    show.say(f"  step {job.step}   lives {job.lives}   preempted {job.preemptions} times   tries left {job.tries_left}")
+    tables.say(f"job {job.name}: {job.state}{why}", COLOURS.get(job.state, ""))
+    tables.say(f"  command {' '.join(job.command)}   in {job.folder}")
+    tables.say(f"  user {job.user}   priority {job.priority}   workers {job.np}, {job.min_np} to {job.max_np}{asked}")
+    tables.say(
+        f"  step {job.step}   lives {job.lives}   preempted {job.preemptions} times   tries left {job.tries_left}"
+    )
     if job.cause is not None:
         retry = "another try may help" if job.cause.retry else "another try would not help"
-        show.say(f"  last failure: {job.cause.code} ({job.cause.domain.value}; {retry}): {job.cause.words}")
+        tables.say(f"  last failure: {job.cause.code} ({job.cause.domain.value}; {retry}): {job.cause.words}")
         if job.cause.root:
-            show.say(f"    {job.cause.root}")
+            tables.say(f"    {job.cause.root}")
     if job.used_s:
         used = ", ".join(f"{use} {held:.0f}" for use, held in job.used_s.items())
-        show.say(f"  device-seconds: {used}")
+        tables.say(f"  device-seconds: {used}")
     for worker in job.workers:
         goes = "" if worker.wish == "run" else ": is to go"
-        show.say(f"  {worker.id} on {worker.node}, device {worker.device}{goes}")
+        tables.say(f"  {worker.id} on {worker.node}, device {worker.device}{goes}")
     for event in job.events:
-        show.say(f"{time.strftime('%H:%M:%S', time.localtime(event.ts))}  {event.kind:<16}  {event.words}")
+        tables.say(f"{time.strftime('%H:%M:%S', time.localtime(event.ts))}  {event.kind:<16}  {event.words}")
 
 
 # ------------------------------------------------------------------------------------------------------ cancel, wait
@@ -215,20 +217,20 @@ def show_job(job: JobShown) -> None:
 def cancel_in(cluster: ReachedCluster, name: str, *, wait: bool) -> int:
     job = cluster.cancel(name)
     if job.over:
-        show.say(f"job {name} is over already: {job.state}")
+        tables.say(f"job {name} is over already: {job.state}")
     elif not wait:
-        show.say(f"job {name} is to be cancelled")
+        tables.say(f"job {name} is to be cancelled")
     else:
         try:
             cluster.wait(name, TIMEOUT_S, lambda _: None)
         except (asyncio.CancelledError, KeyboardInterrupt):
             raise EdlError(f"interrupted; job {name} is to be cancelled") from None
-        show.say(f"job {name} has ended")
+        tables.say(f"job {name} has ended")
     return 0
 
 
 def wait_in(cluster: ReachedCluster, name: str, timeout_s: float | None) -> int:
-    progress = show.Progress(sys.stderr)
+    progress = tables.Progress(sys.stderr)
     try:
         job = cluster.wait(name, timeout_s, lambda job: progress.show(_progress(job)))
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -237,7 +239,7 @@ def wait_in(cluster: ReachedCluster, name: str, timeout_s: float | None) -> int:
         progress.end()
     assert job.over
     if job.state == FINISHED:
-        show.say(f"job {job.name} has finished")
+        tables.say(f"job {job.name} has finished")
         return 0
     raise EdlError(f"job {job.name} {job.state}: {job.reason}")
 

@@ -18,28 +18,28 @@ from pathlib import Path
 
 import msgspec
 
-from edl.checkpoints.lives import GOES_ON, only_job
-from edl.cli.arguments import TWINS
+from edl.checkpoints.resume_choice import GOES_ON, only_job
 from edl.cli.cluster_flags import OF_REACH
-from edl.cli.detaching import in_background, wait_begun
-from edl.cluster.queue.causes import REFUSED
+from edl.cli.command_arguments import TWINS
+from edl.cli.detached_run import in_background, wait_begun
+from edl.cluster.queue.end_causes import REFUSED
 from edl.config import TABLE, Given, Settings, mistyped
 from edl.control_characters import visible
-from edl.daemon.policies import tabulated, try_policy
+from edl.daemon.policy_loader import tabulated, try_policy
 from edl.errors import ConfigError, UsageError, did_you_mean
 from edl.host.folders import check_parent
-from edl.host.processes import raise_open_files
-from edl.launch import exporting
-from edl.launch.early import EarlyEnd, ends_early
-from edl.launch.lives import Lives
-from edl.launch.local import Outcome
-from edl.launch.output import OutputFile
-from edl.launch.records import Folder, launch_record, new_name
-from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, LaunchVerdict
-from edl.launch.workers import search_path
-from edl.protocol.job import JobState
+from edl.host.host_processes import raise_open_files
+from edl.launch import export_process
+from edl.launch.child_worker import search_path
+from edl.launch.early_signals import EarlyEnd, ends_early
+from edl.launch.job_records import Folder, launch_record, new_name
+from edl.launch.job_run import Lives
+from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, LaunchVerdict
+from edl.launch.local_launch import Outcome
+from edl.launch.worker_output import OutputFile
+from edl.protocol.record import JobState
 from edl.protocol.tally import LossCause
-from edl.trainer.data.audit import check_free, prepare
+from edl.trainer.data.audit_files import check_free, prepare
 
 # ring -> its module, and what to do where it is not there
 PACKAGES = {
@@ -69,7 +69,7 @@ def _run(settings: Settings, line: Sequence[str], *, waits: bool, detach: bool) 
     if settings.ring != Settings().ring:
         _check_ring(settings.ring, command[0])
     policy = try_policy(settings)
-    exporting.check(settings)
+    export_process.check(settings)
     table = tabulated(settings.batch_policy, settings.max_workers)
     raise_open_files()
     check_parent()
@@ -181,7 +181,7 @@ def _check_python(program: str, found: str) -> None:
 
 
 def early_end(settings: Settings, signum: signal.Signals, *, waits: bool) -> EarlyEnd:
-    """By a signal before there is a job: as one that comes later, before the job trains (`edl.launch.lives`)."""
+    """By a signal before there is a job: as one that comes later, before the job trains (`edl.launch.job_run`)."""
     if signum is not signal.SIGTERM or not settings.checkpoint or waits:
         return EarlyEnd(INTERRUPTED.code, INTERRUPTED.reason)
     job = f"job {settings.job}" if settings.job else "the job"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.cli.arguments import Commands, add_job, add_settings, add_switch, command, group, later
+from edl.cli.command_arguments import Commands, add_job, add_settings, add_switch, command, group, later
 
 DATA_EXAMPLES = """
 example:
@@ -70,7 +70,7 @@ def job_named(argv: Sequence[str]) -> list[str]:
 
 def add_data(found: Commands) -> None:
     commands = group(found, "data", "check what became of a job's samples", DATA_EXAMPLES)
-    parser = command(commands, "verify", later("data", "verify"), VERIFY_SUMMARY, VERIFY_EXAMPLES)
+    parser = command(commands, "verify", later("data_commands", "verify"), VERIFY_SUMMARY, VERIFY_EXAMPLES)
     parser.add_argument(
         "folders",
         metavar="DIR",
@@ -83,7 +83,7 @@ def add_data(found: Commands) -> None:
 def add_checkpoint(found: Commands) -> None:
     commands = group(found, "checkpoint", "save a job now, or look at checkpoints", CHECKPOINT_EXAMPLES)
     summary = "save a job now: `edl checkpoint JOB`"
-    parser = command(commands, NOW, later("saving", "checkpoint"), summary, NOW_EXAMPLES)
+    parser = command(commands, NOW, later("save_commands", "checkpoint"), summary, NOW_EXAMPLES)
     add_job(parser)
     add_switch(parser, "--wait", "return once the checkpoint is durable, and print where it is")
     for name, (act, summary, examples) in CHECKPOINTS.items():

@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import sys
 
-from edl.cli import show
+from edl.cli import tables
 from edl.cli.commands import cluster_with, heed_interrupts, located, seconds
 from edl.errors import EdlError, ScaleRejected, TimedOut, UsageError
 from edl.events import Event, Kind
-from edl.launch.whereabouts import Whereabouts
-from edl.outside.client import when_back
-from edl.protocol.job import Status
+from edl.launch.locate_job import Whereabouts
+from edl.outside.job_client import when_back
+from edl.protocol.record import Status
 
 ASK_S = 60.0  # time for a coordinator and a leader to be back, unless `--timeout` is given (I11, I12)
 LEAST_S = 5.0  # least time for the request itself, however late the coordinator was back
@@ -28,7 +28,7 @@ def scale(arguments: argparse.Namespace) -> int:
         return scale_in_cluster(cluster, arguments.job, size, timeout_s=timeout_s, wait=arguments.wait)
     where = located(arguments)
     asked = f"{size} workers stay asked for: `edl status {where.job}` shows how far it is"
-    progress = show.Progress(sys.stderr)
+    progress = tables.Progress(sys.stderr)
     try:
         line = asyncio.run(_scale(where, size, progress, timeout_s=timeout_s, wait=arguments.wait))
     except ScaleRejected as rejected:
@@ -39,18 +39,20 @@ def scale(arguments: argparse.Namespace) -> int:
         raise EdlError(f"interrupted; {asked}" if progress.shown else "interrupted") from None
     finally:
         progress.end()
-    show.say(line)
+    tables.say(line)
     return 0
 
 
-async def _scale(where: Whereabouts, size: int, progress: show.Progress, *, timeout_s: float | None, wait: bool) -> str:
+async def _scale(
+    where: Whereabouts, size: int, progress: tables.Progress, *, timeout_s: float | None, wait: bool
+) -> str:
     def seen(status: Status) -> None:
         if status.target != size:
             raise EdlError(f"job {status.job} was asked for {status.target} workers meanwhile")
-        progress.show(show.progress(status))
+        progress.show(tables.progress(status))
 
     heed_interrupts()
-    patience_s, clock, waiting = timeout_s or ASK_S, asyncio.get_running_loop().time, show.Progress(sys.stderr)
+    patience_s, clock, waiting = timeout_s or ASK_S, asyncio.get_running_loop().time, tables.Progress(sys.stderr)
     deadline = clock() + patience_s
     # so the address of its coordinator is right: it is only away
     runs_here = where.record is not None and where.record.alive

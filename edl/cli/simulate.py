@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from edl.cli import show
+from edl.cli import tables
 from edl.cluster.placement import Rule
 from edl.cluster.policies import registry
 from edl.cluster.views import Node
 from edl.errors import ConfigError, UsageError
-from edl.simulator.changes import read_cost
-from edl.simulator.engine import ClusterSimulation, Conditions
-from edl.simulator.faults import Faults
-from edl.simulator.figures import ClusterFigures, figures_of
-from edl.simulator.speeds import Speeds, Truth
+from edl.simulator.change_cost import read_cost
+from edl.simulator.node_faults import Faults
+from edl.simulator.simulated_cluster import ClusterSimulation, Conditions
+from edl.simulator.simulation_results import ClusterFigures, figures_of
 from edl.simulator.trace import Trace
-from edl.simulator.traces.reading import read_trace
+from edl.simulator.traces.trace_kinds import read_trace
+from edl.simulator.visible_speeds import Speeds, Truth
 
 NODES = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,4})")
 TELL_S = 0.5  # from one progress report to the next, on a terminal
@@ -39,7 +39,7 @@ def simulate(arguments: argparse.Namespace) -> int:
     conditions = _conditions(arguments, entry)
     trace = read_trace(Path(arguments.trace), _folder(arguments, "applications"), _folder(arguments, "throughputs"))
     speeds = _speeds(arguments.speeds, entry, trace)
-    progress = show.Progress(sys.stderr)
+    progress = tables.Progress(sys.stderr)
     try:
         outcome = ClusterSimulation(trace, policy, speeds, conditions, _teller(progress)).run()
     except ModuleNotFoundError as error:
@@ -54,7 +54,7 @@ def simulate(arguments: argparse.Namespace) -> int:
 
         draw(outcome, conditions.nodes, f"{trace.name}, {arguments.policy}", Path(arguments.plot))
     if arguments.json:
-        show.say_json(found)
+        tables.say_json(found)
     else:
         _show(found, arguments.policy)
     return 0
@@ -123,7 +123,7 @@ def _speeds(wanted: str | None, entry: registry.Known, trace: Trace) -> Speeds:
     fits = entry.sees_speed and not entry.sees_left and any(job.course.span is not None for job in trace.jobs)
     if (wanted or ("fitted" if fits else "oracle")) == "oracle":
         return Truth()
-    from edl.simulator.fitting import Fitted
+    from edl.simulator.simulated_fitting import Fitted
 
     return Fitted()
 
@@ -137,7 +137,7 @@ def _folder(arguments: argparse.Namespace, name: str) -> Path | None:
     return Path(text)
 
 
-def _teller(progress: show.Progress) -> Callable[[float, int, int], None]:
+def _teller(progress: tables.Progress) -> Callable[[float, int, int], None]:
     """Return a function that reports progress every now and then."""
     last = time.monotonic()
     every = TELL_S if sys.stderr.isatty() else LINE_S
@@ -168,7 +168,7 @@ def _show(found: ClusterFigures, policy: str) -> None:
     ]
     if summary.deadlines:
         rows.append(("deadlines met", f"{summary.deadlines_met} of {summary.deadlines}"))
-    show.table((policy, ""), rows)
+    tables.table((policy, ""), rows)
 
 
 def _seconds(value: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from edl.cli.arguments import Commands, add_list, add_switch, add_value, command, later
+from edl.cli.command_arguments import Commands, add_list, add_switch, add_value, command, later
 
 EXAMPLES: Final = """
 examples:

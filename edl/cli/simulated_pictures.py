@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.cluster.views import Node
-from edl.simulator.engine import Played
+from edl.simulator.simulated_cluster import Played
 
 DAY_S, HOUR_S = 86_400.0, 3_600.0
 

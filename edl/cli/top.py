@@ -12,10 +12,10 @@ from rich.live import Live
 
 from edl.cli.commands import heed_interrupts, settings_for
 from edl.config import Settings
-from edl.dashboard.feed import Feed
+from edl.dashboard.page_feed import Feed
 from edl.dashboard.terminal import print_screen, screen
 from edl.errors import EdlError
-from edl.launch.whereabouts import Whereabouts, locate
+from edl.launch.locate_job import Whereabouts, locate
 
 LOOK_S = 10.0  # for the first status of a job to arrive
 FIRST_S = 1.5  # for a second report: the use of workers' time is the difference of two

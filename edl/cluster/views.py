@@ -1,7 +1,7 @@
 """The view that a policy has of a cluster: nodes with devices, jobs with their limits, and each job's speed.
 
 The simulator makes the same views from a trace as a scheduler makes from live jobs. A worker takes one device. Owns:
-the forms. Does not own: where a speed is known from (`edl.cluster.speed`), nor the decisions.
+the forms. Does not own: where a speed is known from (`edl.cluster.speed_tables`), nor the decisions.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@
 //    Beside training that is well, as it leaves the cores to those who train; after a death all wait for the ring.
 // 11. Horovod waits for a member that does not come, for ever: its threads go on talking to each other while one member's
 //    script hangs, so that nothing of gloo's is under way that could time out. Whether something moves is seen here, and
-//    edl ends the wait (edl/collectives/patience.py).
+//    edl ends the wait (edl/collectives/ring_wait_times.py).
 //
 // What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
 // libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:
@@ -71,7 +71,7 @@
 //
 // All of this is the state of one library. Who watches two of them loads a copy of this one for the second.
 //
-// Called through ctypes by edl/collectives/guard.py; built by setup.py where there is a compiler. Without it edl works,
+// Called through ctypes by edl/collectives/library_guard.py; built by setup.py where there is a compiler. Without it edl works,
 // but a peer's death is as bad as it is for Horovod.
 
 #include <cxxabi.h>

@@ -3,7 +3,7 @@
 // A graph, or a tf.function, is traced once, and knows operations by their names: HorovodAllreduce, say. TensorFlow makes
 // a kernel for each, once, and that one belongs to the library that it came from. So when two copies of Horovod's library
 // take turns, something has to stand between. Each copy has its operations under names of its own, HorovodAllreduce as
-// Horovo1Allreduce and Horovo2Allreduce (edl/collectives/pairs.py gives them). For those under Horovod's own names
+// Horovo1Allreduce and Horovo2Allreduce (edl/collectives/twin_libraries.py gives them). For those under Horovod's own names
 // there are kernels here as well, of higher priority than Horovod's own, so that TensorFlow takes these. Each makes the
 // kernels of both copies for the same node, and lets one of them compute.
 //

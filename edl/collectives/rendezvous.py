@@ -1,7 +1,7 @@
 """The server through which a trainer finds the other members of its ring, for the gloo of Horovod 0.28.1.
 
 Owns: what one trainer and its own daemon say to each other while one ring forms. Does not own: how addresses come from
-the other daemons (`edl.daemon.introductions`), nor the connections between trainers. Runs on the event loop of the
+the other daemons (`edl.daemon.address_book`), nor the connections between trainers. Runs on the event loop of the
 trainer's daemon, listens on loopback alone, and ends when the ring stands or is given up.
 
 What Horovod asks (horovod/common/gloo/http_store.cc, gloo_context.cc; gloo/rendezvous/context.cc): one HTTP request
@@ -33,7 +33,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from edl.collectives.board import RANK_AND_SIZE, Board, BoardRequest, Refusal, RequestRefused, parse
+from edl.collectives.rendezvous_board import RANK_AND_SIZE, Board, BoardRequest, Refusal, RequestRefused, parse
 from edl.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -105,7 +105,7 @@ class Rendezvous:
     async def stop(self) -> None:
         """Cut connections that still wait: Horovod tries three times, 0.5 s apart, and fails. Harmless twice.
 
-        Without the guard, which `edl.collectives.forming` uses, that ends their processes.
+        Without the guard, which `edl.collectives.ring_start` uses, that ends their processes.
         """
         if self._acceptor is None:
             return

@@ -1,7 +1,7 @@
 """Connections of this process that a library holds, known by the addresses at their ends.
 
 Owns: finding, counting and cutting them, and taking no more. Does not own: which addresses those are
-(`edl.torch.groups`).
+(`edl.torch.process_groups`).
 
 gloo hands out none of its connections. But it listens at one address for each ring, and it knows at which the other
 members do: what has the first on this end, or one of the others on the far end, is the ring's, and nothing of the

@@ -4,8 +4,8 @@ gloo of PyTorch (since 2.6; gloo/transport/tcp/context.cc) opens one socket for 
 its host, the address of that socket, and a number of 8 bytes for each rank, by which the pair is known there: each of
 the first two with its length in front, as 8 bytes. A member needs the row without the numbers of others.
 
-Owns: that form. Does not own: the address itself, which is as Horovod's gloo writes it (`edl.collectives.addresses`),
-nor who gets which (`edl.core.switch.exchange`). Pure.
+Owns: that form. Does not own: the address itself, which is as Horovod's gloo writes it
+(`edl.collectives.gloo_addresses`), nor who gets which (`edl.core.switch.address_exchange`). Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import struct
 from typing import NamedTuple
 
-from edl.collectives import addresses
+from edl.collectives import gloo_addresses
 
 NUMBER_BYTES = 8
 _LENGTH = struct.Struct("<Q")
@@ -37,7 +37,7 @@ def split(row: bytes, rank: int, size: int) -> list[bytes]:
     parts = _parsed(row)
     if len(parts.numbers) != size * NUMBER_BYTES:
         raise ValueError(f"{len(parts.numbers)} bytes are not the numbers of {size} pairs")
-    head = _sized(parts.host) + _sized(addresses.trimmed(parts.address))
+    head = _sized(parts.host) + _sized(gloo_addresses.trimmed(parts.address))
     parcels = [
         head + parts.numbers[begin : begin + NUMBER_BYTES] for begin in range(0, len(parts.numbers), NUMBER_BYTES)
     ]
@@ -51,14 +51,14 @@ def laid_out(parcel: bytes, sender: int, rank: int, size: int) -> bytes:  # noqa
     except ValueError:
         return parcel  # not as we know it: the daemon that reads it says so
     numbers = bytes(rank * NUMBER_BYTES) + number + bytes((size - 1 - rank) * NUMBER_BYTES)
-    return _Row(host, addresses.whole(address), numbers).bytes()
+    return _Row(host, gloo_addresses.whole(address), numbers).bytes()
 
 
 def listening(row: bytes) -> Listening:
     """Return the address at which the writer of the row listens. Raises ValueError."""
     address = _parsed(row).address
-    family = addresses.family(address)
-    (port,) = _PORT.unpack_from(address, addresses.FAMILY_BYTES)
+    family = gloo_addresses.family(address)
+    (port,) = _PORT.unpack_from(address, gloo_addresses.FAMILY_BYTES)
     if family == socket.AF_INET:
         return socket.inet_ntop(socket.AF_INET, address[4:8]), port
     if family == socket.AF_INET6:

@@ -2,12 +2,12 @@
 
 Owns: names, forms and defaults of all settings, in one table for the command line, the environment and `edl.init`. Does
 not own: the settings of a connection to ZooKeeper (`edl.coordination`), a launcher's record of a job on this machine
-(`edl.host.joining`), nor the processes that are started with the settings.
+(`edl.host.job_discovery`), nor the processes that are started with the settings.
 """
 
 from __future__ import annotations
 
 from edl.config.settings import Given, Settings, mistyped, scrubbed
-from edl.config.table import TABLE, Setting
+from edl.config.settings_table import TABLE, Setting
 
 __all__ = ["TABLE", "Given", "Setting", "Settings", "mistyped", "scrubbed"]

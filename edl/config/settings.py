@@ -1,7 +1,7 @@
 """The settings of one process, read from its keywords, flags and environment, and checked.
 
 Owns: where each setting comes from, how settings agree with one another, and how they are handed down to a child. Does
-not own: their names and forms (`edl.config.table`, `edl.config.forms`).
+not own: their names and forms (`edl.config.settings_table`, `edl.config.value_parsers`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from edl.config.forms import AUTO
-from edl.config.table import MORE_VARIABLES, TABLE, Setting
+from edl.config.settings_table import MORE_VARIABLES, TABLE, Setting
+from edl.config.value_parsers import AUTO
 from edl.errors import ConfigError, did_you_mean
 
 # Fields that mean nothing to a job without checkpoints.

@@ -11,9 +11,9 @@ import signal
 import sys
 from pathlib import Path
 
-from edl.coordination.etcd.server import LocalEtcd
-from edl.coordination.server import LocalServer
-from edl.coordination.settings import DEFAULT_PORTS, ETCD, ZOOKEEPER
+from edl.coordination.coordinator_settings import DEFAULT_PORTS, ETCD, ZOOKEEPER
+from edl.coordination.etcd.etcd_server import LocalEtcd
+from edl.coordination.zookeeper_server import LocalServer
 from edl.errors import EdlError
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE, make_digest_acl
 
-from edl.coordination.settings import Digest
+from edl.coordination.coordinator_settings import Digest
 
 _VERSION = "version-2"  # ZooKeeper's name for the folder of its data
 _HEADER = struct.pack(">4siq", b"ZKSN", 2, -1)

@@ -24,9 +24,9 @@ from kazoo.protocol.serialization import Auth
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
+from edl.coordination.coordinator_settings import Coordinator
+from edl.coordination.dialing import RECONNECT_MAX_S, aside, patience_s, tell, tls_context
 from edl.coordination.peer_user import check_server
-from edl.coordination.reaching import RECONNECT_MAX_S, aside, patience_s, tell, tls_context
-from edl.coordination.settings import Coordinator
 from edl.coordination.store import Link
 
 _LINKS = {

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from edl.coordination.node_tree import ROOT, Attempt, Entry
 from edl.coordination.store import Create, Op, parent_of
-from edl.coordination.tree import ROOT, Attempt, Entry
 from edl.errors import Fenced, PeerError
 
 Results = tuple[str | int | None, ...]

@@ -15,9 +15,9 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 from kazoo.security import ACL, Id, make_digest_acl_credential
 
 from edl.coordination import kazoo_client
+from edl.coordination.coordinator_settings import Coordinator, Digest
 from edl.coordination.first_snapshot import RESERVED, Rights
 from edl.coordination.kazoo_errors import KAZOO_ERRORS
-from edl.coordination.settings import Coordinator, Digest
 from edl.errors import ConfigError
 
 _CONNECT_S = 60.0

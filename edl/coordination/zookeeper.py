@@ -14,10 +14,11 @@ from typing import Any, cast
 from kazoo.client import KazooClient
 
 from edl.coordination import kazoo_client
-from edl.coordination.diagnosis import explain
+from edl.coordination.call_limit import Turns
+from edl.coordination.connection_diagnosis import explain
+from edl.coordination.coordinator_settings import Coordinator
+from edl.coordination.dialing import RECONNECT_MAX_S, STOP_S, patience_s
 from edl.coordination.kazoo_errors import KAZOO_ERRORS, is_culprit, translate
-from edl.coordination.reaching import RECONNECT_MAX_S, STOP_S, patience_s
-from edl.coordination.settings import Coordinator
 from edl.coordination.store import (
     ANY,
     Check,
@@ -35,7 +36,6 @@ from edl.coordination.store import (
     check_size,
     parent_of,
 )
-from edl.coordination.turns import Turns
 from edl.coordination.zookeeper_watch import LinkWatch, NodeWatch
 from edl.errors import ConfigError, Fenced, StoreUnavailable, UsageError
 

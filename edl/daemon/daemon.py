@@ -1,7 +1,7 @@
 """A worker's daemon: it holds the worker's session, acts for its trainer in the job, and may be elected leader.
 
 Owns: the process, its tasks and their end. Does not own: decisions (`edl.core`), its part in leading the job
-(`edl.daemon.office`), the conversation with the present leader (`edl.daemon.membership`).
+(`edl.daemon.leadership`), the conversation with the present leader (`edl.daemon.leader_session`).
 
 The daemon is a process of its own, because a trainer holds the GIL for seconds, and because one process must be left to
 report the trainer's progress when the trainer dies.
@@ -26,49 +26,49 @@ import msgspec
 
 from edl.clock import SystemClock
 from edl.config import Settings
-from edl.coordination import connecting
+from edl.coordination import connect
+from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.election import Reign
-from edl.coordination.memory import MemoryServer
-from edl.coordination.settings import Coordinator
+from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Store
 from edl.core.job.lead_times import LeadTimes
-from edl.core.worker.moves import NEVER
-from edl.core.worker.observed import DIED
-from edl.daemon.garbage import collect_regularly, collect_seldom
-from edl.daemon.introductions import Here, Introductions, Keys, located, through_with
-from edl.daemon.leader import Leader, Reigning
-from edl.daemon.membership import Candidacy, Membership
-from edl.daemon.mustering import Neighbours
-from edl.daemon.observer import Observer
-from edl.daemon.office import Office
-from edl.daemon.policies import Code, job_policy, own_code
-from edl.daemon.roll_entry import RollEntry
-from edl.daemon.siblings import Kin, Process, Siblings
-from edl.daemon.stand_in import StandInLink
-from edl.daemon.storing import PartStore, resumed_from
+from edl.core.worker.next_move import NEVER
+from edl.core.worker.observed_trainer import DIED
+from edl.daemon.address_book import Here, Introductions, Keys, located, through_with
+from edl.daemon.driver_link import StandInLink
+from edl.daemon.gc_pacing import collect_regularly, collect_seldom
+from edl.daemon.host_watch import Kin, Process, Siblings
+from edl.daemon.leader_session import Candidacy, Membership
+from edl.daemon.leader_shell import Leader, Reigning
+from edl.daemon.leadership import Office
+from edl.daemon.part_store import PartStore, resumed_from
+from edl.daemon.policy_loader import Code, job_policy, own_code
+from edl.daemon.presence_node import RollEntry
+from edl.daemon.roll_caller import Neighbours
+from edl.daemon.trainer_view import Observer
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
 from edl.host.credentials import coordinator_of, shared_secret
 from edl.host.host_id import host_id
+from edl.host.host_processes import halted, raise_open_files, used_by, watch_exit, yield_to_trainers
 from edl.host.life_lock import LIFE, watch_life
 from edl.host.network import LOOPBACK, address_of, address_towards, interface_of
-from edl.host.processes import halted, raise_open_files, used_by, watch_exit, yield_to_trainers
-from edl.protocol import link as say
-from edl.protocol import messages, tree
+from edl.protocol import leader_messages, node_paths
+from edl.protocol import trainer_messages as say
 from edl.protocol.assignment import Orders
-from edl.protocol.driver import Word
-from edl.protocol.job import Identity
+from edl.protocol.checkpoint_record import PartInfo
+from edl.protocol.driver_messages import Word
 from edl.protocol.job_policy import JobPolicy
-from edl.protocol.ring import RingKind
-from edl.protocol.saving import PartInfo
-from edl.transport.errors import Reason, Refused
-from edl.transport.page import Page
+from edl.protocol.record import Identity
+from edl.protocol.ring_places import RingKind
+from edl.transport.call_errors import Reason, Refused
 from edl.transport.pipe import Connection, PipeServer
 from edl.transport.refusals import Refusals
 from edl.transport.rpc import Client, Server
 from edl.transport.service import Call
+from edl.transport.shared_page import Page
 
 if TYPE_CHECKING:
-    from edl.daemon.metrics.serving import MetricsOffer
+    from edl.daemon.metrics.metrics_address import MetricsOffer
 
 logger = logging.getLogger("edl")
 
@@ -156,7 +156,7 @@ class Daemon:
             return MemoryServer().connect()
         if self._anew:
             return await self._connect_in_time(coordinator)
-        return await connecting.connect(coordinator, self._settings.session_timeout_s)
+        return await connect.connect(coordinator, self._settings.session_timeout_s)
 
     async def _connect_in_time(self, coordinator: Coordinator) -> Store:
         """Connect again and again to a coordinator that the daemon before had a session at."""
@@ -165,7 +165,7 @@ class Daemon:
         session_s, gone_at = self._settings.session_timeout_s, None
         while True:
             try:
-                return await connecting.connect(coordinator, session_s)
+                return await connect.connect(coordinator, session_s)
             except ConfigError as error:
                 if self._trainer_gone.is_set():
                     gone_at = self._clock.now() if gone_at is None else gone_at
@@ -186,13 +186,13 @@ class Daemon:
             secret,
             self._job,
             self._answer,
-            request_types=messages.Request,
+            request_types=leader_messages.Request,
             refusals=self._refusals,
             # a ring goes on forming while the job changes its leader
-            termless=(messages.AskAddresses, messages.AskPresence),
+            termless=(leader_messages.AskAddresses, leader_messages.AskPresence),
         )
         port = await server.start(address)
-        marks = {tree.worker(self._job, self._worker): socket.gethostname().encode()}
+        marks = {node_paths.worker(self._job, self._worker): socket.gethostname().encode()}
         entry = RollEntry(store, self._clock, marks)
         office = self._office = self._opened(store, server, address, port, entry)
         self._siblings = siblings = self._looking_after(store, address, office.ident, marks)
@@ -237,7 +237,7 @@ class Daemon:
         settings = self._settings
         if settings.metrics_port is None:
             return None
-        from edl.daemon.metrics.serving import MetricsOffer
+        from edl.daemon.metrics.metrics_address import MetricsOffer
 
         offer = MetricsOffer(self._job, self._worker, self._clock, None if settings.job is None else settings.job_home)
         try:
@@ -268,9 +268,9 @@ class Daemon:
         host, daemon, trainer = host_id(address), Process.of(os.getpid()), Process.of(self._trainer)
         if host is None or daemon is None or trainer is None:
             return None
-        folder = tree.host(self._job, host)
+        folder = node_paths.host(self._job, host)
         marks[f"{folder}/{self._worker}"] = msgspec.json.encode(Kin(candidate, daemon, trainer))
-        return Siblings(store, tree.root(self._job), folder, self._worker, self._on_siblings)
+        return Siblings(store, node_paths.root(self._job), folder, self._worker, self._on_siblings)
 
     async def _until_the_end_is_known(self, membership: Membership, office: Office) -> None:
         """Wait until the job knows the worker's end, or no leader can be told, long after the trainer is gone (I12)."""
@@ -302,7 +302,7 @@ class Daemon:
         office = Office(about, port, store, server, self._clock, lead)
         return office
 
-    def _register(self, address: str, port: int) -> messages.Register:
+    def _register(self, address: str, port: int) -> leader_messages.Register:
         self._interface, self._address_here = interface_of(address), address
         settings = self._settings
         slot = settings.driver_slot or ""
@@ -313,7 +313,7 @@ class Daemon:
         limits = settings.np, settings.min_workers, settings.max_workers or 0
         policy, keep_s, ring = self._job_policy, settings.keep_nodes_s, RingKind(settings.ring)
         resumed = resumed_from(settings.resume_from)
-        return messages.Register(identity, *limits, answering, policy, keep_s, again, ring, *resumed)
+        return leader_messages.Register(identity, *limits, answering, policy, keep_s, again, ring, *resumed)
 
     # ------------------------------------------------------------------------------------------------- the trainer
 
@@ -444,10 +444,10 @@ class Daemon:
             for task in tasks:
                 task.cancel()
 
-    async def _answer(self, call: Call) -> messages.Reply:
-        if isinstance(call.body, messages.AskAddresses) and self._introductions is not None:
+    async def _answer(self, call: Call) -> leader_messages.Reply:
+        if isinstance(call.body, leader_messages.AskAddresses) and self._introductions is not None:
             return await self._introductions.answer(call.body, call.sender)
-        if isinstance(call.body, messages.AskPresence) and self._mustering is not None:
+        if isinstance(call.body, leader_messages.AskPresence) and self._mustering is not None:
             return await self._mustering.answer(call.body)
         if self._office is None:
             raise Refused(Reason.TERM)

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from edl.daemon import policy_wire as wire
-from edl.host.processes import die_with_parent
-from edl.policy.choice import GROUP
+from edl.host.host_processes import die_with_parent
+from edl.policy.autoscale_parser import GROUP
 
 
 class Wrong(Exception):

@@ -1,9 +1,9 @@
 """Run a user's policy in a process of its own: it may raise, hang or end, and does no harm.
 
-Owns: that process, and that each question has a bound. Does not own: the questions (`edl.daemon.governor`).
+Owns: that process, and that each question has a bound. Does not own: the questions (`edl.daemon.policy_runner`).
 
 The methods block, for at most BOOT_S or DECIDE_S: call them on a thread. Make the process on the main thread, though,
-as it ends with the thread that made it (`edl.host.processes.die_with_parent`).
+as it ends with the thread that made it (`edl.host.host_processes.die_with_parent`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 
 from edl.daemon import policy_wire as wire
 from edl.errors import ConfigError, EdlError
-from edl.policy.view import Decision, View
+from edl.policy.policy_job_view import Decision, View
 
 A = TypeVar("A", wire.Loaded, wire.Decided, wire.Tabulated)
 
@@ -39,7 +39,7 @@ class PolicyFailed(EdlError):
 
 
 class Code(Protocol):
-    """The code to run: `edl.daemon.policies.Code`."""
+    """The code to run: `edl.daemon.policy_loader.Code`."""
 
     @property
     def option(self) -> str: ...

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.policy.view import Decision, View
+from edl.policy.policy_job_view import Decision, View
 
 LENGTH: Final = struct.Struct(">I")
 LONGEST: Final = 4 * 1024 * 1024  # longest frame: the view of a few thousand workers

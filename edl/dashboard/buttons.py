@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Callable
 
 from edl.errors import EdlError
-from edl.launch import stopping
-from edl.launch.whereabouts import Whereabouts
-from edl.outside.client import Ack, Retry
+from edl.launch import job_stop
+from edl.launch.locate_job import Whereabouts
+from edl.outside.job_client import Ack, Retry
 
 STOP_REASON = "stopped from its page"
 ASK_S = 10.0
@@ -30,7 +30,7 @@ async def press(locate: Callable[[], Whereabouts], what: str) -> str:
                     await job.checkpoint(f"page-{secrets.token_hex(8)}", ASK_S)
                 return "a checkpoint is asked for"
             case "stop":
-                return f"job {where.job} {await stopping.stop(where, STOP_REASON)}"
+                return f"job {where.job} {await job_stop.stop(where, STOP_REASON)}"
             case _:
                 return "there is no such button"
     except EdlError as error:

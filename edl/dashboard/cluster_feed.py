@@ -11,11 +11,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from edl.cluster.queue.entries import JobEntry
-from edl.cluster.queue.shown import JobShown, shown
+from edl.cluster.queue.job_view import JobShown, shown
+from edl.cluster.queue.queue_entries import JobEntry
 from edl.errors import EdlError
-from edl.scheduler.client import ClusterClient, ClusterStatus, opened
-from edl.scheduler.places import ClusterHome
+from edl.scheduler.cluster_client import ClusterClient, ClusterStatus, opened
+from edl.scheduler.cluster_home import ClusterHome
 
 LOOK_S: Final = 1.0
 

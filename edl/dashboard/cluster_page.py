@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from html import escape
 from typing import Final
 
-from edl.cluster.queue.entries import QueueEvent
+from edl.cluster.queue.queue_entries import QueueEvent
 from edl.dashboard.cluster_view import SPANS, ClusterSight, DeviceLane, HeldBar, NodeLanes, QueueRow
-from edl.dashboard.page import tiles
+from edl.dashboard.page_html import tiles
 
 HEAD: Final = (
     '<link rel="icon" href="data:,"><link rel="stylesheet" href="page.css"><link rel="stylesheet" href="cluster.css">'

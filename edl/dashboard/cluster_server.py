@@ -20,7 +20,7 @@ from edl.dashboard.access import HEADERS, Access
 from edl.dashboard.cluster_feed import ClusterFeed
 from edl.dashboard.cluster_page import cluster_parts, page
 from edl.dashboard.cluster_view import SPAN, SPANS, ClusterSight, cluster_sight
-from edl.dashboard.server import BEAT_S, STREAMS
+from edl.dashboard.page_server import BEAT_S, STREAMS
 from edl.dashboard.site import GuardedSite, message, plain
 
 

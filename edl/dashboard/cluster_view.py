@@ -13,11 +13,11 @@ from zlib import crc32
 
 import msgspec
 
-from edl.cluster.queue.entries import QueueEvent
+from edl.cluster.queue.job_view import JobShown
 from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.shown import JobShown
-from edl.dashboard.view import Tile, clipped, lasting
-from edl.scheduler.client import ClusterStatus, NodeStatus
+from edl.cluster.queue.queue_entries import QueueEvent
+from edl.dashboard.page_view import Tile, clipped, lasting
+from edl.scheduler.cluster_client import ClusterStatus, NodeStatus
 
 SPANS: Final = {"10 min": 600, "1 h": 3600, "6 h": 21_600, "1 d": 86_400}
 SPAN: Final = 3600

@@ -1,6 +1,7 @@
 """A job's history in as many points as a page can draw. Pure.
 
-Owns: thinning, and rates computed from the job's progress. Does not own: the source of points (`edl.launch.figures`).
+Owns: thinning, and rates computed from the job's progress. Does not own: the source of points
+(`edl.launch.progress_log`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from edl.launch.figures import Point
+from edl.launch.progress_log import Point
 
 MOST: Final = 1200  # points: twice as many as a phone has pixels across
 NAMES: Final = 6  # number of the script's figures that are drawn

@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from edl.dashboard.access import HEADERS, Access
-from edl.host.serving import serve
+from edl.host.http_serving import serve
 
 SHIPPED: Final = Path(__file__).with_name("shipped")
 FILES: Final = {

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.control_characters import visible
-from edl.dashboard import snapshot
-from edl.dashboard.feed import Feed
-from edl.dashboard.view import Sight, ToldEvent, WorkerRow, lasting
+from edl.dashboard import feed_values
+from edl.dashboard.page_feed import Feed
+from edl.dashboard.page_view import Sight, ToldEvent, WorkerRow, lasting
 
 TONES: Final = {"good": "green", "warn": "yellow", "bad": "red", "": "bold"}
 STATES: Final = {"running": "green", "finished": "green", "failed": "red"}
@@ -21,7 +21,7 @@ EVENTS: Final = 12
 
 def screen(feed: Feed) -> Group:
     """Make the whole screen."""
-    view = snapshot.view(feed)
+    view = feed_values.view(feed)
     return Group(
         _head(view),
         _tiles(view),
@@ -29,7 +29,7 @@ def screen(feed: Feed) -> Group:
         _workers(view.rows, view.more_workers),
         _parts(view),
         Text(),
-        _story(snapshot.newest(feed)[:EVENTS]),
+        _story(feed_values.newest(feed)[:EVENTS]),
     )
 
 

@@ -19,10 +19,10 @@ from typing import Any, Final
 import msgspec
 
 from edl.exports.curves import Curves, lives_of
+from edl.exports.event_filter import Numbered, Teller
 from edl.exports.switches import Switch, Switches
-from edl.exports.telling import Numbered, Teller
-from edl.launch.figures import Point
-from edl.launch.records import Folder
+from edl.launch.job_records import Folder
+from edl.launch.progress_log import Point
 
 LOOK_S: Final = 0.5
 

@@ -1,8 +1,8 @@
 """A job's curves for a tool that draws values over steps: the rows, and from which step earlier rows are void. Pure.
 
 Owns: that no step comes twice, even if a job resumes from a checkpoint and trains steps again; and that, of several
-`edl run` lines of one job, only the line on rank 0's machine writes. Does not own: points (`edl.launch.figures`), nor a
-tool's files (`edl.exports.tensorboard`).
+`edl run` lines of one job, only the line on rank 0's machine writes. Does not own: points (`edl.launch.progress_log`),
+nor a tool's files (`edl.exports.tensorboard`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from edl.events import Kind
-from edl.launch.figures import Point
+from edl.launch.progress_log import Point
 
 WORKERS: Final = "job/workers"
 SAMPLES: Final = "job/samples_per_second"

@@ -2,6 +2,6 @@
 
 import sys
 
-from edl.horovodrun.stand_in import main
+from edl.horovodrun.worker_proxy import main
 
 sys.exit(main(sys.argv[1:]))

@@ -15,11 +15,11 @@ import secrets
 from collections.abc import Mapping
 
 from edl.config import Settings
-from edl.coordination.settings import Coordinator, Digest, from_environment
+from edl.coordination.coordinator_settings import Coordinator, Digest, from_environment
 from edl.coordination.store import NodeExists, Store
 from edl.errors import JobFailed, PeerError
-from edl.protocol import keeping, tree
-from edl.protocol.job import OVER
+from edl.protocol import node_paths, record_codec
+from edl.protocol.record import OVER
 
 
 def digest_of(secret: bytes) -> Digest:
@@ -50,7 +50,7 @@ async def shared_secret(store: Store, job: str, given: bytes) -> bytes:
     """
     if given:
         return given
-    path = tree.secret(job)
+    path = node_paths.secret(job)
     while (node := await store.read(path)) is None:
         await _check_goes_on(store, job)
         fresh = secrets.token_hex(32).encode()
@@ -66,7 +66,7 @@ async def known_secret(store: Store, job: str, given: bytes) -> bytes:
     """
     if given:
         return given
-    node = await store.read(tree.secret(job))
+    node = await store.read(node_paths.secret(job))
     if node is None:
         await _check_goes_on(store, job)
         raise PeerError(
@@ -76,8 +76,8 @@ async def known_secret(store: Store, job: str, given: bytes) -> bytes:
 
 
 async def _check_goes_on(store: Store, job: str) -> None:
-    node = await store.read(tree.record(job))
-    record = None if node is None else keeping.decode(node.value)
+    node = await store.read(node_paths.record(job))
+    record = None if node is None else record_codec.decode(node.value)
     if record is not None and record.state in OVER:
         raise JobFailed(
             f"job {job} is over ({record.reason or record.state.value}): start it under another name, or "

@@ -4,7 +4,7 @@ A worker that was forked has a connection to a process that has imported what da
 daemon does not share the trainer's memory, and a trainer has none of a daemon's libraries.
 
 Owns: the command, the environment, whether a daemon may be forked. Does not own: that process (`edl.launch.forking`),
-nor a daemon's life (`edl.trainer.link`).
+nor a daemon's life (`edl.trainer.daemon_link`).
 """
 
 from __future__ import annotations

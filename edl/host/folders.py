@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from edl.errors import ConfigError
-from edl.host.processes import process_start_time
+from edl.host.host_processes import process_start_time
 
 NAME = re.compile(r"edl-(\d+)-(\d+)-(\d+)-\w+")  # pid namespace, pid and start time of the process that made it
 

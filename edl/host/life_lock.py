@@ -6,7 +6,7 @@ for a trainer with PyTorch, seconds for one with many gigabytes. The kernel rele
 death, later.
 
 Owns: both sides of the lock. Does not own: what follows from a death, nor whether the whole process is dead
-(`edl.host.processes`).
+(`edl.host.host_processes`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edl.host.processes import is_ending
+from edl.host.host_processes import is_ending
 
 logger = logging.getLogger("edl")
 

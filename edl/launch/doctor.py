@@ -26,16 +26,16 @@ import msgspec
 import horovod_edl
 from edl.config import Settings
 from edl.config.home import OWN_HOME
-from edl.coordination.choosing import OWN, LocalChoice, choose
-from edl.coordination.etcd.server_process import INSTALL as INSTALL_ETCD
-from edl.coordination.etcd.server_process import find_etcd
+from edl.coordination.coordinator_settings import EMBEDDED, ETCD, ZOOKEEPER
+from edl.coordination.etcd.etcd_process import INSTALL as INSTALL_ETCD
+from edl.coordination.etcd.etcd_process import find_etcd
 from edl.coordination.java import INSTALL as INSTALL_ZOOKEEPER
 from edl.coordination.java import find_jars, find_java
-from edl.coordination.settings import EMBEDDED, ETCD, ZOOKEEPER
+from edl.coordination.local_coordinator import OWN, LocalChoice, choose
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.errors import ConfigError
-from edl.launch.bounds import Bounds
+from edl.launch.end_timeouts import Bounds
 
 PYTHON = (3, 11)  # what scripts/setup makes, with Horovod
 PYTHONS = (PYTHON, (3, 12), (3, 13))  # what was tried
@@ -108,7 +108,7 @@ else:
         ctypes.CDLL(folder + "/" + name, ctypes.RTLD_GLOBAL)
 horovod = ctypes.CDLL(library)
 print(*(name for name in ("gloo", "nccl", "mpi") if getattr(horovod, f"horovod_{name}_built")()))
-from edl.collectives.face import hindrance
+from edl.collectives.horovod_python import hindrance
 print(hindrance(f"horovod.{framework}", library, version))
 """
 

@@ -23,11 +23,11 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from edl.coordination import connecting
-from edl.coordination import settings as coordinator_settings
+from edl.coordination import connect, coordinator_settings
 from edl.host import daemon_process, fork_requests, warm_process
-from edl.host.imported import Imported, installed_folders, told_by
-from edl.host.processes import adopting_orphans, watch_exit
+from edl.host.host_processes import adopting_orphans, watch_exit
+from edl.host.imported_modules import Imported, installed_folders, told_by
+from edl.launch.child_worker import DIE_WITH_PARENT, search_path
 from edl.launch.warm_starts import (
     EndWarm,
     ImportsDone,
@@ -41,14 +41,13 @@ from edl.launch.warm_starts import (
     WarmStarts,
     python_line,
 )
-from edl.launch.workers import DIE_WITH_PARENT, search_path
 
 KILLED = {-signal.SIGKILL, -signal.SIGTERM}  # by another process
 ROOM_BYTES = 4096  # for variables that differ between workers
 
 
 class ForkedWorker:
-    """A child of this process, with the part of `subprocess.Popen` that `edl.launch.workers` uses."""
+    """A child of this process, with the part of `subprocess.Popen` that `edl.launch.child_worker` uses."""
 
     def __init__(self, pid: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         self.pid, self.stdout, self.stderr = pid, stdout, stderr
@@ -79,7 +78,7 @@ class WarmImports(msgspec.Struct, frozen=True):
 
 
 class Warden(msgspec.Struct, frozen=True):
-    """Order to fork a warden, which forks its worker itself (`edl.scheduler.warden`)."""
+    """Order to fork a warden, which forks its worker itself (`edl.scheduler.worker_wrapper`)."""
 
     command: Sequence[str]  # as a new process would have it; the last two words are its arguments
     environ: Mapping[str, str]
@@ -345,7 +344,7 @@ class Forks:
 def modules_of_daemons(environ: Mapping[str, str]) -> Imported:
     """Return what daemons import before they know their job's coordinator, and to connect to it."""
     coordinator = coordinator_settings.from_environment(environ)
-    of_coordinator = [] if coordinator is None else [connecting.MODULES[coordinator.kind]]
+    of_coordinator = [] if coordinator is None else [connect.MODULES[coordinator.kind]]
     return Imported((daemon_process.MODULE, *of_coordinator), (), installed_folders())
 
 

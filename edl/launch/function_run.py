@@ -5,7 +5,7 @@ process may have threads and CUDA, from which no worker should be forked. So thi
 over, passes signals on, shows what comes, and collects the results.
 
 Owns: the checks of a call, and the one process. Does not own: the files (`edl.launch.function_files`), the job
-(`edl.launch.lives`), what progress looks like (`edl.launch.function_view`).
+(`edl.launch.job_run`), what progress looks like (`edl.launch.function_view`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from edl.config import TABLE, Given, Setting, Settings
 from edl.errors import ConfigError, FunctionFailed, UsageError
 from edl.launch import function_files
 from edl.launch.function_view import RunView, fitting_view
-from edl.launch.processes import MARK
-from edl.launch.records import Folder, records
-from edl.protocol.job import Status
-from edl.protocol.saving import PREEMPTED_CODE
+from edl.launch.job_processes import MARK
+from edl.launch.job_records import Folder, records
+from edl.protocol.checkpoint_record import PREEMPTED_CODE
+from edl.protocol.record import Status
 
 # As the kernel ends a trainer with its launcher; but the launcher, so that it ends its job.
 INTERRUPTED_WITH_PARENT = ("setpriv", "--pdeathsig", "INT", "--")

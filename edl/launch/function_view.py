@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 from typing import Any, Protocol
 
-from edl.protocol.job import Status
+from edl.protocol.record import Status
 
 CLEAR = "\r\x1b[K"
 

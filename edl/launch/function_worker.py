@@ -43,7 +43,7 @@ def _tell(folder: Path, error: BaseException) -> None:
     write_raised(folder, Raised(at=time.time(), rank=_rank(), text=text, follows=follows))
 
 
-def _rank(of_those: tuple[str, ...] = ("edl.torch.process", "edl.tensorflow.process")) -> int:
+def _rank(of_those: tuple[str, ...] = ("edl.torch.torch_process", "edl.tensorflow.tf_process")) -> int:
     """Return this worker's rank in the job's last generation; without a job, the number that its launcher gave it."""
     for name in of_those:
         trainer: Any = getattr(sys.modules.get(name), "trainer", None)

@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
 
-from edl.checkpoints.local import put
+from edl.checkpoints.local_folders import put
 
 
 class EdlCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]

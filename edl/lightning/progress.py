@@ -1,7 +1,7 @@
 """Lightning's counters: the batch, the epoch, the updates, and their values before the present step.
 
 Owns: reading and setting them in the living loops. Does not own: the fate of a mini-batch (`edl.lightning.loops`), nor
-when counters travel (`edl.lightning.traveller`).
+when counters travel (`edl.lightning.lightning_state`).
 
 A void mini-batch must not have counted. So the counters are remembered as a step begins, which costs some microseconds;
 in the middle of a step the remembered values travel.

@@ -1,7 +1,7 @@
 """The strategy: one device per worker, gradients averaged by edl, and as many workers as the job has at the moment.
 
 Owns: the interface that Lightning asks of its strategy. Does not own: the training loop (`edl.lightning.loops`),
-collectives (`edl.torch.ring_words`), the data (`edl.torch.conversion`).
+collectives (`edl.torch.loop_collectives`), the data (`edl.torch.loader_conversion`).
 
 There is no process group of torch's, and no sampler is put in: edl deals out the samples. Size and rank are asked anew
 each time.
@@ -40,12 +40,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 import edl.torch as elastic
 from edl.errors import UsageError
 from edl.lightning.checkpoint_io import EdlCheckpointIO
+from edl.lightning.lightning_validation import share_out
 from edl.lightning.loops import LightningSteps, make_elastic
-from edl.lightning.validation import share_out
-from edl.torch.conversion import StepParts, converted
-from edl.torch.process import framework
-from edl.torch.process import trainer as seat
-from edl.torch.ring_words import Ask, RingWords
+from edl.torch.loader_conversion import StepParts, converted
+from edl.torch.loop_collectives import Ask, RingWords
+from edl.torch.torch_process import framework
+from edl.torch.torch_process import trainer as seat
 
 SETTING_UP = frozenset({"pre_setup", "post_setup", "run-stage", "_CheckpointConnector.resume_end"})
 LOADERS = "_dataloader()"

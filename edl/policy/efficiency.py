@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl.policy.policy_job_view import View
 from edl.policy.utility import Utility
-from edl.policy.view import View
-from edl.protocol.figures import Rate
+from edl.protocol.measurements import Rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from edl.errors import UsageError
-from edl.policy.noise import MeasuredNoise
+from edl.policy.gradient_noise import MeasuredNoise
 
 RAMP_STEPS: Final = 8
 

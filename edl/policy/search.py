@@ -18,8 +18,8 @@ from itertools import pairwise
 from typing import Protocol
 
 from edl.policy.efficiency import Finding
-from edl.policy.view import Decision, View
-from edl.protocol.figures import Rate
+from edl.policy.policy_job_view import Decision, View
+from edl.protocol.measurements import Rate
 
 
 class Condition(Protocol):

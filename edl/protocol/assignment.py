@@ -6,10 +6,10 @@ from enum import StrEnum
 
 import msgspec
 
-from edl.protocol.data import Lease, Totals
-from edl.protocol.divergence import Checking
-from edl.protocol.ring import Peer, Place
-from edl.protocol.saving import Hold, Origin, Save
+from edl.protocol.checkpoint_record import Hold, Origin, Save
+from edl.protocol.data_nouns import Lease, Totals
+from edl.protocol.divergence_report import Checking
+from edl.protocol.ring_places import Peer, Place
 
 
 class Assignment(msgspec.Struct, frozen=True):

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from edl.protocol.divergence import Checking
-from edl.protocol.saving import Checkpointing
+from edl.protocol.checkpoint_record import Checkpointing
+from edl.protocol.divergence_report import Checking
 
 _NUMBER: Final = r"[0-9]{1,9}(\.[0-9]{1,9})?"
 _DIGEST: Final = r"sha256:[0-9a-f]{64}"
@@ -67,7 +67,7 @@ class JobPolicy(msgspec.Struct, frozen=True):
 
 
 class Rebatch(msgspec.Struct, frozen=True):
-    """A rebatch: leases are about to be cut anew (`edl.core.data.rebatch`), and no worker is to read beyond step
+    """A rebatch: leases are about to be cut anew (`edl.core.data.lease_recut`), and no worker is to read beyond step
     `mark`.
     """
 

@@ -1,6 +1,6 @@
 """The counters of a job, which only grow: kept in its record, so that they outlive its leaders.
 
-Owns: their form. Does not own: what increments them (`edl.core.job.tallying`), nor their names in metrics
+Owns: their form. Does not own: what increments them (`edl.core.job.counters`), nor their names in metrics
 (`edl.daemon.metrics.families`).
 """
 

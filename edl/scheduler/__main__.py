@@ -6,8 +6,8 @@ import os
 import sys
 
 from edl.config import Settings
-from edl.scheduler.places import OWN, ClusterHome
-from edl.scheduler.processes import main
+from edl.scheduler.cluster_home import OWN, ClusterHome
+from edl.scheduler.cluster_processes import main
 
 if __name__ == "__main__":
     settings = Settings.from_environment({"EDL_HOME": os.environ["EDL_HOME"]})

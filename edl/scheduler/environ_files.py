@@ -7,7 +7,7 @@ of all that waits. What a process adds counts at once, and what others add withi
 A file is as durable as edl's own coordinator: it outlives all processes. Its name says its size, so that one that a
 power cut has shortened is noticed.
 
-Owns: these files. Does not own: the bounds (`edl.cluster.queue.room`), nor which job has which (`queue_store`).
+Owns: these files. Does not own: the bounds (`edl.cluster.queue.queue_bounds`), nor which job has which (`queue_store`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from edl.cluster.queue.entries import Submission
-from edl.cluster.queue.room import ENVIRON_BYTES, QueueAccount, QueueFull, QueueShare
+from edl.cluster.queue.queue_bounds import ENVIRON_BYTES, QueueAccount, QueueFull, QueueShare
+from edl.cluster.queue.queue_entries import Submission
 from edl.errors import ConfigError, EdlError, UsageError
 
 COUNT_S: Final = 1.0  # the folder is listed again after that

@@ -16,14 +16,14 @@ import os
 import signal
 from pathlib import Path
 
-from edl.cluster.queue.agent import WorkerFound
-from edl.host.processes import process_start_time, spawn_daemon, watch_exit
+from edl.cluster.queue.agent_machine import WorkerFound
+from edl.host.host_processes import process_start_time, spawn_daemon, watch_exit
 from edl.launch.forking import Warden
-from edl.launch.processes import MARK, is_running
+from edl.launch.job_processes import MARK, is_running
 from edl.scheduler import worker_processes
-from edl.scheduler.engine import Ended, Start
-from edl.scheduler.places import put
+from edl.scheduler.cluster_home import put
 from edl.scheduler.warm_jobs import WarmJobs
+from edl.scheduler.worker_engine import Ended, Start
 from edl.scheduler.worker_folders import WorkerFolders, device_of, evidence, mark_of, path_here
 
 logger = logging.getLogger("edl")

@@ -29,7 +29,8 @@ from itertools import accumulate, islice
 
 import msgspec
 
-from edl.cluster.queue.entries import (
+from edl.cluster.queue.queue_bounds import ENTRY_BYTES
+from edl.cluster.queue.queue_entries import (
     JobEntry,
     NodeReport,
     QueueEvent,
@@ -38,10 +39,9 @@ from edl.cluster.queue.entries import (
     orders_of,
     within,
 )
-from edl.cluster.queue.inputs import Resolved
-from edl.cluster.queue.owning import AgentHere, QueueOwner, gives_way, is_owner
-from edl.cluster.queue.retries import RetryRules
-from edl.cluster.queue.room import ENTRY_BYTES
+from edl.cluster.queue.queue_ownership import AgentHere, QueueOwner, gives_way, is_owner
+from edl.cluster.queue.retry_rule import RetryRules
+from edl.cluster.queue.scheduler_inputs import Resolved
 from edl.coordination.store import (
     MAX_OPS,
     Create,
@@ -56,9 +56,9 @@ from edl.coordination.store import (
     Write,
 )
 from edl.errors import ConfigError, StoreUnavailable, UsageError
-from edl.launch.processes import is_running
+from edl.launch.job_processes import is_running
+from edl.scheduler.cluster_home import ClusterHome
 from edl.scheduler.environ_files import EnvironFiles, VariablesLost, job_of
-from edl.scheduler.places import ClusterHome
 
 logger = logging.getLogger("edl")
 

@@ -19,14 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edl.cluster.queue.agent import WorkerFound
-from edl.cluster.queue.causes import EndEvidence
+from edl.cluster.queue.agent_machine import WorkerFound
+from edl.cluster.queue.end_causes import EndEvidence
 from edl.errors import EdlError
-from edl.launch.processes import MARK
+from edl.launch.job_processes import MARK
 from edl.scheduler import worker_processes
-from edl.scheduler.engine import Ended, Start
-from edl.scheduler.places import put
+from edl.scheduler.cluster_home import put
 from edl.scheduler.ray_cluster import RayCluster, RayError, RayNode, group_name
+from edl.scheduler.worker_engine import Ended, Start
 from edl.scheduler.worker_folders import WorkerFolders, device_of, evidence, mark_of, path_here
 
 logger = logging.getLogger("edl")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edl.launch.processes import MARK
+from edl.launch.job_processes import MARK
 from edl.scheduler import worker_processes
 
 POLL_S = 0.1

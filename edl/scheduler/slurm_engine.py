@@ -19,13 +19,13 @@ from typing import Any
 
 import msgspec
 
-from edl.cluster.queue.agent import WorkerFound
-from edl.cluster.queue.causes import EndEvidence
+from edl.cluster.queue.agent_machine import WorkerFound
+from edl.cluster.queue.end_causes import EndEvidence
 from edl.errors import EdlError
-from edl.launch.processes import MARK
-from edl.scheduler.engine import Ended, Start
-from edl.scheduler.places import put
+from edl.launch.job_processes import MARK
+from edl.scheduler.cluster_home import put
 from edl.scheduler.slurm import TAKEN, Slurm, SlurmError, SlurmJob, SlurmNode, flags_of, script_of
+from edl.scheduler.worker_engine import Ended, Start
 from edl.scheduler.worker_folders import WorkerFolders, device_of, evidence, mark_of, path_here, was_terminated
 
 logger = logging.getLogger("edl")

@@ -1,6 +1,6 @@
 """Tokens of the HTTP interface: the owner's, in a file private to the owner, and digests of the users'.
 
-Owns: these files. Does not own: what a token opens (`edl.cluster.queue.rights`).
+Owns: these files. Does not own: what a token opens (`edl.cluster.queue.authorization`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from edl.cluster.queue.rights import TokenHolder, caller_of, digest
-from edl.cluster.queue.wanted import USER
+from edl.cluster.queue.authorization import TokenHolder, caller_of, digest
+from edl.cluster.queue.submission import USER
 from edl.errors import ConfigError
-from edl.scheduler.places import ClusterHome, put, put_once
+from edl.scheduler.cluster_home import ClusterHome, put, put_once
 
 _BOOK = msgspec.json.Decoder(dict[str, str])
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edl.host.imported import told_by
+from edl.host.imported_modules import told_by
 from edl.launch.forking import CommandPlace, Forks, Warden
-from edl.scheduler.engine import Start
+from edl.scheduler.worker_engine import Start
 from edl.scheduler.worker_processes import script_of
 
 logger = logging.getLogger("edl")

@@ -16,10 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edl.cluster.queue.causes import TAIL_BYTES, EndEvidence
-from edl.launch.processes import MARK
-from edl.scheduler.engine import Start
-from edl.scheduler.places import put
+from edl.cluster.queue.end_causes import TAIL_BYTES, EndEvidence
+from edl.launch.job_processes import MARK
+from edl.scheduler.cluster_home import put
+from edl.scheduler.worker_engine import Start
 
 WARDEN = Path(__file__).with_name("warden.py")
 KEPT_LOGS = 200  # files of one job

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from edl.host.file_lock import is_held
 from edl.host.host_id import pid_space
-from edl.host.processes import process_start_time
-from edl.launch.processes import marked
-from edl.scheduler.warden import ListedProcess, below, listed
+from edl.host.host_processes import process_start_time
+from edl.launch.job_processes import marked
 from edl.scheduler.worker_folders import mark_of
+from edl.scheduler.worker_wrapper import ListedProcess, below, listed
 
 
 def left(folder: Path) -> list[int]:

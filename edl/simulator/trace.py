@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from edl.cluster.views import Aim, Rates
-from edl.simulator.changes import ChangeCost
+from edl.simulator.change_cost import ChangeCost
 from edl.simulator.courses.course import Course
 
 

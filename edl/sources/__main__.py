@@ -17,7 +17,7 @@ from edl.errors import ConfigError, DataError, UsageError
 from edl.sources.cache import Cache
 from edl.sources.formats import FORMATS
 from edl.sources.opening import open_files
-from edl.sources.port import Source
+from edl.sources.source_port import Source
 
 BLOCK = 4096  # records read at a time
 PATIENCE_S = 24 * 3600.0  # how long to wait for another process that counts the same files

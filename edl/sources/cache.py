@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edl.sources.places import Table
+from edl.sources.record_places import Table
 
 logger = logging.getLogger("edl")
 

@@ -14,9 +14,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.sources.faults import BadRecord
+from edl.sources.file_errors import BadRecord
 from edl.sources.lines import decoded, line_ends, mask_of
-from edl.sources.port import Numbers
+from edl.sources.source_port import Numbers
 
 Codes = NDArray[np.uint8]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from edl.sources.faults import shrunk, unreadable
+from edl.sources.file_errors import shrunk, unreadable
 from edl.sources.listing import DataFile
 
 

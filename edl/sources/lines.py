@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.sources.port import Numbers
+from edl.sources.source_port import Numbers
 
 
 def mask_of(characters: bytes) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edl.errors import UsageError
-from edl.sources.faults import fault, unreadable
+from edl.sources.file_errors import fault, unreadable
 
 # The names that file systems have for the version of a file.
 VERSIONS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")

@@ -11,16 +11,16 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 
-from edl.sources import places
+from edl.sources import record_places
+from edl.sources.byte_records import RowSource
 from edl.sources.cache import Cache
 from edl.sources.csv_rows import CsvRows
 from edl.sources.formats import format_of
 from edl.sources.lines import JsonLines, TextLines
 from edl.sources.listing import DataFile, list_files
-from edl.sources.places import Table
-from edl.sources.port import Source
-from edl.sources.rows import RowSource
+from edl.sources.record_places import Table
 from edl.sources.scanning import Layout, scan
+from edl.sources.source_port import Source
 from edl.sources.tfrecord import TFRecords
 from edl.sources.unpacking import unpacked
 
@@ -58,7 +58,7 @@ def _table(name: str, files: Sequence[DataFile], cache: Cache, count: Callable[[
     if sum(file.size for file in files) < LITTLE_BYTES and len(files) < LITTLE_FILES:
         return count(files)
     key = "\n".join([name, *(f"{file.name}\t{file.size}\t{file.version}" for file in files)])
-    return cache.table(key, lambda table: places.is_table(table, len(files)), lambda: _counted(files, count))
+    return cache.table(key, lambda table: record_places.is_table(table, len(files)), lambda: _counted(files, count))
 
 
 def _counted(files: Sequence[DataFile], count: Callable[[Sequence[DataFile]], Table]) -> Table:

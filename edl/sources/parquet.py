@@ -16,10 +16,10 @@ import numpy as np
 
 from edl.errors import ConfigError, DataError
 from edl.sources.cache import Cache
-from edl.sources.faults import changed, corrupt, fault, shrunk, unreadable
+from edl.sources.file_errors import changed, corrupt, fault, shrunk, unreadable
 from edl.sources.listing import DataFile
-from edl.sources.places import BEGIN, FILE, NUMBER, Placed, Table, columns_of, table_of
-from edl.sources.port import Numbers
+from edl.sources.record_places import BEGIN, FILE, NUMBER, Placed, Table, columns_of, table_of
+from edl.sources.source_port import Numbers
 
 try:
     import pyarrow as pa

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edl.sources.faults import BadRecord, changed, corrupt, fault, shrunk, unreadable
+from edl.sources.file_errors import BadRecord, changed, corrupt, fault, shrunk, unreadable
 from edl.sources.listing import DataFile
-from edl.sources.places import STRIDE, Table, table_of
-from edl.sources.port import Numbers
+from edl.sources.record_places import STRIDE, Table, table_of
+from edl.sources.source_port import Numbers
 
 CHUNK = 4 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

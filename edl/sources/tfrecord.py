@@ -11,8 +11,8 @@ import struct
 import google_crc32c
 import numpy as np
 
-from edl.sources.faults import BadRecord
-from edl.sources.port import Numbers
+from edl.sources.file_errors import BadRecord
+from edl.sources.source_port import Numbers
 
 HEAD = struct.Struct("<QI")  # length, and its checksum
 FOOT = struct.Struct("<I")  # checksum of the data

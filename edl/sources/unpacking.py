@@ -13,7 +13,7 @@ from pathlib import Path
 import fsspec
 
 from edl.sources.cache import Cache
-from edl.sources.faults import corrupt, fault, unreadable
+from edl.sources.file_errors import corrupt, fault, unreadable
 from edl.sources.formats import PACKED
 from edl.sources.listing import DataFile
 

@@ -9,10 +9,11 @@ A script of Horovod's writes `import edl.tensorflow as hvd`: `hvd.elastic` is th
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edl.collectives.environment import BUILD, has_horovod
+from edl.collectives.horovod_environment import BUILD, has_horovod
 from edl.errors import ConfigError
 
 if not has_horovod("tensorflow"):  # before TensorFlow takes its seconds
@@ -24,17 +25,17 @@ import edl
 from edl import errors
 from edl.errors import UsageError
 from edl.policy.learning import Knee, Warmup
-from edl.tensorflow import elastic as elastic
-from edl.tensorflow import horovod_names, keras_callbacks, keras_names, loading
-from edl.tensorflow.callback import ElasticFit, Fits
+from edl.tensorflow import keras_callbacks, keras_names, tf_horovod_names, tf_loading
+from edl.tensorflow import tf_elastic as elastic
 from edl.tensorflow.dataset import dataset_of, dataset_of_arrays
-from edl.tensorflow.framework import is_wrapped
-from edl.tensorflow.process import framework as _framework
-from edl.tensorflow.process import trainer as _trainer
+from edl.tensorflow.keras_fit import ElasticFit, Fits
 from edl.tensorflow.tape import AveragingTape
-from edl.tensorflow.voidable import Voidable
+from edl.tensorflow.tf_framework import is_wrapped
+from edl.tensorflow.tf_process import framework as _framework
+from edl.tensorflow.tf_process import trainer as _trainer
+from edl.tensorflow.void_on_failure import Voidable
 from edl.trainer.data.shards import ShardGenerator
-from edl.trainer.endings import Leaving
+from edl.trainer.exit_paths import Leaving
 from edl.trainer.module_aliases import alias
 from edl.trainer.rates.tuner import RateTuner
 
@@ -184,7 +185,7 @@ def load_checkpoint(path: str | os.PathLike[str], model: Any) -> None:
     Raises `errors.UsageError` where the model has another number of variables or other shapes,
     `errors.CheckpointError` where there is nothing whole to load; the model is as it was then.
     """
-    loading.load(path, model)
+    tf_loading.load(path, model)
 
 
 if TYPE_CHECKING:
@@ -194,13 +195,14 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Horovod's own names, `hvd.allreduce` and so on, and `edl.run`."""
-        return edl.run if name == "run" else horovod_names.lookup(__name__, name)  # what workers need not import
+        return edl.run if name == "run" else tf_horovod_names.lookup(__name__, name)  # what workers need not import
 
 
-for _module in horovod_names.MODULES:
-    alias(f"{__name__}.{_module}", partial(horovod_names.lookup, __name__))
+for _module in tf_horovod_names.MODULES:
+    alias(f"{__name__}.{_module}", partial(tf_horovod_names.lookup, __name__))
 alias(f"{__name__}.keras", keras_names.lookup)
 alias(f"{__name__}.keras.callbacks", partial(getattr, keras_callbacks))
+sys.modules[f"{__name__}.elastic"] = elastic
 alias(f"{__name__}.keras.elastic", keras_names.lookup_elastic)
 
 

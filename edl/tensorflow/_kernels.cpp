@@ -13,7 +13,7 @@
 // come in the opposite one. The scale is read from a variable, so nothing is constant and can be folded.
 //
 // Built by scripts/setup against the TensorFlow that is there, for main memory. Without it, and on GPUs,
-// edl/tensorflow/reducer.py does the same by TensorFlow's own.
+// edl/tensorflow/tf_reducer.py does the same by TensorFlow's own.
 
 #define EIGEN_USE_THREADS  // what the kernels compute is shared out over the threads of TensorFlow
 

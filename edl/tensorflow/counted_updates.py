@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from edl.core.worker.moves import NEVER
+from edl.core.worker.next_move import NEVER
 from edl.tensorflow.keras_optimizer import counts
 from edl.tensorflow.kernels import kernels_for
 from edl.trainer.updates_due import UpdatesDue

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import DataError, UsageError
-from edl.trainer.data.passes import Pass
+from edl.trainer.data.epoch_cursor import Pass
 from edl.trainer.data.shards import ShardGenerator
 
 KINDS = {str: tf.string, bytes: tf.string, bool: tf.bool, int: tf.int64, float: tf.float32}

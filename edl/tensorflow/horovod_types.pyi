@@ -1,6 +1,6 @@
 """Horovod's names in `edl.tensorflow`, for type checkers: the signatures of Horovod 0.28.1.
 
-`edl.tensorflow.horovod_names` finds them at run time; a test compares the two. Names that edl refuses are not here.
+`edl.tensorflow.tf_horovod_names` finds them at run time; a test compares the two. Names that edl refuses are not here.
 TensorFlow has no types of its own that checkers know, so its tensors are of any.
 """
 
@@ -9,9 +9,9 @@ TensorFlow has no types of its own that checkers know, so its tensors are of any
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from edl.tensorflow.horovod_names import DistributedGradientTape as DistributedGradientTape
-from edl.tensorflow.horovod_names import DistributedOptimizer as DistributedOptimizer
-from edl.tensorflow.horovod_names import broadcast_variables as broadcast_variables
+from edl.tensorflow.tf_horovod_names import DistributedGradientTape as DistributedGradientTape
+from edl.tensorflow.tf_horovod_names import DistributedOptimizer as DistributedOptimizer
+from edl.tensorflow.tf_horovod_names import broadcast_variables as broadcast_variables
 
 class _Op: ...
 

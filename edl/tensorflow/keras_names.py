@@ -15,8 +15,8 @@ import keras
 import tensorflow as tf
 
 from edl.errors import UsageError
-from edl.tensorflow import elastic, horovod_names, keras_callbacks
-from edl.tensorflow.process import framework, trainer
+from edl.tensorflow import keras_callbacks, tf_elastic, tf_horovod_names
+from edl.tensorflow.tf_process import framework, trainer
 
 FACE = "edl.tensorflow.keras"
 
@@ -87,9 +87,9 @@ def lookup(name: str) -> Any:
     if name in OURS:
         return OURS[name]
     face: Any = sys.modules["edl.tensorflow"]
-    return getattr(face, name) if name in face.__all__ else horovod_names.lookup(FACE, name)
+    return getattr(face, name) if name in face.__all__ else tf_horovod_names.lookup(FACE, name)
 
 
 def lookup_elastic(name: str) -> Any:
     """Return what `name` of the module `elastic` is here."""
-    return getattr(keras_callbacks if name in ELASTIC else elastic, name)
+    return getattr(keras_callbacks if name in ELASTIC else tf_elastic, name)

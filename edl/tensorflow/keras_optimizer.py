@@ -1,7 +1,7 @@
 """Make any Keras optimizer average gradients over the ring before it applies them.
 
 Owns: what `edl.tensorflow.Optimizer` does to a Keras optimizer.
-Does not own: the collectives (`edl.tensorflow.reducer`).
+Does not own: the collectives (`edl.tensorflow.tf_reducer`).
 
 Horovod's own wrapper for Keras runs without error under Keras 3 and reduces nothing. All ways into a Keras 3 optimizer
 (`apply_gradients`, `minimize`, `fit`) lead through `apply`. The optimizer stays the same object and gets a class that
@@ -17,9 +17,9 @@ import keras
 import tensorflow as tf
 
 from edl.errors import UsageError
-from edl.tensorflow.rate import PacedKeras, TensorRate
-from edl.tensorflow.reducer import Reducer
-from edl.tensorflow.variables import behind, named
+from edl.tensorflow.tf_rate import PacedKeras, TensorRate
+from edl.tensorflow.tf_reducer import Reducer
+from edl.tensorflow.tf_variables import behind, named
 
 
 class GradientsFirst:

@@ -1,6 +1,7 @@
 """edl's own operations for gradients in a graph, where they were built (`_kernels.cpp`).
 
-Owns: finding them, and their gradients. Does not own: what is done where they are missing (`edl.tensorflow.reducer`).
+Owns: finding them, and their gradients. Does not own: what is done where they are missing
+(`edl.tensorflow.tf_reducer`).
 """
 
 from __future__ import annotations

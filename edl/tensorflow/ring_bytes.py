@@ -1,6 +1,6 @@
 """Bytes and numbers in the ring, as TensorFlow's tensors.
 
-Owns: moving them. Does not own: what they say (`edl.collectives.words`).
+Owns: moving them. Does not own: what they say (`edl.collectives.byte_collectives`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tensorflow.python.eager import context
 from tensorflow.python.eager.execute import execute
 from tensorflow.python.framework import op_def_registry
 
-from edl import aside
-from edl.collectives.names import Named
-from edl.tensorflow.state import broadcast_bytes
+from edl import background
+from edl.collectives.name_warmup import Named
+from edl.tensorflow.tf_state import broadcast_bytes
 
 ALLREDUCE = "EdlAllreduce"  # of edl/collectives/_turns.cpp
 IN_TURN = -1  # there, in the place of a copy's number
@@ -27,7 +27,7 @@ AT_ONCE = 16  # reductions that wait for the other members, each on a thread of 
 
 
 class TensorFlowCollectives:
-    """`edl.collectives.horovod.Collectives`."""
+    """`edl.collectives.horovod_ring.Collectives`."""
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         return broadcast_bytes(np.frombuffer(payload, np.uint8), root, name.replace(".", "_")).tobytes()
@@ -37,7 +37,7 @@ class TensorFlowCollectives:
 
     def largest_begun(self, values: Sequence[int], name: str) -> Callable[[], list[int]]:
         """Begin `largest` on a thread: Horovod has no call for TensorFlow that comes back before its answer."""
-        return aside.begin(lambda: self.largest(values, name)).result
+        return background.begin(lambda: self.largest(values, name)).result
 
     def largest_in(self, library: int, values: list[int], name: str) -> list[int]:
         with context.eager_mode(), tf.device("CPU:0"):
@@ -55,7 +55,7 @@ class TensorFlowCollectives:
                 for one in left:
                     _by_our_own(tf.zeros(one.shape, one.kind), one.name, hvd.Average, library)
 
-        threads = [aside.begin(reduce) for _ in range(min(AT_ONCE, len(tensors)))]
+        threads = [background.begin(reduce) for _ in range(min(AT_ONCE, len(tensors)))]
         wait(threads)  # for all: none may come upon the next ring there
         for one in threads:
             one.result()

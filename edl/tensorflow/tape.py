@@ -1,6 +1,6 @@
 """`edl.tensorflow.GradientTape`: what it gives back is averaged over all workers already.
 
-Owns: which of a tape's gradients are averaged. Does not own: averaging (`edl.tensorflow.reducer`).
+Owns: which of a tape's gradients are averaged. Does not own: averaging (`edl.tensorflow.tf_reducer`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from edl.tensorflow.reducer import Reducer
+from edl.tensorflow.tf_reducer import Reducer
 
 # Of what a traced step calls. Else AutoGraph rewrites edl's own functions in each worker, which takes seconds, though
 # none of them branches on a tensor.

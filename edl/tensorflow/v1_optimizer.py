@@ -1,6 +1,6 @@
 """An optimizer of TensorFlow 1 (`tf.compat.v1.train`), in a graph or eagerly.
 
-Owns: what `edl.tensorflow.Optimizer` does to it. Does not own: the collectives (`edl.tensorflow.reducer`).
+Owns: what `edl.tensorflow.Optimizer` does to it. Does not own: the collectives (`edl.tensorflow.tf_reducer`).
 
 As with Horovod, gradients are averaged in `compute_gradients`, so that a script may clip them before `apply_gradients`.
 """
@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from edl.errors import UsageError
-from edl.tensorflow.rate import PacedV1, TensorRate
-from edl.tensorflow.reducer import Reducer
+from edl.tensorflow.tf_rate import PacedV1, TensorRate
+from edl.tensorflow.tf_reducer import Reducer
 
 
 class Elastic:

@@ -31,8 +31,8 @@ from types import TracebackType
 
 from edl import client
 from edl.errors import EdlError, UsageError
-from edl.launch.records import find
-from edl.protocol.job import OVER, Status, WorkerState, WorkerStatus
+from edl.launch.job_records import find
+from edl.protocol.record import OVER, Status, WorkerState, WorkerStatus
 
 LOOK_S = 0.02
 MEANWHILE_S = 0.5

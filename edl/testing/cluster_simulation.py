@@ -21,7 +21,7 @@ import random
 from dataclasses import dataclass, field
 
 from edl.cluster.policies.registry import build
-from edl.cluster.queue.agent import (
+from edl.cluster.queue.agent_machine import (
     AgentCommand,
     AgentInput,
     AgentLooked,
@@ -35,9 +35,22 @@ from edl.cluster.queue.agent import (
     WorkerFound,
     WorkerGone,
 )
-from edl.cluster.queue.causes import EndEvidence
-from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent, Submission, WorkerOrder, WorkerWish, orders_of
-from edl.cluster.queue.inputs import (
+from edl.cluster.queue.end_causes import EndEvidence
+from edl.cluster.queue.job_view import left_out_by
+from edl.cluster.queue.measured_speeds import UnknownSpeeds
+from edl.cluster.queue.phases import ACTIVE, TERMINAL, JobPhase
+from edl.cluster.queue.queue_clock import SeenTime
+from edl.cluster.queue.queue_entries import (
+    JobEntry,
+    NodeReport,
+    QueueEvent,
+    Submission,
+    WorkerOrder,
+    WorkerWish,
+    orders_of,
+)
+from edl.cluster.queue.queue_ownership import QueueOwner, is_owner
+from edl.cluster.queue.scheduler_inputs import (
     Act,
     BeginLife,
     CancelAsked,
@@ -57,13 +70,8 @@ from edl.cluster.queue.inputs import (
     SendAway,
     Submitted,
 )
-from edl.cluster.queue.owning import QueueOwner, is_owner
-from edl.cluster.queue.phases import ACTIVE, TERMINAL, JobPhase
-from edl.cluster.queue.scheduler import SchedulerMachine
-from edl.cluster.queue.seen_time import SeenTime
-from edl.cluster.queue.shown import left_out_by
-from edl.cluster.queue.speeds import UnknownSpeeds
-from edl.protocol.saving import PREEMPTED_CODE
+from edl.cluster.queue.scheduler_machine import SchedulerMachine
+from edl.protocol.checkpoint_record import PREEMPTED_CODE
 
 POLICIES = ("fifo", "backfill", "tiresias", "elastic-tiresias")
 EPOCH = 10**6  # seconds since 1970, when it begins

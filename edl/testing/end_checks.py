@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from edl.core.checkpoint.requests import is_saved
-from edl.protocol.job import OVER, JobState, Record, WorkerState
-from edl.protocol.messages import Phase
-from edl.testing.faults import SimFault
-from edl.testing.worker import SimWorker
+from edl.core.checkpoint.checkpoint_requests import is_saved
+from edl.protocol.leader_messages import Phase
+from edl.protocol.record import OVER, JobState, Record, WorkerState
+from edl.testing.model_faults import SimFault
+from edl.testing.model_worker import SimWorker
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob

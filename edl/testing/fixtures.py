@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.audit.account import account
-from edl.trainer.data.audit import read
+from edl.core.audit.sample_account import account
+from edl.trainer.data.audit_files import read
 
 
 @pytest.fixture

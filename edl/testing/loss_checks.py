@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from edl.core.job.deadlines import INSTEAD
-from edl.protocol.job import OVER, Gone, Record, WorkerState
-from edl.protocol.link import TrainerStatus
-from edl.protocol.messages import Phase
-from edl.testing.worker import SimWorker
+from edl.protocol.leader_messages import Phase
+from edl.protocol.record import OVER, Gone, Record, WorkerState
+from edl.protocol.trainer_messages import TrainerStatus
+from edl.testing.model_worker import SimWorker
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob

@@ -2,15 +2,15 @@
 
 Owns: the roster of each generation, and the limits of a job's size. Does not own: a record as a whole
 (`edl.testing.record_checks`), whom it loses (`edl.testing.loss_checks`), nor rings that form beside others
-(`edl.testing.next_rings`).
+(`edl.testing.model_next_rings`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from edl.protocol.job import Plan, Record, WorkerState
-from edl.testing.worker import SimWorker
+from edl.protocol.record import Plan, Record, WorkerState
+from edl.testing.model_worker import SimWorker
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import NoReturn
 
-from edl.core.job.inputs import Command, Tell
+from edl.core.job.leader_inputs import Command, Tell
 from edl.events import Kind
-from edl.protocol.job import OVER, JobState, Record
+from edl.protocol.record import OVER, JobState, Record
 
 ENDS = {
     JobState.FINISHED: Kind.JOB_FINISHED,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from edl.core.job.inputs import Tell
+from edl.core.job.leader_inputs import Tell
 from edl.facts import CheckpointFailed
-from edl.protocol.job import Record
-from edl.protocol.ledger import LedgerSnapshot
-from edl.protocol.saving import Save, Saving
-from edl.testing.faults import SimFault
+from edl.protocol.checkpoint_record import Save, Saving
+from edl.protocol.ledger_value import LedgerSnapshot
+from edl.protocol.record import Record
+from edl.testing.model_faults import SimFault
+from edl.testing.model_rings import Sample
 from edl.testing.models import Model
-from edl.testing.rings import Sample
 
 if TYPE_CHECKING:
-    from edl.testing.savings import Copy
+    from edl.testing.model_checkpoints import Copy
     from edl.testing.simulation import SimJob
 
 AS_MEANT: Final = ("the job is over", "the switch to", "the data ends", "the script of")

@@ -10,10 +10,10 @@ from functools import partial
 
 import msgspec
 
-from edl.protocol.data import DataSpec
+from edl.protocol.checkpoint_record import Auto, Checkpointing
+from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.protocol.saving import Auto, Checkpointing
-from edl.testing.faults import (
+from edl.testing.model_faults import (
     Moment,
     Planned,
     SimFault,
@@ -24,7 +24,7 @@ from edl.testing.faults import (
     draw_strays,
     with_witnesses,
 )
-from edl.testing.rings import AWAITED_S
+from edl.testing.model_rings import AWAITED_S
 from edl.testing.simulation import SimJob
 
 OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows nothing of

@@ -1,9 +1,9 @@
 """A whole job in one thread on a manual clock: the real machines of the leader and of the workers, no network.
 
 Owns: time, calls to leaders, what is on record, and when a fault strikes, and whom. Does not own: what a fault does
-(`edl.testing.striking`), what starts workers (`edl.testing.launching`), what their daemons and trainers do
-(`edl.testing.daemons`, `edl.testing.shells`), what is asked of the job (`edl.testing.requests`), or any decision: those
-are `edl.core`'s, and finding them wrong is what this is for (`edl.testing.checks`).
+(`edl.testing.fault_actions`), what starts workers (`edl.testing.model_launcher`), what their daemons and trainers do
+(`edl.testing.model_daemons`, `edl.testing.model_trainers`), what is asked of the job (`edl.testing.model_requests`), or
+any decision: those are `edl.core`'s, and finding them wrong is what this is for (`edl.testing.model_checks`).
 
 Everything that happens is an event with a time of its own: a call arrives, a write is done, a ring takes a step. Every
 message may be late, come twice, or be overtaken. All chance comes from one seed, so that a seed always tells the same
@@ -21,32 +21,32 @@ from heapq import heappop, heappush
 from typing import Any
 
 from edl.core.job.deadlines import Deadlines
-from edl.core.job.inputs import Command, Input, TookOver
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine, new_record
-from edl.core.worker.states import TrainerState
-from edl.protocol.data import DataSpec
-from edl.protocol.job import OVER, JobState, Record, WorkerState
+from edl.core.job.leader_inputs import Command, Input, TookOver
+from edl.core.job.leader_machine import JobMachine, new_record
+from edl.core.worker.worker_states import TrainerState
+from edl.protocol.checkpoint_record import Checkpointing, Resumed
+from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, JobPolicy
-from edl.protocol.saving import Checkpointing, Resumed
-from edl.testing.beginnings import Beginnings
-from edl.testing.checks import Checks
-from edl.testing.daemons import HEARD_S, LATE_S, SimDaemons
-from edl.testing.faults import Moment, Planned, SimFault
-from edl.testing.launching import SimLauncher
-from edl.testing.leading import TICK_S, SimLeader
-from edl.testing.meetings import Meetings
-from edl.testing.migrations import Migrations
+from edl.protocol.record import OVER, JobState, Record, WorkerState
+from edl.testing.fault_actions import OF_THE_JOB, SimFaults
+from edl.testing.model_beginnings import Beginnings
+from edl.testing.model_checkpoints import Savings, SimStore
+from edl.testing.model_checks import Checks
+from edl.testing.model_coordinator import RecordNode
+from edl.testing.model_daemons import HEARD_S, LATE_S, SimDaemons
+from edl.testing.model_faults import Moment, Planned, SimFault
+from edl.testing.model_launcher import SimLauncher
+from edl.testing.model_leader import TICK_S, SimLeader
+from edl.testing.model_meetings import Meetings
+from edl.testing.model_migrations import Migrations
+from edl.testing.model_next_rings import NextRings
+from edl.testing.model_requests import REACH_S, SimRequests
+from edl.testing.model_rings import NOTICED_S, STEP_TIMEOUT_S, Rings
+from edl.testing.model_roll_call import Musters
+from edl.testing.model_trainers import SimShells
+from edl.testing.model_worker import SimWorker
 from edl.testing.models import Model
-from edl.testing.musters import Musters
-from edl.testing.next_rings import NextRings
-from edl.testing.node import RecordNode
-from edl.testing.requests import REACH_S, SimRequests
-from edl.testing.rings import NOTICED_S, STEP_TIMEOUT_S, Rings
-from edl.testing.savings import Savings, SimStore
-from edl.testing.shells import SimShells
-from edl.testing.striking import OF_THE_JOB, SimFaults
-from edl.testing.worker import SimWorker
 
 BOOT_S = 0.8  # after which a newcomer is taken for hanging
 DEADLINES = Deadlines(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from edl.core.job.tallying import certain
-from edl.protocol.job import Record, Stable
+from edl.core.job.counters import certain
+from edl.protocol.record import Record, Stable
 from edl.protocol.tally import Tally
 
 Complain = Callable[[str, str], NoReturn]

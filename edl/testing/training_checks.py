@@ -1,7 +1,7 @@
 """Check training against the truth, kept sample by sample beside the ledger that never sees it.
 
 Owns: which samples were trained in which step, and what a model is after each. Does not own: what samples a worker was
-to have (`edl.testing.checks`).
+to have (`edl.testing.model_checks`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import KeysView
 from typing import TYPE_CHECKING, NoReturn
 
-from edl.core.data.ledger import Ledger
-from edl.core.job.machine import JobMachine
-from edl.core.worker.states import TrainerState
+from edl.core.data.sample_ledger import Ledger
+from edl.core.job.leader_machine import JobMachine
+from edl.core.worker.worker_states import TrainerState
 from edl.errors import InvalidTransition
-from edl.protocol.job import Record, WorkerState
+from edl.protocol.record import Record, WorkerState
+from edl.testing.model_rings import Sample
+from edl.testing.model_worker import SimWorker
 from edl.testing.models import learn, mean, of_own, of_sample
-from edl.testing.rings import Sample
-from edl.testing.worker import SimWorker
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob

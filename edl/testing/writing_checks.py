@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from edl.core.job.inputs import Command, Tell
+from edl.core.job.commit import WritingState
+from edl.core.job.job_report import shown_state, stable_of, status_of
+from edl.core.job.leader_inputs import Command, Tell
 from edl.core.job.orders import OrderBook
-from edl.core.job.report import shown_state, stable_of, status_of
-from edl.core.job.writing import WritingState
-from edl.protocol.job import OVER
+from edl.protocol.record import OVER
 
 if TYPE_CHECKING:
-    from edl.testing.leading import SimLeader
+    from edl.testing.model_leader import SimLeader
     from edl.testing.simulation import SimJob
 
 

@@ -19,14 +19,14 @@ import edl
 from edl import errors
 from edl.policy.learning import Knee, Warmup
 from edl.torch import elastic as elastic
-from edl.torch import horovod_names, loading
+from edl.torch import torch_horovod_names, torch_loading
+from edl.torch.file_dataset import Records
 from edl.torch.loader import ElasticDataLoader
 from edl.torch.optimizer import Elastic
-from edl.torch.process import framework as _framework
-from edl.torch.process import trainer as _trainer
-from edl.torch.records import Records
-from edl.torch.reducer import Manner
-from edl.trainer.endings import Leaving
+from edl.torch.torch_process import framework as _framework
+from edl.torch.torch_process import trainer as _trainer
+from edl.torch.torch_reducer import Manner
+from edl.trainer.exit_paths import Leaving
 from edl.trainer.module_aliases import alias
 from edl.trainer.rates.tuner import RateTuner
 
@@ -140,7 +140,7 @@ def prepare(
     """
     from edl.torch.batches import ElasticBatches
     from edl.torch.buffers import SharedBuffers
-    from edl.torch.conversion import converted
+    from edl.torch.loader_conversion import converted
 
     parts: tuple[object, object] = (model, optimizer)
     if not isinstance(parts[0], torch.nn.Module) or not isinstance(parts[1], torch.optim.Optimizer):
@@ -172,7 +172,7 @@ def load_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module) -> Non
     Raises `errors.UsageError` where the model has other names or shapes, `errors.CheckpointError` where there is
     nothing whole to load; the model is as it was then.
     """
-    loading.load(path, model)
+    torch_loading.load(path, model)
 
 
 if TYPE_CHECKING:
@@ -182,11 +182,11 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Horovod's own names, `hvd.allreduce` and so on, and `edl.run`."""
-        return edl.run if name == "run" else horovod_names.lookup(__name__, name)  # what workers need not import
+        return edl.run if name == "run" else torch_horovod_names.lookup(__name__, name)  # what workers need not import
 
 
-for _module in horovod_names.MODULES:
-    alias(f"{__name__}.{_module}", partial(horovod_names.lookup, __name__))
+for _module in torch_horovod_names.MODULES:
+    alias(f"{__name__}.{_module}", partial(torch_horovod_names.lookup, __name__))
 alias(f"{__name__}.elastic.state", partial(getattr, elastic))
 alias(f"{__name__}.elastic.sampler", partial(getattr, elastic))
 

@@ -1,6 +1,6 @@
 """Gradients that are not there: what a worker contributes for one, and how it sees that no worker had it.
 
-Owns: that. Does not own: which are missing (`edl.torch.reducer`), nor how they travel (`edl.torch.tensor_ring`).
+Owns: that. Does not own: which are missing (`edl.torch.torch_reducer`), nor how they travel (`edl.torch.tensor_ring`).
 
 A worker that got no gradient of a parameter cannot know whether another one did, and that one does not know that any
 is missing. So all take part in the sum, and the sum itself tells: who has nothing adds negative zeros, which stay

@@ -1,7 +1,7 @@
 """Collectives of the script's own in a ring of process groups: each begins once all members have announced it.
 
 Owns: the rounds in which members tell each other what they have begun, and beginning what all have. Does not own: what
-belongs together (`edl.core.worker.matching`), nor the operations (`edl.torch.group_collectives`).
+belongs together (`edl.core.worker.collective_matching`), nor the operations (`edl.torch.group_collectives`).
 
 Operations of a process group pair up by their order alone: of other types or shapes they give garbage, or gloo ends the
 process. So a small all-gather comes before each: one round, for as many collectives as were begun since the last one.
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from edl.core.worker.matching import Announcement, Match, Matching, Round
+from edl.core.worker.collective_matching import Announcement, Match, Matching, Round
 from edl.errors import CollectiveFailed, CollectiveRefused, RingBroken, UsageError
 
 ROOM_BYTES = 4096  # of what a member says in a round

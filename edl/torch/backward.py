@@ -1,6 +1,6 @@
 """The end of a backward pass: where all gradients that it has reached are waited for.
 
-Owns: finding that end. Does not own: the collectives (`edl.torch.reducer`).
+Owns: finding that end. Does not own: the collectives (`edl.torch.torch_reducer`).
 
 PyTorch runs callbacks at the end of a backward pass, as DistributedDataParallel's. A pass may be one inside of another:
 a checkpointed part that is `use_reentrant` calls backward anew. More gradients may come after the end of the inner one,

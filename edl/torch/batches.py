@@ -1,6 +1,6 @@
 """A training loader that is prepared, by `edl.prepare` or Accelerate: asking for a batch is the end of the step before.
 
-Owns: where steps end in such a script. Does not own: the samples (`edl.torch.conversion`).
+Owns: where steps end in such a script. Does not own: the samples (`edl.torch.loader_conversion`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from edl.errors import UsageError
-from edl.torch.conversion import StepParts
-from edl.torch.process import framework, trainer
+from edl.torch.loader_conversion import StepParts
+from edl.torch.torch_process import framework, trainer
 
 
 class ElasticBatches:

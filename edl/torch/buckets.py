@@ -1,7 +1,7 @@
 """Gradients of one optimizer, averaged by a process group in a few buckets, as DistributedDataParallel does.
 
 Owns: which gradients travel together, and the operations of one reduction. Does not own: the groups
-(`edl.torch.groups`), nor when a reduction begins and ends (`edl.torch.reducer`).
+(`edl.torch.process_groups`), nor when a reduction begins and ends (`edl.torch.torch_reducer`).
 
 Operations of a group pair up by the order in which members begin them. So buckets are cut by what all members know
 alike, the parameters in their order, and begin in that order, last parameters first, as backward computes them: a
@@ -23,10 +23,10 @@ from typing import Any, Protocol
 import torch
 
 from edl.errors import CollectiveRefused, UsageError
-from edl.protocol.messages import GRADIENTS
+from edl.protocol.leader_messages import GRADIENTS
 from edl.torch.absence import Nothings, no_rows
 from edl.torch.group_collectives import form
-from edl.torch.groups import ROW_BYTES, ProcessGroups
+from edl.torch.process_groups import ROW_BYTES, ProcessGroups
 from edl.torch.tensor_ring import scale
 
 LARGE_BYTES = 1 << 20  # of a gradient that travels alone

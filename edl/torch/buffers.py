@@ -1,6 +1,6 @@
 """A model's buffers are those of rank 0 before each mini-batch's first forward pass, as with DistributedDataParallel.
 
-Owns: when they are sent, and which. Does not own: moving them (`edl.torch.state`), nor what a newcomer gets.
+Owns: when they are sent, and which. Does not own: moving them (`edl.torch.torch_state`), nor what a newcomer gets.
 
 Many buffers never change: masks, positions. All go with the first mini-batch in a ring, and with each `PERIOD`-th after
 it. With the one that follows, members tell each other which have changed meanwhile, and until the next period only
@@ -14,11 +14,11 @@ from typing import Any, Final, Protocol
 import torch
 
 from edl.errors import RingBroken
-from edl.protocol.divergence import Fingerprint
-from edl.torch.fingerprints import fingerprints
-from edl.torch.state import broadcast_tensors
+from edl.protocol.divergence_report import Fingerprint
 from edl.torch.tensor_ring import TensorRing
-from edl.trainer.framework import StepPort
+from edl.torch.torch_fingerprints import fingerprints
+from edl.torch.torch_state import broadcast_tensors
+from edl.trainer.framework_port import StepPort
 
 PERIOD: Final = 100  # mini-batches
 

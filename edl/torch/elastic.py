@@ -18,9 +18,9 @@ from torch.utils import data
 from torch.utils.data.distributed import DistributedSampler
 
 from edl.errors import UsageError
-from edl.torch import horovod_names
+from edl.torch import torch_horovod_names
 from edl.torch.loader import Runs, batches_of_epoch
-from edl.torch.process import framework, trainer
+from edl.torch.torch_process import framework, trainer
 from edl.trainer.data.shards import ShardGenerator
 from edl.trainer.elastic_run import Run, RunPart, State
 from edl.trainer.packing import has_state
@@ -124,10 +124,10 @@ class TorchState(State):
 
     def _of_first(self, values: dict[str, Any]) -> dict[str, Any]:
         for _, model in sorted(self._models.items()):
-            horovod_names.lookup(__name__, "broadcast_parameters")(model.state_dict(), root_rank=0)
+            torch_horovod_names.lookup(__name__, "broadcast_parameters")(model.state_dict(), root_rank=0)
         for _, optimizer in sorted(self._optimizers.items()):
-            horovod_names.broadcast_optimizer_state(optimizer, root_rank=0)
-        found: dict[str, Any] = horovod_names.value_of_first(values, "state.sync()")
+            torch_horovod_names.broadcast_optimizer_state(optimizer, root_rank=0)
+        found: dict[str, Any] = torch_horovod_names.value_of_first(values, "state.sync()")
         return found
 
 

@@ -1,7 +1,7 @@
 """Collectives on tensors by a ring of process groups, each begun here and waited for later.
 
 Owns: what goes into an operation of the group, and what comes of it: any shape and layout, any number of rows. Does not
-own: what scripts call these (`edl.torch.group_names`), nor the groups (`edl.torch.groups`).
+own: what scripts call these (`edl.torch.torch_ring_names`), nor the groups (`edl.torch.process_groups`).
 
 Each begins once all workers have announced it (`edl.torch.announcing`): by name in any order, without a name in the
 same order. In a ring of one nothing travels.
@@ -17,10 +17,10 @@ import torch
 from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import AllreduceOptions, BroadcastOptions
 
-from edl.core.worker.matching import Match, announcement
+from edl.core.worker.collective_matching import Match, announcement
 from edl.errors import UsageError
 from edl.torch.announcing import Begun
-from edl.torch.groups import ProcessGroups
+from edl.torch.process_groups import ProcessGroups
 
 SUMMED = frozenset(
     {

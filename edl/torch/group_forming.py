@@ -1,7 +1,8 @@
 """Form a ring of process groups in a thread of its own, so that a stuck attempt can be left alone.
 
 Owns: its thread, its deadline, giving it up, and ending the ring in that thread once it is left: that may take long,
-too, and from Python 3.12 on a process that ends can start no thread. Does not own: what is formed (`edl.torch.groups`).
+too, and from Python 3.12 on a process that ends can start no thread. Does not own: what is formed
+(`edl.torch.process_groups`).
 
 Nothing in torch is global to a process but the default group, which is not used. So an attempt that is stuck in gloo,
 for a member that froze while all connect, costs a thread until gloo's own time-out, and no later ring anything.
@@ -12,9 +13,9 @@ from __future__ import annotations
 import threading
 
 from edl.errors import RingBroken, RingFault
-from edl.protocol.ring import Place
-from edl.torch.device_sums import Gpu
-from edl.torch.groups import ProcessGroups
+from edl.protocol.ring_places import Place
+from edl.torch.nccl_sums import Gpu
+from edl.torch.process_groups import ProcessGroups
 
 
 class GroupForming:

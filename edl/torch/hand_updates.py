@@ -1,7 +1,7 @@
 """Tensors that the script trains by hand: it gets gradients of them, and changes them without any optimizer.
 
 Owns: finding these in a process, once, among all tensors that live at the first comparison of states. Does not own:
-what optimizers train (`edl.torch.optimizer`, `edl.torch.unwrapped`), nor comparing (`edl.torch.framework`).
+what optimizers train (`edl.torch.optimizer`, `edl.torch.torch_unwrapped`), nor comparing (`edl.torch.torch_framework`).
 
 Of all leaf tensors that require a gradient, such a tensor is known by two things together between two looks: a gradient
 of it was asked for, and its contents have changed. So an average of the weights, a frozen network and what is made anew
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from edl.torch.fingerprints import fingerprints
+from edl.torch.torch_fingerprints import fingerprints
 
 CLOSE_LOOKS = 8  # what changes without gradients does so by then
 KINDS = frozenset({torch.Tensor, torch.nn.Parameter})  # subclasses may hold no contents of their own

@@ -1,6 +1,6 @@
 """Horovod's names in `edl.torch`, for type checkers: the signatures of Horovod 0.28.1, which the torch ring's have too.
 
-`edl.torch.horovod_names` finds them at run time; a test compares the two. Names that edl refuses are not here.
+`edl.torch.torch_horovod_names` finds them at run time; a test compares the two. Names that edl refuses are not here.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from edl.torch.horovod_names import DistributedOptimizer as DistributedOptimizer
-from edl.torch.horovod_names import broadcast_optimizer_state as broadcast_optimizer_state
+from edl.torch.torch_horovod_names import DistributedOptimizer as DistributedOptimizer
+from edl.torch.torch_horovod_names import broadcast_optimizer_state as broadcast_optimizer_state
 
 class _Op: ...
 class _Handle: ...

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from edl.errors import UsageError
 from edl.torch.loading_seeds import LoadingSeeds, SeatOfSteps, SeededIds
-from edl.torch.process import framework, trainer
+from edl.torch.torch_process import framework, trainer
 from edl.trainer.data.shards import ShardGenerator
 
 STEPS = "steps"

@@ -1,8 +1,8 @@
 """Begin and end the job's steps in a training loop that a library owns, and say what each worker does in between.
 
 Owns: which steps of such a loop count, and that all workers go on alike after each, the newcomer and who was behind
-too. Does not own: the loop (`edl.lightning.loops`, `edl.transformers.loop`), nor what else travels with a step
-(`edl.torch.traveller`).
+too. Does not own: the loop (`edl.lightning.loops`, `edl.transformers.hf_loop`), nor what else travels with a step
+(`edl.torch.loop_state`).
 
 Between two steps a loop evaluates, asks callbacks, saves; and there the ring may break, and a newcomer may come with
 the next one. It goes through all that lies between from its beginning, so whatever the workers ask each other there is
@@ -18,8 +18,8 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from edl.errors import RingBroken
-from edl.torch.traveller import Travels
-from edl.trainer.evaluation import Work
+from edl.torch.loop_state import Travels
+from edl.trainer.shared_evaluation import Work
 
 STANDS = "stands"  # in a state that travels: whose it is stands between the end of that step and the next one
 

@@ -1,6 +1,6 @@
 """Make any torch optimizer step by gradients that backward has averaged over the ring.
 
-Owns: what `edl.torch.Optimizer` does to an optimizer. Does not own: the collectives (`edl.torch.reducer`).
+Owns: what `edl.torch.Optimizer` does to an optimizer. Does not own: the collectives (`edl.torch.torch_reducer`).
 
 The optimizer stays the same object and gets a class that inherits from its own. So `isinstance` holds, and whatever
 refers to it already (a learning-rate scheduler, a GradScaler) keeps working, in either order of construction.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from edl.errors import UsageError
-from edl.torch.reducer import Reducer
+from edl.torch.torch_reducer import Reducer
 
 
 class _Moot(Exception):
@@ -130,7 +130,7 @@ class Elastic:
                 self._edl.add(parameter, f"group.{last}.{index}")
 
     def expect_again(self, group: dict[str, Any]) -> None:
-        """`edl.torch.state.Growing`."""
+        """`edl.torch.torch_state.Growing`."""
         if self._edl is not None:
             self._edl.expect_again(group["params"])
 

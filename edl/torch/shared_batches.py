@@ -1,8 +1,8 @@
 """The batches of a validation DataLoader, of which each worker loads those that it computes.
 
 Owns: which batches such a loader has, and loading some of them; and the form in which what came of them travels. Does
-not own: who computes which (`edl.core.worker.evaluation`), nor computing (`edl.lightning.validation`,
-`edl.transformers.evaluation`, `edl.accelerate.evaluation`).
+not own: who computes which (`edl.core.worker.evaluation_shares`), nor computing (`edl.lightning.lightning_validation`,
+`edl.transformers.hf_evaluation`, `edl.accelerate.shared_loader`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 import msgspec
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
-from edl.torch.traveller import as_plain, from_plain
+from edl.torch.loop_state import as_plain, from_plain
 
 logger = logging.getLogger("edl")
 

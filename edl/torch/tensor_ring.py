@@ -1,7 +1,7 @@
 """The port of a ring as the adapter of PyTorch sees it: bytes and numbers like any ring's, and tensors.
 
-Owns: that port, and which ring stands behind it in this process. Does not own: the rings (`edl.torch.horovod_ring`,
-`edl.torch.group_ring`), of which only the one that is chosen is imported.
+Owns: that port, and which ring stands behind it in this process. Does not own: the rings
+(`edl.torch.torch_horovod_ring`, `edl.torch.torch_ring`), of which only the one that is chosen is imported.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Protocol
 
 import torch
 
-from edl.collectives.environment import BUILD, has_horovod
-from edl.collectives.names import Named
-from edl.collectives.ring import Ring
+from edl.collectives.horovod_environment import BUILD, has_horovod
+from edl.collectives.name_warmup import Named
+from edl.collectives.ring_port import Ring
 from edl.config import Settings
 from edl.errors import ConfigError, UsageError
-from edl.protocol.ring import RingKind, ring_kind
+from edl.protocol.ring_places import RingKind, ring_kind
 from edl.torch.absence import blank, no_rows
-from edl.torch.device_sums import Gpu
+from edl.torch.nccl_sums import Gpu
 from edl.trainer import fork_stand_in
 
 AVERAGED = (  # what both rings average: in these numbers, in others that carry them, or as pairs of them
@@ -89,7 +89,7 @@ def chosen(gpu: Callable[[], Gpu | None], named: Callable[[], Sequence[Named]]) 
     memory. Raises ConfigError.
     """
     if kind(Settings.from_given({}, os.environ)) is RingKind.TORCH:
-        from edl.torch.group_ring import GroupRing
+        from edl.torch.torch_ring import GroupRing
 
         return GroupRing(gpu)
     if not has_horovod("torch"):
@@ -97,7 +97,7 @@ def chosen(gpu: Callable[[], Gpu | None], named: Callable[[], Sequence[Named]]) 
             f"Horovod is not installed for PyTorch: train with `edl run --ring torch` (EDL_RING=torch), or {BUILD}"
         )
     try:
-        from edl.torch.horovod_ring import TorchHorovodRing
+        from edl.torch.torch_horovod_ring import TorchHorovodRing
     except ImportError as error:
         why = str(error).partition("\n")[0]
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Give all members of the ring rank 0's state of what one call of `edl.Optimizer` brings.
 
-Owns: what it brings, and making it equal. Does not own: moving a state (`edl.torch.state`), nor what a broken ring
-leads to (`edl.torch.framework`).
+Owns: what it brings, and making it equal. Does not own: moving a state (`edl.torch.torch_state`), nor what a broken
+ring leads to (`edl.torch.torch_framework`).
 
 DistributedDataParallel does the same when it is constructed. Without it the first step of a script that brings data of
 its own would sum up gradients of other shapes, which ends the process in gloo.
@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import torch
 
-from edl.torch.state import synchronize
 from edl.torch.tensor_ring import TensorRing
-from edl.torch.tensors import form
+from edl.torch.torch_state import synchronize
+from edl.torch.torch_tensors import form
 from edl.trainer.same_model import check_same
 
 
 class Wrapped(NamedTuple):
-    """A holder (`edl.torch.state.Holder`) of what one call has brought."""
+    """A holder (`edl.torch.torch_state.Holder`) of what one call has brought."""
 
     named: Sequence[tuple[str, torch.Tensor]]  # what no call before has brought
     optimizer: torch.optim.Optimizer

@@ -1,4 +1,4 @@
-"""Arrays of numpy among the values that travel (`edl.trainer.tree`).
+"""Arrays of numpy among the values that travel (`edl.trainer.value_tree`).
 
 Owns: their form, and which are filled in place. Does not own: moving them.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.trainer.tree import CannotTravel, Destination, Form, TensorPart
+from edl.trainer.value_tree import CannotTravel, Destination, Form, TensorPart
 
 SORT = "array"
 
@@ -19,7 +19,7 @@ AnyArray = np.ndarray[Any, Any]
 
 
 class Arrays:
-    """`edl.trainer.tree.Tensors`. Contents are contiguous bytes."""
+    """`edl.trainer.value_tree.Tensors`. Contents are contiguous bytes."""
 
     def is_of(self, form: Form) -> bool:
         return form.sort == SORT

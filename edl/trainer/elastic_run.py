@@ -1,7 +1,8 @@
 """Horovod's elastic scripts: a training function over a state, called anew whenever the workers change.
 
 Owns: `run`, where a mini-batch of such a script ends, and the plain values of its states. Does not own: models,
-optimizers and samplers (`edl.torch.elastic`, `edl.tensorflow.elastic`), nor the change itself (`edl.trainer.trainer`).
+optimizers and samplers (`edl.torch.elastic`, `edl.tensorflow.tf_elastic`), nor the change itself
+(`edl.trainer.trainer`).
 
 Nothing is rolled back but plain values. A function that goes on after a change would go on with what it has worked out
 from the old size and the old state, in local variables that a newcomer does not share; learning rates would come to
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from edl.errors import RingBroken, UsageError
-from edl.trainer.extras import Extras
+from edl.trainer.registered_state import Extras
 
 P = ParamSpec("P")
 R = TypeVar("R")

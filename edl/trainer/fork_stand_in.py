@@ -19,8 +19,8 @@ import edl
 from edl.config import Settings
 from edl.errors import ConfigError, UsageError
 from edl.host import horovodrun_env
-from edl.host.processes import die_with_parent
-from edl.protocol.ring import RingKind
+from edl.host.host_processes import die_with_parent
+from edl.protocol.ring_places import RingKind
 
 TOLD = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_HOSTNAME", "HOROVOD_RANK")
 MODULE = "edl.horovodrun"

@@ -1,7 +1,7 @@
 """Measurements of a script in an evaluation: sums over samples, and rows of samples in their order.
 
 Owns: `edl.evaluate`'s units, adding up what the script's function gives for them, and what `edl.gather_for_metrics`
-makes of the values of all workers. Does not own: who computes which unit (`edl.trainer.evaluation`).
+makes of the values of all workers. Does not own: who computes which unit (`edl.trainer.shared_evaluation`).
 
 Numbers are added exactly (`math.fsum`), so their sum does not depend on which worker has computed what.
 """
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.collectives.ring import Ring, of_all_members
+from edl.collectives.ring_port import Ring, of_all_members
 from edl.errors import UsageError
 from edl.trainer.arrays import dtype_of, dtype_text
 

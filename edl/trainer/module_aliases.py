@@ -1,6 +1,6 @@
 """Modules that scripts of Horovod's import from, such as `edl.torch.mpi_ops`, for names that lie elsewhere here.
 
-Owns: that such an import finds them. Does not own: which there are (`edl.torch.horovod_names` and its twin).
+Owns: that such an import finds them. Does not own: which there are (`edl.torch.torch_horovod_names` and its twin).
 """
 
 from __future__ import annotations

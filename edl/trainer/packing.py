@@ -1,7 +1,8 @@
 """Converting values to a tree with contents beside it, and back at a peer.
 
 Owns: which values can travel, and which become what they were again in place. Does not own: the tree
-(`edl.trainer.tree`), arrays and tensors (behind its port), nor what travels when (`edl.trainer.extras`).
+(`edl.trainer.value_tree`), arrays and tensors (behind its port), nor what travels when
+(`edl.trainer.registered_state`).
 
 The receiver first lists what contents go into; they arrive; only then does any of its values change.
 """
@@ -17,7 +18,7 @@ import numpy as np
 
 from edl.errors import UsageError
 from edl.trainer.arrays import dtype_of, dtype_text
-from edl.trainer.tree import (
+from edl.trainer.value_tree import (
     CONTAINERS,
     BigInteger,
     Binary,

@@ -1,7 +1,7 @@
 """A worker's own states of random numbers: Python's, numpy's, and those of its framework.
 
 Owns: their form in a checkpoint. Does not own: the framework's (behind its port), nor when they are taken and given
-back (`edl.trainer.copier`, `edl.trainer.resuming`).
+back (`edl.trainer.snapshot_writer`, `edl.trainer.first_state`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from edl.errors import CheckpointError
-from edl.trainer.framework import Framework
+from edl.trainer.framework_port import Framework
 
 
 class _Numpy(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from edl.collectives.ring import Ring, of_all_members
+from edl.collectives.ring_port import Ring, of_all_members
 from edl.errors import UsageError
 
 ALIKE = "All workers must build the same model and wrap the same optimizers, in the same order"

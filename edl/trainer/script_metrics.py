@@ -1,7 +1,7 @@
 """Metrics of a script: sums over a validation set, and rows of all workers' mini-batches.
 
 Owns: `edl.evaluate` and `edl.gather_for_metrics`, for functions and values of any framework. Does not own: sharing the
-work (`edl.trainer.evaluation`), nor how values travel (`edl.trainer.measuring`).
+work (`edl.trainer.shared_evaluation`), nor how values travel (`edl.trainer.measuring`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import logging
 from collections.abc import Callable, Sized
 from typing import Any
 
-from edl.core.worker.machine import WorkerMachine
+from edl.core.worker.worker_machine import WorkerMachine
 from edl.errors import RingBroken
 from edl.trainer import measuring
-from edl.trainer.batch_ends import BatchEnds
 from edl.trainer.data.source import positive, samples_of
-from edl.trainer.framework import Framework
+from edl.trainer.framework_port import Framework
+from edl.trainer.step_end import BatchEnds
 
 logger = logging.getLogger("edl")
 

@@ -5,7 +5,7 @@ number what they average: its next gradients would meet the others' of the mini-
 
 Owns: the question whether all workers have left an update out, and how long a worker waits for the answer. Does not
 own: when an update is due (`edl.trainer.updates_due`), nor what follows of a void mini-batch
-(`edl.trainer.batch_ends`).
+(`edl.trainer.step_end`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import threading
 import zlib
 from typing import Final
 
-from edl.core.worker.machine import WorkerMachine
+from edl.core.worker.worker_machine import WorkerMachine
 from edl.errors import RingBroken, UsageError
-from edl.trainer.framework import Framework
+from edl.trainer.framework_port import Framework
 
 SHORT_WAIT_S: Final = 2.0
 SKIPPED: Final = "the script has ended it without an update, which others make, as where it catches an exception"

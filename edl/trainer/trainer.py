@@ -1,8 +1,8 @@
 """The training thread's side of a job, behind `import edl.torch as edl` and `import edl.tensorflow as edl`.
 
 Owns: the calls that scripts and adapters make, and how a worker's life begins and ends. Does not own: what the end of a
-mini-batch is made of (`edl.trainer.batch_ends`), where this process sits and how it changes seats
-(`edl.trainer.shell`), the framework (`edl.trainer.framework`), the data (`edl.trainer.samples`).
+mini-batch is made of (`edl.trainer.step_end`), where this process sits and how it changes seats
+(`edl.trainer.worker_shell`), the framework (`edl.trainer.framework_port`), the data (`edl.trainer.sample_source`).
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ import msgspec
 from edl import ownership
 from edl.config import Settings
 from edl.core.data.batching import microbatches
-from edl.core.worker.inputs import CheckpointWished, LeaveWanted, RestartsExpected, ScriptEnded, ScriptFailed
-from edl.core.worker.states import ENDING
+from edl.core.worker.worker_inputs import CheckpointWished, LeaveWanted, RestartsExpected, ScriptEnded, ScriptFailed
+from edl.core.worker.worker_states import ENDING
 from edl.errors import ConfigError, UsageError
-from edl.host.joining import check_again, check_one_ring, joined
+from edl.host.job_discovery import check_again, check_one_ring, joined
+from edl.policy.gradient_noise import MeasuredNoise
 from edl.policy.learning import RAMP_STEPS
-from edl.policy.noise import MeasuredNoise
-from edl.protocol.divergence import Fingerprint
-from edl.protocol.ring import RingKind, ring_kind
-from edl.protocol.saving import Origin
-from edl.sources.port import Source
+from edl.protocol.checkpoint_record import Origin
+from edl.protocol.divergence_report import Fingerprint
+from edl.protocol.ring_places import RingKind, ring_kind
+from edl.sources.source_port import Source
 from edl.trainer import fork_stand_in
-from edl.trainer.batch_ends import BatchEnds
-from edl.trainer.data.audit import AuditedCount, AuditFile
-from edl.trainer.data.rehearsals import Rehearsals
+from edl.trainer.daemon_link import DaemonLink
+from edl.trainer.data.audit_files import AuditedCount, AuditFile
+from edl.trainer.data.rehearsal_count import Rehearsals
 from edl.trainer.data.sample_ids import Ids
 from edl.trainer.data.shards import Held, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.data.source import files_of
-from edl.trainer.endings import Leaving, leave_on_sigterm, note_failures, spare_the_collector
-from edl.trainer.evaluation import Work
-from edl.trainer.extras import Extras
-from edl.trainer.figures import FigureSender
-from edl.trainer.framework import Framework
-from edl.trainer.link import DaemonLink
+from edl.trainer.exit_paths import Leaving, leave_on_sigterm, note_failures, spare_the_collector
+from edl.trainer.first_state import Resuming, life_begun
+from edl.trainer.framework_port import Framework
 from edl.trainer.rates.factors import RateFactors
 from edl.trainer.rates.noise_meter import EVERY
-from edl.trainer.rates.rate import AnySchedule, Rule
-from edl.trainer.resuming import Resuming, life_begun
-from edl.trainer.samples import Samples
+from edl.trainer.rates.rate_factors import AnySchedule, Rule
+from edl.trainer.registered_state import Extras
+from edl.trainer.reported_metrics import FigureSender
+from edl.trainer.sample_source import Samples
 from edl.trainer.script_metrics import ScriptMetrics
-from edl.trainer.shell import WorkerShell
-from edl.trainer.standing import ScriptStanding
-from edl.trainer.watching import RingWatch
-from edl.transport.count import Count
+from edl.trainer.script_position import ScriptStanding
+from edl.trainer.shared_evaluation import Work
+from edl.trainer.step_end import BatchEnds
+from edl.trainer.wait_bounds import RingWatch
+from edl.trainer.worker_shell import WorkerShell
+from edl.transport.step_counter import Count
 
 logger = logging.getLogger("edl")
 

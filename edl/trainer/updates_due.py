@@ -6,14 +6,15 @@ Owns: that rule. Does not own: what an update is (the adapters), nor what follow
 An update is due in each mini-batch once there was one in each of eight in a row, the first of this ring: workers whose
 scripts do the same expect the same. Of a script that adds gradients up over mini-batches nothing is expected: what one
 of its workers leaves out alone is found as the weights are compared. So it is in a ring's first mini-batches, where
-that is soon (`edl.core.worker.divergence`), and where a newcomer's script differs, which is to go before the others.
+that is soon (`edl.core.worker.divergence_finder`), and where a newcomer's script differs, which is to go before the
+others.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from edl.core.worker.moves import NEVER
+from edl.core.worker.next_move import NEVER
 
 IN_A_ROW: Final = 8
 

@@ -6,6 +6,6 @@ docs/huggingface.md says what a script writes, and what becomes of the Trainer's
 
 from __future__ import annotations
 
-from edl.transformers.mixin import EdlTrainer, EdlTrainerMixin
+from edl.transformers.hf_trainer import EdlTrainer, EdlTrainerMixin
 
 __all__ = ["EdlTrainer", "EdlTrainerMixin"]

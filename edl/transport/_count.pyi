@@ -1,1 +1,1 @@
-from edl.transport.count import Count as Count
+from edl.transport.step_counter import Count as Count

@@ -6,7 +6,8 @@ with one reader thread, because a script has no loop. The embedded coordinator (
 by such a pipe, too; its clients have a loop (`LoopClient`).
 
 A trap: a socket ends when its *last* descriptor is closed, and a forked child of the trainer (a data loader) has one.
-So forks close theirs here, and a daemon that must be sure watches the process itself (`edl.host.processes.watch_exit`).
+So forks close theirs here, and a daemon that must be sure watches the process itself
+(`edl.host.host_processes.watch_exit`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, cast
 import msgspec
 
 from edl.errors import ConfigError
-from edl.transport.errors import PipeClosed
+from edl.transport.call_errors import PipeClosed
 
 MAX_BYTES = 16 * 1024 * 1024
 UNSENT_BYTES = 64 * 1024 * 1024  # unsent bytes to a trainer that holds the GIL, beyond which it counts as gone

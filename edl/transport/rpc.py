@@ -14,9 +14,9 @@ import grpc.aio
 import msgspec
 
 from edl.errors import ConfigError
-from edl.transport.envelope import MAX_BYTES
-from edl.transport.errors import DeadlineExceeded, Reason, Refused, Unauthentic, Unreachable
+from edl.transport.call_errors import DeadlineExceeded, Reason, Refused, Unauthentic, Unreachable
 from edl.transport.refusals import Refusals
+from edl.transport.seal import MAX_BYTES
 from edl.transport.service import Call, Handler, Service, Speaker, being_cancelled, unproven
 
 __all__ = [

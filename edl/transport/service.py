@@ -17,10 +17,10 @@ from typing import Any, NoReturn, TypeVar, overload
 
 import msgspec
 
-from edl.transport.envelope import MAX_BYTES, Reply, Request, Seal
-from edl.transport.errors import Reason, Refused, Unauthentic
+from edl.transport.call_errors import Reason, Refused, Unauthentic
 from edl.transport.refusals import Refusals
 from edl.transport.replay import ReplayGuard
+from edl.transport.seal import MAX_BYTES, Reply, Request, Seal
 
 logger = logging.getLogger(__name__)
 

@@ -14,17 +14,17 @@ import msgspec
 import pytest
 import yaml
 
-from edl.cli.arguments import TWINS
+from edl.cli.command_arguments import TWINS
 from edl.cli.parser import build
 from edl.cluster.queue import phases
 from edl.config import TABLE
-from edl.config.table import MORE_VARIABLES
-from edl.core.job import members
-from edl.core.job.members import TRANSITIONS
-from edl.core.worker import states as worker_states
+from edl.config.settings_table import MORE_VARIABLES
+from edl.core.job import member_states
+from edl.core.job.member_states import TRANSITIONS
+from edl.core.worker import worker_states
 from edl.events import Kind
 from edl.facts import FACTS
-from edl.protocol import tree
+from edl.protocol import node_paths
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -178,7 +178,9 @@ def test_a_trainers_states_are_those_of_the_code() -> None:
 
 
 def test_the_picture_of_a_members_states_is_that_of_the_code() -> None:
-    pictures = [PICTURE.search(text) for text in (members.__doc__ or "", (DOCS / "states-and-events.md").read_text())]
+    pictures = [
+        PICTURE.search(text) for text in (member_states.__doc__ or "", (DOCS / "states-and-events.md").read_text())
+    ]
     drawn = [[line.strip() for line in picture[0].splitlines()] for picture in pictures if picture]
     assert len(drawn) == 2
     assert drawn[0] == drawn[1]
@@ -205,14 +207,14 @@ def test_the_tree_in_zookeeper_is_that_of_the_code() -> None:
     }
     job = "<job>"
     paths = {
-        tree.record(job),
-        tree.secret(job),
-        tree.leader(job),
-        tree.worker(job, "<id>"),
-        f"{tree.events(job)}/e-<n>",
+        node_paths.record(job),
+        node_paths.secret(job),
+        node_paths.leader(job),
+        node_paths.worker(job, "<id>"),
+        f"{node_paths.events(job)}/e-<n>",
     }
     assert paths <= shown
-    assert all(path.startswith(tree.root(job)) for path in shown)
+    assert all(path.startswith(node_paths.root(job)) for path in shown)
 
 
 @pytest.mark.parametrize("face", ["torch", "tensorflow"])

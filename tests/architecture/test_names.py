@@ -46,4 +46,4 @@ def test_a_constant_that_means_never_has_one_home_for_steps_and_one_for_times() 
         for target in ([node.target] if isinstance(node, ast.AnnAssign) else node.targets)
         if isinstance(target, ast.Name) and target.id == "NEVER"
     }
-    assert homes == {"edl/core/worker/moves.py"}  # of steps; edl.core.job.deadlines has END_OF_TIME
+    assert homes == {"edl/core/worker/next_move.py"}  # of steps; edl.core.job.deadlines has END_OF_TIME

@@ -49,9 +49,9 @@ import os, sys
 sys.modules["horovod"] = None
 import torch, edl.torch as hvd
 from edl.errors import ConfigError, UsageError
-from edl.protocol.ring import solo
-from edl.torch.horovod_names import COLLECTIVES, OTHERS
-from edl.torch.process import framework, trainer
+from edl.protocol.ring_places import solo
+from edl.torch.torch_horovod_names import COLLECTIVES, OTHERS
+from edl.torch.torch_process import framework, trainer
 framework.ring.enter(solo("w0"), 1.0)
 model = torch.nn.Linear(2, 1)
 framework.wrap(trainer, torch.optim.SGD(model.parameters(), lr=0.1), model, None)

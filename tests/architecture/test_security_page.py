@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from edl.cluster.queue import room
+from edl.cluster.queue import queue_bounds
 from edl.collectives import rendezvous
-from edl.coordination import child_server, server_process
+from edl.coordination import child_server, zookeeper_process
 from edl.coordination.embedded import __main__ as embedded
 from edl.coordination.embedded import journal
-from edl.coordination.etcd.server_process import EtcdProcess
-from edl.daemon.metrics import server as metrics
-from edl.horovodrun import notices
-from edl.host import serving
-from edl.launch import records
-from edl.scheduler import processes, warden, worker_folders
-from edl.scheduler.web import server as web
-from edl.transport import envelope, pipe, rpc, stream
+from edl.coordination.etcd.etcd_process import EtcdProcess
+from edl.daemon.metrics import metrics_server as metrics
+from edl.horovodrun import host_updates
+from edl.host import http_serving
+from edl.launch import job_records
+from edl.scheduler import cluster_processes, worker_folders, worker_wrapper
+from edl.scheduler.web import web_server as web
+from edl.transport import pipe, rpc, seal, state_stream
 from tests.architecture.test_docs import rows, section
 
 ROOT = Path(__file__).parents[2]
@@ -29,13 +29,13 @@ LISTENS = {"create_server", "start_server", "start_unix_server", "add_insecure_p
 PROBES = {  # they let go of the port at once
     "edl/coordination/local_place.py",
     "edl/launch/doctor.py",
-    "edl/scheduler/starting.py",
+    "edl/scheduler/cluster_start.py",
 }
-SHARED = {"edl/host/serving.py"}  # listens for its callers
+SHARED = {"edl/host/http_serving.py"}  # listens for its callers
 
-HTTP = f"{serving.CONNECTIONS} connections; a request's head has {serving.HEAD_BYTES >> 10} KiB"
+HTTP = f"{http_serving.CONNECTIONS} connections; a request's head has {http_serving.HEAD_BYTES >> 10} KiB"
 LOG = f"{child_server.LOG_BYTES >> 20} MiB, and one copy"
-RPC = f"{envelope.MAX_BYTES >> 20} MiB; {rpc.CALLS_PER_CONNECTION} calls at once on a connection"
+RPC = f"{seal.MAX_BYTES >> 20} MiB; {rpc.CALLS_PER_CONNECTION} calls at once on a connection"
 READERS = (
     f"{metrics.AT_ONCE} requests at once, of {metrics.REQUEST_BYTES >> 10} KiB, each within {metrics.REQUEST_S:g} s"
 )
@@ -43,20 +43,20 @@ BODIES = f"{web.BODY_BYTES // 1_000_000} MB and comes within {web.BODY_S:g} s"
 SOURCES = {  # where edl listens: how the row begins, and what its bound says
     "edl/transport/rpc.py": ("a daemon's RPC", f"{RPC}, {rpc.CALLS_AT_ONCE} in all"),
     "edl/collectives/rendezvous.py": ("a daemon's rendezvous", f"{rendezvous.MOST_CONNECTIONS} connections"),
-    "edl/transport/stream.py": (
+    "edl/transport/state_stream.py": (
         "a trainer that has a state",
-        f"{stream.MOST_CALLERS} connections, each {stream.GREETING_S:g} s",
+        f"{state_stream.MOST_CALLERS} connections, each {state_stream.GREETING_S:g} s",
     ),
     "edl/transport/pipe.py": ("a worker's private pipe", f"{pipe.MAX_BYTES >> 20} MiB"),
-    "edl/cli/dashboard.py": ("the page of `edl dashboard`", f"{HTTP} and comes within {serving.ASK_S:g} s"),
-    "edl/daemon/metrics/server.py": ("metrics, where", READERS),
-    "edl/scheduler/web/process.py": (
+    "edl/cli/dashboard.py": ("the page of `edl dashboard`", f"{HTTP} and comes within {http_serving.ASK_S:g} s"),
+    "edl/daemon/metrics/metrics_server.py": ("metrics, where", READERS),
+    "edl/scheduler/web/web_process.py": (
         "the HTTP interface",
         f"{BODIES}; {web.STREAMS} logs followed, {web.WAITS} callers that wait",
     ),
-    "edl/horovodrun/notices.py": (
+    "edl/horovodrun/host_updates.py": (
         "a stand-in's ear",
-        f"{notices._LONGEST >> 10} KiB and comes within {notices._PATIENCE_S:g} s",
+        f"{host_updates._LONGEST >> 10} KiB and comes within {host_updates._PATIENCE_S:g} s",
     ),
 }
 
@@ -74,7 +74,7 @@ def listening() -> set[str]:
         nodes = list(ast.walk(ast.parse(path.read_text())))
         called = [node.func for node in nodes if isinstance(node, ast.Call)]
         names = {func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in called}
-        served = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "edl.host.serving"]
+        served = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "edl.host.http_serving"]
         if names & LISTENS or any(name.name == "listen" for node in served for name in node.names):
             found.add(str(path.relative_to(ROOT)))
     return found
@@ -91,7 +91,7 @@ def test_the_bounds_of_a_row_are_the_codes(source: str) -> None:
 
 
 def test_the_bounds_of_local_servers_are_the_codes(tmp_path: Path) -> None:
-    heap = next(flag for flag in server_process._FLAGS if flag.startswith("-Xmx"))
+    heap = next(flag for flag in zookeeper_process._FLAGS if flag.startswith("-Xmx"))
     zookeeper, etcd = row("the ZooKeeper that `edl run` starts")[-1], row("the etcd that `edl run`")[-1]
     assert f"{heap.removeprefix('-Xmx').removesuffix('m')} MiB of memory" in zookeeper and LOG in zookeeper
     own = row("the embedded coordinator that `edl run`")[-1]
@@ -102,13 +102,13 @@ def test_the_bounds_of_local_servers_are_the_codes(tmp_path: Path) -> None:
 
 def test_the_bounds_of_folders_are_the_codes() -> None:
     found = {cells[0]: cells[-1] for cells in rows(section(PAGE, "Folders and files"))}
-    assert f"the newest {records.KEEP} that are over" in found["`jobs/`"]
-    assert f"{processes.LOG_BYTES // 1_000_000} MB of each process" in found["`cluster/logs/`"]
+    assert f"the newest {job_records.KEEP} that are over" in found["`jobs/`"]
+    assert f"{cluster_processes.LOG_BYTES // 1_000_000} MB of each process" in found["`cluster/logs/`"]
     own = found["`jobs/*/embedded/`"]
     assert f"{embedded.MAX_BYTES >> 20} MiB of nodes" in own and f"and {journal.SLACK_BYTES >> 20} MiB" in own
-    assert f"{room.ENVIRON_BYTES:,} bytes" in found["`cluster/environs/*`"]
+    assert f"{queue_bounds.ENVIRON_BYTES:,} bytes" in found["`cluster/environs/*`"]
     assert f"the newest {worker_folders.KEPT_CLAIMS} that are gone" in found["`cluster/nodes/*/workers/`"]
-    assert f"{warden.LAST_WORD_BYTES >> 10} KiB" in found["`cluster/nodes/*/workers/*/exit.json`"]
+    assert f"{worker_wrapper.LAST_WORD_BYTES >> 10} KiB" in found["`cluster/nodes/*/workers/*/exit.json`"]
     assert all(
         LOG.replace("MiB,", "MiB of log,") in bound
         for name, bound in found.items()

@@ -13,17 +13,17 @@ from typing import Any, Protocol
 import pytest
 
 from edl.coordination import zookeeper
-from edl.coordination.chaos import expire_session
+from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.embedded import embedded_store
-from edl.coordination.embedded.chaos import end_session
+from edl.coordination.embedded.embedded_chaos import end_session
 from edl.coordination.embedded.embedded_server import LocalEmbedded
-from edl.coordination.etcd import store as etcd
-from edl.coordination.etcd.chaos import expire_lease
-from edl.coordination.etcd.server import LocalEtcd
-from edl.coordination.memory import MemoryServer
-from edl.coordination.server import LocalServer
-from edl.coordination.settings import Coordinator
+from edl.coordination.etcd import etcd_store as etcd
+from edl.coordination.etcd.etcd_chaos import expire_lease
+from edl.coordination.etcd.etcd_server import LocalEtcd
+from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Store
+from edl.coordination.zookeeper_chaos import expire_session
+from edl.coordination.zookeeper_server import LocalServer
 
 SESSION_TIMEOUT_S = 4.0
 

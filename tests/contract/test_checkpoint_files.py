@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from s3_store import DONE_BUT_500, DONE_BUT_DROPPED, DROPPED, PART_BYTES, WELL, S3Store, found_by_this_process, serving
 
-from edl.checkpoints.local import LocalFiles
-from edl.checkpoints.objects import ObjectFiles
-from edl.checkpoints.port import AlreadyThere, Files, NotThere
+from edl.checkpoints.checkpoint_storage import AlreadyThere, Files, NotThere
+from edl.checkpoints.local_folders import LocalFiles
+from edl.checkpoints.object_store import ObjectFiles
 from edl.errors import CheckpointError, ConfigError
 
 
@@ -253,7 +253,7 @@ def test_a_store_that_is_not_known_is_named() -> None:
 
 
 def test_a_path_with_a_tilde_is_no_store(monkeypatch, tmp_path) -> None:
-    from edl.checkpoints.places import files_at
+    from edl.checkpoints.checkpoint_paths import files_at
 
     monkeypatch.setenv("HOME", str(tmp_path))
     assert files_at("~/x").where == str(Path(tmp_path) / "x")

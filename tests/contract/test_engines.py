@@ -21,19 +21,19 @@ from fake_kubernetes import FakeKubernetes, fake_kubernetes
 from real_ray import RealRay, leave_ray, real_ray
 from real_slurm import RealSlurm, real_slurm
 
-from edl.cluster.queue.agent import WorkerFound
-from edl.cluster.queue.causes import EndEvidence, classify
-from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
+from edl.cluster.queue.agent_machine import WorkerFound
+from edl.cluster.queue.end_causes import EndEvidence, classify
+from edl.cluster.queue.queue_entries import Submission, WorkerOrder, WorkerWish
 from edl.host.file_lock import is_held
-from edl.host.processes import process_start_time
-from edl.launch.processes import is_running, marked
-from edl.scheduler import places, worker_folders
-from edl.scheduler.engine import Ended, Start, WorkerEngine
-from edl.scheduler.kubernetes.engine import KubernetesEngine
+from edl.host.host_processes import process_start_time
+from edl.launch.job_processes import is_running, marked
+from edl.scheduler import cluster_home, worker_folders
+from edl.scheduler.kubernetes.kubernetes_engine import KubernetesEngine
 from edl.scheduler.local_engine import LocalEngine
 from edl.scheduler.ray_cluster import ADDRESS, RayCluster, group_name
 from edl.scheduler.ray_engine import RayEngine, give_back, left_of
 from edl.scheduler.slurm_engine import SlurmEngine
+from edl.scheduler.worker_engine import Ended, Start, WorkerEngine
 from edl.scheduler.worker_folders import WorkerFolders, mark_of
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ EVERY = [
     pytest.param("slurm", marks=pytest.mark.soak),
     pytest.param("ray", marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
 ]
-MODULES = {"kubernetes": "edl.scheduler.kubernetes.engine"}
+MODULES = {"kubernetes": "edl.scheduler.kubernetes.kubernetes_engine"}
 
 
 def on_ray(test: Callable[..., object]) -> Callable[..., object]:
@@ -270,7 +270,7 @@ async def test_a_claim_that_was_withdrawn_while_it_was_made_comes_to_nothing(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent is paused in it, and another one of the node finds it half made; or the worker is to leave by then."""
-    put, again = places.put, played.another()
+    put, again = cluster_home.put, played.another()
     for worker, withdraw in (("j-1", again.folders.withdraw), ("j-2", again.folders.bar)):
 
         def pausing(path: Path, content: bytes, worker: str = worker, withdraw: Callable[..., Any] = withdraw) -> None:

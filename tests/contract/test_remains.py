@@ -9,14 +9,14 @@ import pytest
 
 from edl import events
 from edl.coordination.store import NotEmpty, StoreRefused
-from edl.core.job.machine import new_record
-from edl.daemon import remains
-from edl.daemon.remains import Standing
+from edl.core.job.leader_machine import new_record
+from edl.daemon import leftovers
+from edl.daemon.leftovers import Standing
 from edl.errors import JobFailed, PeerError, StoreUnavailable
 from edl.events import Event, Kind
 from edl.host.credentials import known_secret, shared_secret
-from edl.protocol import keeping, tree
-from edl.protocol.job import JobState
+from edl.protocol import node_paths, record_codec
+from edl.protocol.record import JobState
 
 BEGAN, ENDED = 1000.0, 5000.0
 EVENTS, AT_ONCE = 25, 5  # as many transactions as 250 events take, 50 at once
@@ -25,7 +25,7 @@ EVENTS, AT_ONCE = 25, 5  # as many transactions as 250 events take, 50 at once
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where 250 nodes are not what it is about, so many were half of the processor time of all contracts."""
-    monkeypatch.setattr(remains, "AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(leftovers, "AT_ONCE", AT_ONCE)
 
 
 @pytest.fixture
@@ -40,27 +40,27 @@ async def leave(
     """All nodes that a job leaves."""
     record = msgspec.structs.replace(new_record(job, BEGAN), state=state, keep_s=keep_s)
     for path, value in (
-        (tree.record(job), keeping.encode(record)),
-        (tree.secret(job), b"s" * 32),
-        (tree.workers(job), b""),
-        (tree.candidates(job), b""),
-        (tree.leader(job), b"{}"),
-        (tree.events(job), b""),
+        (node_paths.record(job), record_codec.encode(record)),
+        (node_paths.secret(job), b"s" * 32),
+        (node_paths.workers(job), b""),
+        (node_paths.candidates(job), b""),
+        (node_paths.leader(job), b"{}"),
+        (node_paths.events(job), b""),
     ):
         await store.create(path, value)
     for number in range(told):
         some = [Event(ENDED - told + 1 + number, job, Kind.SCALED, 1, 1, number)]
         some[:0] = [Event(BEGAN, job, Kind.SCALED, 1, 1, number)] * (number % 2)  # the last counts
-        await store.create(tree.told(job, len(some)), events.encode(*some), sequence=True)
+        await store.create(node_paths.told(job, len(some)), events.encode(*some), sequence=True)
 
 
 async def test_nothing_is_left_of_a_job_that_is_removed(store: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # so many at once as in earnest: a coordinator bounds what a transaction may hold
     await leave(store, name, told=250)
-    await remains.remove(store, name)
-    assert name not in await remains.jobs(store)
-    assert await store.read(tree.root(name)) is None
-    await remains.remove(store, name)  # harmless twice
+    await leftovers.remove(store, name)
+    assert name not in await leftovers.jobs(store)
+    assert await store.read(node_paths.root(name)) is None
+    await leftovers.remove(store, name)  # harmless twice
 
 
 async def test_the_secret_goes_first_and_the_record_last(store: Any, name: str) -> None:
@@ -78,32 +78,32 @@ async def test_the_secret_goes_first_and_the_record_last(store: Any, name: str) 
 
     store.commit = commit
     with pytest.raises(StoreUnavailable):
-        await remains.remove(store, name)
-    assert await store.read(tree.secret(name)) is None
-    found = await remains.look(store, name)
+        await leftovers.remove(store, name)
+    assert await store.read(node_paths.secret(name)) is None
+    found = await leftovers.look(store, name)
     assert found is not None
     assert found.verdict is Standing.OVER
     store.commit = real
-    await remains.remove(store, name)
-    assert await store.read(tree.root(name)) is None
+    await leftovers.remove(store, name)
+    assert await store.read(node_paths.root(name)) is None
 
 
 async def test_a_worker_that_comes_meanwhile_keeps_its_node(store: Any, name: str) -> None:
     await leave(store, name)
-    await store.create(tree.worker(name, "late"), ephemeral=True)
-    own = f"{tree.worker(name, 'late')}"
+    await store.create(node_paths.worker(name, "late"), ephemeral=True)
+    own = f"{node_paths.worker(name, 'late')}"
     real = store.commit
 
     async def commit(ops: Any, **fence: Any) -> Any:
-        if any(op.path == tree.workers(name) for op in ops):
-            await store.create(f"{tree.workers(name)}/later", ephemeral=True)
+        if any(op.path == node_paths.workers(name) for op in ops):
+            await store.create(f"{node_paths.workers(name)}/later", ephemeral=True)
         return await real(ops, **fence)
 
     store.commit = commit
     with pytest.raises(NotEmpty):
-        await remains.remove(store, name)
+        await leftovers.remove(store, name)
     assert await store.read(own) is None  # what was there when it was looked at has gone
-    assert await store.read(tree.record(name)) is not None
+    assert await store.read(node_paths.record(name)) is not None
 
 
 @pytest.mark.parametrize("done", range(7))
@@ -117,71 +117,77 @@ async def test_a_life_that_begins_meanwhile_loses_nothing(store: Any, name: str,
         left -= 1
         if left == -1:
             store.commit = real
-            await remains.remove(store, name)
+            await leftovers.remove(store, name)
             await leave(store, name, JobState.RUNNING)
-            record = await store.read(tree.record(name))
-            await store.write(tree.record(name), record.value, record.version)  # as one that leads does at once
+            record = await store.read(node_paths.record(name))
+            await store.write(node_paths.record(name), record.value, record.version)  # as one that leads does at once
             store.commit = commit
         return await real(ops, **fence)
 
-    for path in (tree.record(name), tree.record(name)):  # the job that is over was led for a while
+    for path in (node_paths.record(name), node_paths.record(name)):  # the job that is over was led for a while
         node = await store.read(path)
         await store.write(path, node.value, node.version)
     store.commit = commit
     with pytest.raises(StoreRefused):
-        await remains.remove(store, name)
+        await leftovers.remove(store, name)
     assert left < 0, "the other line had nothing left to do"
-    for path in (tree.record(name), tree.secret(name), tree.workers(name), tree.candidates(name), tree.leader(name)):
+    for path in (
+        node_paths.record(name),
+        node_paths.secret(name),
+        node_paths.workers(name),
+        node_paths.candidates(name),
+        node_paths.leader(name),
+    ):
         assert await store.read(path) is not None, path
-    assert len(await store.children(tree.events(name))) == EVENTS
+    assert len(await store.children(node_paths.events(name))) == EVENTS
 
 
 @pytest.mark.parametrize(("age_s", "due"), [(99.0, False), (100.0, True)])
 async def test_a_job_goes_by_itself_when_its_own_time_is_up(store: Any, name: str, age_s: float, due: bool) -> None:
     await leave(store, name, keep_s=100.0)
-    gone = await remains.sweep(store, ENDED + age_s, besides="another")
+    gone = await leftovers.sweep(store, ENDED + age_s, besides="another")
     assert (name in gone) == due
-    assert (await store.read(tree.record(name)) is None) == due
+    assert (await store.read(node_paths.record(name)) is None) == due
 
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STARTING, JobState.SCALING])
 async def test_a_job_that_is_not_over_never_goes_by_itself(store: Any, name: str, state: JobState) -> None:
     await leave(store, name, state)
-    assert name not in await remains.sweep(store, ENDED + 1e9, besides="another")
-    found = await remains.look(store, name)
+    assert name not in await leftovers.sweep(store, ENDED + 1e9, besides="another")
+    found = await leftovers.look(store, name)
     assert found is not None
     assert found.verdict is Standing.DESERTED
-    await store.create(tree.worker(name, "w1"), ephemeral=True)
-    found = await remains.look(store, name)
+    await store.create(node_paths.worker(name, "w1"), ephemeral=True)
+    found = await leftovers.look(store, name)
     assert found is not None
     assert found.verdict is Standing.LIVING
 
 
 async def test_a_leader_leaves_its_own_job_alone(store: Any, name: str) -> None:
     await leave(store, name)
-    assert name not in await remains.sweep(store, ENDED + 1e9, besides=name)
+    assert name not in await leftovers.sweep(store, ENDED + 1e9, besides=name)
 
 
 async def test_what_is_none_of_ours_stays(store: Any, name: str) -> None:
-    await store.create(f"{tree.root(name)}/record", b"another program's")
-    assert await remains.look(store, name) is None
-    assert name not in await remains.sweep(store, 1e12, besides="another")
+    await store.create(f"{node_paths.root(name)}/record", b"another program's")
+    assert await leftovers.look(store, name) is None
+    assert name not in await leftovers.sweep(store, 1e12, besides="another")
 
 
 async def test_the_secret_of_a_job_that_is_over_does_not_come_back(store: Any, name: str) -> None:
     await leave(store, name)
-    await remains.forget_secret(store, name)
+    await leftovers.forget_secret(store, name)
     with pytest.raises(JobFailed, match=f"job {name} is over .*edl clean {name}"):
         await shared_secret(store, name, b"")
     with pytest.raises(JobFailed):
         await known_secret(store, name, b"")
-    assert await store.read(tree.secret(name)) is None
+    assert await store.read(node_paths.secret(name)) is None
     assert await shared_secret(store, name, b"given") == b"given"
 
 
 async def test_who_only_asks_leaves_no_secret(store: Any, name: str) -> None:
     with pytest.raises(PeerError, match="EDL_SECRET_FILE"):
         await known_secret(store, name, b"")
-    assert await store.read(tree.secret(name)) is None
+    assert await store.read(node_paths.secret(name)) is None
     secret = await shared_secret(store, name, b"")
     assert await known_secret(store, name, b"") == secret

@@ -9,20 +9,20 @@ from contextlib import asynccontextmanager
 import pytest
 
 from edl.clock import SystemClock
+from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.election import Candidate, Reign, read_leader
-from edl.coordination.memory import MemoryServer
-from edl.coordination.settings import Coordinator
-from edl.daemon.leader import Leader, Reigning
+from edl.coordination.memory_store import MemoryServer
+from edl.daemon.leader_shell import Leader, Reigning
 from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, TimedOut
 from edl.events import Kind
-from edl.outside import client
-from edl.outside.client import JobClient, Retry, when_back
-from edl.protocol import messages as say
-from edl.protocol import tree
-from edl.protocol.job import Identity, JobState, Record
-from edl.protocol.messages import Ack, Observation, Phase
-from edl.transport.errors import Reason, Refused
-from edl.transport.memory import Fate, MemoryNetwork, Parcel
+from edl.outside import job_client
+from edl.outside.job_client import JobClient, Retry, when_back
+from edl.protocol import leader_messages as say
+from edl.protocol import node_paths
+from edl.protocol.leader_messages import Ack, Observation, Phase
+from edl.protocol.record import Identity, JobState, Record
+from edl.transport.call_errors import Reason, Refused
+from edl.transport.memory_transport import Fate, MemoryNetwork, Parcel
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 
@@ -43,10 +43,10 @@ class Daemon:
         self._candidate: Candidate | None = None
 
     async def start(self) -> None:
-        await self.store.create(tree.worker(JOB, self.worker), ephemeral=True)
+        await self.store.create(node_paths.worker(JOB, self.worker), ephemeral=True)
         port = await self.server.start("127.0.0.1")
         ident = f"{self.worker} 127.0.0.1:{port}"
-        self._candidate = Candidate(self.store, tree.root(JOB), ident, self._on_reign)
+        self._candidate = Candidate(self.store, node_paths.root(JOB), ident, self._on_reign)
         self.stand()
 
     def stand(self) -> None:
@@ -102,7 +102,7 @@ class World:
 
     async def leader(self):
         while True:
-            leader = await read_leader(self.store, tree.root(JOB))
+            leader = await read_leader(self.store, node_paths.root(JOB))
             if leader is not None and any(daemon.server.term == leader.term for daemon in self.daemons):
                 return leader
             await asyncio.sleep(0.01)
@@ -306,7 +306,7 @@ async def test_events_come_in_their_order_however_many_are_asked_for_at_once(mon
             await job.scale(size)
         count, whole = await job.events()
         assert count == len(whole) > 5
-        monkeypatch.setattr(client, "AT_ONCE", 2)
+        monkeypatch.setattr(job_client, "AT_ONCE", 2)
         assert await job.events() == (count, whole)
         assert await job.events(count - 3) == (count, whole[-3:])
         assert await job.events(count) == (count, [])

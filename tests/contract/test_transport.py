@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from edl.errors import ConfigError
-from edl.transport import envelope
-from edl.transport.errors import DeadlineExceeded, Reason, Refused, Unauthentic, Unreachable
-from edl.transport.memory import MemoryNetwork
+from edl.transport import seal
+from edl.transport.call_errors import DeadlineExceeded, Reason, Refused, Unauthentic, Unreachable
+from edl.transport.memory_transport import MemoryNetwork
 from edl.transport.refusals import Refusals
 from edl.transport.rpc import METHOD, SERVICE, Client, Server
 from edl.transport.service import Call, Speaker
@@ -353,20 +353,20 @@ async def test_a_changed_byte_is_unauthentic(world: World, position: int) -> Non
 
 async def test_another_version_of_the_envelope_is_refused(world: World) -> None:
     wire = Speaker(SECRET, JOB, "w1", world.address).seal(Add(1, 1), TERM)
-    answer = await world.carrier.raw(world.address, bytes([envelope.VERSION + 1]) + wire[1:])
+    answer = await world.carrier.raw(world.address, bytes([seal.VERSION + 1]) + wire[1:])
     assert answer == b"FAILED_PRECONDITION"
     assert world.refusals.snapshot() == {"version": 1}
 
 
 async def test_what_is_too_large_never_leaves(world: World) -> None:
     with pytest.raises(Refused) as caught:
-        await ask(world.client(), Bulk(0, bytes(envelope.MAX_BYTES)))
+        await ask(world.client(), Bulk(0, bytes(seal.MAX_BYTES)))
     assert caught.value.reason is Reason.OVERSIZED
     assert world.leader.taken == []
 
 
 async def test_what_is_too_large_is_not_taken(world: World) -> None:
-    assert await world.carrier.raw(world.address, bytes(envelope.MAX_BYTES + 1)) == b"OUT_OF_RANGE"
+    assert await world.carrier.raw(world.address, bytes(seal.MAX_BYTES + 1)) == b"OUT_OF_RANGE"
     assert world.refusals.snapshot() == {"oversized": 1}
 
 
@@ -374,7 +374,7 @@ async def test_a_reply_that_is_too_large_is_a_refusal(world: World) -> None:
     client = world.client()
     assert await ask(client, Bulk(1 << 20)) == Bytes(bytes(1 << 20))
     with pytest.raises(Refused) as caught:
-        await ask(client, Bulk(envelope.MAX_BYTES))
+        await ask(client, Bulk(seal.MAX_BYTES))
     assert caught.value.reason is Reason.OVERSIZED
 
 

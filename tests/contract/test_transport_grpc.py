@@ -17,10 +17,10 @@ import pytest
 
 from edl.errors import ConfigError
 from edl.transport import rpc
-from edl.transport.envelope import MAX_BYTES
-from edl.transport.errors import DeadlineExceeded, Unreachable
+from edl.transport.call_errors import DeadlineExceeded, Unreachable
 from edl.transport.refusals import Refusals
 from edl.transport.rpc import METHOD, SERVICE, Client, Server
+from edl.transport.seal import MAX_BYTES
 from edl.transport.service import Call
 
 pytestmark = pytest.mark.integration

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from edl.transport.errors import DeadlineExceeded, Unreachable
-from edl.transport.memory import Fate, MemoryClient, MemoryListener, MemoryNetwork, Parcel
+from edl.transport.call_errors import DeadlineExceeded, Unreachable
+from edl.transport.memory_transport import Fate, MemoryClient, MemoryListener, MemoryNetwork, Parcel
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 

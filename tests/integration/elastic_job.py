@@ -12,9 +12,9 @@ from typing import Any
 from pace import patient
 
 from edl import client
-from edl.core.audit.account import account
-from edl.protocol.audit import BatchGiven, Committed
-from edl.trainer.data.audit import read
+from edl.core.audit.sample_account import account
+from edl.protocol.audit_lines import BatchGiven, Committed
+from edl.trainer.data.audit_files import read
 
 JOBS = Path(__file__).parent / "jobs"
 SAMPLES = 203

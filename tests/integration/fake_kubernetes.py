@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from edl.launch.processes import MARK, signal_marked
-from edl.scheduler.places import KubernetesGiven
+from edl.launch.job_processes import MARK, signal_marked
+from edl.scheduler.cluster_home import KubernetesGiven
 
 NAMESPACE = "research"
 TOKEN = "token-of-the-scheduler"

@@ -18,9 +18,9 @@ from typing import Any
 from pace import patient
 
 from edl import client
-from edl.core.audit.lineage import lineage
-from edl.protocol.audit import BatchGiven
-from edl.trainer.data.audit import read
+from edl.core.audit.kept_steps import lineage
+from edl.protocol.audit_lines import BatchGiven
+from edl.trainer.data.audit_files import read
 
 JOBS = Path(__file__).parent / "jobs"
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pace import patient
 
-from edl.protocol.audit import BatchGiven
-from edl.trainer.data.audit import read
+from edl.protocol.audit_lines import BatchGiven
+from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -59,7 +59,7 @@ def test_a_profile_measures_each_size(edl, tmp_path):
     launcher.communicate(timeout=patient(60))
 
 
-@pytest.mark.soak  # the exchange itself: tests/unit/core/resize/test_replacing.py
+@pytest.mark.soak  # the exchange itself: tests/unit/core/resize/test_straggler_replacement.py
 def test_a_straggler_is_replaced(edl, tmp_path):
     slow = ("--slow-slot", "1", "--slow-s", "0.1")
     policy = ("--stragglers", "replace", "--autoscale-every", "2")
@@ -86,7 +86,7 @@ def test_a_straggler_is_replaced(edl, tmp_path):
     launcher.communicate(timeout=patient(60))
 
 
-# soak: how one is found: tests/property/test_policies.py; what a graph waits: tests/unit/tensorflow/test_waiting.py
+# soak: how one is found: tests/property/test_policies.py; what a graph waits: tests/unit/tensorflow/test_wait_meter.py
 @pytest.mark.soak
 @pytest.mark.parametrize("way", ["function", pytest.param("session", marks=pytest.mark.soak)])
 def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
@@ -157,12 +157,12 @@ def test_a_wrong_policy_is_one_line(edl, value, said):
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.soak  # one in its process: tests/unit/daemon/test_policies.py
+@pytest.mark.soak  # one in its process: tests/unit/daemon/test_policy_loader.py
 def test_a_policy_of_ones_own(edl, tmp_path):
     """The page's own example: it sees what the script reports; one that raises is told of, and harms no worker."""
     policy = tmp_path / "mine.py"
     policy.write_text(
-        "from edl.policy.view import Decision\n"
+        "from edl.policy.policy_job_view import Decision\n"
         "class Mine:\n"
         "    def decide(self, view):\n"
         "        loss = view.reported('loss')\n"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from elastic_job import Job
 
-from edl.core.audit.lineage import lineage
-from edl.protocol.audit import BatchGiven, Sat
-from edl.trainer.data.audit import read
+from edl.core.audit.kept_steps import lineage
+from edl.protocol.audit_lines import BatchGiven, Sat
+from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -47,7 +47,7 @@ def final_steps(job: Job) -> set[int]:
     return set(last.values())
 
 
-@pytest.mark.soak  # how leases are cut: tests/unit/core/data/test_ledger.py; a real job's are cut anew below
+@pytest.mark.soak  # how leases are cut: tests/unit/core/data/test_sample_ledger.py; a real job's are cut anew below
 @pytest.mark.parametrize("reading", [pytest.param((), id="loop"), pytest.param(("--loaders", "1"), id="loader")])
 def test_the_batch_of_all_stays_what_it_is(edl: Any, tmp_path: Any, reading: tuple[str, ...]) -> None:
     script = ["torch_elastic.py", "--batch", str(BATCH), "--step-time", "0.06", *reading]

@@ -24,11 +24,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from s3_store import WELL, found_by_this_process, one_in_three, serving
 from stored import check_contents, folder_at, named, save, two_saves, unflushed
 
-from edl.checkpoints.names import CheckpointName
-from edl.checkpoints.objects import ObjectFiles
-from edl.checkpoints.places import JobFolder
+from edl.checkpoints.checkpoint_names import CheckpointName
+from edl.checkpoints.checkpoint_paths import JobFolder
+from edl.checkpoints.checkpoint_reader import Unfinished, newest, open_checkpoint
+from edl.checkpoints.object_store import ObjectFiles
 from edl.checkpoints.pruning import prune
-from edl.checkpoints.reading import Unfinished, newest, open_checkpoint
 from edl.errors import CheckpointError
 
 pytestmark = pytest.mark.integration

@@ -17,8 +17,8 @@ import pytest
 from conftest import Edl
 from saved_job import Life, copied, durable, leaves_nothing_shared, manifest
 
-from edl.core.audit.account import account
-from edl.trainer.data.audit import read
+from edl.core.audit.sample_account import account
+from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 SLOWLY = ("--step-time", "0.1")  # so that it does not come to its end before it is killed

@@ -19,11 +19,11 @@ from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 from seen_server import until
 
 from edl.coordination import child_server, gate
-from edl.coordination.connecting import connect
+from edl.coordination.connect import connect
+from edl.coordination.coordinator_settings import Digest
 from edl.coordination.local_place import free_port
-from edl.coordination.server import LocalServer
-from edl.coordination.server_process import ServerProcess, base_config
-from edl.coordination.settings import Digest
+from edl.coordination.zookeeper_process import ServerProcess, base_config
+from edl.coordination.zookeeper_server import LocalServer
 from edl.errors import ConfigError
 
 pytestmark = pytest.mark.integration
@@ -80,7 +80,7 @@ async def test_it_is_closed_before_its_process_begins(tmp_path, monkeypatch):
             seen.append((tmp_path / "zk" / "data" / "version-2" / "snapshot.0").read_bytes())
             return super()._command()
 
-    monkeypatch.setattr("edl.coordination.server.ServerProcess", Watched)
+    monkeypatch.setattr("edl.coordination.zookeeper_server.ServerProcess", Watched)
     server = await LocalServer.start(tmp_path / "zk", digest=MINE)
     await server.stop()
     assert seen and b"world" not in seen[0]

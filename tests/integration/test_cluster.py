@@ -23,15 +23,15 @@ from test_forked_newcomers import stack
 from warm_python import WarmPython
 
 from edl.cli import main
-from edl.coordination import connecting
-from edl.coordination.settings import Coordinator, Digest
+from edl.coordination import connect
+from edl.coordination.coordinator_settings import Coordinator, Digest
 from edl.coordination.store import AccessDenied
-from edl.core.audit.account import account
-from edl.launch.processes import marked
-from edl.scheduler.places import ClusterHome
+from edl.core.audit.sample_account import account
+from edl.launch.job_processes import marked
+from edl.scheduler.cluster_home import ClusterHome
 from edl.scheduler.worker_folders import mark_of
 from edl.scheduler.worker_processes import script_of
-from edl.trainer.data.audit import read
+from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 DIGITS = Path(__file__).parents[2] / "examples" / "torch_digits.py"
@@ -273,7 +273,7 @@ def test_a_file_that_is_not_there_fails_its_job_at_once(cluster: LiveCluster) ->
     assert (job["cause"]["code"], job["cause"]["domain"], job["cause"]["retry"]) == ("missing-file", "data", False)
 
 
-@pytest.mark.soak  # causes: tests/unit/cluster/queue/test_causes.py; who is tried again: test_queue_machine.py there
+@pytest.mark.soak  # causes: tests/unit/cluster/queue/test_end_causes.py; retries: test_queue_machine.py there
 def test_a_disk_that_is_full_is_tried_again_until_it_has_room(cluster: LiveCluster, tmp_path: Path) -> None:
     full = f"""
 import pathlib
@@ -294,7 +294,7 @@ if not been.exists():
     )
 
 
-@pytest.mark.soak  # causes: tests/unit/cluster/queue/test_causes.py; who is tried again: test_queue_machine.py there
+@pytest.mark.soak  # causes: tests/unit/cluster/queue/test_end_causes.py; retries: test_queue_machine.py there
 def test_a_job_whose_script_a_person_kills_begins_again(cluster: LiveCluster, tmp_path: Path) -> None:
     cluster(
         "submit", "--name", "struck", "sh", "-c", f"test -e {tmp_path}/been || {{ touch {tmp_path}/been; sleep 999; }}"
@@ -565,7 +565,7 @@ def test_a_cluster_in_a_coordinator_of_others_is_opened_by_their_user(tmp_path: 
         cluster("cluster", "stop", "--now")
 
     async def read(user: str) -> bool:
-        store = await connecting.connect(Coordinator(hosts, Digest(user, "word")), 10.0)
+        store = await connect.connect(Coordinator(hosts, Digest(user, "word")), 10.0)
         try:
             return await store.read("/edl-cluster/jobs/theirs") is not None
         finally:

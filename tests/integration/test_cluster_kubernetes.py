@@ -18,7 +18,7 @@ from fake_kubernetes import TEMPLATE, FakeKubernetes, fake_kubernetes
 from test_cluster import LiveCluster, wait
 from warm_python import WarmPython
 
-from edl.scheduler.places import OWN, ClusterHome
+from edl.scheduler.cluster_home import OWN, ClusterHome
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from edl.cluster.queue.phases import JobPhase
 from edl.dashboard.access import Access
 from edl.dashboard.cluster_feed import ClusterFeed, ClusterSeen
 from edl.dashboard.cluster_server import ClusterPageServer
-from edl.host.serving import listen
+from edl.host.http_serving import listen
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
 BARS = "return [...document.querySelectorAll('.bars [data-worker]')].map((one) => one.dataset.worker)"

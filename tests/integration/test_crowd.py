@@ -37,7 +37,7 @@ def pace(job: Job) -> float:
     return float((job.status()["step"] - before) / (time.monotonic() - began))
 
 
-@pytest.mark.soak  # bounds: tests/unit/dashboard/test_server.py, tests/unit/daemon/metrics/test_metrics.py
+@pytest.mark.soak  # bounds: tests/unit/dashboard/test_page_server.py, tests/unit/daemon/metrics/test_metrics.py
 def test_a_thousand_strangers_at_page_and_metrics_hold_up_no_training(edl, tmp_path) -> None:
     job = Job(edl, tmp_path, 2, EDL_METRICS_PORT="0")
     job.wait_size(2)

@@ -20,9 +20,9 @@ from wire import Wire
 
 from edl.dashboard.access import Access
 from edl.dashboard.buttons import STOP_REASON
-from edl.dashboard.server import PageServer
-from edl.host.serving import listen
-from edl.launch.figures import Point
+from edl.dashboard.page_server import PageServer
+from edl.host.http_serving import listen
+from edl.launch.progress_log import Point
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

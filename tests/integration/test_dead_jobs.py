@@ -14,7 +14,7 @@ import pytest
 from pace import patient
 from saved_job import JOBS, Life
 
-from edl.coordination.server import LocalServer
+from edl.coordination.zookeeper_server import LocalServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 EVERY = ("--checkpoint-every", "15steps")
@@ -42,7 +42,7 @@ def test_whose_workers_are_all_killed_goes_on_bit_for_bit(edl, tmp_path, victims
     assert job.results() == whole.results()
 
 
-@pytest.mark.soak  # between two lives: tests/unit/launch/test_lives.py
+@pytest.mark.soak  # between two lives: tests/unit/launch/test_job_run.py
 def test_that_is_asked_to_go_while_it_resumes_goes_at_once(edl, tmp_path):
     """Its next life boots: nothing of that is to be saved, and nothing is left running."""
     script = ("torch_saved.py", "--epochs", "1000")
@@ -59,7 +59,7 @@ def test_that_is_asked_to_go_while_it_resumes_goes_at_once(edl, tmp_path):
     assert err.splitlines()[-1].startswith("edl: job ck is preempted, and goes on when the same line is typed again")
 
 
-@pytest.mark.soak  # when it is over: tests/unit/launch/test_lives.py
+@pytest.mark.soak  # when it is over: tests/unit/launch/test_job_run.py
 def test_that_fails_in_the_same_step_again_says_so_and_is_over(edl, tmp_path):
     script = ("torch_saved.py", "--epochs", "4", "--fails-at", "40", "--step-time", "0.02")
     job = Life(
@@ -72,7 +72,7 @@ def test_that_fails_in_the_same_step_again_says_so_and_is_over(edl, tmp_path):
     assert 1 <= len(job.events("life_begun")) <= 3, "its steps, and when it is saved, are seen a little late"
 
 
-@pytest.mark.soak  # what each line hears: tests/unit/launch/test_supervision.py
+@pytest.mark.soak  # what each line hears: tests/unit/launch/test_supervisor.py
 async def test_that_two_lines_begin_at_once_goes_on_from_one_choice(edl, tmp_path):
     """Their machines do not see the same checkpoints. Workers wait for a file, so that both lines have chosen first."""
     script = ("torch_saved.py", "--epochs", "1000", "--step-time", "0.05")

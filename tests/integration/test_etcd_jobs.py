@@ -13,8 +13,8 @@ import pytest
 from elastic_job import Job
 
 from edl.coordination.local_place import free_port
-from edl.protocol.audit import Committed
-from edl.trainer.data.audit import read
+from edl.protocol.audit_lines import Committed
+from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -17,10 +17,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from edl.exports.curves import STEPS, WORKERS, Curves
-from edl.exports.telling import Teller
+from edl.exports.event_filter import Teller
 from edl.exports.tensorboard import TensorBoardFiles
-from edl.launch.figures import Point, read_figures
-from edl.launch.records import Folder
+from edl.launch.job_records import Folder
+from edl.launch.progress_log import Point, read_figures
 
 GAP_S = 5.0  # at most between two points around a planned change: there is one a second
 

@@ -1,6 +1,6 @@
 """Errors that are no broken ring, met at a call of the ring: newcomers go, and those who trained without them train on.
 
-At each call with each error: tests/unit/trainer/test_shell.py, tests/unit/torch/test_faulty_averaging.py.
+At each call with each error: tests/unit/trainer/test_worker_shell.py, tests/unit/torch/test_faulty_averaging.py.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from elastic_job import Job
 
-from edl.scheduler.warden import status
+from edl.scheduler.worker_wrapper import status
 
 pytestmark = pytest.mark.integration
 

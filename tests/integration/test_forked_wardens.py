@@ -16,14 +16,14 @@ from pace import patient
 from test_forked_newcomers import stack
 from test_forked_worker import BESIDE, SCRIPT
 
-from edl.cluster.queue.causes import EndEvidence
-from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
+from edl.cluster.queue.end_causes import EndEvidence
+from edl.cluster.queue.queue_entries import Submission, WorkerOrder, WorkerWish
 from edl.host.file_lock import is_held
-from edl.launch.workers import search_path
-from edl.scheduler.engine import Start
+from edl.launch.child_worker import search_path
 from edl.scheduler.local_engine import LocalEngine
-from edl.scheduler.warden import status
+from edl.scheduler.worker_engine import Start
 from edl.scheduler.worker_processes import lives, script_of
+from edl.scheduler.worker_wrapper import status
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +31,7 @@ WORKER = f"""{SCRIPT}
     from pathlib import Path
 
     from edl.host.folders import make_folder
-    from edl.host.imported import tell_imported
+    from edl.host.imported_modules import tell_imported
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
     tell_imported(make_folder())

@@ -17,10 +17,10 @@ import pytest
 
 from edl.host import daemon_process
 from edl.host.daemon_process import Forker
-from edl.host.imported import Imported, installed_folders
-from edl.host.processes import spawn_daemon, wait_exit
+from edl.host.host_processes import spawn_daemon, wait_exit
+from edl.host.imported_modules import Imported, installed_folders
+from edl.launch.child_worker import WorkerProcess, search_path, start_process
 from edl.launch.forking import WarmPython, hindrance_of
-from edl.launch.workers import WorkerProcess, search_path, start_process
 
 pytestmark = pytest.mark.integration
 

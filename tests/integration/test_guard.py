@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from edl.collectives.copies import private_copy
-from edl.collectives.forming import GENTLE_INIT
-from edl.collectives.guard import Guard
+from edl.collectives.library_copy import private_copy
+from edl.collectives.library_guard import Guard
+from edl.collectives.ring_start import GENTLE_INIT
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

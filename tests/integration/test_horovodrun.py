@@ -14,8 +14,8 @@ import pytest
 from elastic_job import Job
 from pace import patient
 
-from edl.core.audit.account import account
-from edl.trainer.data.audit import read
+from edl.core.audit.sample_account import account
+from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -86,7 +86,7 @@ def test_it_grows_and_shrinks_with_what_is_discovered_and_survives_a_crash(edl, 
     job.expect_equal_models()
 
 
-# soak: what the driver's word means: tests/unit/core/driver/test_counting.py, tests/simulation/test_driver_counts.py
+# soak: the driver's word: tests/unit/core/driver/test_horovod_counts.py, tests/simulation/test_driver_counts.py
 @pytest.mark.soak
 def test_a_host_is_left_in_the_two_steps_that_edl_migrate_names(edl, tmp_path):
     """Both names are this machine's; to horovodrun they are two hosts."""
@@ -114,7 +114,7 @@ def test_a_host_is_left_in_the_two_steps_that_edl_migrate_names(edl, tmp_path):
     job.expect_equal_models()
 
 
-@pytest.mark.soak  # as stand-ins have it: tests/unit/horovodrun/test_post.py
+@pytest.mark.soak  # as stand-ins have it: tests/unit/horovodrun/test_proxy_machine.py
 def test_without_horovodrun_the_workers_finish_the_job(edl, tmp_path):
     job = HorovodrunJob(edl, tmp_path / "out", 2, epochs=5)
     job.wait_size(2)
@@ -139,7 +139,7 @@ def test_a_number_of_workers_that_does_not_change(edl, tmp_path):
     edl.wait_nothing_left()
 
 
-@pytest.mark.soak  # what a stand-in does then: tests/unit/horovodrun/test_post.py
+@pytest.mark.soak  # what a stand-in does then: tests/unit/horovodrun/test_proxy_machine.py
 def test_interrupted_it_leaves_nothing_behind_and_is_no_success(edl, tmp_path):
     """Of the job: two threads of horovodrun's race for the exit status, and it may be 0 with any script."""
     job = HorovodrunJob(edl, tmp_path / "out", 1)

@@ -21,8 +21,8 @@ from horovod.runner.http.http_server import RendezvousServer
 
 from edl.errors import PeerError
 from edl.horovodrun import pickles
-from edl.horovodrun.driver import Driver, SlotCount
-from edl.horovodrun.notices import Notices
+from edl.horovodrun.driver_requests import Driver, SlotCount
+from edl.horovodrun.host_updates import Notices
 
 HOST = "127.0.0.1"
 WAIT_S = 30.0

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.soak  # refusals: tests/unit/transport/test_envelope.py, test_rendezvous.py, test_security.py
+@pytest.mark.soak  # refusals: tests/unit/transport/test_seal.py, test_rendezvous.py, test_security.py
 def test_what_a_stranger_sends_is_refused_and_counted_and_the_job_goes_on(edl):
     benchmark = [sys.executable, "-m", "tests.soaks.hostile", "--inputs", "1200", "--switches", "1", "--json"]
     done = subprocess.run(benchmark, env=edl.environ, cwd=ROOT, capture_output=True, text=True, check=False)

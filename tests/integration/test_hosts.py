@@ -14,7 +14,7 @@ from elastic_job import Job
 from horovod.runner.elastic.discovery import HostDiscoveryScript
 from pace import patient
 
-from edl.launch.records import Folder
+from edl.launch.job_records import Folder
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -35,7 +35,7 @@ class Discovery(HostDiscoveryScript):  # type: ignore[misc]
         return found
 
 
-@pytest.mark.soak  # what is printed when: tests/unit/launch/test_hosts.py
+@pytest.mark.soak  # what is printed when: tests/unit/launch/test_host_slots.py
 def test_horovodruns_discovery_sees_the_size_that_is_asked_for(edl, tmp_path):
     where = ("-np", "2", "--hosts", "node1:2,node2:2")
     launcher = Discovery(edl, edl.home, *where)  # on the machine of `edl run`

@@ -14,12 +14,12 @@ import pytest
 from pace import patient
 from saved_job import JOBS, Life
 
-from edl.core.audit.account import account
-from edl.core.audit.lineage import lineage
+from edl.core.audit.kept_steps import lineage
+from edl.core.audit.sample_account import account
 from edl.core.data.permutation import samples_at
-from edl.protocol.audit import BatchGiven
-from edl.protocol.data import DataSpec
-from edl.trainer.data.audit import read
+from edl.protocol.audit_lines import BatchGiven
+from edl.protocol.data_nouns import DataSpec
+from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 SAMPLES, VALIDATED, BATCH = 203, 101, 16

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from fake_kubernetes import TEMPLATE, FakeKubernetes, fake_kubernetes
 
-from edl.cluster.queue.agent import WorkerFound
-from edl.cluster.queue.causes import EndEvidence, classify
-from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
-from edl.launch.processes import marked
-from edl.scheduler.engine import Start
-from edl.scheduler.kubernetes import engine as module
+from edl.cluster.queue.agent_machine import WorkerFound
+from edl.cluster.queue.end_causes import EndEvidence, classify
+from edl.cluster.queue.queue_entries import Submission, WorkerOrder, WorkerWish
+from edl.launch.job_processes import marked
+from edl.scheduler.kubernetes import kubernetes_engine as module
 from edl.scheduler.kubernetes import reconciling
-from edl.scheduler.kubernetes.engine import KubernetesEngine
+from edl.scheduler.kubernetes.kubernetes_engine import KubernetesEngine
+from edl.scheduler.worker_engine import Start
 from edl.scheduler.worker_folders import WorkerFolders, mark_of
 
 pytestmark = pytest.mark.integration

@@ -14,9 +14,10 @@ import pytest
 from pace import patient
 from seen_server import listening, until
 
-from edl.coordination.etcd.connection import EtcdConnection
-from edl.coordination.etcd.layout import KeyLayout
-from edl.coordination.etcd.messages import (
+from edl.coordination.coordinator_settings import Coordinator, Digest
+from edl.coordination.etcd.etcd_connection import EtcdConnection
+from edl.coordination.etcd.etcd_layout import KeyLayout
+from edl.coordination.etcd.etcd_messages import (
     AUTH_ENABLE,
     LEASE_REVOKE,
     RANGE,
@@ -32,11 +33,10 @@ from edl.coordination.etcd.messages import (
     WatchCreateRequest,
     WatchRequest,
 )
-from edl.coordination.etcd.server import LocalEtcd
-from edl.coordination.etcd.store import connect
-from edl.coordination.etcd.watching import EtcdWatch, Watches
+from edl.coordination.etcd.etcd_server import LocalEtcd
+from edl.coordination.etcd.etcd_store import connect
+from edl.coordination.etcd.etcd_watches import EtcdWatch, Watches
 from edl.coordination.local_place import free_port
-from edl.coordination.settings import Coordinator, Digest
 from edl.coordination.store import MAX_OPS, AccessDenied, Create, Link
 from edl.errors import ConfigError, EdlError, UsageError
 

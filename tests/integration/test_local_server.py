@@ -14,9 +14,9 @@ import pytest
 from seen_server import until
 
 from edl.coordination import java, zookeeper
-from edl.coordination.server import LocalServer, free_port
-from edl.coordination.settings import Coordinator, Digest
+from edl.coordination.coordinator_settings import Coordinator, Digest
 from edl.coordination.store import Link
+from edl.coordination.zookeeper_server import LocalServer, free_port
 from edl.errors import ConfigError, UsageError
 
 pytestmark = pytest.mark.integration

@@ -15,13 +15,13 @@ import pytest
 from seen_server import alive, listening, until
 
 from edl.coordination import local_life
-from edl.coordination.connecting import connect
+from edl.coordination.connect import connect
+from edl.coordination.coordinator_settings import Digest
 from edl.coordination.embedded.embedded_server import LocalEmbedded
-from edl.coordination.etcd.server import LocalEtcd
+from edl.coordination.etcd.etcd_server import LocalEtcd
 from edl.coordination.local_place import free_port
-from edl.coordination.server import LocalServer
-from edl.coordination.settings import Digest
 from edl.coordination.store import Link
+from edl.coordination.zookeeper_server import LocalServer
 from edl.errors import ConfigError, UsageError
 
 pytestmark = pytest.mark.integration
@@ -124,7 +124,7 @@ async def test_a_frozen_server_is_stopped_too(local):
 PARENT = """
 import asyncio, json, sys
 from pathlib import Path
-from edl.coordination.choosing import start_local
+from edl.coordination.local_coordinator import start_local
 
 async def main():
     server = await start_local(sys.argv[1], Path(sys.argv[2]), port=None, digest=None)

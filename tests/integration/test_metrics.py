@@ -14,7 +14,7 @@ from scraper import Scraper
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.soak  # the tally is in the job's record: tests/unit/core/job/test_tallying.py
+@pytest.mark.soak  # the tally is in the job's record: tests/unit/core/job/test_counters.py
 def test_the_numbers_of_a_job_outlive_its_leaders(edl, tmp_path: Path) -> None:
     job = Job(edl, tmp_path, 2, EDL_METRICS_PORT="0", EDL_SESSION_TIMEOUT="4")
     job.wait_size(2)

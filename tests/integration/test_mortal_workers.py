@@ -12,8 +12,8 @@ from elastic_job import SAMPLES, Job
 from pace import patient
 
 from edl.core.job.lead_times import FIRST_STEPS
-from edl.protocol.audit import Committed
-from edl.trainer.data.audit import read
+from edl.protocol.audit_lines import Committed
+from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -139,7 +139,7 @@ def test_the_last_step_of_all_may_be_hit(edl, tmp_path, moment, status):
     assert len(ends) == status and all("did not come to the end of its script" in reason for reason in ends)
 
 
-@pytest.mark.soak  # whom a switch waits for: tests/unit/core/switch/test_mustering.py
+@pytest.mark.soak  # whom a switch waits for: tests/unit/core/switch/test_roll_call.py
 def test_no_switch_is_announced_that_a_worker_cannot_hear_of(edl, tmp_path):
     """Its daemon is stopped, for less than a session time-out: the others train on, and grow once it is back."""
     job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="40")  # a newcomer may take long to boot

@@ -10,9 +10,9 @@ import signal
 import pytest
 from saved_job import Life, durable, manifest
 
-from edl.core.audit.account import account
-from edl.protocol.audit import BatchGiven, Sat
-from edl.trainer.data.audit import read
+from edl.core.audit.sample_account import account
+from edl.protocol.audit_lines import BatchGiven, Sat
+from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 EPOCH = 150  # steps; dealt for 64 of them, for 128, and for the rest

@@ -118,7 +118,7 @@ def test_a_strangers_script(edl: Any, tmp_path: Any) -> None:
         assert result["state"][2:4] == [len(found)] * 2, (result, len(found))
 
 
-@pytest.mark.soak  # deaths in evaluations: test_evaluation.py, tests/unit/trainer/test_evaluation.py
+@pytest.mark.soak  # deaths in evaluations: test_evaluation.py, tests/unit/trainer/test_shared_evaluation.py
 def test_an_epoch_whose_evaluation_was_broken_off_is_evaluated_again(edl: Any, tmp_path: Any) -> None:
     """The script counts epochs by itself, so each must be given to it once, an empty one where all was trained."""
     job = Job(edl, tmp_path / "out", 2, script=["torch_paths.py", "--way", "horovod"], EDL_MAX_RESTARTS="1")

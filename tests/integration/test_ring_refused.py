@@ -9,7 +9,7 @@ import sys
 import pytest
 from pace import patient
 
-from edl.collectives.engine import REFUSED
+from edl.collectives.horovod_engine import REFUSED
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -17,8 +17,8 @@ SCRIPT = """
 import ctypes, functools, json, msgspec
 from edl.collectives import forming
 from edl.errors import RingBroken
-from edl.protocol.ring import solo
-from edl.torch.horovod_ring import TorchHorovodRing
+from edl.protocol.ring_places import solo
+from edl.torch.torch_horovod_ring import TorchHorovodRing
 
 right = forming.GENTLE_INIT
 wrong = (None, 0, (ctypes.c_int * 1)(0), (ctypes.c_int * 1)(1), 1)  # a set of processes that there is already

@@ -21,18 +21,18 @@ sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 from seat import FakeTrainer
 
 from edl.errors import RingBroken, UsageError
-from edl.protocol.ring import solo
-from edl.tensorflow.callback import ElasticFit, Fits
-from edl.tensorflow.fitting import FitStanding
-from edl.tensorflow.validation import EpochTold
-from edl.trainer.data.passes import PassSoFar
+from edl.protocol.ring_places import solo
+from edl.tensorflow.fit_position import FitStanding
+from edl.tensorflow.keras_fit import ElasticFit, Fits
+from edl.tensorflow.keras_validation import EpochTold
+from edl.trainer.data.epoch_cursor import PassSoFar
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def framework() -> Iterator[Any]:
-    from edl.tensorflow.framework import TensorFlowFramework
+    from edl.tensorflow.tf_framework import TensorFlowFramework
 
     framework = TensorFlowFramework()
     framework.ring.enter(solo("w0"), 60.0)
@@ -283,7 +283,7 @@ def test_validation_counts_each_batch_once(framework: Any) -> None:
     assert type(job.model).evaluate.__get__(job.model) == job.model.evaluate, "Keras's own again"
 
 
-# soak: who evaluates what: tests/unit/trainer/test_evaluation.py; a real job's validation: test_keras_epochs.py
+# soak: who evaluates what: tests/unit/trainer/test_shared_evaluation.py; a real job's validation: test_keras_epochs.py
 @pytest.mark.soak
 def test_a_share_of_a_validation_is_some_of_its_batches(framework: Any, monkeypatch: Any) -> None:
     """Two workers' shares together are the whole; one that breaks off has counted nothing."""

@@ -21,8 +21,8 @@ from seat import FakeTrainer
 
 from edl.config import Settings
 from edl.errors import RingBroken, UsageError
-from edl.protocol.ring import solo
-from edl.torch.reducer import Manner
+from edl.protocol.ring_places import solo
+from edl.torch.torch_reducer import Manner
 from edl.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.integration
@@ -31,7 +31,7 @@ FIRST, SECOND = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones
 
 @pytest.fixture(scope="module")
 def framework() -> Iterator[Any]:
-    from edl.torch.framework import TorchFramework
+    from edl.torch.torch_framework import TorchFramework
 
     framework = TorchFramework()
     framework.ring.enter(solo("w0"), 60.0)
@@ -80,8 +80,8 @@ def test_a_lazy_module_is_not_built(framework: Any) -> None:
 def test_the_scripts_own_init_does_no_harm() -> None:
     script = """
 import horovod.torch as hvd
-from edl.torch.framework import TorchFramework
-from edl.protocol.ring import solo
+from edl.torch.torch_framework import TorchFramework
+from edl.protocol.ring_places import solo
 hvd.init()
 framework = TorchFramework()
 framework.ring.enter(solo("w0"), 60.0)

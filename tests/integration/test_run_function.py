@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from pace import patient
 
-from edl.launch.processes import marked
-from edl.launch.records import Folder
+from edl.launch.job_processes import marked
+from edl.launch.job_records import Folder
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -19,7 +19,7 @@ import pytest
 from pace import patient
 
 from edl.coordination import zookeeper
-from edl.coordination.server import LocalServer
+from edl.coordination.zookeeper_server import LocalServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

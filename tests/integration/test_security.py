@@ -13,12 +13,12 @@ import pytest
 from kazoo.client import KazooClient
 
 from edl.coordination import zookeeper
-from edl.coordination.connecting import connect
-from edl.coordination.etcd.server_process import EtcdProcess
-from edl.coordination.server import LocalServer, free_port
-from edl.coordination.server_process import ServerProcess, base_config
-from edl.coordination.settings import Coordinator, Digest, Tls
+from edl.coordination.connect import connect
+from edl.coordination.coordinator_settings import Coordinator, Digest, Tls
+from edl.coordination.etcd.etcd_process import EtcdProcess
 from edl.coordination.store import AccessDenied, Check, Create
+from edl.coordination.zookeeper_process import ServerProcess, base_config
+from edl.coordination.zookeeper_server import LocalServer, free_port
 from edl.errors import ConfigError
 
 pytestmark = pytest.mark.integration

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from seen_server import listening
 
-from edl.scheduler.places import ClusterHome
+from edl.scheduler.cluster_home import ClusterHome
 from tests.architecture.test_docs import rows, section
 
 pytestmark = pytest.mark.integration

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from real_slurm import RealSlurm, real_slurm
 
-from edl.core.audit.account import account
-from edl.trainer.data.audit import read
+from edl.core.audit.sample_account import account
+from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(600)]
 

@@ -26,7 +26,7 @@ def one_difference_after_growth(job: Job) -> dict:
     ("script", "ring"),
     [
         pytest.param(TORCH, "horovod", id="torch"),
-        # soak: a state travels beside either ring, by tests/unit/transport/test_stream.py
+        # soak: a state travels beside either ring, by tests/unit/transport/test_state_stream.py
         pytest.param(TORCH, "torch", id="torch-own", marks=pytest.mark.soak),
         pytest.param(TENSORFLOW, "horovod", id="function"),
         # soak: eagerly and in `fit` it is the same, by tests/unit/tensorflow/test_tensorflow_apart.py
@@ -102,7 +102,7 @@ def test_a_newcomer_is_equal_to_those_that_have_thawed_a_layer_and_is_given_agai
     job.expect_exactly_once()
 
 
-@pytest.mark.soak  # so it is in tests/unit/trainer/test_comparison.py, and with what is registered above
+@pytest.mark.soak  # so it is in tests/unit/trainer/test_divergence_check.py, and with what is registered above
 @pytest.mark.parametrize("way", ["function", "eager", "fit"])
 def test_a_model_whose_forward_pass_changes_weights_is_given_again(edl, tmp_path, way):
     script = (*TENSORFLOW, "--way", way, "--spectral")
@@ -114,7 +114,7 @@ def test_a_model_whose_forward_pass_changes_weights_is_given_again(edl, tmp_path
     job.expect_exactly_once()
 
 
-@pytest.mark.soak  # so it is in tests/simulation/test_wrong_sending.py, tests/unit/transport/test_stream.py
+@pytest.mark.soak  # so it is in tests/simulation/test_wrong_sending.py, tests/unit/transport/test_state_stream.py
 @pytest.mark.parametrize(
     ("script", "ring"),
     [(TORCH, "torch"), (TENSORFLOW, "horovod"), ((*TORCH, "--ballast-mb", "400", "--kill-at", "2"), "horovod")],

@@ -19,9 +19,9 @@ from fleet import Fleet
 from rings import ALONE, Batch, batch, joined
 from warm_python import WarmPython
 
-from edl.core.data.ledger import Ledger
+from edl.core.data.sample_ledger import Ledger
 from edl.protocol.assignment import Share
-from edl.protocol.data import DataSpec
+from edl.protocol.data_nouns import DataSpec
 from edl.trainer.data.shared_leases import SharedLeases
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -207,7 +207,7 @@ def test_the_daemons_and_the_guard_of_a_warm_job_are_forks(edl: Any, tmp_path: P
     """Their command lines say nothing of it; the parent of each is the zygote of edl, as of the launcher itself."""
     job = Job(edl, tmp_path / "out", 1)
     [worker] = job.wait_size(1)["workers"]
-    [guard] = edl.wait_process("edl.launch.guard")
+    [guard] = edl.wait_process("edl.launch.orphan_reaper")
     parents = {parent_of(pid) for pid in (worker["daemon_pid"], guard)}
     assert len(parents) == 1 and parents != {1}
     assert b"edl" in Path(f"/proc/{parents.pop()}/cmdline").read_bytes().split(b"\0")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from elastic_job import Job
 
-from edl.protocol.audit import Committed
-from edl.trainer.data.audit import read
+from edl.protocol.audit_lines import Committed
+from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

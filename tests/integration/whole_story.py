@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from pace import patient
 from saved_job import JOBS, Life, durable
 
-from edl.core.audit.account import account
-from edl.core.audit.lineage import WorkerAudit, lineage
+from edl.core.audit.kept_steps import WorkerAudit, lineage
+from edl.core.audit.sample_account import account
 from edl.core.data.permutation import samples_at
-from edl.protocol.audit import BatchGiven, DataOpened
-from edl.trainer.data.audit import read
+from edl.protocol.audit_lines import BatchGiven, DataOpened
+from edl.trainer.data.audit_files import read
 
 SELDOM = ("--checkpoint-every", "1000000steps", "--max-np", "3")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.job.inputs import Input, Reported, TimePassed, Vanished
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine, new_record
-from edl.protocol.data import DataSpec
-from edl.protocol.job import Identity
-from edl.protocol.messages import Observation, Phase, Register
+from edl.core.job.leader_inputs import Input, Reported, TimePassed, Vanished
+from edl.core.job.leader_machine import JobMachine, new_record
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import Observation, Phase, Register
+from edl.protocol.record import Identity
 
 SIZE = 4
 SPEC = DataSpec(total=400, epochs=1, batch=10)

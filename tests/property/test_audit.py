@@ -14,12 +14,12 @@ import msgspec
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from edl.core.audit.account import account
-from edl.core.audit.lineage import WorkerAudit
-from edl.core.data.ledger import Ledger
+from edl.core.audit.kept_steps import WorkerAudit
+from edl.core.audit.sample_account import account
 from edl.core.data.permutation import samples_at
-from edl.protocol.audit import BatchGiven, Committed, DataEnded, DataOpened, Line, Sat, decoded, encoded
-from edl.protocol.data import DataSpec, Range
+from edl.core.data.sample_ledger import Ledger
+from edl.protocol.audit_lines import BatchGiven, Committed, DataEnded, DataOpened, Line, Sat, decoded, encoded
+from edl.protocol.data_nouns import DataSpec, Range
 from examples import examples
 
 LEAD_TIMES = 5

@@ -16,7 +16,7 @@ from edl.cluster.decision import ClusterDecision, ClusterPolicy
 from edl.cluster.placement import place
 from edl.cluster.policies import registry
 from edl.cluster.policies.elastic_tiresias import ElasticTiresias
-from edl.cluster.policies.tiresias import Queues, gittins, noted
+from edl.cluster.policies.tiresias_policy import Queues, gittins, noted
 from edl.cluster.views import Aim, ClusterView, JobView, Provenance, Rates
 from edl.simulator.courses.iterations import Iterations
 from edl.simulator.trace import TrueSpeed

@@ -14,11 +14,11 @@ from data_modes import MODES
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from edl.core.data import ledger as rules
-from edl.core.data.inheriting import projected, rebased
-from edl.core.data.ledger import Ledger
-from edl.protocol.data import DataSpec
-from edl.protocol.ledger import LedgerSnapshot
+from edl.core.data import sample_ledger as rules
+from edl.core.data.resume_position import projected, rebased
+from edl.core.data.sample_ledger import Ledger
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.ledger_value import LedgerSnapshot
 from examples import examples
 
 MOST_EPOCHS = 3

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.cluster.policies.elasticflow import ADMITTED, ElasticFlow
-from edl.cluster.speed import Table
+from edl.cluster.policies.elasticflow_policy import ADMITTED, ElasticFlow
+from edl.cluster.speed_tables import Table
 from edl.cluster.views import ClusterView, JobView, Node
 from examples import examples
 

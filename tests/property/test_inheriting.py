@@ -14,14 +14,14 @@ from data_modes import MODES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.core.data.inheriting import is_inherited, projected, rebased
-from edl.core.data.ledger import Ledger
 from edl.core.data.ledger_versions import LedgerVersions
+from edl.core.data.resume_position import is_inherited, projected, rebased
+from edl.core.data.sample_ledger import Ledger
 from edl.errors import InvalidTransition, UsageError
-from edl.protocol.data import DataSpec
+from edl.protocol.checkpoint_record import Resumed
+from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching
-from edl.protocol.ledger import LedgerSnapshot
-from edl.protocol.saving import Resumed
+from edl.protocol.ledger_value import LedgerSnapshot
 from edl.testing.saving_checks import trained_by
 from examples import examples
 

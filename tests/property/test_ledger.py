@@ -23,10 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from edl.core.data import ledger as rules
-from edl.core.data.ledger import Ledger
-from edl.protocol.data import DataSpec, Lease
-from edl.protocol.ledger import LedgerSnapshot
+from edl.core.data import sample_ledger as rules
+from edl.core.data.sample_ledger import Ledger
+from edl.protocol.data_nouns import DataSpec, Lease
+from edl.protocol.ledger_value import LedgerSnapshot
 from examples import examples
 
 EVENTS = int(os.environ.get("EDL_LEDGER_EVENTS", "4000"))

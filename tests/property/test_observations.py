@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.job.observations import Observations
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.leader_messages import Observation, Phase
 
 WORKERS = tuple(f"w{number}" for number in range(5))
 ROSTER = WORKERS[:4]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from edl.cluster.candidates import admitted, ladder
 from edl.cluster.policies.dp import ThroughputOptimizer
-from edl.cluster.policies.elasticflow import ElasticFlow
+from edl.cluster.policies.elasticflow_policy import ElasticFlow
 from edl.cluster.policies.gavel import Gavel
 from edl.cluster.policies.goodput import Goodput
-from edl.cluster.speed import Table
+from edl.cluster.speed_tables import Table
 from edl.cluster.views import Aim, ClusterView, JobView, Node, Provenance, Rates
 from examples import examples
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.cluster import optimum
-from edl.cluster.optimum import best, exact, near
+from edl.cluster import knapsack
+from edl.cluster.knapsack import best, exact, near
 from examples import examples
 
 COLUMNS = 5
@@ -92,7 +92,7 @@ def test_many_jobs_are_near_and_few_are_exact(monkeypatch) -> None:
     worth = np.cumsum(rng.random((300, 5)), axis=1)
     assert best(sizes, worth, 800).gap == 0.0  # 300 x 5 x 800 steps: the dynamic program
     most = sum_of(sizes, worth, 800, exact(sizes, worth, 800).columns)
-    monkeypatch.setattr(optimum, "EXACT", 0)
+    monkeypatch.setattr(knapsack, "EXACT", 0)
     chosen = best(sizes, worth, 800)
     reached = sum_of(sizes, worth, 800, chosen.columns)
     assert most - chosen.gap - 1e-6 <= reached <= most + 1e-6

@@ -16,11 +16,11 @@ from itertools import count, islice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.core.data.ledger import Ledger
+from edl.core.data.sample_ledger import Ledger
 from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.protocol.data import DataSpec
-from edl.testing.solo import share_of
-from edl.trainer.data.rehearsals import Rehearsals
+from edl.protocol.data_nouns import DataSpec
+from edl.testing.one_worker_data import share_of
+from edl.trainer.data.rehearsal_count import Rehearsals
 from edl.trainer.data.shards import ShardGenerator
 from examples import examples
 

@@ -15,13 +15,13 @@ from edl.core.data import batching
 from edl.errors import ConfigError
 from edl.policy import learning, utility
 from edl.policy.efficiency import Efficiency, Worth, scaling_efficiency
+from edl.policy.policy_job_view import View
 from edl.policy.search import Search
 from edl.policy.stragglers import Paces, Spent
-from edl.policy.view import View
-from edl.protocol.data import DataSpec
-from edl.protocol.figures import Rate
+from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.trainer.rates.rate import ScheduledRate
+from edl.protocol.measurements import Rate
+from edl.trainer.rates.rate_factors import ScheduledRate
 
 # Seconds for the whole job with so many workers all the time, read off their plots.
 CIFAR = {4: 1171, 8: 1216, 12: 1305, 16: 1303, 20: 1410, 24: 1408}

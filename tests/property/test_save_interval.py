@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.checkpoint.interval import KEPT, LONGEST_S, chosen, cost, mean_fault_s
-from edl.protocol.saving import Auto, Cost
+from edl.protocol.checkpoint_record import Auto, Cost
 
 seconds = st.floats(0, 1e5)
 costs = st.lists(

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored import tensor
 
-from edl.checkpoints.layout import HEADER_ALIGNED, PartTitle, lay_out
+from edl.checkpoints.checkpoint_names import CheckpointName
 from edl.checkpoints.manifest import StoredTensor
-from edl.checkpoints.names import CheckpointName
-from edl.checkpoints.shares import ALIGNED, shares
+from edl.checkpoints.part_layout import HEADER_ALIGNED, PartTitle, lay_out
+from edl.checkpoints.part_shares import ALIGNED, shares
 
 DTYPES = ["float32", "float64", "bfloat16", "uint8", "bool", "complex64", "<U5"]
 

@@ -10,13 +10,13 @@ from functools import cache
 
 import pytest
 
-from edl.core.worker.states import TrainerState
+from edl.core.worker.worker_states import TrainerState
 from edl.errors import InvalidTransition, UsageError
-from edl.protocol.data import DataSpec
+from edl.protocol.data_nouns import DataSpec
 from edl.testing import Moment, Planned, SimFault, SimJob, Violation
-from edl.testing.launching import SimLauncher
-from edl.testing.savings import Savings
-from edl.testing.worker import SimWorker
+from edl.testing.model_checkpoints import Savings
+from edl.testing.model_launcher import SimLauncher
+from edl.testing.model_worker import SimWorker
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]  # replaces one rule in the real code by a wrong one

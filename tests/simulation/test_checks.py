@@ -12,22 +12,22 @@ import msgspec
 import pytest
 from mutants import Mutant, Patch, Play, expect_noticed, full, later
 
-from edl.core.data import ledger, rebatch
+from edl.core.data import lease_recut, sample_ledger
 from edl.core.data import ledger_versions as ledgers
 from edl.core.data.unassigned import Unassigned
-from edl.core.job import deadlines, members
-from edl.core.job import machine as job
-from edl.core.job import working_state as working
-from edl.core.resize import scaling, sizing
-from edl.core.switch import mustering, planning, switching, unfit
-from edl.core.worker import agreement, machine, moves, observed
-from edl.core.worker.inputs import Command
-from edl.protocol.data import DataSpec
-from edl.protocol.job import JobState, Record, WorkerState
+from edl.core.job import deadlines, member_states
+from edl.core.job import leader_machine as job
+from edl.core.job import leader_state as working
+from edl.core.resize import scale_requests, target_size
+from edl.core.switch import generation_switch, next_generation, ring_blame, roll_call
+from edl.core.worker import agreement, next_move, observed_trainer, worker_machine
+from edl.core.worker.worker_inputs import Command
+from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.testing import Moment, Planned, SimFault, SimJob, daemons, scenario
-from edl.testing.shells import SimShells
-from edl.testing.worker import SimWorker
+from edl.protocol.record import JobState, Record, WorkerState
+from edl.testing import Moment, Planned, SimFault, SimJob, model_daemons, scenario
+from edl.testing.model_trainers import SimShells
+from edl.testing.model_worker import SimWorker
 
 SEEDS = 200
 SPEC = DataSpec(total=400, epochs=1, batch=4)
@@ -35,23 +35,23 @@ LONG = DataSpec(total=2000, epochs=1, batch=2)  # not all of it is leased yet wh
 
 
 def plans_with_workers_that_boot(patch: Patch) -> None:
-    patch.setattr(planning, "_could_enter", lambda _record, member: member.state not in scaling.GOING)
-    transitions = members.moved
+    patch.setattr(next_generation, "_could_enter", lambda _record, member: member.state not in scale_requests.GOING)
+    transitions = member_states.moved
 
     def moved(member, cause):  # the table of states would notice first
-        booting = member.state in scaling.BOOTING and cause is members.Cause.PLANNED
+        booting = member.state in scale_requests.BOOTING and cause is member_states.Cause.PLANNED
         return msgspec.structs.replace(member, state=WorkerState.SWITCHING) if booting else transitions(member, cause)
 
     patch.setattr(working, "moved", moved)
 
 
 def leaves_its_ring_too_early(patch: Patch) -> None:
-    patch.setattr(moves, "_is_due", lambda _where, _assignment: True)
-    patch.setattr(observed, "attention_step", lambda _generation, _orders, _copied: 0)
+    patch.setattr(next_move, "_is_due", lambda _where, _assignment: True)
+    patch.setattr(observed_trainer, "attention_step", lambda _generation, _orders, _copied: 0)
 
 
 def takes_stale_orders(patch: Patch) -> None:
-    patch.setattr(daemons, "are_newer", lambda _orders, _known: True)
+    patch.setattr(model_daemons, "are_newer", lambda _orders, _known: True)
 
 
 def takes_overtaken_reports(patch: Patch) -> None:
@@ -80,7 +80,7 @@ def takes_half_a_state_for_that_of_its_step(patch: Patch) -> None:
         return None if vote is None else vote._replace(behind=-entering.step)
 
     right = agreement.says
-    patch.setattr(machine, "says", says)
+    patch.setattr(worker_machine, "says", says)
 
 
 def takes_itself_for_as_far_as_all(patch: Patch) -> None:
@@ -88,7 +88,7 @@ def takes_itself_for_as_far_as_all(patch: Patch) -> None:
         return replace(right(entering, heard), current=True)
 
     right = agreement.begins
-    patch.setattr(machine, "begins", begins)
+    patch.setattr(worker_machine, "begins", begins)
 
 
 def forgets_what_the_dead_held(patch: Patch) -> None:
@@ -111,7 +111,7 @@ def remembers_plans_that_are_no_more(patch: Patch) -> None:
 
 
 def never_notices_a_broken_ring(patch: Patch) -> None:
-    patch.setattr(planning, "is_broken", lambda _now: False)
+    patch.setattr(next_generation, "is_broken", lambda _now: False)
 
 
 def waits_for_those_that_hang(patch: Patch) -> None:
@@ -119,68 +119,70 @@ def waits_for_those_that_hang(patch: Patch) -> None:
 
 
 def loses_requests_during_a_switch(patch: Patch) -> None:
-    take = sizing.Sizing.take
+    take = target_size.Sizing.take
 
-    def forgetful(self: sizing.Sizing, asked, change, why) -> None:
+    def forgetful(self: target_size.Sizing, asked, change, why) -> None:
         if self._working.record.plan is None:
             take(self, asked, change, why)
 
-    patch.setattr(sizing.Sizing, "take", forgetful)
+    patch.setattr(target_size.Sizing, "take", forgetful)
 
 
 def admits_more_than_the_maximum(patch: Patch) -> None:
-    patch.setattr(scaling, "staying", lambda _record: [])
+    patch.setattr(scale_requests, "staying", lambda _record: [])
 
 
 def leaves_no_worker_out(patch: Patch) -> None:
     judged = msgspec.structs.replace
-    patch.setattr(unfit, "judge", lambda trials, found: unfit.Judgement(judged(trials, judged=found.generation)))
+    patch.setattr(
+        ring_blame, "judge", lambda trials, found: ring_blame.Judgement(judged(trials, judged=found.generation))
+    )
 
 
 def blames_the_first_member(patch: Patch) -> None:
-    patch.setattr(unfit, "accused", lambda evidence, _proven: {evidence.roster[0]: "it is the first"})
+    patch.setattr(ring_blame, "accused", lambda evidence, _proven: {evidence.roster[0]: "it is the first"})
 
 
 def uses_a_generation_twice(patch: Patch) -> None:
-    plan = switching.Switching._plan
+    plan = generation_switch.Switching._plan
 
-    def again(self: switching.Switching, *given) -> None:
+    def again(self: generation_switch.Switching, *given) -> None:
         record = self._working.record
         self._working.change(planned=max(record.generation, record.planned - 1))
         plan(self, *given)
 
-    patch.setattr(switching.Switching, "_plan", again)
+    patch.setattr(generation_switch.Switching, "_plan", again)
 
 
 def leaves_leased_what_no_worker_can_have_begun(patch: Patch) -> None:
-    """One of these rules would do for the end of a job; each by itself: `tests/unit/core/data/test_ledger.py`."""
-    patch.setattr(ledger.Ledger, "_withdraw", lambda _self: None)
-    patch.setattr(ledger.Ledger, "_overtaking", lambda _self: iter(()))
+    """One of these rules would do for the end of a job; each alone: `tests/unit/core/data/test_sample_ledger.py`."""
+    patch.setattr(sample_ledger.Ledger, "_withdraw", lambda _self: None)
+    patch.setattr(sample_ledger.Ledger, "_overtaking", lambda _self: iter(()))
 
 
 def cuts_what_a_worker_has_read(patch: Patch) -> None:
-    follows = rebatch.follows
+    follows = lease_recut.follows
 
     def hasty(record, ledger, seen, mark):
         change = follows(record, ledger, seen, mark)
-        if isinstance(change, rebatch.Cut):
-            return rebatch.Cut(max(ledger.step, min(step for _, step in map(seen.marked, record.roster))))
+        if isinstance(change, lease_recut.Cut):
+            return lease_recut.Cut(max(ledger.step, min(step for _, step in map(seen.marked, record.roster))))
         return change
 
-    patch.setattr(rebatch, "follows", hasty)
+    patch.setattr(lease_recut, "follows", hasty)
 
 
 def cuts_before_all_have_told(patch: Patch) -> None:
     def hasty(record, ledger, seen, mark):
         step = mark() if ledger is not None and record.generation and record.plan is None else 0
         due = step and ledger.step < step < ledger.outdated_until and not any(ledger._uncovered())
-        return rebatch.Cut(step) if due else None
+        return lease_recut.Cut(step) if due else None
 
-    patch.setattr(rebatch, "follows", hasty)
+    patch.setattr(lease_recut, "follows", hasty)
 
 
 def never_lifts_a_mark(patch: Patch) -> None:
-    change, follows = working.WorkingState.change, rebatch.follows
+    change, follows = working.WorkingState.change, lease_recut.follows
 
     def keep(self: working.WorkingState, **changes) -> None:
         if "plan" in changes and changes.get("rebatch", "") is None:
@@ -189,18 +191,18 @@ def never_lifts_a_mark(patch: Patch) -> None:
 
     def unlifted(*given):
         found = follows(*given)
-        return None if isinstance(found, rebatch.Lift) else found
+        return None if isinstance(found, lease_recut.Lift) else found
 
     patch.setattr(working.WorkingState, "change", keep)
-    patch.setattr(rebatch, "follows", unlifted)
+    patch.setattr(lease_recut, "follows", unlifted)
 
 
 def leaves_a_working_ring_for_a_newcomers_sake(patch: Patch) -> None:
-    patch.setattr(planning, "kept_step", lambda _now: None)
+    patch.setattr(next_generation, "kept_step", lambda _now: None)
 
 
 def announces_a_ring_whose_members_have_not_met(patch: Patch) -> None:
-    patch.setattr(mustering.Mustering, "stands", lambda _self, _roster: True)
+    patch.setattr(roll_call.Mustering, "stands", lambda _self, _roster: True)
 
 
 MUTANTS: dict[Mutant, set[str]] = {

@@ -7,14 +7,22 @@ from typing import Any
 
 import pytest
 
-from edl.cluster.queue import agent, lives, migrating, scheduler, seating, sights, state
-from edl.cluster.queue.agent import AgentMachine
-from edl.cluster.queue.causes import EndEvidence
-from edl.cluster.queue.entries import JobEntry, WorkerWish
-from edl.cluster.queue.inputs import ClusterRules, SendAway
+from edl.cluster.queue import (
+    agent_machine,
+    device_assignment,
+    job_lifecycle,
+    policy_view,
+    queue_migration,
+    queue_state,
+    scheduler_machine,
+)
+from edl.cluster.queue.agent_machine import AgentMachine
+from edl.cluster.queue.end_causes import EndEvidence
 from edl.cluster.queue.phases import TERMINAL, JobPhase, Turn, after
-from edl.cluster.queue.seen_time import SeenTime
-from edl.cluster.queue.state import QueueState
+from edl.cluster.queue.queue_clock import SeenTime
+from edl.cluster.queue.queue_entries import JobEntry, WorkerWish
+from edl.cluster.queue.queue_state import QueueState
+from edl.cluster.queue.scheduler_inputs import ClusterRules, SendAway
 from edl.testing import cluster_simulation
 from edl.testing.cluster_simulation import ClusterPlay, SimHost
 
@@ -66,7 +74,7 @@ def test_a_cluster_that_is_to_stop_has_no_process_left_and_loses_no_job() -> Non
 def test_who_leads_no_more_sends_no_later_life_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster in which a request to go came late, and a life that nobody waits for to go stood still for it."""
     ClusterPlay(704878).run()
-    monkeypatch.setattr(lives, "SendAway", lambda job, _, *rest: SendAway(job, 0, *rest))
+    monkeypatch.setattr(job_lifecycle, "SendAway", lambda job, _, *rest: SendAway(job, 0, *rest))
     with pytest.raises(AssertionError, match="not at rest"):
         ClusterPlay(704878).run()
 
@@ -84,8 +92,8 @@ def _free_as_soon_as_told(devices: Any, node: str, jobs: Any) -> list[int]:
     return [device for device in devices if device not in held]
 
 
-def _forgives(job: JobEntry, *rest: Any) -> lives.Judged:
-    return lives.Judged(again=True, words="", job=job)
+def _forgives(job: JobEntry, *rest: Any) -> job_lifecycle.Judged:
+    return job_lifecycle.Judged(again=True, words="", job=job)
 
 
 def _no_final_word(queue: QueueState, job: JobEntry, now: float) -> None:
@@ -102,7 +110,7 @@ def _all_are_lost(queue: QueueState, name: str, now: float) -> None:
 
 
 def _forgets_what_it_started(self: AgentMachine, happened: Any, now: float) -> list[Any]:
-    if isinstance(happened, agent.WorkerFound):
+    if isinstance(happened, agent_machine.WorkerFound):
         return []
     return HANDLE(self, happened, now)
 
@@ -113,7 +121,11 @@ def _gone_at_once(self: AgentMachine, happened: Any, now: float) -> list[Any]:
 
 
 def _or_gone(machine: AgentMachine, one: Any, now: float) -> list[Any]:
-    return HANDLE(machine, agent.WorkerGone(one.id, EndEvidence()), now) if isinstance(one, agent.BarOne) else [one]
+    return (
+        HANDLE(machine, agent_machine.WorkerGone(one.id, EndEvidence()), now)
+        if isinstance(one, agent_machine.BarOne)
+        else [one]
+    )
 
 
 def _outlived_by_nothing(play: ClusterPlay, id_: str, evidence: EndEvidence) -> None:
@@ -137,12 +149,12 @@ def _from_now_on(queue: QueueState, now: float) -> None:
 
 HANDLE, END = AgentMachine.handle, ClusterPlay._end
 WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "a device is free as soon as its worker is told to go": (seating, "free_devices", _free_as_soon_as_told),
-    "who does not go is waited for for ever": (lives, "_hurry", lambda *_: None),
-    "every failure is forgiven": (lives, "judge", _forgives),
-    "a life without workers has ended well": (lives, "_ended", _no_final_word),
+    "a device is free as soon as its worker is told to go": (device_assignment, "free_devices", _free_as_soon_as_told),
+    "who does not go is waited for for ever": (job_lifecycle, "_hurry", lambda *_: None),
+    "every failure is forgiven": (job_lifecycle, "judge", _forgives),
+    "a life without workers has ended well": (job_lifecycle, "_ended", _no_final_word),
     "workers of an agent that is away are gone": (
-        scheduler.SchedulerMachine,
+        scheduler_machine.SchedulerMachine,
         "_went",
         lambda self, name, now: _all_are_lost(self._state, name, now),
     ),
@@ -156,7 +168,7 @@ WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a scheduler believes what the clocks of others said": (QueueState, "begin", _from_now_on),
     "time counts that no scheduler has seen": (QueueState, "seen_since", lambda _, since: since),
     "terminal states are not final": (
-        state,
+        queue_state,
         "after",
         lambda phase, turn: JobPhase.QUEUED if phase is JobPhase.RUNNING else after(phase, turn),
     ),
@@ -167,7 +179,7 @@ WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 def test_a_wrong_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, wrong = WRONG[rule]
     monkeypatch.setattr(where, name, wrong)
-    assert sights.free_devices is not _free_as_soon_as_told
+    assert policy_view.free_devices is not _free_as_soon_as_told
     for seed in range(100):
         try:
             ClusterPlay(seed).run()
@@ -178,8 +190,8 @@ def test_a_wrong_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 WRONG_MOVES: dict[str, tuple[Any, str, Any]] = {
     "a job takes newcomers beyond its most": (JobEntry, "vacancies", property(lambda job: job.asked.max_np)),
-    "each job migrates whatever others do": (migrating, "_moving", lambda _: []),
-    "a node that is left out is given workers": (state.SeenNode, "takes", lambda node, _: node.there),
+    "each job migrates whatever others do": (queue_migration, "_moving", lambda _: []),
+    "a node that is left out is given workers": (queue_state.SeenNode, "takes", lambda node, _: node.there),
 }
 
 

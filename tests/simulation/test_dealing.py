@@ -10,16 +10,16 @@ import msgspec
 import pytest
 from mutants import Calm
 
-from edl.core.data.inheriting import rebased
-from edl.core.data.ledger import Ledger
-from edl.protocol.data import DataSpec
-from edl.protocol.job import JobState
+from edl.core.data.resume_position import rebased
+from edl.core.data.sample_ledger import Ledger
+from edl.protocol.checkpoint_record import Checkpointing
+from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.protocol.ledger import Deal
-from edl.protocol.saving import Checkpointing
-from edl.testing import SimJob, lives
-from edl.testing.lives import next_life
-from edl.testing.rings import Sample
+from edl.protocol.ledger_value import Deal
+from edl.protocol.record import JobState
+from edl.testing import SimJob, model_lives
+from edl.testing.model_lives import next_life
+from edl.testing.model_rings import Sample
 
 STEPS = 260  # in the first deals of 64 and 128 steps, and beyond
 WHOLE = [DataSpec(0, 1, 2), DataSpec(0, 3, 2), DataSpec(0, 3, 2, open_ended=True)]
@@ -111,7 +111,9 @@ def test_it_is_noticed_where_samples_are_dealt_for_a_round_alone(monkeypatch: py
 def test_it_is_noticed_where_the_next_life_deals_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = sized(WHOLE[0], 2)
     right = resumed(spec, 2, 0)
-    monkeypatch.setattr(lives, "rebased", lambda snapshot: msgspec.structs.replace(rebased(snapshot), deal=Deal()))
+    monkeypatch.setattr(
+        model_lives, "rebased", lambda snapshot: msgspec.structs.replace(rebased(snapshot), deal=Deal())
+    )
     wrong = resumed(spec, 2, 0)
     assert wrong != right
     assert sorted(chain(*wrong)) == sorted(chain(*right))  # each sample once all the same

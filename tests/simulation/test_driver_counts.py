@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from edl.core.driver import counting
-from edl.core.job.machine import new_record
+from edl.core.driver import horovod_counts
+from edl.core.job.leader_machine import new_record
 from edl.core.job.observations import Observations
-from edl.horovodrun.post import Freed, JobAtEnd, Post, StartTrainer, TrainerEnded
-from edl.protocol.driver import Word
-from edl.protocol.job import DriverCount, Identity, Member, WorkerState
-from edl.protocol.messages import Observation, Phase
+from edl.horovodrun.proxy_machine import Freed, JobAtEnd, Post, StartTrainer, TrainerEnded
+from edl.protocol.driver_messages import Word
+from edl.protocol.leader_messages import Observation, Phase
+from edl.protocol.record import DriverCount, Identity, Member, WorkerState
 
 SEEDS = 400
 ANSWERS_TURNS, ENDING_TURNS, EMPTY_TURNS = 8, 16, 24
@@ -55,13 +55,13 @@ class Driver:
         return self.slots != {f"{host}:{n}" for host, slots in self._room().items() for n in range(slots)}
 
     def ask(self, one: StandIn) -> None:
-        if counting.host_of(one.slot) in self.given_up:
+        if horovod_counts.host_of(one.slot) in self.given_up:
             one.answer(freed=True, size=-1, slots=-1)
             return
         self._record(one.slot, "ready", one)
 
     def end(self, slot: str, state: str) -> None:
-        if self.ended is None and slot in self.slots and counting.host_of(slot) not in self.given_up:
+        if self.ended is None and slot in self.slots and horovod_counts.host_of(slot) not in self.given_up:
             if state == "failure" and slot in self.states:
                 self.waiting = [waits for waits in self.waiting if waits[0] != slot]
             self._record(slot, state, None)
@@ -78,10 +78,10 @@ class Driver:
     def _count(self) -> None:
         waiting, self.waiting = self.waiting, []
         states = dict(self.states)
-        self.given_up |= {counting.host_of(slot) for slot, state in states.items() if state == "failure"}
+        self.given_up |= {horovod_counts.host_of(slot) for slot, state in states.items() if state == "failure"}
         if "success" in states.values():
             self.ended = all(state != "failure" for state in states.values())
-        elif all(counting.host_of(slot) in self.given_up for slot in states):
+        elif all(horovod_counts.host_of(slot) in self.given_up for slot in states):
             self.ended = False
         else:
             self._assign()
@@ -90,7 +90,7 @@ class Driver:
                 one.answer(freed=slot not in self.slots, size=len(self.slots), slots=self._slots_beside(slot))
 
     def _slots_beside(self, slot: str) -> int:
-        return sum(counting.host_of(other) == counting.host_of(slot) for other in self.slots)
+        return sum(horovod_counts.host_of(other) == horovod_counts.host_of(slot) for other in self.slots)
 
 
 @dataclass
@@ -147,7 +147,7 @@ class World:
     def start_all(self) -> None:
         for slot in self.driver.started:
             there = max((one.asked for one in self.here()), default=0)  # in the driver's store
-            beside = sum(counting.host_of(other) == counting.host_of(slot) for other in self.driver.slots)
+            beside = sum(horovod_counts.host_of(other) == horovod_counts.host_of(slot) for other in self.driver.slots)
             word = Word(size=len(self.driver.slots), slots=beside)
             self.stand_ins.append(StandIn(slot, Post(restarts=100), asked=there, word=word))
         self.driver.started.clear()
@@ -157,7 +157,7 @@ class World:
         one.worker, one.boots = f"w{self.number}", False
         identity = Identity(one.worker, "h", "10.0.0.1", 1, 2, one.slot)
         member = Member(identity, WorkerState.TRAINING, self.number)
-        driver = counting.joined(self.record, self.seen, identity)
+        driver = horovod_counts.joined(self.record, self.seen, identity)
         self.change(members=(*self.record.members, member), driver=driver)
 
     def report(self, one: StandIn) -> None:
@@ -168,7 +168,7 @@ class World:
         gone = next((member for member in self.record.members if member.identity.id == worker), None)
         if gone is None:
             return
-        driver = counting.lost(self.record.driver, gone.identity) if missed else self.record.driver
+        driver = horovod_counts.lost(self.record.driver, gone.identity) if missed else self.record.driver
         self.calm = 0
         self.change(members=tuple(m for m in self.record.members if m is not gone), driver=driver)
         self.seen.forget(worker)
@@ -180,7 +180,7 @@ class World:
 
     def kill_host(self, host: str) -> None:
         """All that ran there is gone at once; the driver hears of it now, the leader by and by."""
-        for one in [one for one in self.here() if counting.host_of(one.slot) == host]:
+        for one in [one for one in self.here() if horovod_counts.host_of(one.slot) == host]:
             one.alive = False
             self.driver.end(one.slot, "failure")
 
@@ -196,23 +196,23 @@ class World:
             if not any(one.worker == member.identity.id for one in self.here()):
                 self.forget(member.identity.id, missed=True)
         self.calm += 1
-        self.answered = self.answered + 1 if counting.has_answers(self.record, self.seen) else 0
-        self.empty = self.empty + 1 if counting.has_empty_slots(self.record, self.seen) else 0
-        match counting.follows(
+        self.answered = self.answered + 1 if horovod_counts.has_answers(self.record, self.seen) else 0
+        self.empty = self.empty + 1 if horovod_counts.has_empty_slots(self.record, self.seen) else 0
+        match horovod_counts.follows(
             self.record,
             self.seen,
             overdue=self.answered > ANSWERS_TURNS,
             settled=self.calm > ENDING_TURNS,
             deserted=self.empty > EMPTY_TURNS,
         ):
-            case counting.Begin(driver):
+            case horovod_counts.Begin(driver):
                 self.empty = 0
                 self.change(driver=driver)
-            case counting.Counted(driver, size, freed, target):
+            case horovod_counts.Counted(driver, size, freed, target):
                 self.change(driver=driver, target=target)
                 assert size or not self.record.members
                 self.dismiss(freed)
-            case counting.Dismiss(workers):
+            case horovod_counts.Dismiss(workers):
                 self.dismiss(workers)
             case None:
                 pass
@@ -229,7 +229,7 @@ class World:
 
     def order(self, one: StandIn) -> None:
         here = any(member.identity.id == one.worker for member in self.record.members)
-        if here and (number := counting.asked_of(self.record.driver, one.worker)):
+        if here and (number := horovod_counts.asked_of(self.record.driver, one.worker)):
             one.ask(number, self.driver)
 
     def look(self, one: StandIn) -> None:
@@ -294,13 +294,13 @@ class World:
         elif chance < 0.75:
             self.seen, self.calm = Observations(), 0  # another leader: all is told again
         elif chance < 0.85:
-            hosts = {counting.host_of(one.slot) for one in self.here() if one.worker} - {"a"}
-            if hosts and any(counting.host_of(one.slot) == "a" and one.worker for one in self.here()):
+            hosts = {horovod_counts.host_of(one.slot) for one in self.here() if one.worker} - {"a"}
+            if hosts and any(horovod_counts.host_of(one.slot) == "a" and one.worker for one in self.here()):
                 self.kill_host(self.dice.choice(sorted(hosts)))
         else:
-            begun = {counting.host_of(one.slot) for one in self.here() if not one.boots}
+            begun = {horovod_counts.host_of(one.slot) for one in self.here() if not one.boots}
             fresh = [one.slot for one in self.here() if one.boots and not one.worker and one.asked == self.count.begun]
-            if slots := [slot for slot in fresh if counting.host_of(slot) not in {"a", *begun}]:
+            if slots := [slot for slot in fresh if horovod_counts.host_of(slot) not in {"a", *begun}]:
                 self.fail_to_start(self.dice.choice(slots))
 
     def settle(self) -> None:
@@ -354,4 +354,4 @@ def check(world: World, seed: int) -> None:
     assert slots == sorted(world.driver.slots), f"seed {seed}: {slots}, {world.driver.__dict__}, {world.record}"
     assert not world.driver.wants, f"seed {seed}: {world.driver.__dict__}, {world.record}"
     assert world.record.target == len(slots), f"seed {seed}: {slots}, {world.record}"
-    assert not set(world.count.given_up) & {counting.host_of(slot) for slot in slots}, f"seed {seed}"
+    assert not set(world.count.given_up) & {horovod_counts.host_of(slot) for slot in slots}, f"seed {seed}"

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from mutants import Calm
 
-from edl.protocol.data import DataSpec
-from edl.protocol.job import JobState
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.record import JobState
 from edl.testing import Moment, Planned, SimFault, SimJob
 
 DATA = DataSpec(total=3000, epochs=1, batch=2)

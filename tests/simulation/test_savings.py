@@ -11,12 +11,12 @@ import pytest
 from mutants import Calm
 
 from edl.core.checkpoint.interval import KEPT
-from edl.protocol.data import DataSpec
-from edl.protocol.job import JobState
-from edl.protocol.saving import Auto, Checkpointing
+from edl.protocol.checkpoint_record import Auto, Checkpointing
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.record import JobState
 from edl.testing import Moment, Planned, SimFault, SimJob, scenario
-from edl.testing.lives import lives, newest
-from edl.testing.savings import Savings
+from edl.testing.model_checkpoints import Savings
+from edl.testing.model_lives import lives, newest
 
 SEEDS = int(os.environ.get("EDL_SEEDS", "300"))
 BLOCK = 50

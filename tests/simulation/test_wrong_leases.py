@@ -11,8 +11,8 @@ from mutants import Mutant, Patch, Play, ReadsUnevenly, expect_noticed, later
 
 from edl.core.worker import lease_buffer
 from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.core.worker.moves import NEVER
-from edl.protocol.data import DataSpec
+from edl.core.worker.next_move import NEVER
+from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.testing import Planned, SimFault, SimJob, scenario
 

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 from mutants import Calm, Mutant, Patch, expect_noticed, later
 
-from edl.core.resize import migration
-from edl.core.resize.migrating import Migrating
-from edl.protocol.data import DataSpec
-from edl.protocol.job import WorkerState
+from edl.core.resize import host_migration
+from edl.core.resize.migration_answers import Migrating
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.record import WorkerState
 from edl.testing import SimJob
 
 SEEDS = 6
@@ -19,14 +19,14 @@ DATA = DataSpec(total=3000, epochs=1, batch=2)
 
 def lets_all_leave_for_one(patch: Patch) -> None:
     def outgoing(record, able):
-        some = any(one.identity.id in able for one in migration.arrived(record))
-        return frozenset(migration.leavers(record)) if some else frozenset()
+        some = any(one.identity.id in able for one in host_migration.arrived(record))
+        return frozenset(host_migration.leavers(record)) if some else frozenset()
 
-    patch.setattr(migration, "outgoing", outgoing)
+    patch.setattr(host_migration, "outgoing", outgoing)
 
 
 def lets_each_in_as_it_is_ready(patch: Patch) -> None:
-    patch.setattr(migration, "held_back", lambda record: frozenset())
+    patch.setattr(host_migration, "held_back", lambda record: frozenset())
 
 
 def counts_a_host_as_left_while_workers_leave_it(patch: Patch) -> None:
@@ -34,11 +34,13 @@ def counts_a_host_as_left_while_workers_leave_it(patch: Patch) -> None:
         stays = any(one.state is not WorkerState.LEAVING for one in record.members if one.identity.host == "host0")
         return record.migration is not None and record.plan is None and not stays
 
-    patch.setattr(migration, "is_complete", complete)
+    patch.setattr(host_migration, "is_complete", complete)
 
 
 def counts_it_as_left_when_the_newcomers_are_ready(patch: Patch) -> None:
-    patch.setattr(migration, "is_complete", lambda record: record.migration is not None and migration.all_ready(record))
+    patch.setattr(
+        host_migration, "is_complete", lambda record: record.migration is not None and host_migration.all_ready(record)
+    )
 
 
 def waits_for_newcomers_for_ever(patch: Patch) -> None:

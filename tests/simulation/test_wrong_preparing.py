@@ -9,20 +9,20 @@ import pytest
 from mutants import Mutant, Patch, Play, Prompt, expect_noticed
 
 from edl.core.job.observations import Observations
-from edl.core.switch import preparing, switching
-from edl.core.switch.mustering import Mustering
-from edl.core.switch.preparing import Preparing
-from edl.core.worker.inputs import Command, EnterRing
-from edl.core.worker.machine import WorkerMachine
+from edl.core.switch import generation_switch, ring_forming
+from edl.core.switch.ring_forming import Preparing
+from edl.core.switch.roll_call import Mustering
 from edl.core.worker.next_ring import NextRing
-from edl.core.worker.observed import ObservedTrainer
-from edl.protocol.data import DataSpec
-from edl.protocol.job import JobState, Record
+from edl.core.worker.observed_trainer import ObservedTrainer
+from edl.core.worker.worker_inputs import Command, EnterRing
+from edl.core.worker.worker_machine import WorkerMachine
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.record import JobState, Record
 from edl.testing import Moment, Planned, SimFault, SimJob
-from edl.testing.next_rings import FORM_S
-from edl.testing.rings import STEP_S
-from edl.testing.shells import SimShells
-from edl.testing.worker import SimWorker
+from edl.testing.model_next_rings import FORM_S
+from edl.testing.model_rings import STEP_S
+from edl.testing.model_trainers import SimShells
+from edl.testing.model_worker import SimWorker
 
 SEEDS = 40
 DATA = DataSpec(total=1200, epochs=1, batch=2)
@@ -64,11 +64,11 @@ def never_prepares_but_forms_in_line(patch: Patch) -> None:
 
 
 def forms_in_line_after_one_failure(patch: Patch) -> None:
-    patch.setattr(preparing, "TRIES", 1)
+    patch.setattr(ring_forming, "TRIES", 1)
 
 
 def leaves_no_worker_out_for_it(patch: Patch) -> None:
-    patch.setattr(preparing, "_to_blame", lambda _evidence: [])
+    patch.setattr(ring_forming, "_to_blame", lambda _evidence: [])
 
 
 def enters_what_is_prepared_as_if_it_were_not(patch: Patch) -> None:
@@ -80,8 +80,8 @@ def enters_what_is_prepared_as_if_it_were_not(patch: Patch) -> None:
 
 
 def plans_as_if_it_were_not_prepared(patch: Patch) -> None:
-    plan = switching.Switching._plan
-    patch.setattr(switching.Switching, "_plan", lambda self, wanted, crossing, *_: plan(self, wanted, crossing))
+    plan = generation_switch.Switching._plan
+    patch.setattr(generation_switch.Switching, "_plan", lambda self, wanted, crossing, *_: plan(self, wanted, crossing))
 
 
 def keeps_what_is_not_wanted(patch: Patch) -> None:

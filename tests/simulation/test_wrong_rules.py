@@ -10,21 +10,21 @@ import msgspec
 import pytest
 from mutants import LosesTheNewest, Mutant, Patch, Prompt, ReadsUnevenly, expect_noticed
 
-from edl.core.data import leasing, ledger
+from edl.core.data import lease_grants, sample_ledger
 from edl.core.data import ledger_versions as ledgers
-from edl.core.job import deadlines, hosts, lead_times, observations
-from edl.core.job import machine as job
-from edl.core.job import working_state as working
-from edl.core.switch import planning, switching
-from edl.core.worker import machine, observed
-from edl.core.worker import moves as seat
+from edl.core.job import deadlines, lead_times, local_ranks, observations
+from edl.core.job import leader_machine as job
+from edl.core.job import leader_state as working
+from edl.core.switch import generation_switch, next_generation
+from edl.core.worker import next_move as seat
+from edl.core.worker import observed_trainer, worker_machine
 from edl.protocol.assignment import Verdict
-from edl.protocol.data import DataSpec
-from edl.protocol.job import WorkerState
-from edl.protocol.messages import Register
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import Register
+from edl.protocol.record import WorkerState
 from edl.testing import Moment, Planned, SimFault, SimJob
-from edl.testing.striking import SimFaults
-from edl.testing.worker import SimWorker
+from edl.testing.fault_actions import SimFaults
+from edl.testing.model_worker import SimWorker
 
 SEEDS = 60
 DATA = DataSpec(total=1200, epochs=1, batch=2)
@@ -48,7 +48,7 @@ def counts_as_trained_what_all_who_were_heard_have_applied(patch: Patch) -> None
 
 
 def goes_on_with_half_a_copy(patch: Patch) -> None:
-    patch.setattr(machine, "has_state", lambda step, *, tainted: step > 0)
+    patch.setattr(worker_machine, "has_state", lambda step, *, tainted: step > 0)
 
 
 def forgets_who_is_gone(patch: Patch) -> None:
@@ -73,20 +73,22 @@ def waits_for_the_session_of_the_dead(patch: Patch) -> None:
 
 
 def lets_no_leaver_hand_on_the_model(patch: Patch) -> None:
-    is_so = planning._is
+    is_so = next_generation._is
 
     def never_leaving(now, worker, state):
         return state is not WorkerState.LEAVING and is_so(now, worker, state)
 
-    patch.setattr(planning, "_is", never_leaving)
+    patch.setattr(next_generation, "_is", never_leaving)
 
 
 def leaves_before_its_step(patch: Patch) -> None:
     move, attention = seat.next_move, seat.attention_step
     leave = Verdict.LEAVE
-    patch.setattr(machine, "next_move", lambda at, told: seat.Leave() if told.verdict is leave else move(at, told))
     patch.setattr(
-        observed, "attention_step", lambda ring, told, _: 0 if told.verdict is leave else attention(ring, told)
+        worker_machine, "next_move", lambda at, told: seat.Leave() if told.verdict is leave else move(at, told)
+    )
+    patch.setattr(
+        observed_trainer, "attention_step", lambda ring, told, _: 0 if told.verdict is leave else attention(ring, told)
     )
 
 
@@ -99,16 +101,16 @@ def tells_of_nothing(patch: Patch) -> None:
 
 
 def counts_a_sample_too_many(patch: Patch) -> None:
-    totals = ledger.Ledger.totals
+    totals = sample_ledger.Ledger.totals
 
     def more(self):
         return tuple(msgspec.structs.replace(one, samples=one.samples + 1) for one in totals(self))
 
-    patch.setattr(ledger.Ledger, "totals", more)
+    patch.setattr(sample_ledger.Ledger, "totals", more)
 
 
 def ends_no_epoch(patch: Patch) -> None:
-    patch.setattr(ledger.Ledger, "_end_epochs", lambda _ledger: ())
+    patch.setattr(sample_ledger.Ledger, "_end_epochs", lambda _ledger: ())
 
 
 def gives_up_a_worker_awaited_for_a_moment(patch: Patch) -> None:
@@ -142,9 +144,9 @@ def plans_a_switch_without_a_mark(patch: Patch) -> None:
     def crossing(self, roster, **_):
         step = self.switch_step()
         data = None if step is None else self._working.ledgers.planned(roster, step, self._lease_steps())
-        return None if step is None else leasing.Crossing(step, data and data.snapshot(), None)
+        return None if step is None else lease_grants.Crossing(step, data and data.snapshot(), None)
 
-    patch.setattr(leasing.Leasing, "crossing", crossing)
+    patch.setattr(lease_grants.Leasing, "crossing", crossing)
 
 
 def cuts_at_the_first_step_told(patch: Patch) -> None:
@@ -157,12 +159,12 @@ def cuts_at_the_first_step_told(patch: Patch) -> None:
 
 
 def lifts_the_mark_with_the_plan(patch: Patch) -> None:
-    plan = switching.Switching._plan
+    plan = generation_switch.Switching._plan
 
     def unmarked(self, wanted, crossing, *given):
-        plan(self, wanted, leasing.Crossing(crossing.after_step, crossing.ledger, None), *given)
+        plan(self, wanted, lease_grants.Crossing(crossing.after_step, crossing.ledger, None), *given)
 
-    patch.setattr(switching.Switching, "_plan", unmarked)
+    patch.setattr(generation_switch.Switching, "_plan", unmarked)
 
 
 def switches_at_the_newest_step(patch: Patch) -> None:
@@ -174,7 +176,7 @@ def puts_off_a_switch_that_some_have_made(patch: Patch) -> None:
         here = [now.seen.step(one) for one in now.record.roster if now.seen.get(one)]
         return plan.after_step is not None and now.record.generation > 0 and plan.after_step in here
 
-    patch.setattr(planning, "_is_passed", passed)
+    patch.setattr(next_generation, "_is_passed", passed)
 
 
 def leases_for_one_step(patch: Patch) -> None:
@@ -184,15 +186,15 @@ def leases_for_one_step(patch: Patch) -> None:
 def takes_any_first_ring_for_the_first_try(patch: Patch) -> None:
     def first(now, roster):
         if len(roster) >= now.record.target:
-            return planning.Follow(hosts.grouped(roster[: now.record.target], now.members), False)
-        return planning.WaitAnew() if now.record.plan is not None else None
+            return next_generation.Follow(local_ranks.grouped(roster[: now.record.target], now.members), False)
+        return next_generation.WaitAnew() if now.record.plan is not None else None
 
-    patch.setattr(planning, "_first", first)
+    patch.setattr(next_generation, "_first", first)
 
 
 def forgets_the_epochs_asked_for_since_the_plan(patch: Patch) -> None:
     def take(self, snapshot):
-        self.ledger = ledger.Ledger.restore(snapshot)
+        self.ledger = sample_ledger.Ledger.restore(snapshot)
 
     patch.setattr(ledgers.LedgerVersions, "_take", take)
 

@@ -10,20 +10,20 @@ import pytest
 from mutants import Calm, Mutant, Patch, expect_noticed, later
 
 from edl.core.checkpoint.checkpoints import Checkpoints
-from edl.core.data import inheriting, ledger_versions
-from edl.core.data.ledger import Ledger
+from edl.core.data import ledger_versions, resume_position
 from edl.core.data.ledger_versions import LedgerVersions
+from edl.core.data.sample_ledger import Ledger
+from edl.core.job.commit import WriteManifest, Writing
+from edl.core.job.leader_state import WorkingState
 from edl.core.job.observations import Observations
-from edl.core.job.working_state import WorkingState
-from edl.core.job.writing import WriteManifest, Writing
-from edl.core.worker import moves
-from edl.core.worker.copying import Copying
-from edl.core.worker.inputs import TakeCopy
-from edl.core.worker.observed import ObservedTrainer
-from edl.protocol.data import DataSpec
-from edl.protocol.saving import Checkpointing, PartInfo
+from edl.core.worker import next_move
+from edl.core.worker.checkpoint_part import Copying
+from edl.core.worker.observed_trainer import ObservedTrainer
+from edl.core.worker.worker_inputs import TakeCopy
+from edl.protocol.checkpoint_record import Checkpointing, PartInfo
+from edl.protocol.data_nouns import DataSpec
 from edl.testing import Moment, Planned, SimFault, SimJob, scenario
-from edl.testing.lives import lives
+from edl.testing.model_lives import lives
 
 SEEDS = 60
 DATA = DataSpec(total=600, epochs=1, batch=2)
@@ -53,8 +53,10 @@ def copies_what_a_void_mini_batch_has_changed(patch: Patch) -> None:
 
 
 def looks_too_late_at_its_orders(patch: Patch) -> None:
-    step = moves._copy_step
-    patch.setattr(moves, "_copy_step", lambda *of: step(*of) + 1 if step(*of) < moves.NEVER else moves.NEVER)
+    step = next_move._copy_step
+    patch.setattr(
+        next_move, "_copy_step", lambda *of: step(*of) + 1 if step(*of) < next_move.NEVER else next_move.NEVER
+    )
 
 
 def takes_a_late_part_for_the_newest(patch: Patch) -> None:
@@ -135,7 +137,7 @@ def saves_the_ledger_of_now(patch: Patch) -> None:
 
 def saves_the_ledger_of_a_step_later(patch: Patch) -> None:
     def later(ledger: Ledger, step: int):
-        return inheriting.projected(ledger, min(step + 1, ledger.covered_step))
+        return resume_position.projected(ledger, min(step + 1, ledger.covered_step))
 
     patch.setattr(ledger_versions, "projected", later)
 
@@ -176,7 +178,7 @@ def trains_again_what_was_trained_of_a_lease(patch: Patch) -> None:
         after = [max(one.after_step, step) - step + to_step for one in leases]
         return tuple(msgspec.structs.replace(one, after_step=at) for one, at in zip(leases, after, strict=True))
 
-    patch.setattr(inheriting, "_moved", moved)
+    patch.setattr(resume_position, "_moved", moved)
 
 
 def forgets_what_was_leased(patch: Patch) -> None:

@@ -7,21 +7,21 @@ from dataclasses import replace
 import pytest
 from mutants import Mutant, Patch, Play, Prompt, expect_noticed
 
-from edl.core.data.ledger import Ledger
 from edl.core.data.ledger_versions import LedgerVersions
-from edl.core.switch.switching import Switching
-from edl.core.worker import agreement, machine
-from edl.core.worker.inputs import Command, SendState, StateCopied, TellDaemon
-from edl.core.worker.machine import WorkerMachine
+from edl.core.data.sample_ledger import Ledger
+from edl.core.switch.generation_switch import Switching
+from edl.core.worker import agreement, worker_machine
+from edl.core.worker.worker_inputs import Command, SendState, StateCopied, TellDaemon
+from edl.core.worker.worker_machine import WorkerMachine
 from edl.protocol.assignment import Assignment
-from edl.protocol.data import DataSpec
-from edl.protocol.job import JobState, Record
-from edl.protocol.messages import Phase
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import Phase
+from edl.protocol.record import JobState, Record
 from edl.testing import Moment, Planned, SimFault, SimJob
-from edl.testing.daemons import SimDaemons
-from edl.testing.rings import STEP_TIMEOUT_S
-from edl.testing.shells import SimShells
-from edl.testing.worker import SimWorker
+from edl.testing.model_daemons import SimDaemons
+from edl.testing.model_rings import STEP_TIMEOUT_S
+from edl.testing.model_trainers import SimShells
+from edl.testing.model_worker import SimWorker
 
 SEEDS = 40
 DATA = DataSpec(total=900, epochs=1, batch=2)
@@ -119,8 +119,8 @@ def leaves_out_one_that_is_not_as_planned(patch: Patch) -> None:
         return replace(found, current=True) if planned else found
 
     right, right_beginning = agreement.says, agreement.begins
-    patch.setattr(machine, "says", says)
-    patch.setattr(machine, "begins", begins)
+    patch.setattr(worker_machine, "says", says)
+    patch.setattr(worker_machine, "begins", begins)
 
 
 def lacks_a_state_where_none_has_one(patch: Patch) -> None:

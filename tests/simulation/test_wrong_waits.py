@@ -7,10 +7,10 @@ import pytest
 from mutants import Mutant, Patch, Play, expect_noticed
 
 from edl.core.job import deadlines, observations
-from edl.protocol.data import DataSpec
-from edl.protocol.messages import GRADIENTS
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import GRADIENTS
 from edl.testing import Moment, Planned, SimFault, SimJob
-from edl.testing.rings import STEP_S, STEP_TIMEOUT_S
+from edl.testing.model_rings import STEP_S, STEP_TIMEOUT_S
 
 SEEDS = 60
 DATA = DataSpec(total=1200, epochs=1, batch=2)

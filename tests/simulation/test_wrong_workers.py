@@ -6,7 +6,7 @@ rings end by themselves); that a ring is cut as it is left only where it is brok
 for a ring that was left sets no weight, and that it is given stand-ins once; that a switch which was missed while no
 worker has samples is told (members meet before a switch is announced, so that its word is not that late any more); that
 a trainer obeys no order to leave before its step (the step at which it looks says the same).
-`tests/unit/core/worker/test_worker_machine.py` and `tests/unit/trainer/test_shell.py` hold these.
+`tests/unit/core/worker/test_worker_machine.py` and `tests/unit/trainer/test_worker_shell.py` hold these.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 from mutants import LosesTheNewest, Mutant, Patch, Play, ReadsUnevenly, expect_noticed
 
-from edl.core.worker import machine as module
+from edl.core.worker import worker_machine as module
 from edl.core.worker.agreement import Beginning
-from edl.core.worker.inputs import AwaitOrders, Command, CopyRest, SetWeight, TellDaemon
-from edl.core.worker.machine import WorkerMachine
-from edl.core.worker.moves import NEVER, Enter, next_move
-from edl.core.worker.states import TrainerState
-from edl.core.worker.supply import Supply
-from edl.core.worker.unusual import Unusual
-from edl.protocol.data import DataSpec
+from edl.core.worker.next_move import NEVER, Enter, next_move
+from edl.core.worker.sample_supply import Supply
+from edl.core.worker.usual_steps import Unusual
+from edl.core.worker.worker_inputs import AwaitOrders, Command, CopyRest, SetWeight, TellDaemon
+from edl.core.worker.worker_machine import WorkerMachine
+from edl.core.worker.worker_states import TrainerState
+from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.protocol.messages import Phase
+from edl.protocol.leader_messages import Phase
 from edl.testing import Moment, Planned, SimFault, SimJob
 
 SEEDS = 60

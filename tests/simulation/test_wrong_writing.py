@@ -1,4 +1,4 @@
-"""Mutants of the leader's writing (`edl.core.job.writing`): each breaks one rule of it, and the simulation must notice.
+"""Mutants of the leader's writing (`edl.core.job.commit`): each breaks one rule of it, and the simulation must notice.
 
 As in `test_checks`, a mutant is a rule replaced in the real code, which the simulated leader runs as the real one does.
 """
@@ -10,13 +10,13 @@ import dataclasses
 import pytest
 from mutants import Mutant, Patch, Play, Prompt, expect_noticed, full, later
 
-from edl.core.job import report, writing
-from edl.core.job.writing import Commit, DeclareRest, Forgotten, GiveAnswer, Publish, Writing, Written
+from edl.core.job import commit, job_report
+from edl.core.job.commit import Commit, DeclareRest, Forgotten, GiveAnswer, Publish, Writing, Written
 from edl.errors import Fenced, StoreUnavailable
-from edl.protocol import messages as say
-from edl.protocol.data import DataSpec
+from edl.protocol import leader_messages as say
+from edl.protocol.data_nouns import DataSpec
 from edl.testing import Moment, Planned, SimFault, SimJob, scenario, writing_checks
-from edl.testing.node import RecordNode
+from edl.testing.model_coordinator import RecordNode
 
 SEEDS = 150
 
@@ -110,7 +110,7 @@ def goes_on_though_another_leads(patch: Patch) -> None:
 
 
 def says_taken_for_a_refusal(patch: Patch) -> None:
-    patch.setattr(writing, "_answer", lambda asker, _follows: GiveAnswer(asker, say.Done()))
+    patch.setattr(commit, "_answer", lambda asker, _follows: GiveAnswer(asker, say.Done()))
 
 
 def never_presses(patch: Patch) -> None:
@@ -159,7 +159,7 @@ def answers_no_caller(patch: Patch) -> None:
 
 
 def shows_what_is_not_durable_yet(patch: Patch) -> None:
-    shown = report.status_of
+    shown = job_report.status_of
 
     def hasty(*told, durable):
         assert durable is not None

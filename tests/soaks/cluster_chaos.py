@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 
 from benchmarks.real_cluster import LOOK_S, SESSION_S, Line, RealCluster
-from edl.cluster.queue.entries import JobEntry
+from edl.cluster.queue.queue_entries import JobEntry
 from edl.errors import EdlError
 from tests.soaks.cluster_machine import Clocks, Disk, with_own_mounts
 from tests.soaks.cluster_strikes import Onlooker, Striker

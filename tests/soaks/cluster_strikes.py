@@ -21,8 +21,8 @@ from benchmarks.real_cluster import SESSION_S, RealCluster
 from edl.coordination.election import read_leader
 from edl.coordination.store import Store
 from edl.errors import EdlError
-from edl.launch.processes import MARK
-from edl.scheduler.client import opened
+from edl.launch.job_processes import MARK
+from edl.scheduler.cluster_client import opened
 from edl.scheduler.queue_store import SCHEDULER
 from tests.soaks.cluster_machine import MACHINE, Clocks, Disk
 

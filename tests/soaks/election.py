@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edl.coordination.connecting import connect
+from edl.coordination.connect import connect
 from edl.coordination.election import read_leader
 from edl.coordination.store import Link, Store
 from tests.soaks.election_chaos import SERVICES, SETTLE_S, Chaos, Contender

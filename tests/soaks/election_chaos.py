@@ -20,12 +20,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from edl.coordination.chaos import Ensemble
+from edl.coordination.coordinator_settings import Coordinator, Digest
 from edl.coordination.embedded.embedded_server import LocalEmbedded
-from edl.coordination.etcd.chaos import EtcdCluster
-from edl.coordination.etcd.server import LocalEtcd
-from edl.coordination.server import LocalServer
-from edl.coordination.settings import Coordinator, Digest
+from edl.coordination.etcd.etcd_chaos import EtcdCluster
+from edl.coordination.etcd.etcd_server import LocalEtcd
+from edl.coordination.zookeeper_chaos import Ensemble
+from edl.coordination.zookeeper_server import LocalServer
 
 SETTLE_S = 60.0
 

@@ -15,16 +15,16 @@ import json
 import sys
 
 from benchmarks.harness import lines, tell
-from edl.coordination import settings
-from edl.coordination.chaos import expire_session
-from edl.coordination.connecting import connect
+from edl.coordination import coordinator_settings
+from edl.coordination.connect import connect
 from edl.coordination.election import Candidate, Reign
-from edl.coordination.embedded.chaos import end_session
+from edl.coordination.embedded.embedded_chaos import end_session
 from edl.coordination.embedded.embedded_store import EmbeddedStore
-from edl.coordination.etcd.chaos import expire_lease
-from edl.coordination.etcd.store import EtcdStore
+from edl.coordination.etcd.etcd_chaos import expire_lease
+from edl.coordination.etcd.etcd_store import EtcdStore
 from edl.coordination.store import Create, Link, Store
 from edl.coordination.zookeeper import ZookeeperStore
+from edl.coordination.zookeeper_chaos import expire_session
 from edl.errors import ConfigError, Fenced, StoreUnavailable
 
 ROOT = "/chaos/election"
@@ -93,7 +93,7 @@ async def expire(store: Store) -> None:
         await end_session(store, store._settings)
     else:
         assert isinstance(store, ZookeeperStore)
-        await expire_session(store, settings.Coordinator(store._settings.hosts))
+        await expire_session(store, coordinator_settings.Coordinator(store._settings.hosts))
 
 
 async def main() -> int:
@@ -102,7 +102,7 @@ async def main() -> int:
     parser.add_argument("--session-timeout", type=float, required=True)
     parser.add_argument("--unfenced", action="store_true")
     args = parser.parse_args()
-    coordinator = settings.from_environment()
+    coordinator = coordinator_settings.from_environment()
     if coordinator is None:
         parser.error("EDL_COORDINATOR is not set")
     try:

@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.harness import DIGITS, PATIENCE_S, DigitsJob
 from edl.host.network import LOOPBACK
-from edl.protocol.job import Identity
+from edl.protocol.record import Identity
 from tests.soaks.hostile_inputs import COORDINATOR, KINDS, RENDEZVOUS, Attacker, Kind, Target, Verdict
 from tests.soaks.hostile_ports import descriptors, listening, memory, targets
 

@@ -16,11 +16,11 @@ import grpc
 import grpc.aio
 import msgspec
 
-from edl.protocol import messages as say
-from edl.protocol.job import Identity
+from edl.protocol import leader_messages as say
 from edl.protocol.job_policy import Batching, BatchRule, JobPolicy
-from edl.transport.envelope import MAX_BYTES, VERSION, Request
-from edl.transport.errors import Refused
+from edl.protocol.record import Identity
+from edl.transport.call_errors import Refused
+from edl.transport.seal import MAX_BYTES, VERSION, Request
 from edl.transport.service import Speaker
 from tests.soaks import hostile_wire as wire
 

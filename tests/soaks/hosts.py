@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import compared
-from edl.core.audit.account import account
+from edl.core.audit.sample_account import account
 from tests.soaks.hosts_job import LAUNCHES, Launch, NotComeTrue, Options, Written
 from tests.soaks.ssh_hosts import SshHosts, why_no_ssh_hosts
 

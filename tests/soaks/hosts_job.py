@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from edl.trainer.data.audit import read
+from edl.trainer.data.audit_files import read
 from tests.soaks.partition_job import NotComeTrue, Server
 from tests.soaks.ssh_hosts import SshHosts
 

@@ -37,7 +37,7 @@ from benchmarks.harness import DigitsJob, EventWatch, wait_true
 from edl import client
 from edl.errors import EdlError
 from edl.events import Kind
-from edl.protocol.job import JobState, Status, WorkerStatus
+from edl.protocol.record import JobState, Status, WorkerStatus
 
 QUIET, GROWING, STEADY = "no fault, steady", "no fault, growing", "steady"
 MOMENTS = (

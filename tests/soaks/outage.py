@@ -40,8 +40,8 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import DigitsJob, EventWatch
-from edl.coordination.etcd.server import LocalEtcd
-from edl.coordination.server import LocalServer
+from edl.coordination.etcd.etcd_server import LocalEtcd
+from edl.coordination.zookeeper_server import LocalServer
 from edl.events import Kind
 
 STEP_S = 0.02

@@ -38,7 +38,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.harness import DIGITS, compared
-from edl.core.audit.account import account
+from edl.core.audit.sample_account import account
 from tests.soaks.partition_job import SESSION_S, Job, NotComeTrue, Server
 from tests.soaks.partition_net import CUT, OPEN, Network, Way, why_not
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import DIGITS
-from edl.coordination.server_process import ServerProcess, base_config
-from edl.core.audit.lineage import WorkerAudit
-from edl.protocol.audit import Committed, Sat
-from edl.trainer.data.audit import read
+from edl.coordination.zookeeper_process import ServerProcess, base_config
+from edl.core.audit.kept_steps import WorkerAudit
+from edl.protocol.audit_lines import Committed, Sat
+from edl.trainer.data.audit_files import read
 from tests.soaks.partition_net import Host
 
 JOB = "partition"

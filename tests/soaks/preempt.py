@@ -45,14 +45,14 @@ from pathlib import Path
 from typing import Any
 
 from edl import client
-from edl.checkpoints.places import JobFolder, files_at
-from edl.checkpoints.reading import newest
-from edl.core.audit.account import Account, account
+from edl.checkpoints.checkpoint_paths import JobFolder, files_at
+from edl.checkpoints.checkpoint_reader import newest
+from edl.core.audit.sample_account import Account, account
 from edl.errors import EdlError
-from edl.launch.processes import marked
-from edl.launch.records import find
-from edl.protocol.audit import Committed, decoded
-from edl.trainer.data.audit import read
+from edl.launch.job_processes import marked
+from edl.launch.job_records import find
+from edl.protocol.audit_lines import Committed, decoded
+from edl.trainer.data.audit_files import read
 from tests.soaks.preempt_worker import END, NOW, PLAN
 
 NAME = "preempted"

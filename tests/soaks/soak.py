@@ -26,8 +26,8 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import DIGITS, DigitsJob, compared, fixed_loss, near
-from edl.launch.processes import marked
-from edl.launch.records import find
+from edl.launch.job_processes import marked
+from edl.launch.job_records import find
 from edl.testing.chaos import Chaos, Rage, What
 
 SESSION_S, STEP_TIMEOUT_S = 5, 6

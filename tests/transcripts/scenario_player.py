@@ -58,7 +58,8 @@ from scenario_text import NOTHING, Block, Command, command
 from scenario_words import Told, changes, ledger_lines, news, told
 
 from edl.core.job.deadlines import Deadlines
-from edl.core.job.inputs import (
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.leader_inputs import (
     Acknowledge,
     Input,
     NotListening,
@@ -75,14 +76,13 @@ from edl.core.job.inputs import (
     TookOver,
     Vanished,
 )
-from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine, new_record
-from edl.launch.hosts import parse_rooms
-from edl.protocol.data import DataSpec
-from edl.protocol.divergence import Divergence
-from edl.protocol.job import Identity, Muster
+from edl.core.job.leader_machine import JobMachine, new_record
+from edl.launch.host_slots import parse_rooms
+from edl.protocol.checkpoint_record import Checkpointing, FileInfo, PartInfo
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.divergence_report import Divergence
 from edl.protocol.job_policy import JobPolicy
-from edl.protocol.messages import (
+from edl.protocol.leader_messages import (
     AskBatch,
     AskCheckpoint,
     AskMigrate,
@@ -96,8 +96,8 @@ from edl.protocol.messages import (
     Phase,
     Register,
 )
-from edl.protocol.moving import Room
-from edl.protocol.saving import Checkpointing, FileInfo, PartInfo
+from edl.protocol.migration_record import Room
+from edl.protocol.record import Identity, Muster
 
 OFFER: Final = 7  # where the first of a ring gives newcomers its state
 BETWEEN_S: Final = 0.01  # from one command to the next

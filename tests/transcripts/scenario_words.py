@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.core.data.ledger import Ledger
+from edl.core.data.sample_ledger import Ledger
 from edl.core.job.orders import OrderBook
 from edl.protocol.assignment import Orders, Summons, Verdict
-from edl.protocol.job import Muster, Plan, Record, Trials
-from edl.protocol.ledger import LedgerSnapshot
-from edl.protocol.moving import Migrated, Migration, Room
-from edl.protocol.saving import Saved, SaveRequest, Saving
+from edl.protocol.checkpoint_record import Saved, SaveRequest, Saving
+from edl.protocol.ledger_value import LedgerSnapshot
+from edl.protocol.migration_record import Migrated, Migration, Room
+from edl.protocol.record import Muster, Plan, Record, Trials
 
 # --------------------------------------------------------------------------------------------------------- the record
 

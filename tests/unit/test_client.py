@@ -10,7 +10,7 @@ import pytest
 from edl.client import Job
 from edl.errors import ConfigError, UsageError
 from edl.events import Event, Kind, from_flat
-from edl.launch.records import LaunchRecord, claim
+from edl.launch.job_records import LaunchRecord, claim
 from edl.outside.loop_thread import loop_thread
 
 RECORD = LaunchRecord(

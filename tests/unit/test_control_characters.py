@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from edl.cli import logs, main, show
-from edl.cluster.queue.causes import ROOT_LENGTH, EndEvidence, classify
+from edl.cli import logs_command, main, tables
+from edl.cluster.queue.end_causes import ROOT_LENGTH, EndEvidence, classify
 from edl.control_characters import one_line, visible, visible_beside_colours
 from edl.errors import EdlError
 
@@ -45,10 +45,10 @@ def test_nothing_that_is_shown_controls_a_terminal(terminal: bool, monkeypatch: 
     monkeypatch.setattr(sys, "stdout", shown)
     monkeypatch.setattr(sys, "stderr", complaints)
     for act in (
-        lambda: show.say(HARMFUL),
-        lambda: show.table(("job",), [(HARMFUL,)]),
-        lambda: show.complain(HARMFUL),
-        lambda: show.Progress(complaints).show(HARMFUL),
+        lambda: tables.say(HARMFUL),
+        lambda: tables.table(("job",), [(HARMFUL,)]),
+        lambda: tables.complain(HARMFUL),
+        lambda: tables.Progress(complaints).show(HARMFUL),
     ):
         shown.truncate(0)
         complaints.truncate(0)
@@ -61,7 +61,7 @@ def test_an_event_of_a_job_and_the_end_of_a_command_are_harmless(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     event = {"ts": 1.0, "kind": "worker_left", "step": 1, "generation": 1, "worker": HARMFUL}
-    assert is_harmless(show.event_line(event))
+    assert is_harmless(tables.event_line(event))
 
     def fail(_: object) -> int:
         raise EdlError(HARMFUL)
@@ -72,7 +72,7 @@ def test_an_event_of_a_job_and_the_end_of_a_command_are_harmless(
 
 
 def test_json_stays_json_and_is_harmless_too(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    show.say_json({"reason": HARMFUL})
+    tables.say_json({"reason": HARMFUL})
     told = capsysbinary.readouterr().out.decode()
     assert is_harmless(told)
     assert json.loads(told) == {"reason": HARMFUL}
@@ -81,7 +81,7 @@ def test_json_stays_json_and_is_harmless_too(capsysbinary: pytest.CaptureFixture
 def test_a_log_is_shown_harmless_to_a_terminal_and_as_it_is_to_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     for terminal, wanted in ((Terminal(), r"\u001b[2J"), (io.StringIO(), "\x1b[2J")):
         monkeypatch.setattr(sys, "stdout", terminal)
-        logs._write("\x1b[2J")
+        logs_command._write("\x1b[2J")
         assert terminal.getvalue() == wanted
 
 

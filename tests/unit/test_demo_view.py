@@ -13,7 +13,7 @@ from demo_view import Seen, View, picture, plot, table_of_pauses
 from rich.console import Console
 
 from edl.events import Event, Kind
-from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
+from edl.protocol.record import JobState, Status, WorkerState, WorkerStatus
 
 STATUS = Status(
     job="x", state=JobState.RUNNING, reason="", term=1, generation=2, leader="w1", step=0, epoch=1, size=2, target=3,

@@ -13,14 +13,14 @@ JOB = """
     import os
     import pytest
     import edl.core.data.permutation
-    import edl.trainer.data.audit
-    from edl.protocol.data import DataSpec, Lease, Range
-    from edl.protocol.ring import solo
+    import edl.trainer.data.audit_files
+    from edl.protocol.data_nouns import DataSpec, Lease, Range
+    from edl.protocol.ring_places import solo
 
     @pytest.mark.parametrize("steps", [2, 1])
     def test_job(audited, steps):
         assert os.environ["EDL_AUDIT"] == str(audited)
-        audit = edl.trainer.data.audit.AuditFile(audited, "j", "w0")
+        audit = edl.trainer.data.audit_files.AuditFile(audited, "j", "w0")
         spec, lease = DataSpec(4, 1, 2), Lease(1, 0, 2, 2, (Range(0, 0, 4),))
         audit.opened(spec)
         audit.sat(solo("w0"), 0)

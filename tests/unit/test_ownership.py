@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import atexit, ctypes, os, signal, sys, threading, time
 from edl import ownership
-from edl.trainer.endings import Interruption, leave_on_sigterm, note_failures
+from edl.trainer.exit_paths import Interruption, leave_on_sigterm, note_failures
 
 ownership.at_exit(lambda: print("edl's end", flush=True))
 ownership.claim()

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.analyzer.noise import Noise
+from edl.cluster.analyzer.batch_worth import Noise
 from edl.cluster.analyzer.throughput import StepModel
 from edl.cluster.views import Aim, Provenance, Rates
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.cluster.decision import Allotment, ClusterDecision
-from edl.cluster.policies.tiresias import BEGUN, Queues, Tiresias, check, next_look, noted
+from edl.cluster.policies.tiresias_policy import BEGUN, Queues, Tiresias, check, next_look, noted
 from edl.cluster.views import Aim, ClusterView, JobView, Provenance
 
 Floats = NDArray[np.float64]

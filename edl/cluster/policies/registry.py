@@ -28,12 +28,12 @@ POLICIES = {
     "fifo": Known("fifo", "Fifo", sees_speed=False),
     "backfill": Known("fifo", "Backfill", sees_speed=False),
     "srtf": Known("srtf", "ShortestFirst", sees_left=True),
-    "tiresias": Known("tiresias", "Tiresias", sees_speed=False, placement="most-free"),
+    "tiresias": Known("tiresias_policy", "Tiresias", sees_speed=False, placement="most-free"),
     "elastic-tiresias": Known("elastic_tiresias", "ElasticTiresias"),
     "dp": Known("dp", "ThroughputOptimizer"),
     "goodput": Known("goodput", "Goodput", placement="most-free"),
     "gavel": Known("gavel", "Gavel", sees_speed=False),
-    "elasticflow": Known("elasticflow", "ElasticFlow", sees_left=True),
+    "elasticflow": Known("elasticflow_policy", "ElasticFlow", sees_left=True),
     "optimus": Known("optimus", "Optimus", sees_left=True, placement="most-free"),
 }
 

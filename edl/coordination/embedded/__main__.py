@@ -17,8 +17,8 @@ from typing import Any
 
 from edl.coordination.embedded.embedded_core import Command, EmbeddedCore, HangUp, PlannedRecord, SendTold
 from edl.coordination.embedded.embedded_server import JOURNAL, SERVES, SOCKET
+from edl.coordination.embedded.embedded_wire import Asked
 from edl.coordination.embedded.journal import Journal
-from edl.coordination.embedded.wire import Asked
 from edl.coordination.local_place import is_same, lock_folder
 from edl.coordination.store_state import StoreState
 from edl.errors import ConfigError

@@ -15,7 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final
 
-from edl.coordination.embedded.wire import (
+from edl.coordination.embedded.embedded_wire import (
     Asked,
     BeginSession,
     ChildrenListed,

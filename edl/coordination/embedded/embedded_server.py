@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from edl.coordination.child_server import LOOPBACK, ChildServer
+from edl.coordination.coordinator_settings import EMBEDDED, Coordinator, Digest
 from edl.coordination.local_life import LocalLife, started
 from edl.coordination.local_place import LOCK, is_same, lock_folder, private_folder
-from edl.coordination.settings import EMBEDDED, Coordinator, Digest
 from edl.errors import ConfigError
 
 JOURNAL: Final = "journal"
@@ -58,7 +58,7 @@ class EmbeddedProcess(ChildServer):
 
 
 class LocalEmbedded(LocalLife[EmbeddedProcess]):
-    """A server for the jobs of one launcher, with the guarantees of `edl.coordination.server.LocalServer`."""
+    """A server for the jobs of one launcher, with the guarantees of `edl.coordination.zookeeper_server.LocalServer`."""
 
     def __init__(self, lock: int, process: EmbeddedProcess, folder: Path) -> None:
         super().__init__(lock, process)

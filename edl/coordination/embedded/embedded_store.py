@@ -15,9 +15,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from edl.coordination.diagnosis import explain
+from edl.coordination.call_limit import Turns
+from edl.coordination.connection_diagnosis import explain
+from edl.coordination.coordinator_settings import Coordinator
+from edl.coordination.dialing import RECONNECT_MAX_S, STOP_S, patience_s
 from edl.coordination.embedded.embedded_core import UNKEPT
-from edl.coordination.embedded.wire import (
+from edl.coordination.embedded.embedded_wire import (
     Answer,
     BeginSession,
     ChildrenListed,
@@ -35,14 +38,11 @@ from edl.coordination.embedded.wire import (
     UnwatchPath,
     WatchPath,
 )
-from edl.coordination.reaching import RECONNECT_MAX_S, STOP_S, patience_s
-from edl.coordination.settings import Coordinator
 from edl.coordination.store import Link, NodeExists, NoNode, NotEmpty, Op, StoredNode, StoreRefused, VersionConflict
 from edl.coordination.store_state import Results, StoreFull
 from edl.coordination.tree_store import TreeStore
-from edl.coordination.turns import Turns
 from edl.errors import ConfigError, EdlError, Fenced, StoreUnavailable, UsageError
-from edl.transport.errors import PipeClosed
+from edl.transport.call_errors import PipeClosed
 from edl.transport.pipe import Connection, LoopClient
 
 _IN_FLIGHT = 32

@@ -18,9 +18,9 @@ come to, is given up for that.
 
 At the end of a job a saving is given up; only a last one that was asked for is waited for, within bounds (I12).
 
-Owns: the saving on record, its times, and its events. Does not own: when one is due (`edl.core.checkpoint.timetable`),
-when it cannot come about any more (`edl.core.checkpoint.fate`), whether members stand (`edl.core.checkpoint.standing`),
-answers (`edl.core.checkpoint.requests`), nor storage.
+Owns: the saving on record, its times, and its events. Does not own: when one is due (`edl.core.checkpoint.due_times`),
+when it cannot come about any more (`edl.core.checkpoint.saving_verdict`), whether members stand
+(`edl.core.checkpoint.paused_members`), answers (`edl.core.checkpoint.checkpoint_requests`), nor storage.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from typing import Final
 import msgspec
 
 from edl import facts
-from edl.core.checkpoint import requests
-from edl.core.checkpoint.fate import Prospect, why_not
+from edl.core.checkpoint import checkpoint_requests
+from edl.core.checkpoint.due_times import Timetable
 from edl.core.checkpoint.interval import KEPT, Interval, interval_of
-from edl.core.checkpoint.pace import SavingPace
-from edl.core.checkpoint.standing import stand
-from edl.core.checkpoint.timetable import Timetable
-from edl.core.data.leasing import Leasing
+from edl.core.checkpoint.paused_members import stand
+from edl.core.checkpoint.saving_verdict import Prospect, why_not
+from edl.core.checkpoint.step_speed import SavingPace
+from edl.core.data.lease_grants import Leasing
 from edl.core.job.deadlines import Deadlines
-from edl.core.job.inputs import PublishingFailed, PublishSaving, Refuse, SavingPublished
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.working_state import WorkingState
-from edl.protocol.job import OVER
-from edl.protocol.messages import AskCheckpoint
-from edl.protocol.saving import Cost, DurablePart, PartInfo, Saved, Saving, Why, path_of
+from edl.core.job.leader_inputs import PublishingFailed, PublishSaving, Refuse, SavingPublished
+from edl.core.job.leader_state import WorkingState
+from edl.protocol.checkpoint_record import Cost, DurablePart, PartInfo, Saved, Saving, Why, path_of
+from edl.protocol.leader_messages import AskCheckpoint
+from edl.protocol.record import OVER
 
 PUBLISHINGS: Final = 3  # tries, before the saving is given up
 STRETCH_WORDS: Final = 6  # in each stretch of the pace a word could arrive so many times: time for a few reports
@@ -75,25 +75,25 @@ class Checkpoints:
     def ask(self, asked: AskCheckpoint) -> None:
         """Take a request once, and answer it with its outcome so far."""
         working, record = self._working, self._working.record
-        before = requests.known(record, asked.request)
+        before = checkpoint_requests.known(record, asked.request)
         if before is not None and (before.path or before.failure):
-            working.commands.append(requests.answer(before))
+            working.commands.append(checkpoint_requests.answer(before))
         elif record.state in OVER:
             working.commands.append(Refuse(working.over()))
         elif not record.job_policy.checkpointing.folder:
             working.commands.append(Refuse("the job is not saved: it was started without a folder for checkpoints"))
         else:
             if before is None:
-                working.change(save_requests=requests.taken(record, asked.request, working.newest()[0]))
-            taken = requests.known(working.record, asked.request)
+                working.change(save_requests=checkpoint_requests.taken(record, asked.request, working.newest()[0]))
+            taken = checkpoint_requests.known(working.record, asked.request)
             assert taken is not None
-            working.commands.append(requests.answer(taken))
+            working.commands.append(checkpoint_requests.answer(taken))
 
     def heed(self, step: int) -> None:
         """Take a script's request, made in `step`; 0: none. Requests of all workers at one step count as one."""
         working, record = self._working, self._working.record
-        if record.job_policy.checkpointing.folder and not requests.covers(record, step):
-            asked = requests.taken(record, f"of the script, at step {step}", step - 1)
+        if record.job_policy.checkpointing.folder and not checkpoint_requests.covers(record, step):
+            asked = checkpoint_requests.taken(record, f"of the script, at step {step}", step - 1)
             working.change(save_requests=asked, save_wanted=step, pressing=False)
 
     def hear(self, happened: SavingPublished | PublishingFailed) -> None:
@@ -293,7 +293,7 @@ class Checkpoints:
     def _note_durable(self, saving: Saving) -> None:
         working = self._working
         saved = Saved(saving.number, saving.after_step, saving.path)
-        asked = requests.served(working.record.save_requests, saved)
+        asked = checkpoint_requests.served(working.record.save_requests, saved)
         seconds = None if self._since is None else round(working.now - self._since, 3)
         self._timetable.note_durable(working.now if self._since is None else self._since)
         stall_ms = max((part.info.stall_ms for part in saving.parts), default=0.0)
@@ -322,7 +322,7 @@ class Checkpoints:
             working.count_failed_saving(reason)
             self._timetable.note_failed(working.now, hurries=working.record.preemption is not None)
         working.give_up_saving(reason)
-        asked = requests.disappointed(working.record.save_requests, saving, reason)
+        asked = checkpoint_requests.disappointed(working.record.save_requests, saving, reason)
         if asked != working.record.save_requests:
             working.change(save_requests=asked, pressing=False)
 

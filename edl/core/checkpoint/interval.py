@@ -5,12 +5,12 @@ checkpoints, if they are many. Both together are least at Young's interval (1974
 what training loses to one checkpoint, and M the mean time from one fault to the next.
 
 C is what was seen of the last few: by how much their steps came later than those when nothing is saved
-(`edl.core.checkpoint.pace`), but no less than for how long trainers stood. Its middle value counts, so that one
+(`edl.core.checkpoint.step_speed`), but no less than for how long trainers stood. Its middle value counts, so that one
 evaluation that fell together with a checkpoint does not. M is the time trained over the faults: workers lost in this
 life, and the lives before. Time trained is that of the steps which count, of all lives, so that each leader says the
 same; and as if a fault had been seen at the end of one hour more, so that M has a value from the beginning.
 
-Owns: this decision. Does not own: what is due at a moment (`edl.core.checkpoint.timetable`).
+Owns: this decision. Does not own: what is due at a moment (`edl.core.checkpoint.due_times`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from edl.protocol.job import Record
-from edl.protocol.saving import Auto, Cost
+from edl.protocol.checkpoint_record import Auto, Cost
+from edl.protocol.record import Record
 
 KEPT: Final = 5  # costs, of the newest checkpoints
 MOST_S: Final = 3600.0  # however rare faults are

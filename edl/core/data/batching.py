@@ -6,8 +6,8 @@
 - a number that people ask for while the job trains: all together take that, however many they are;
 - a table that a function of the user's has filled: number of workers -> batch of all.
 
-Owns: the numbers. Does not own: from which step on they hold (`edl.core.data.rebatch`), nor what the user typed
-(`edl.policy.choice`).
+Owns: the numbers. Does not own: from which step on they hold (`edl.core.data.lease_recut`), nor what the user typed
+(`edl.policy.autoscale_parser`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The data of a job through its generations: which ledger is in force, and how far it is leased.
 
 Owns: the ledger that goes with the present generation, the one that a plan would bring, and which of both counts when
-a plan comes to nothing. Does not own: who trains what (`edl.core.data.ledger`), nor when how much is leased
-(`edl.core.data.leasing`).
+a plan comes to nothing. Does not own: who trains what (`edl.core.data.sample_ledger`), nor when how much is leased
+(`edl.core.data.lease_grants`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from edl.core.data.batching import batch_of_all, even_shares, weighted_shares
-from edl.core.data.inheriting import inherited, is_inherited, projected, rebased
-from edl.core.data.ledger import Ledger
+from edl.core.data.resume_position import inherited, is_inherited, projected, rebased
+from edl.core.data.sample_ledger import Ledger
 from edl.errors import UsageError
-from edl.protocol.data import DataSpec
-from edl.protocol.job import Plan
+from edl.protocol.checkpoint_record import Resumed
+from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.protocol.ledger import LedgerSnapshot
-from edl.protocol.saving import Resumed
+from edl.protocol.ledger_value import LedgerSnapshot
+from edl.protocol.record import Plan
 
 Epochs = tuple[int, ...]  # those that have ended
 

@@ -1,7 +1,7 @@
 """Shuffle 0..total-1 by (seed, epoch) without storing the shuffle: which sample stands at a position.
 
 Owns: the shuffle, equal on all machines and in all versions (golden values are pinned in its test). It is for training,
-not for secrets. Does not own: which worker trains which positions (`edl.core.data.ledger`).
+not for secrets. Does not own: which worker trains which positions (`edl.core.data.sample_ledger`).
 
 Few samples are sorted by a keyed 64-bit hash of their number. Many go through a Feistel network on pairs (left, right)
 with left < ROWS and right < COLUMNS: each round adds to one side a keyed hash of the other, modulo that side's size,
@@ -17,7 +17,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.protocol.data import DataSpec, Range
+from edl.protocol.data_nouns import DataSpec, Range
 
 SORTED_BELOW = 4096  # so many are shuffled perfectly and kept: 32 KiB; a network is a poor shuffle of few
 ROUNDS = 6

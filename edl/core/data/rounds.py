@@ -1,7 +1,7 @@
 """The arithmetic of a round of leases: how many samples for each, and what all of them make in each step.
 
 Owns: dividing samples among members by the sizes of their batches. Does not own: which samples, and when
-(`edl.core.data.ledger`).
+(`edl.core.data.sample_ledger`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from edl.protocol.data import Lease, Range, Totals
+from edl.protocol.data_nouns import Lease, Range, Totals
 
 
 def evenly(available: int, steps: int, batches: Sequence[int]) -> tuple[int, list[int]]:

@@ -1,6 +1,7 @@
 """The samples that no worker holds: what was returned, then all that was never leased.
 
-Owns: the order in which samples are leased, without memory per sample. Does not own: to whom (`edl.core.data.ledger`).
+Owns: the order in which samples are leased, without memory per sample. Does not own: to whom
+(`edl.core.data.sample_ledger`).
 
 A sample's *place* is epoch * total + position: one line of places for all epochs, on which what is unassigned is a few
 returned pieces, sorted, and everything from the frontier on.
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from edl.core.data.rounds import deal
-from edl.protocol.data import Range, cut
+from edl.protocol.data_nouns import Range, cut
 
 Piece = tuple[int, int]  # places from..to-1
 

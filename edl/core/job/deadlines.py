@@ -1,7 +1,8 @@
 """Limit how long a leader waits for a worker: no hang may hold up the others, or a place (I12).
 
 Owns: which worker is awaited for what, since when, and until when. Does not own: that a worker is lost
-(`edl.core.job.machine`), nor workers whose daemon is gone (those have no session any more, and are lost by that).
+(`edl.core.job.leader_machine`), nor workers whose daemon is gone (those have no session any more, and are lost by
+that).
 
 Seven things are awaited, each with a bound of its own:
 
@@ -18,7 +19,7 @@ Seven things are awaited, each with a bound of its own:
 - the end of a **step**, where others have waited in vain for as long as the longest step may take, and have given their
   ring up by that. All have had that time: a member that does not find the same within moments hangs, unless it has made
   that step, which came to it alone. (A trainer tells at once that its ring has failed, wherever its script is in the
-  mini-batch: `edl.protocol.messages.Void`);
+  mini-batch: `edl.protocol.leader_messages.Void`);
 - likewise the **same collective**: where all members have waited for so long, and not for the same one, none would ever
   come to what the others wait for. Those are right who wait for the gradients of a step, else the most. Nothing more
   is to be found once the last one has told, and their next ring may stand in moments: the others are lost at once;
@@ -26,7 +27,7 @@ Seven things are awaited, each with a bound of its own:
   they wait for samples, or for the data's end, which come once all have ended it. No ring can fail meanwhile: a member
   that has not ended that step after twice the longest one hangs;
 - where leases are cut anew in a ring that trains, how far each member has **read**. Another one waits for that at the
-  mark (`edl.core.data.rebatch`), in no all-reduce either: a member that has not told after as long hangs.
+  mark (`edl.core.data.lease_recut`), in no all-reduce either: a member that has not told after as long hangs.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from typing import Final
 
 from edl.core.job.lead_times import report_period_s
 from edl.core.job.observations import Observations
-from edl.core.resize.scaling import BOOTING
-from edl.protocol.job import Member, Plan, Record, WorkerState
-from edl.protocol.messages import GRADIENTS
+from edl.core.resize.scale_requests import BOOTING
+from edl.protocol.leader_messages import GRADIENTS
+from edl.protocol.record import Member, Plan, Record, WorkerState
 
 BOOT_STEPS: Final = 10  # a boot may take as long as so many of the longest steps
 SHORTEST_BOOT_S: Final = 300.0  # however short the steps are: imports of frameworks know nothing of them

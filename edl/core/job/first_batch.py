@@ -1,7 +1,7 @@
 """Scripts that do not do the same in a job's first mini-batch: each waits for what the others never come to.
 
-Owns: finding that, and the words for it. Does not own: that the job ends by it (`edl.core.job.machine`), nor what
-follows of the same in a later step (`edl.core.job.deadlines`).
+Owns: finding that, and the words for it. Does not own: that the job ends by it (`edl.core.job.leader_machine`), nor
+what follows of the same in a later step (`edl.core.job.deadlines`).
 
 Before the first step a wait may take as long as a boot: one worker compiles, or fetches the data for all. But where all
 members wait, not for the same, and nothing moves, none of them boots any more. No worker has trained well by its script
@@ -11,7 +11,7 @@ then, and another life of the job would come to the same.
 from __future__ import annotations
 
 from edl.core.job.observations import Observations
-from edl.protocol.job import Record
+from edl.protocol.record import Record
 
 REMEDY = "all workers must call the same, also where a script goes by its rank"
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from edl.core.worker.observed import DIED
-from edl.protocol.messages import Observation, Phase, Void
-from edl.protocol.saving import PartInfo
+from edl.core.worker.observed_trainer import DIED
+from edl.protocol.checkpoint_record import PartInfo
+from edl.protocol.leader_messages import Observation, Phase, Void
 
 SITTING = (Phase.TRAINING, Phase.DONE)
 

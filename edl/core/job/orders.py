@@ -8,16 +8,16 @@ from functools import cached_property
 
 import msgspec
 
-from edl.core.data.ledger import Ledger
-from edl.core.driver import counting
-from edl.core.job.hosts import Ranks, ranks_of
-from edl.core.switch.exchange import partners
-from edl.core.switch.planning import outlived
+from edl.core.data.sample_ledger import Ledger
+from edl.core.driver import horovod_counts
+from edl.core.job.local_ranks import Ranks, ranks_of
+from edl.core.switch.address_exchange import partners
+from edl.core.switch.next_generation import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
-from edl.protocol.job import OVER, JobState, Record, WorkerState
-from edl.protocol.ledger import LedgerSnapshot
-from edl.protocol.ring import Peer, Place
-from edl.protocol.saving import Hold, Origin, Save, Why
+from edl.protocol.checkpoint_record import Hold, Origin, Save, Why
+from edl.protocol.ledger_value import LedgerSnapshot
+from edl.protocol.record import OVER, JobState, Record, WorkerState
+from edl.protocol.ring_places import Peer, Place
 
 
 class OrderBook:
@@ -56,7 +56,7 @@ class OrderBook:
             boot_alone=self._boots_alone(worker),
             assignment=self._assignment(worker),
             shares=tuple(self._shares(worker)),
-            recount=counting.asked_of(record.driver, worker) if worker in self._members else 0,
+            recount=horovod_counts.asked_of(record.driver, worker) if worker in self._members else 0,
             local_rank=self._local_rank(worker),
             summons=self._summons(worker),
             save=self._save(worker),

@@ -5,7 +5,7 @@ Where a ring stands as it is planned, and all its members have the state of the 
 it beside the first steps, the plan says how it begins, and members say nothing. A survivor that is not in that state
 does not come to that ring, which breaks for the others.
 Owns: these numbers, and what follows from what is heard. Does not own: the all-reduce, nor the copying
-(`edl.trainer.shell`).
+(`edl.trainer.worker_shell`).
 """
 
 from __future__ import annotations

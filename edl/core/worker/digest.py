@@ -1,7 +1,7 @@
 """64-bit digests of what must be equal on all workers (I15): the arithmetic, the same wherever it is done.
 
 Owns: the weights, the digest of bytes in memory, of plain values and of a name with its contents. Does not own: what is
-digested (the adapters), nor tensors that lie on a device (`edl.torch.fingerprints` does the same sums there).
+digested (the adapters), nor tensors that lie on a device (`edl.torch.torch_fingerprints` does the same sums there).
 
 Bytes are read as words of 64 bits, `ROW` of them a row; the digest of a row is the sum of each word times an odd weight
 of its position, and of its upper half times another one, modulo 2**64. So one flipped bit always changes it, and two
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.core.worker.divergence_words import STEPS, UPDATES
-from edl.protocol.divergence import Fingerprint
+from edl.protocol.divergence_report import Fingerprint
 
 try:
     from edl.core.worker._digest import sums_of_rows

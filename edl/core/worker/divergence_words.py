@@ -1,6 +1,6 @@
 """Explain to people where workers of one ring differ: which of them, in what, and why that may be (I15).
 
-Owns: the words. Does not own: who differs, nor what follows (`edl.core.worker.divergence`).
+Owns: the words. Does not own: who differs, nor what follows (`edl.core.worker.divergence_finder`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from edl.protocol.divergence import Divergence
+from edl.protocol.divergence_report import Divergence
 
 NAMED: Final = 8  # workers, in a reason
 REGISTERED: Final = "edl.register("  # names of what scripts register begin so

@@ -1,20 +1,20 @@
 """The leases of one worker: which have come, what its script may be given of them, and what each step weighs by them.
 
 Owns: what this worker holds by the newest share; up to where its pipeline may read, which is the mark of a rebatching
-under way (`edl.core.data.rebatch`), and the epochs that a worker has begun; where its data ends. Does not own: who
-grants leases (`edl.core.data.ledger`), which ids their samples have (`edl.core.data.permutation`), nor waiting for
-leases: a trainer's threads share a buffer behind a lock (`edl.trainer.data.shared_leases`), and each simulated worker
-has one.
+under way (`edl.core.data.lease_recut`), and the epochs that a worker has begun; where its data ends. Does not own: who
+grants leases (`edl.core.data.sample_ledger`), which ids their samples have (`edl.core.data.permutation`), nor waiting
+for leases: a trainer's threads share a buffer behind a lock (`edl.trainer.data.shared_leases`), and each simulated
+worker has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from edl.core.worker.moves import NEVER
+from edl.core.worker.next_move import NEVER
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Share
-from edl.protocol.data import Lease
+from edl.protocol.data_nouns import Lease
 
 
 class LeaseBuffer:

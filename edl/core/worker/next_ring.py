@@ -3,16 +3,16 @@
 One is prepared for a switch, before that is announced. Another takes the place of a ring that is broken: its members
 begin to form it as soon as they hear of it, each beside the mini-batch that is void.
 
-Owns: which one that is, and whether it stands. Does not own: when it is wanted (`edl.core.switch.preparing`), nor how
-it is formed (`edl.trainer.preparer`).
+Owns: which one that is, and whether it stands. Does not own: when it is wanted (`edl.core.switch.ring_forming`), nor
+how it is formed (`edl.trainer.ring_builder`).
 """
 
 from __future__ import annotations
 
-from edl.core.worker.inputs import Command, PrepareRing, ReleaseRing, RingNotPrepared, RingPrepared, TellDaemon
+from edl.core.worker.worker_inputs import Command, PrepareRing, ReleaseRing, RingNotPrepared, RingPrepared, TellDaemon
 from edl.protocol.assignment import Assignment, Orders
-from edl.protocol.messages import clipped
-from edl.protocol.ring import Place
+from edl.protocol.leader_messages import clipped
+from edl.protocol.ring_places import Place
 
 
 class NextRing:

@@ -1,7 +1,7 @@
 """Compute the metrics of a scrape as values: a pure function of a daemon's state.
 
 Owns: names, units and labels of all metrics. Does not own: the text that Prometheus reads
-(`edl.daemon.metrics.exposition`), nor access to it (`edl.daemon.metrics.server`).
+(`edl.daemon.metrics.exposition`), nor access to it (`edl.daemon.metrics.metrics_server`).
 
 Labels have few values: the job, the ids of workers that are members now, and causes from closed lists. A counter is the
 job's, from its record, so that it goes on growing under the next leader. A leader that does not know the ring's
@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from edl.protocol.job import JobState, Status, WorkerStatus
-from edl.protocol.messages import Observation
+from edl.protocol.leader_messages import Observation
+from edl.protocol.record import JobState, Status, WorkerStatus
 from edl.protocol.tally import BADPUT, Growth, LossCause, Tally
 
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.coordination.etcd.server_process import HISTORY
-from edl.scheduler.places import OWN
+from edl.coordination.etcd.etcd_process import HISTORY
+from edl.scheduler.cluster_home import OWN
 
 HOME: Final = "/edl"
 OWN_FOLDER: Final = "/run/edl"

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from edl.cluster.queue.causes import EndEvidence
-from edl.cluster.queue.entries import WorkerWish
+from edl.cluster.queue.end_causes import EndEvidence
+from edl.cluster.queue.queue_entries import WorkerWish
 from edl.scheduler.kubernetes.pods import PodSeen
 
 LEAVE_GRACE_S: Final = 3600  # the scheduler of edl has a bound of its own, and then wants it killed

@@ -1,7 +1,7 @@
 """Sample ids of leases.
 
 Owns: the ids of each step's share, as arrays. Does not own: the leases (`edl.core.worker.lease_buffer`), nor which step
-the script is at (`edl.trainer.data.passes`).
+the script is at (`edl.trainer.data.epoch_cursor`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.core.data.permutation import samples_at
-from edl.protocol.data import DataSpec, Lease, Range
+from edl.protocol.data_nouns import DataSpec, Lease, Range
 
 BLOCK = 8192  # samples whose ids are computed at once: a call for one batch would cost more than its samples
 

@@ -24,11 +24,11 @@ import numpy as np
 
 from edl.config import Settings
 from edl.errors import UsageError
-from edl.protocol.data import DataSpec, Lease
-from edl.trainer.data.audit import Audit
-from edl.trainer.data.passes import LEFT, Batch, Pass, PassSoFar, PassState
-from edl.trainer.data.port import DataPort
-from edl.trainer.data.reading import ReadAhead
+from edl.protocol.data_nouns import DataSpec, Lease
+from edl.trainer.data.audit_files import Audit
+from edl.trainer.data.epoch_cursor import LEFT, Batch, Pass, PassSoFar, PassState
+from edl.trainer.data.job_port import DataPort
+from edl.trainer.data.prefetch import ReadAhead
 from edl.trainer.data.sample_ids import Ids, SampleIds
 from edl.trainer.data.source import positive, records_of, samples_of, whole
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.protocol.assignment import Share
-from edl.protocol.data import Lease
+from edl.protocol.data_nouns import Lease
 
 POLL_S = 0.1
 

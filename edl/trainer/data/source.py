@@ -13,7 +13,7 @@ from typing import Any
 from edl.config.home import check_home
 from edl.errors import UsageError
 from edl.sources.formats import format_of_name
-from edl.sources.port import Source
+from edl.sources.source_port import Source
 
 SUPPORTED = "a number of samples, anything with len(), or files"
 

@@ -1,24 +1,24 @@
 """Factors of this worker's learning rates: `edl.scale_rate` and `edl.schedule_rate` together.
 
 Owns: what the script has asked for, and when the factor changes. Does not own: the factors themselves
-(`edl.trainer.rates.rate`, `edl.trainer.rates.tuner`), nor applying them (the adapters).
+(`edl.trainer.rates.rate_factors`, `edl.trainer.rates.tuner`), nor applying them (the adapters).
 """
 
 from __future__ import annotations
 
-from edl.core.worker.inputs import RatesHold
-from edl.core.worker.moves import NEVER
+from edl.core.worker.next_move import NEVER
+from edl.core.worker.worker_inputs import RatesHold
 from edl.errors import UsageError
+from edl.policy.gradient_noise import MeasuredNoise
 from edl.policy.learning import Scaling
-from edl.policy.noise import MeasuredNoise
-from edl.protocol.data import DataSpec
+from edl.protocol.data_nouns import DataSpec
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.extras import Extras
-from edl.trainer.framework import Framework
+from edl.trainer.framework_port import Framework
 from edl.trainer.rates.noise_meter import EVERY, NoiseMeter
-from edl.trainer.rates.rate import AnySchedule, FollowingRate, Rule, ScheduledRate
+from edl.trainer.rates.rate_factors import AnySchedule, FollowingRate, Rule, ScheduledRate
 from edl.trainer.rates.tuner import RateTuner, of_all
-from edl.trainer.shell import WorkerShell
+from edl.trainer.registered_state import Extras
+from edl.trainer.worker_shell import WorkerShell
 
 
 class RateFactors:

@@ -1,7 +1,7 @@
 """Gradient noise of this job, measured now and then: `edl.measure_noise()`.
 
 Owns: when it is measured, and its average. Does not own: the norms of gradients (the adapters), nor what follows from
-them (`edl.policy.noise`).
+them (`edl.policy.gradient_noise`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from edl.errors import UsageError
-from edl.policy.noise import MeasuredNoise
+from edl.policy.gradient_noise import MeasuredNoise
 
 EVERY: Final = 20  # steps
 KEPT: Final = 0.95  # of the average, with each new value: one of them says little

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.collectives.ring import Ring, of_all_members
+from edl.collectives.ring_port import Ring, of_all_members
 from edl.errors import UsageError
 from edl.policy.learning import tuned
 

@@ -19,8 +19,8 @@ import msgspec
 from pace import patient
 from warm_python import WarmPython
 
-from edl.protocol.ring import Place
-from edl.testing.gathering import Gathering
+from edl.protocol.ring_places import Place
+from edl.testing.address_meeting import Gathering
 
 HERE = Path(__file__).parent
 STUCK_S = 15.0

@@ -21,13 +21,13 @@ from typing import Any
 
 import msgspec
 
-from edl.collectives.names import Named
-from edl.protocol.ring import Place, solo
-from edl.trainer.data.rehearsals import Rehearsals
+from edl.collectives.name_warmup import Named
+from edl.protocol.ring_places import Place, solo
+from edl.trainer.data.rehearsal_count import Rehearsals
 from edl.trainer.data.shards import Held
-from edl.trainer.evaluation import Work
-from edl.trainer.extras import Extras
-from edl.trainer.standing import ScriptStanding
+from edl.trainer.registered_state import Extras
+from edl.trainer.script_position import ScriptStanding
+from edl.trainer.shared_evaluation import Work
 
 
 class Own:

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gradient_cases import CASES, SAMPLES, Case, Ids
 from seat import FakeTrainer, serve
 
-from edl.torch.framework import TorchFramework
-from edl.torch.process import framework
+from edl.torch.torch_framework import TorchFramework
+from edl.torch.torch_process import framework
 
 torch.set_num_threads(1)
 

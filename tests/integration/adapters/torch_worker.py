@@ -18,9 +18,9 @@ from seat import FakeTrainer, serve
 from torch_values import Registered
 
 import edl.torch as hvd
-from edl import aside
-from edl.torch.process import framework
-from edl.torch.reducer import Manner
+from edl import background
+from edl.torch.torch_process import framework
+from edl.torch.torch_reducer import Manner
 
 torch.set_num_threads(1)
 torch.manual_seed(int(sys.argv[1][1:]))  # each worker starts from weights of its own
@@ -189,7 +189,7 @@ def ask_beside(first: bool) -> list[Any]:
     """Of the ring, on a thread, whether all say the same: before a collective of the script's own, or after it."""
 
     def asked() -> Callable[[], bool]:
-        return aside.begin(lambda: framework.ring.same(7)).result()
+        return background.begin(lambda: framework.ring.same(7)).result()
 
     early = asked() if first else None
     handle = hvd.allreduce_async(torch.tensor([float(first)]), name="loss")

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edl.collectives.horovod import HorovodRing
-from edl.core.worker.inputs import BreakIteration, CopyState, EndScript, Fail
+from edl.collectives.horovod_ring import HorovodRing
+from edl.core.worker.worker_inputs import BreakIteration, CopyState, EndScript, Fail
 from edl.errors import RingBroken
 from edl.protocol.assignment import Orders
-from edl.protocol.ring import Place
-from edl.trainer.shell import WorkerShell
+from edl.protocol.ring_places import Place
+from edl.trainer.worker_shell import WorkerShell
 
 
 def next_death() -> str:

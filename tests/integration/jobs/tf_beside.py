@@ -15,7 +15,7 @@ import task
 import tensorflow as tf
 
 import edl.tensorflow as edl
-from edl.tensorflow.apart import Read
+from edl.tensorflow.tf_state_split import Read
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)

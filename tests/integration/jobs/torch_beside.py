@@ -13,7 +13,7 @@ import task
 import torch
 
 import edl.torch as edl
-from edl.torch.apart import Lying
+from edl.torch.torch_state_split import Lying
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edl.torch.process import framework
+from edl.torch.torch_process import framework
 
 FILE = Path(os.environ["EDL_TEST_FAULTS"])
 OLD = FILE.with_suffix(".old")

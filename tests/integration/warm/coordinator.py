@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from edl.coordination.server import LocalServer
+from edl.coordination.zookeeper_server import LocalServer
 
 
 async def serve(folder: Path) -> None:

@@ -24,10 +24,10 @@ from typing import Any
 from stub import CALL_S, ask, read_number
 
 from edl.config import Settings
-from edl.coordination.settings import Coordinator
+from edl.coordination.coordinator_settings import Coordinator
 from edl.host.credentials import digest_of
-from edl.launch import guard, local, workers
-from edl.launch.records import Folder
+from edl.launch import child_worker, local_launch, orphan_reaper
+from edl.launch.job_records import Folder
 
 STUB = str(Path(__file__).with_name("stub.py"))
 COORDINATOR = "EDL_TEST_COORDINATOR"  # a file that tells where the shared one is, once it is there
@@ -36,7 +36,7 @@ ZYGOTE = "EDL_TEST_ZYGOTE"  # the socket of the one that `python SCRIPT` is fork
 
 
 class Forked:
-    """As far as `edl.launch.workers` knows it, a `subprocess.Popen`."""
+    """As far as `edl.launch.child_worker` knows it, a `subprocess.Popen`."""
 
     def __init__(self, socket: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
         outputs = [os.pipe() for _ in range(2)]
@@ -61,7 +61,9 @@ class Forked:
 
 
 class ForkedGuard:
-    """As far as `edl.launch.guard` knows it, a `subprocess.Popen`. It outlives its launcher, whose end it waits for."""
+    """As far as `edl.launch.orphan_reaper` knows it, a `subprocess.Popen`. It outlives its launcher, whose end it waits
+    for.
+    """
 
     def __init__(self, socket: str, command: Sequence[str], environ: Mapping[str, str], log: int) -> None:
         reader, self._writer = os.pipe()
@@ -80,7 +82,7 @@ class ForkedGuard:
 
 
 class Guards:
-    """What `edl.launch.guard` looks up in the module subprocess."""
+    """What `edl.launch.orphan_reaper` looks up in the module subprocess."""
 
     PIPE = subprocess.PIPE
 
@@ -129,6 +131,6 @@ def address_in(shared: Path) -> str:
     return shared.read_text()
 
 
-its_own, local.coordinator_of = local.coordinator_of, coordinator_of  # type: ignore[attr-defined, assignment]
-workers.subprocess = Subprocess  # type: ignore[assignment, attr-defined]
-guard.subprocess = Guards  # type: ignore[assignment, attr-defined]
+its_own, local_launch.coordinator_of = local_launch.coordinator_of, coordinator_of  # type: ignore[attr-defined, assignment]
+child_worker.subprocess = Subprocess  # type: ignore[assignment, attr-defined]
+orphan_reaper.subprocess = Guards  # type: ignore[assignment, attr-defined]

@@ -277,7 +277,7 @@ def warm_up(framework: str) -> dict[str, str]:
             for inner in pkgutil.iter_modules(found.__path__, f"{module}."):
                 if inner.name != "edl.coordination._gate":  # no module of Python's
                     importlib.import_module(inner.name)
-    if link := sys.modules.get("edl.trainer.link"):
+    if link := sys.modules.get("edl.trainer.daemon_link"):
         link.spawn_daemon = Daemons(link.spawn_daemon)  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()  # a collection in a fork must not copy all pages

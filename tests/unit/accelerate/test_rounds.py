@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from edl.accelerate import evaluation as subject
+from edl.accelerate import shared_loader as subject
 from edl.errors import JobFailed
 from edl.torch.shared_batches import shared_batches
 

@@ -15,7 +15,7 @@ from accelerate.tracking import GeneralTracker
 from accelerate.utils import ProjectConfiguration
 
 from edl.accelerate import accelerator as subject
-from edl.accelerate import evaluation
+from edl.accelerate import shared_loader
 from edl.torch.shared_batches import unpacked_values
 
 
@@ -144,7 +144,7 @@ def test_where_the_others_evaluate_a_newcomer_that_has_not_yet_asks_as_they_do(
         return [work.found()] * 2
 
     seat.evaluate_shared = evaluate_shared  # type: ignore[attr-defined]
-    monkeypatch.setattr(evaluation, "seat", seat)
+    monkeypatch.setattr(shared_loader, "seat", seat)
     accelerator: Any = subject.EdlAccelerator(cpu=True)
     accelerator._batches = SimpleNamespace(between=stands, in_step=not stands)
     accelerator._words._seat = SimpleNamespace(size=lambda: 1)  # else it would ask the ring

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from stored import folder_at, save, write
 
-from edl.checkpoints.names import CheckpointName
-from edl.checkpoints.objects import ObjectFiles
-from edl.checkpoints.places import JobFolder
+from edl.checkpoints.checkpoint_names import CheckpointName
+from edl.checkpoints.checkpoint_paths import JobFolder
+from edl.checkpoints.object_store import ObjectFiles
 from edl.cli import main
 
 OLD, NEW, NEXT = (CheckpointName(1, 1, step) for step in (10, 20, 30))

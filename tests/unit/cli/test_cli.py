@@ -14,23 +14,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edl.cli import cluster_flags, main, show, simulate_flags
+from edl.cli import cluster_flags, main, simulate_flags, tables
 from edl.cli.parser import build, parse
 from edl.cli.run import last_line
-from edl.cluster.queue.causes import REFUSED
+from edl.cluster.queue.end_causes import REFUSED
 from edl.config import TABLE, Settings
 from edl.events import Event, Kind
 from edl.facts import told
-from edl.host.processes import process_start_time
-from edl.launch import verdicts
-from edl.launch.early import EarlyEnd, ends_early
-from edl.launch.local import Outcome
-from edl.launch.names import invent
-from edl.launch.records import Folder, LaunchRecord, claim
-from edl.launch.verdicts import LaunchVerdict
-from edl.launch.whereabouts import recorded_status
-from edl.protocol.data import DataCounts
-from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
+from edl.host.host_processes import process_start_time
+from edl.launch import life_outcome
+from edl.launch.early_signals import EarlyEnd, ends_early
+from edl.launch.job_names import invent
+from edl.launch.job_records import Folder, LaunchRecord, claim
+from edl.launch.life_outcome import LaunchVerdict
+from edl.launch.local_launch import Outcome
+from edl.launch.locate_job import recorded_status
+from edl.protocol.data_nouns import DataCounts
+from edl.protocol.record import JobState, Status, WorkerState, WorkerStatus
 from edl.protocol.tally import LossCause, Tally
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
@@ -167,7 +167,7 @@ sys.exit(horovod_edl.main())
 WHILE_IMPORTED = """
 class Finder:  # is asked for each module
     def find_spec(self, name, path=None, target=None):
-        if name == "edl.launch.lives":
+        if name == "edl.launch.job_run":
             asked()
 sys.meta_path.insert(0, Finder())
 """
@@ -372,7 +372,7 @@ def test_the_only_living_job_need_not_be_named(home, capsys):
 
 
 def test_a_status_for_people(capsys):
-    show.show_status(STATUS)
+    tables.show_status(STATUS)
     assert capsys.readouterr().out.splitlines() == [
         "job x: scaling",
         "  workers 1, wanted 2   step 30   epoch 1   generation 2",
@@ -437,20 +437,20 @@ def test_what_events_say(kind, details, words):
 def test_progress_says_who_is_on_the_way(home):
     status = msgspec.structs.replace(STATUS, target=4)
     assert (
-        show.progress(status)
+        tables.progress(status)
         == "1 of 4 workers train; w2 is importing; 2 more have not come yet; the switch is scheduled"
     )
     leaving = msgspec.structs.replace(status.workers[0], state=WorkerState.LEAVING)
     status = msgspec.structs.replace(status, target=1, state=JobState.RUNNING, workers=(leaving, status.workers[1]))
-    assert show.progress(status) == "1 of 1 workers train; w1 is leaving; w2 is importing"
+    assert tables.progress(status) == "1 of 1 workers train; w1 is leaving; w2 is importing"
     done = tuple(msgspec.structs.replace(worker, state=WorkerState.DONE) for worker in status.workers)
     status = msgspec.structs.replace(status, target=3, workers=done)
     told = "1 of 3 workers train; 2 have come to the end of the script; 1 more has not come yet"
-    assert show.progress(status) == told, "not that all three have not come"
+    assert tables.progress(status) == told, "not that all three have not come"
 
 
 def test_progress_is_written_when_it_changes_and_in_lines_where_there_is_no_terminal(capsys):
-    progress = show.Progress(sys.stderr)
+    progress = tables.Progress(sys.stderr)
     for line in ("one", "one", "two"):
         progress.show(line)
     progress.end()
@@ -476,7 +476,7 @@ def test_following_ends_with_the_job(home, capsys):
 def test_a_job_that_is_over_shows_no_worker_that_has_none_of_its_processes_left(capsys, state):
     first, *others = STATUS.workers
     done = msgspec.structs.replace(first, state=WorkerState.DONE)
-    show.show_status(msgspec.structs.replace(STATUS, state=state, workers=(done, *others)))
+    tables.show_status(msgspec.structs.replace(STATUS, state=state, workers=(done, *others)))
     shown = capsys.readouterr().out
     assert "  had 1 workers   step 30" in shown
     assert "leader" not in shown and "leased" not in shown
@@ -526,7 +526,7 @@ def test_the_last_line_of_a_good_end_says_what_is_to_be_known_of_it(state, more)
         ("must", SAVED, "the same line is typed again"),
         ("never", SAVED, "the line is typed again without --resume never"),
         ("ck/y", SAVED, "the line is typed again without --resume ck/y"),
-        ("ck/y", verdicts.NOT_BEGUN, "the same line is typed again"),
+        ("ck/y", life_outcome.NOT_BEGUN, "the same line is typed again"),
     ],
 )
 def test_what_is_to_be_typed_after_a_preemption(resume, verdict, again):

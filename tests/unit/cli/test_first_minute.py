@@ -14,16 +14,16 @@ import msgspec
 import pytest
 
 from edl.cli import main
-from edl.cli.arguments import TWINS
 from edl.cli.cluster_flags import OF_REACH
+from edl.cli.command_arguments import TWINS
 from edl.cli.completion import fitting
 from edl.cli.job_flags import RUN_GROUPS
 from edl.cli.parser import ALIASES, GROUPS, build
 from edl.config import TABLE, Settings
 from edl.errors import ConfigError
-from edl.launch.output import KEPT_BYTES, OutputFile
-from edl.launch.records import claim, launch_record
-from edl.launch.whereabouts import recorded_status
+from edl.launch.job_records import claim, launch_record
+from edl.launch.locate_job import recorded_status
+from edl.launch.worker_output import KEPT_BYTES, OutputFile
 
 ROOT = Path(__file__).parents[3]
 
@@ -333,7 +333,7 @@ def test_of_what_a_job_has_shown_the_newest_is_kept(tmp_path):
 
 
 def test_logs_of_a_job_of_edl_run_are_what_it_has_shown(folder, capsys):
-    from edl.launch.records import Folder
+    from edl.launch.job_records import Folder
 
     kept = Folder(folder / "home" / "jobs" / "mnist")
     kept.output.write_text("[0]<stdout>:one\n[1]<stdout>:two\nedl: job mnist finished\n")
@@ -353,7 +353,7 @@ def test_logs_of_a_job_of_edl_run_are_what_it_has_shown(folder, capsys):
     [("finished", 0, "has finished"), ("failed", 1, "failed: boom"), ("preempted", 75, "is preempted: boom")],
 )
 def test_wait_ends_as_the_job_of_edl_run_did(folder, capsys, state, code, said):
-    from edl.launch.records import Folder
+    from edl.launch.job_records import Folder
 
     kept = Folder(folder / "home" / "jobs" / "mnist")
     record = kept.read()

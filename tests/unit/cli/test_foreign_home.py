@@ -10,7 +10,7 @@ import pytest
 from edl.cli import main
 from edl.config.home import check_home
 from edl.errors import ConfigError
-from edl.scheduler.places import ClusterHome
+from edl.scheduler.cluster_home import ClusterHome
 
 STRANGER = 65534
 

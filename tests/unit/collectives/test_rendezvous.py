@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from edl.collectives import rendezvous as module
-from edl.collectives.addresses import WIDTH, laid_out, split
-from edl.collectives.board import SCOPES, Board, Refusal, RequestRefused, parse
+from edl.collectives.gloo_addresses import WIDTH, laid_out, split
 from edl.collectives.rendezvous import HOROVODS_PORT, Rendezvous
+from edl.collectives.rendezvous_board import SCOPES, Board, Refusal, RequestRefused, parse
 from edl.errors import ConfigError
 
 HASH = "_process_set_hash_1a2b3c"

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from edl.collectives.environment import prepare_environment, variables
-from edl.collectives.guard import Guard, plain
-from edl.collectives.share import Weight
-from edl.protocol.ring import Place, solo
+from edl.collectives.gradient_weight import Weight
+from edl.collectives.horovod_environment import prepare_environment, variables
+from edl.collectives.library_guard import Guard, plain
+from edl.protocol.ring_places import Place, solo
 
 PLACE = Place(3, 1, 4, "w7", "127.0.0.1:4711/token", interface="eth0", local_rank=1, local_size=2)
 
@@ -38,7 +38,7 @@ def test_elastic_is_hidden_while_a_ring_forms_unless_nccl_needs_it() -> None:
 
 
 def test_without_a_guard_the_process_lends_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.collectives.guard._load", lambda copied: None)
+    monkeypatch.setattr("edl.collectives.library_guard._load", lambda copied: None)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     monkeypatch.setenv("HOROVOD_RANK", "its launcher's")
     monkeypatch.delenv("HOROVOD_SIZE", raising=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.coordination.settings import Coordinator, Digest, Tls, from_environment
+from edl.coordination.coordinator_settings import Coordinator, Digest, Tls, from_environment
 from edl.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from edl.coordination.election import Candidate, Elected, Reign, leader_path, read_leader, strike_off, strike_off_first
-from edl.coordination.memory import MemoryServer
+from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Create, Link
 from edl.errors import Fenced, StoreUnavailable
 

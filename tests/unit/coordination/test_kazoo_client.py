@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.kazoo_client import make_client
-from edl.coordination.settings import Coordinator
 
 
 @pytest.fixture

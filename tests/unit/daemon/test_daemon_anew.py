@@ -10,12 +10,12 @@ import pytest
 
 from edl.clock import ManualClock
 from edl.config import Settings
-from edl.coordination import connecting
-from edl.coordination.settings import Coordinator
+from edl.coordination import connect
+from edl.coordination.coordinator_settings import Coordinator
 from edl.daemon import daemon as module
 from edl.daemon.daemon import AFTER_END, Daemon
 from edl.errors import ConfigError
-from edl.transport.page import Page
+from edl.transport.shared_page import Page
 
 AWAY = 5
 
@@ -30,7 +30,7 @@ def tried(monkeypatch):
             raise ConfigError("no worker answers")
         return "a session"
 
-    monkeypatch.setattr(connecting, "connect", away)
+    monkeypatch.setattr(connect, "connect", away)
     monkeypatch.setattr(module, "RETRY_S", 0.0)
     return tried
 
@@ -70,7 +70,7 @@ async def test_it_gives_up_a_while_after_the_trainers_end(tried, tmp_path, monke
         clock.advance(2.0)
         raise ConfigError("no worker answers")
 
-    monkeypatch.setattr(connecting, "connect", away)
+    monkeypatch.setattr(connect, "connect", away)
     with pytest.raises(ConfigError, match="no worker answers"):
         await one._connect(Coordinator("zk:2181"))
     assert len(tried) == AFTER_END * 4.0 / 2.0 + 1

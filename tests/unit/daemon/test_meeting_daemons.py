@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from edl.daemon.mustering import Neighbours
+from edl.daemon.roll_caller import Neighbours
 from edl.errors import PeerError
 from edl.protocol.assignment import Orders, Summons, Verdict
-from edl.protocol.messages import AskPresence
-from edl.protocol.ring import Peer
+from edl.protocol.leader_messages import AskPresence
+from edl.protocol.ring_places import Peer
 
 
 class Host:

@@ -9,11 +9,11 @@ import pytest
 
 from edl.clock import SystemClock
 from edl.coordination.election import Candidate, Reign
-from edl.coordination.memory import MemoryServer
-from edl.daemon.leader import Leader, Reigning
-from edl.protocol import messages as say
-from edl.protocol import tree
-from edl.protocol.job import Identity
+from edl.coordination.memory_store import MemoryServer
+from edl.daemon.leader_shell import Leader, Reigning
+from edl.protocol import leader_messages as say
+from edl.protocol import node_paths
+from edl.protocol.record import Identity
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 
@@ -30,8 +30,8 @@ class Reigned:
 
     async def __aenter__(self) -> Reigned:
         self._began: asyncio.Future[Reign] = asyncio.get_running_loop().create_future()
-        self._candidate = Candidate(self.store, tree.root(JOB), "w0 127.0.0.1:1", self._on_reign)
-        await self.store.create(tree.worker(JOB, "w0"), b"", ephemeral=True)
+        self._candidate = Candidate(self.store, node_paths.root(JOB), "w0 127.0.0.1:1", self._on_reign)
+        await self.store.create(node_paths.worker(JOB, "w0"), b"", ephemeral=True)
         self._candidate.stand()
         about = Reigning(JOB, "w0", "127.0.0.1", SESSION_S)
         reign = await self._began
@@ -59,7 +59,7 @@ class Reigned:
 
     async def change_the_roll(self) -> None:
         """A worker comes that the job does not know: the leader looks which ones are there."""
-        await self.store.create(tree.worker(JOB, "stranger"), b"", ephemeral=True)
+        await self.store.create(node_paths.worker(JOB, "stranger"), b"", ephemeral=True)
 
     async def hear_w1(self) -> None:
         """Its daemon asks for orders."""
@@ -93,7 +93,7 @@ async def test_who_comes_back_in_time_is_not_lost() -> None:
     restored = time.monotonic()
     async with Reigned(restored) as reigned:
         await reigned.change_the_roll()
-        await reigned.store.create(tree.worker(JOB, "w1"), b"", ephemeral=True)
+        await reigned.store.create(node_paths.worker(JOB, "w1"), b"", ephemeral=True)
         await asyncio.sleep(restored + 1.5 * SESSION_S - time.monotonic())
         assert await reigned.members() == {"w0", "w1"}
 

@@ -6,13 +6,13 @@ import asyncio
 
 from edl.clock import SystemClock
 from edl.coordination.election import Candidate, Reign
-from edl.coordination.memory import MemoryServer
-from edl.daemon.leader import Leader, Reigning
-from edl.protocol import messages as say
-from edl.protocol import tree
+from edl.coordination.memory_store import MemoryServer
+from edl.daemon.leader_shell import Leader, Reigning
+from edl.protocol import leader_messages as say
+from edl.protocol import node_paths
 from edl.protocol.assignment import Orders
-from edl.protocol.job import Identity
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.leader_messages import Observation, Phase
+from edl.protocol.record import Identity
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 
@@ -24,10 +24,10 @@ async def test_a_worker_that_knows_what_presses_is_not_answered_for_what_does_no
     store = MemoryServer().connect()
     began: asyncio.Future[Reign] = asyncio.get_running_loop().create_future()
     candidate = Candidate(
-        store, tree.root(JOB), "w0 127.0.0.1:1", lambda reign: began.set_result(reign) if reign else None
+        store, node_paths.root(JOB), "w0 127.0.0.1:1", lambda reign: began.set_result(reign) if reign else None
     )
     for worker in WORKERS:
-        await store.create(tree.worker(JOB, worker), b"", ephemeral=True)
+        await store.create(node_paths.worker(JOB, worker), b"", ephemeral=True)
     candidate.stand()
     leader = Leader(Reigning(JOB, "w0", "127.0.0.1", 60.0), store, await began, SystemClock(), Refusals())
     reigning = asyncio.ensure_future(leader.run())

@@ -10,8 +10,8 @@ import pytest
 
 from edl.dashboard import buttons
 from edl.errors import ConfigError, EdlError, ScaleRejected
-from edl.launch import stopping
-from edl.outside.client import Ack, Retry
+from edl.launch import job_stop
+from edl.outside.job_client import Ack, Retry
 
 
 class AskedJob:
@@ -83,7 +83,7 @@ async def test_stop_is_a_stop_that_names_the_page(monkeypatch: pytest.MonkeyPatc
         told.append((where.job, reason))
         return "has ended"
 
-    monkeypatch.setattr(stopping, "stop", stop)
+    monkeypatch.setattr(job_stop, "stop", stop)
     assert await pressed("stop", AskedJob(Ack(0))) == "job mnist has ended"
     assert told == [("mnist", "stopped from its page")]
 

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from seen_cluster import a_busy_hour, cluster_status, entry, held, looked_at
 
-from edl.cluster.queue.entries import QueueEvent
+from edl.cluster.queue.job_view import shown
 from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.shown import shown
-from edl.coordination.memory import MemoryServer
+from edl.cluster.queue.queue_entries import QueueEvent
+from edl.coordination.memory_store import MemoryServer
 from edl.dashboard import cluster_feed, cluster_server
 from edl.dashboard.access import Access
 from edl.dashboard.cluster_feed import ClusterFeed, ClusterSeen, LooksHere
@@ -25,9 +25,9 @@ from edl.dashboard.cluster_page import cluster_parts, page
 from edl.dashboard.cluster_server import ClusterPageServer
 from edl.dashboard.cluster_view import MOST_JOBS, MOST_LANES, ClusterSight, cluster_sight
 from edl.errors import StoreUnavailable
-from edl.host.serving import listen
-from edl.scheduler.client import ClusterClient
-from edl.scheduler.places import ClusterConfig, ClusterHome
+from edl.host.http_serving import listen
+from edl.scheduler.cluster_client import ClusterClient
+from edl.scheduler.cluster_home import ClusterConfig, ClusterHome
 from edl.scheduler.queue_store import JOBS, QueueStore
 
 EVIL = "<script>alert(1)</script>\"'&"

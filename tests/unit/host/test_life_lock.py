@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from edl.host.host_processes import is_ending
 from edl.host.life_lock import hold_for_life, watch_life
-from edl.host.processes import is_ending
 
 HOLDS = """
 import os, signal, sys, threading

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edl.coordination.choosing import LocalChoice
+from edl.coordination.local_coordinator import LocalChoice
 from edl.errors import ConfigError
 from edl.launch import doctor
 from edl.launch.doctor import Checked, Health

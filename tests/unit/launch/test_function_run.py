@@ -22,8 +22,8 @@ from edl.launch import function_files, function_worker
 from edl.launch.function_files import FunctionCall, Raised
 from edl.launch.function_run import RunSettings, keywords_of
 from edl.launch.function_view import NotebookView, PlainView, TerminalView, fitting_view, words_of
-from edl.protocol.data import DataCounts, DataSpec
-from edl.protocol.job import JobState, Status
+from edl.protocol.data_nouns import DataCounts, DataSpec
+from edl.protocol.record import JobState, Status
 
 
 class Figures:

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from edl.config import Settings
-from edl.coordination.settings import Coordinator
+from edl.coordination.coordinator_settings import Coordinator
 from edl.errors import JobFailed
-from edl.launch import lives, local
-from edl.launch.records import Folder, launch_record
-from edl.launch.verdicts import INTERRUPTED
+from edl.launch import job_run, local_launch
+from edl.launch.job_records import Folder, launch_record
+from edl.launch.life_outcome import INTERRUPTED
 
 WORKERS = 3
 STEPS = 3  # of what takes a while: each leaves the loop to others
@@ -87,8 +87,8 @@ class Machine:
 
         return SimpleNamespace(dismiss=dismiss)
 
-    async def run(self, settings: Settings) -> local.Outcome:
-        run = lives.Lives(settings, launch_record(settings, ["true"]))
+    async def run(self, settings: Settings) -> local_launch.Outcome:
+        run = job_run.Lives(settings, launch_record(settings, ["true"]))
         loop = asyncio.get_running_loop()
 
         def turn(number: int) -> None:
@@ -128,11 +128,11 @@ def test_whatever_was_begun_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for turns in range(1000):
         machine = Machine(turns)
         for name in ("coordinator_of", "end_marked"):
-            monkeypatch.setattr(local, name, getattr(machine, name))
-        monkeypatch.setattr(local, "start_process", lambda *_: None)
-        monkeypatch.setattr(local, "Worker", machine.start_worker)
-        monkeypatch.setattr(lives, "LauncherGuard", machine.guard)
-        monkeypatch.setattr(local, "JobClient", Client)
+            monkeypatch.setattr(local_launch, name, getattr(machine, name))
+        monkeypatch.setattr(local_launch, "start_process", lambda *_: None)
+        monkeypatch.setattr(local_launch, "Worker", machine.start_worker)
+        monkeypatch.setattr(job_run, "LauncherGuard", machine.guard)
+        monkeypatch.setattr(local_launch, "JobClient", Client)
         settings = Settings(job=f"job-{turns}", home=tmp_path, np=WORKERS)
         outcome = asyncio.run(machine.run(settings))
         assert outcome.verdict == INTERRUPTED, turns

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from edl.errors import ConfigError
-from edl.launch import coordinator
+from edl.launch import job_coordinator
 
 
 class Dying:
@@ -28,10 +28,10 @@ class Dying:
 
 
 async def test_each_start_is_said_and_why_there_is_none_is_said_once_until_it_did(monkeypatch):
-    monkeypatch.setattr(coordinator, "RESTART_PAUSE_S", 0)
+    monkeypatch.setattr(job_coordinator, "RESTART_PAUSE_S", 0)
     said: list[str] = []
     server: Any = Dying("damaged", "damaged", "no room", "", "no room")
-    keeping = asyncio.create_task(coordinator._keep_alive(server, said.append))
+    keeping = asyncio.create_task(job_coordinator._keep_alive(server, said.append))
     async with asyncio.timeout(20):
         await server.done.wait()
     keeping.cancel()

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from edl.host.imported import FILE, sort_out, tell_imported
+from edl.host.imported_modules import FILE, sort_out, tell_imported
 from edl.launch.forking import Forks, hindrance_of
 from edl.launch.warm_starts import (
     KEEP_BYTES,

@@ -13,8 +13,8 @@ from breaking_rings import Fault, Member, Net, play
 from torch.utils.data import DataLoader, TensorDataset
 
 from edl.errors import UsageError
-from edl.lightning.validation import share_out
-from edl.torch.ring_words import RingWords
+from edl.lightning.lightning_validation import share_out
+from edl.torch.loop_collectives import RingWords
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of PyTorch's to Lightning, and of Lightning's to a script
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from edl import events
-from edl.coordination.memory import MemoryServer
-from edl.coordination.settings import Coordinator
+from edl.coordination.coordinator_settings import Coordinator
+from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Store
 from edl.events import Event, Kind
-from edl.outside.client import JobClient
-from edl.protocol import tree
+from edl.outside.job_client import JobClient
+from edl.protocol import node_paths
 
 JOB = "j"
 
@@ -23,10 +23,10 @@ async def written(*sizes: int) -> MemoryServer:
     """Nodes of so many events each."""
     server, number = MemoryServer(), 0
     store = server.connect()
-    await store.create(tree.events(JOB))
+    await store.create(node_paths.events(JOB))
     for size in sizes:
         happened = [event(number + one) for one in range(size)]
-        await store.create(tree.told(JOB, size), events.encode(*happened), sequence=True)
+        await store.create(node_paths.told(JOB, size), events.encode(*happened), sequence=True)
         number += size
     return server
 
@@ -55,8 +55,8 @@ async def test_those_that_are_known_are_not_told_again(after: int) -> None:
 
 
 def test_a_node_of_one_event_is_what_it_always_was() -> None:
-    assert tree.told(JOB, 1) == "/edl/j/events/e-"
-    assert tree.events_in("e-0000000007") == 1
+    assert node_paths.told(JOB, 1) == "/edl/j/events/e-"
+    assert node_paths.events_in("e-0000000007") == 1
     assert events.decode(b'{"ts":1.0,"job":"j","kind":"scaled","term":1,"generation":2,"step":3}') == [
         Event(1.0, JOB, Kind.SCALED, 1, 2, 3)
     ]
@@ -64,4 +64,4 @@ def test_a_node_of_one_event_is_what_it_always_was() -> None:
 
 def test_the_number_counts_and_not_how_many_a_node_holds() -> None:
     names = ["e12-0000000001", "e-0000000000", "e-0000000003", "e2-0000000002"]
-    assert tree.in_order(names) == ["e-0000000000", "e12-0000000001", "e2-0000000002", "e-0000000003"]
+    assert node_paths.in_order(names) == ["e-0000000000", "e12-0000000001", "e2-0000000002", "e-0000000003"]

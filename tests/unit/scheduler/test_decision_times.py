@@ -10,16 +10,16 @@ from typing import Any, cast
 import pytest
 
 from edl.cluster.policies.registry import build
-from edl.cluster.queue.inputs import ClusterRules
-from edl.cluster.queue.scheduler import SchedulerMachine
-from edl.cluster.queue.speeds import UnknownSpeeds
+from edl.cluster.queue.measured_speeds import UnknownSpeeds
+from edl.cluster.queue.scheduler_inputs import ClusterRules
+from edl.cluster.queue.scheduler_machine import SchedulerMachine
 from edl.coordination.election import Reign
-from edl.coordination.memory import MemoryServer
+from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Create, Store
 from edl.scheduler.decision_times import KEPT, TOLD_EVERY_S, DecisionTimes, ToldTimes, told_in
-from edl.scheduler.observer import JobsObserver
+from edl.scheduler.job_poller import JobsObserver
 from edl.scheduler.queue_store import QueueStore
-from edl.scheduler.reigning import QueueReign
+from edl.scheduler.scheduler_loop import QueueReign
 
 
 def test_a_line_is_due_once_a_minute_and_only_if_something_was_decided() -> None:

@@ -9,16 +9,16 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from edl.cluster.queue import room
-from edl.cluster.queue.entries import JobEntry, Submission
+from edl.cluster.queue import queue_bounds
 from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.room import QueueFull, QueueShare
-from edl.coordination.memory import MemoryServer
+from edl.cluster.queue.queue_bounds import QueueFull, QueueShare
+from edl.cluster.queue.queue_entries import JobEntry, Submission
+from edl.coordination.memory_store import MemoryServer
 from edl.errors import ConfigError, EdlError, Fenced
 from edl.scheduler import environ_files
 from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.queue_store import QueueStore
-from edl.scheduler.reigning import QueueReign
+from edl.scheduler.scheduler_loop import QueueReign
 
 FENCE = "/fence"
 
@@ -54,7 +54,7 @@ def test_a_folder_that_takes_none_is_named(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_the_account_of_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "OF_USER", QueueShare(3, 1000, 1000))
+    monkeypatch.setattr(queue_bounds, "OF_USER", QueueShare(3, 1000, 1000))
     files, others = EnvironFiles(tmp_path), EnvironFiles(tmp_path)
     names = [files.keep(asked("a"), 100, {}), others.keep(asked("b"), 100, {}), files.keep(asked("c"), 100, {})]
     monkeypatch.setattr(environ_files, "COUNT_S", 0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.scheduler.processes import ProcessLog
+from edl.scheduler.cluster_processes import ProcessLog
 
 
 def test_a_log_begins_anew_beyond_its_bound_and_standard_error_goes_with_it(

@@ -8,8 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edl.cluster.queue.causes import TAIL_BYTES, Domain, EndCause, EndEvidence
-from edl.cluster.queue.entries import (
+from edl.cluster.queue.end_causes import TAIL_BYTES, Domain, EndCause, EndEvidence
+from edl.cluster.queue.job_lifecycle import MOST_EXITS
+from edl.cluster.queue.phases import JobPhase
+from edl.cluster.queue.queue_bounds import ENTRY_BYTES, ENVIRON_BYTES, PATH_BYTES, WORKERS
+from edl.cluster.queue.queue_entries import (
     DeviceHeld,
     JobEntry,
     NodeReport,
@@ -21,21 +24,18 @@ from edl.cluster.queue.entries import (
     orders_of,
     within,
 )
-from edl.cluster.queue.inputs import Resolved
-from edl.cluster.queue.lives import MOST_EXITS
-from edl.cluster.queue.owning import AgentHere, QueueOwner
-from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.room import ENTRY_BYTES, ENVIRON_BYTES, PATH_BYTES, WORKERS
-from edl.cluster.queue.state import KEPT_EVENTS, KEPT_HELD, KEPT_REASON
-from edl.coordination.memory import MemoryServer
+from edl.cluster.queue.queue_ownership import AgentHere, QueueOwner
+from edl.cluster.queue.queue_state import KEPT_EVENTS, KEPT_HELD, KEPT_REASON
+from edl.cluster.queue.scheduler_inputs import Resolved
+from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import MAX_VALUE_BYTES, VersionConflict
 from edl.errors import ConfigError, EdlError, Fenced, UsageError
-from edl.host.processes import process_start_time
+from edl.host.host_processes import process_start_time
 from edl.scheduler import queue_store
+from edl.scheduler.cluster_home import NodeGiven
+from edl.scheduler.cluster_start import MOST_SLOTS, check_slots
 from edl.scheduler.environ_files import EnvironFiles
-from edl.scheduler.places import NodeGiven
 from edl.scheduler.queue_store import JOBS, QueueRefused, QueueStore
-from edl.scheduler.starting import MOST_SLOTS, check_slots
 
 FENCE = "/fence"
 

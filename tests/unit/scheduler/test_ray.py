@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from edl.errors import ConfigError
-from edl.scheduler import engines, ray_cluster
-from edl.scheduler.places import NodeGiven
+from edl.scheduler import engine_registry, ray_cluster
+from edl.scheduler.cluster_home import NodeGiven
 from edl.scheduler.ray_cluster import RayError, RayFound, RayNode, checked_address, nodes_of
 from edl.scheduler.ray_engine import known
 
@@ -85,7 +85,7 @@ def test_something_else_than_ray_is_told_apart(monkeypatch: pytest.MonkeyPatch) 
 def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"^--engine ray needs Ray: pip install 'horovod-edl\[ray\]'$"):
-        engines.nodes_of("ray", None, own_coordinator=True)
+        engine_registry.nodes_of("ray", None, own_coordinator=True)
 
 
 def play_look(monkeypatch: pytest.MonkeyPatch, *nodes: RayNode) -> None:
@@ -95,7 +95,7 @@ def play_look(monkeypatch: pytest.MonkeyPatch, *nodes: RayNode) -> None:
 
 def test_all_nodes_with_devices_are_the_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     play_look(monkeypatch, N1, RayNode("head", "b", "here", 0, 0), RayNode("10.0.0.9", "c", "far", 8, 2))
-    chosen = engines.nodes_of("ray", None, own_coordinator=False)
+    chosen = engine_registry.nodes_of("ray", None, own_coordinator=False)
     assert chosen == ((NodeGiven("n1", (0, 1, 2, 3)), NodeGiven("10.0.0.9", (0, 1))), "head:6379")
 
 
@@ -115,7 +115,7 @@ def test_nodes_that_cannot_be_had(
 ) -> None:
     play_look(monkeypatch, *nodes)
     with pytest.raises(ConfigError, match=said):
-        engines.nodes_of("ray", given, own_coordinator=True)
+        engine_registry.nodes_of("ray", given, own_coordinator=True)
 
 
 def play_client(monkeypatch: pytest.MonkeyPatch, script: str) -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edl.cluster.queue.agent import WorkerFound
-from edl.cluster.queue.causes import EndEvidence, classify
-from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
+from edl.cluster.queue.agent_machine import WorkerFound
+from edl.cluster.queue.end_causes import EndEvidence, classify
+from edl.cluster.queue.queue_entries import Submission, WorkerOrder, WorkerWish
 from edl.errors import EdlError
-from edl.scheduler import elsewhere, ray_engine
-from edl.scheduler.engine import Start
-from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven
+from edl.scheduler import foreign_workers, ray_engine
+from edl.scheduler.cluster_home import ClusterConfig, ClusterHome, NodeGiven
+from edl.scheduler.cluster_start import stop, strays
 from edl.scheduler.ray_cluster import RayCluster, RayError, RayNode, group_name
 from edl.scheduler.ray_engine import LOST, RayEngine
-from edl.scheduler.starting import stop, strays
+from edl.scheduler.worker_engine import Start
 from edl.scheduler.worker_folders import WorkerFolders
 
 N1 = RayNode("n1", "a1", "here", 4, 0)
@@ -269,4 +269,4 @@ async def test_what_waits_in_ray_does_not_outlive_its_cluster(ray: PlayedRay, tm
     assert ray.said[-1] == ("give back", group)
     ray.broken = "no Ray answers at h:1"  # ended before its cluster
     assert strays(home) == []
-    assert "given back by `edl cluster stop`" in elsewhere.give_back(home)
+    assert "given back by `edl cluster stop`" in foreign_workers.give_back(home)

@@ -12,8 +12,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent, Submission
-from edl.cluster.queue.inputs import (
+from edl.cluster.queue.phases import JobPhase
+from edl.cluster.queue.queue_entries import JobEntry, NodeReport, QueueEvent, Submission
+from edl.cluster.queue.scheduler_inputs import (
     BeginLife,
     JobLook,
     JobLooked,
@@ -24,23 +25,22 @@ from edl.cluster.queue.inputs import (
     NodeReported,
     SendAway,
 )
-from edl.cluster.queue.phases import JobPhase
+from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.election import Reign
-from edl.coordination.memory import MemoryServer
-from edl.coordination.settings import Coordinator
+from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Store
-from edl.core.job.machine import new_record
+from edl.core.job.leader_machine import new_record
 from edl.errors import CheckpointError, Fenced, PeerError
-from edl.outside.client import JobClient
-from edl.protocol import keeping, tree
-from edl.protocol.job import JobState
-from edl.protocol.messages import AskPreempt
-from edl.scheduler import observer as observer_module
-from edl.scheduler import queue_store, reigning
-from edl.scheduler.observer import JobsObserver
-from edl.scheduler.places import ClusterHome
+from edl.outside.job_client import JobClient
+from edl.protocol import node_paths, record_codec
+from edl.protocol.leader_messages import AskPreempt
+from edl.protocol.record import JobState
+from edl.scheduler import job_poller as observer_module
+from edl.scheduler import queue_store, scheduler_loop
+from edl.scheduler.cluster_home import ClusterHome
+from edl.scheduler.job_poller import JobsObserver
 from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, STORY, WISHES, QueueStore
-from edl.scheduler.reigning import QueueReign
+from edl.scheduler.scheduler_loop import QueueReign
 
 
 class Machine:
@@ -105,18 +105,18 @@ async def test_a_living_job_of_another_keeps_its_name(tmp_path: Path, monkeypatc
     server, home = MemoryServer(), ClusterHome(tmp_path)
     home.make()
     theirs, ours = server.connect(), server.connect()
-    await theirs.create(tree.record("a"), keeping.encode(new_record("a", 1.0)))
-    await theirs.create(f"{tree.workers('a')}/w1", ephemeral=True)
+    await theirs.create(node_paths.record("a"), record_codec.encode(new_record("a", 1.0)))
+    await theirs.create(f"{node_paths.workers('a')}/w1", ephemeral=True)
     refused = await _begun(ours, home)
     assert isinstance(refused, LifeRefused)
     assert "another job a lives in this coordinator, as by `edl run`: w1" in refused.reason
-    assert await theirs.read(tree.record("a")) is not None
+    assert await theirs.read(node_paths.record("a")) is not None
     server.expire(theirs.session)
 
     async def sleep(seconds: float) -> None:
         """Its sessions have ended with the coordinator's, and are back after a moment."""
         if seconds == 0.01:
-            await theirs.create(f"{tree.workers('a')}/w1", ephemeral=True)
+            await theirs.create(f"{node_paths.workers('a')}/w1", ephemeral=True)
         await sleep_before(0)
 
     sleep_before = asyncio.sleep
@@ -125,15 +125,15 @@ async def test_a_living_job_of_another_keeps_its_name(tmp_path: Path, monkeypatc
     monkeypatch.setattr(asyncio, "sleep", sleep_before)
     server.expire(theirs.session)
     assert isinstance(await _begun(ours, home), LifeReady)
-    assert await theirs.read(tree.record("a")) is None
+    assert await theirs.read(node_paths.record("a")) is None
 
 
 async def test_sessions_of_the_life_before_do_not_hold_up_the_next(tmp_path: Path) -> None:
     server, home = MemoryServer(), ClusterHome(tmp_path)
     home.make()
     before = server.connect()
-    await before.create(tree.record("a"), keeping.encode(new_record("a", 1.0)))
-    await before.create(f"{tree.workers('a')}/a-1", ephemeral=True)
+    await before.create(node_paths.record("a"), record_codec.encode(new_record("a", 1.0)))
+    await before.create(f"{node_paths.workers('a')}/a-1", ephemeral=True)
     assert isinstance(await _begun(server.connect(), home, made=2, life=2), LifeReady)
 
 
@@ -142,16 +142,16 @@ async def test_a_scheduler_that_leads_no_more_removes_nothing(tmp_path: Path) ->
     server, home = MemoryServer(), ClusterHome(tmp_path)
     home.make()
     store = server.connect()
-    await store.create(tree.record("a"), keeping.encode(new_record("a", 1.0)))
+    await store.create(node_paths.record("a"), record_codec.encode(new_record("a", 1.0)))
     job = JobEntry(Submission("a", ("train",), "/", "ann", 1.0), life=2, made=2)
     with pytest.raises(Fenced):
         await JobsObserver(home, cast("Any", None), b"", store, fence="/fence").begin_life(job)
-    assert await store.read(tree.record("a")) is not None
+    assert await store.read(node_paths.record("a")) is not None
 
 
 async def test_now_and_then_everything_is_read_again_also_while_jobs_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reigning, "ALL_EVERY_S", 0.02)
-    monkeypatch.setattr(reigning, "JOBS_EVERY_S", 0.01)
+    monkeypatch.setattr(scheduler_loop, "ALL_EVERY_S", 0.02)
+    monkeypatch.setattr(scheduler_loop, "JOBS_EVERY_S", 0.01)
     reign = QueueReign(QueueStore(MemoryServer().connect()), cast("Reign", None), cast("Any", None), cast("Any", None))
     machine = Machine()
     machine.jobs["a"] = msgspec.structs.replace(machine.jobs["a"], ready=True, phase=JobPhase.RUNNING)
@@ -194,7 +194,7 @@ async def test_a_job_that_is_forgotten_leaves_nothing_in_the_coordinator(
     await store.create("/fence")
     await queue.submit(Submission("a", ("train",), "/", "ann", 1.0), {})
     record = msgspec.structs.replace(new_record("a", 1.0), state=state)
-    await store.create(tree.record("a"), keeping.encode(record))
+    await store.create(node_paths.record("a"), record_codec.encode(record))
     forgotten: list[str] = []
     jobs = {job.name: msgspec.structs.replace(job, phase=JobPhase.FINISHED) for job in await queue.jobs()}
     observer = JobsObserver(cast("Any", None), cast("Any", None), b"", store, "/fence", alone=alone)
@@ -202,7 +202,7 @@ async def test_a_job_that_is_forgotten_leaves_nothing_in_the_coordinator(
     reign._machine = cast("Any", SimpleNamespace(jobs=jobs, forget=forgotten.append))
     await reign._forget_old()
     assert (await queue.names(), forgotten) == ((), ["a"])
-    assert (await store.read(tree.record("a")) is not None) is stays
+    assert (await store.read(node_paths.record("a")) is not None) is stays
 
 
 async def test_a_job_is_asked_to_go_in_the_life_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:

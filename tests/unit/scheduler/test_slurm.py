@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from edl.cluster.queue.causes import EndEvidence
-from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
+from edl.cluster.queue.end_causes import EndEvidence
+from edl.cluster.queue.queue_entries import Submission, WorkerOrder, WorkerWish
 from edl.errors import ConfigError, EdlError
-from edl.scheduler import engines, slurm_engine
-from edl.scheduler.engine import Start
-from edl.scheduler.engines import wanted
-from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven
+from edl.scheduler import engine_registry, slurm_engine
+from edl.scheduler.cluster_home import ClusterConfig, ClusterHome, NodeGiven
+from edl.scheduler.cluster_start import stop, strays
+from edl.scheduler.engine_registry import wanted
 from edl.scheduler.slurm import Slurm, SlurmError, SlurmJob, SlurmNode, flags_of, jobs_of, nodes_of, script_of
 from edl.scheduler.slurm_engine import SlurmEngine, job_name
-from edl.scheduler.starting import stop, strays
+from edl.scheduler.worker_engine import Start
 from edl.scheduler.worker_folders import WorkerFolders
 
 NODES = """
@@ -101,11 +101,11 @@ def test_only_where_all_processes_hear_a_signal_is_it_not_handed_on(programs: Pa
 
 def test_all_nodes_that_take_jobs_are_the_clusters(programs: Path) -> None:
     play(programs, "sinfo", NODES)
-    assert engines.nodes_of("slurm", None, own_coordinator=False).nodes == (
+    assert engine_registry.nodes_of("slurm", None, own_coordinator=False).nodes == (
         NodeGiven("n1", (0, 1, 2, 3)),
         NodeGiven("n3", tuple(range(8))),
     )
-    assert engines.nodes_of("slurm", "n2:2", own_coordinator=True).nodes == (NodeGiven("n2", (0, 1)),)
+    assert engine_registry.nodes_of("slurm", "n2:2", own_coordinator=True).nodes == (NodeGiven("n2", (0, 1)),)
 
 
 @pytest.mark.parametrize(
@@ -121,19 +121,19 @@ def test_all_nodes_that_take_jobs_are_the_clusters(programs: Path) -> None:
 def test_nodes_that_cannot_be_had(programs: Path, nodes: str, said: str) -> None:
     play(programs, "sinfo", NODES)
     with pytest.raises(ConfigError, match=said):
-        engines.nodes_of("slurm", nodes, own_coordinator=True)
+        engine_registry.nodes_of("slurm", nodes, own_coordinator=True)
 
 
 def test_no_slurm_and_no_node(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(programs, "sinfo", "n1|down|4|(null)|here")
     with pytest.raises(ConfigError, match="no node of Slurm's takes jobs"):
-        engines.nodes_of("slurm", None, own_coordinator=True)
+        engine_registry.nodes_of("slurm", None, own_coordinator=True)
     play(programs, "sinfo", "slurm_load_node: Unable to contact slurm controller", code=1)
     with pytest.raises(ConfigError, match="--engine slurm: slurm_load_node: Unable to contact"):
-        engines.nodes_of("slurm", None, own_coordinator=True)
+        engine_registry.nodes_of("slurm", None, own_coordinator=True)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match="sinfo is not there: --engine slurm needs"):
-        engines.nodes_of("slurm", None, own_coordinator=True)
+        engine_registry.nodes_of("slurm", None, own_coordinator=True)
 
 
 def test_the_partition_that_sbatch_is_told_of_counts(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

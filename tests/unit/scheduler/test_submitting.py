@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from edl.cluster.queue.entries import Submission
-from edl.coordination.memory import MemoryServer
+from edl.cluster.queue.queue_entries import Submission
+from edl.coordination.memory_store import MemoryServer
 from edl.errors import ConfigError, StoreUnavailable, UsageError
-from edl.scheduler import client as client_module
-from edl.scheduler.client import ClusterClient
-from edl.scheduler.environs import handed_on
-from edl.scheduler.places import ClusterConfig, ClusterHome
+from edl.scheduler import cluster_client as client_module
+from edl.scheduler.cluster_client import ClusterClient
+from edl.scheduler.cluster_home import ClusterConfig, ClusterHome
+from edl.scheduler.job_environment import handed_on
 from edl.scheduler.queue_store import QueueStore
 
 ASKED = Submission("a", ("train",), "/", "ann", 1.0)

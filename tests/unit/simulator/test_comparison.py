@@ -33,8 +33,8 @@ from benchmarks.policies_runs import (
 )
 from edl.errors import ConfigError
 from edl.simulator.courses.epochs import Epochs
-from edl.simulator.figures import Summary
-from edl.simulator.traces.reading import read_trace
+from edl.simulator.simulation_results import Summary
+from edl.simulator.traces.trace_kinds import read_trace
 
 TINY = """name,submitted,workers,duration,speedup,deadline
 a,0,1,100,1:1 2:1.8 4:3,500

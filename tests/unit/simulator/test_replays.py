@@ -7,8 +7,8 @@ from published import JOBS_60, JOBS_195, TRACES, WORKLOAD, needs_published
 from simulated import Rule, conditions, figures
 
 from benchmarks.policies_runs import PlannedRun, play
-from edl.simulator.figures import Summary
-from edl.simulator.traces.reading import read_trace
+from edl.simulator.simulation_results import Summary
+from edl.simulator.traces.trace_kinds import read_trace
 
 pytestmark = needs_published
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from edl.errors import DataError, UsageError
-from edl.sources import opening, places, scanning
+from edl.sources import opening, record_places, scanning
 from edl.sources.__main__ import main
 from edl.sources.cache import Cache
 from edl.sources.listing import list_files
@@ -209,7 +209,7 @@ def test_the_table_is_small(folder):
     opened(path)
     (kept,) = (folder.parent / "cache").glob("*.npy")
     assert kept.stat().st_size < 0.004 * path.stat().st_size
-    assert places.STRIDE == 8192
+    assert record_places.STRIDE == 8192
 
 
 # ------------------------------------------------------------------------------------------------------ bad files

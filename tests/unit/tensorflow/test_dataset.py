@@ -12,7 +12,7 @@ from pace import patient
 
 from edl.errors import TimedOut
 from edl.tensorflow.dataset import dataset_of
-from edl.testing.solo import SoloFeed
+from edl.testing.one_worker_data import SoloFeed
 from edl.trainer.data.shards import ShardGenerator
 
 LAST = 3  # nothing is leased beyond this step

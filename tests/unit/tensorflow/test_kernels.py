@@ -10,7 +10,7 @@ import tensorflow as tf
 from pace import patient
 
 from edl.tensorflow.kernels import AVERAGED, SUMMED, TYPES, kernels_for
-from edl.tensorflow.waiting import TELL_S, Waiting
+from edl.tensorflow.wait_meter import TELL_S, Waiting
 
 OWN = kernels_for([])
 assert OWN is not None, "scripts/setup builds them"

@@ -13,10 +13,10 @@ import tensorflow as tf
 from stored import folder_at, manifest_of
 
 import edl.tensorflow as edl
-from edl.checkpoints import writing
+from edl.checkpoints import checkpoint_writer
+from edl.checkpoints.checkpoint_names import CheckpointName, optimizer_tensor
 from edl.checkpoints.manifest import StoredPart, StoredTensor
-from edl.checkpoints.names import CheckpointName, optimizer_tensor
-from edl.checkpoints.shares import shares
+from edl.checkpoints.part_shares import shares
 from edl.errors import CheckpointError, UsageError
 
 NAME = CheckpointName(1, 1, 5)
@@ -61,9 +61,9 @@ def write(root: Path, described: dict[str, np.ndarray[Any, Any]], parts: int, fr
     by_name, folder, stored = {tensor.name: tensor for tensor in tensors}, folder_at(root), []
     for number, slices in enumerate(shares(tensors, parts)):
         contents = (raw(described[piece.tensor])[piece.offset : piece.end] for piece in slices)
-        file = writing.write_part(folder, folder.title(NAME, number, parts), slices, by_name, contents)
+        file = checkpoint_writer.write_part(folder, folder.title(NAME, number, parts), slices, by_name, contents)
         stored.append(StoredPart.of(file, slices))
-    writing.publish(folder, manifest_of(folder, NAME, tensors, tuple(stored), framework=framework))
+    checkpoint_writer.publish(folder, manifest_of(folder, NAME, tensors, tuple(stored), framework=framework))
 
 
 def raw(value: np.ndarray[Any, Any]) -> memoryview:

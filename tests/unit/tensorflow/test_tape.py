@@ -12,7 +12,7 @@ from edl.tensorflow import tape
 
 
 class Seen:
-    """`edl.tensorflow.reducer.Reducer`, as far as a tape asks: by which file."""
+    """`edl.tensorflow.tf_reducer.Reducer`, as far as a tape asks: by which file."""
 
     def __init__(self) -> None:
         self.by: list[str] = []

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from edl.core.worker.inputs import WHOLE, StatePortion
+from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.errors import RingBroken, UsageError
-from edl.tensorflow.framework import TensorFlowFramework, _failed
 from edl.tensorflow.keras_optimizer import owners
 from edl.tensorflow.kernels import Answer, kernels_for
-from edl.trainer.beside import Beside
-from edl.trainer.extras import Extras
+from edl.tensorflow.tf_framework import TensorFlowFramework, _failed
+from edl.trainer.registered_state import Extras
+from edl.trainer.state_handoff import Beside
 
 OWN = kernels_for([])
 assert OWN is not None, "scripts/setup builds them"
@@ -32,7 +32,7 @@ def whole(contents: Any) -> memoryview:
 
 
 class Seat:
-    """`edl.trainer.framework.StepPort`, as far as an update asks."""
+    """`edl.trainer.framework_port.StepPort`, as far as an update asks."""
 
     def __init__(self) -> None:
         self.take: Any = lambda: None

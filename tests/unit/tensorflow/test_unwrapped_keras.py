@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import pytest
 
-from edl.tensorflow.unwrapped import KerasUnwrapped, optimizers_of, word_for
+from edl.tensorflow.tf_unwrapped import KerasUnwrapped, optimizers_of, word_for
 
 
 class Gan(keras.Model):  # type: ignore[misc]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl.protocol.job import JobState, WorkerState
+from edl.protocol.record import JobState, WorkerState
 from edl.testing import chaos as kit
 from edl.testing.chaos import At, Chaos, Fault, Rage, What
 

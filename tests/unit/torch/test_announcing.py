@@ -12,13 +12,13 @@ import torch
 from ring_members import SIZE, Gatherings, Members
 
 from edl.errors import CollectiveRefused, RingBroken, UsageError
-from edl.protocol.ring import solo
+from edl.protocol.ring_places import solo
 from edl.torch import announcing
 from edl.torch import group_collectives as act
 from edl.torch.announcing import ROOM_BYTES
 from edl.torch.group_collectives import CollectiveCall, Handle, Op
-from edl.torch.group_ring import GroupRing
-from edl.torch.groups import ProcessGroups
+from edl.torch.process_groups import ProcessGroups
+from edl.torch.torch_ring import GroupRing
 
 
 @pytest.fixture

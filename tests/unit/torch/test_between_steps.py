@@ -17,8 +17,8 @@ import torch
 from breaking_rings import Fault, Member, Net, faults_of, play
 
 from edl.errors import RingBroken, UsageError
+from edl.torch.loop_collectives import RingWords
 from edl.torch.loop_steps import LoopState, LoopSteps, StepEnd
-from edl.torch.ring_words import RingWords
 
 BATCHES = 3
 CALLS = 40  # of a ring's collectives, in all that lies between

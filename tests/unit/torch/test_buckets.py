@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edl.errors import RingBroken
-from edl.protocol.messages import GRADIENTS
+from edl.protocol.leader_messages import GRADIENTS
 from edl.torch.buckets import FIRST_BYTES, FULL_BYTES, LARGE_BYTES, Buckets, cut
 from edl.torch.tensor_ring import scaled_rows
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from edl.collectives.share import Weight
+from edl.collectives.gradient_weight import Weight
 from edl.errors import FAULT, RingBroken, UsageError
 from edl.torch.backward import Backward
-from edl.torch.reducer import Reducer
+from edl.torch.torch_reducer import Reducer
 
 CALLS = ["expect", "begin", "flush", "wait"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from edl.torch.framework import TorchFramework
 from edl.torch.hand_updates import HandUpdates
+from edl.torch.torch_framework import TorchFramework
 
 
 def train(model: torch.nn.Module, x: float = 1.0, *, by_grad: bool = False, forget: bool = False) -> None:

@@ -12,13 +12,13 @@ import torch
 from stored import folder_at, manifest_of
 
 import edl.torch as edl
-from edl.checkpoints import writing
+from edl.checkpoints import checkpoint_writer
+from edl.checkpoints.checkpoint_names import CheckpointName, optimizer_tensor
 from edl.checkpoints.manifest import Belongs, StoredPart, StoredTensor
-from edl.checkpoints.names import CheckpointName, optimizer_tensor
-from edl.checkpoints.shares import shares
+from edl.checkpoints.part_shares import shares
 from edl.errors import CheckpointError, UsageError
-from edl.torch.state import as_bytes, hyper_parameters, states
-from edl.torch.tensors import TorchTensors, form
+from edl.torch.torch_state import as_bytes, hyper_parameters, states
+from edl.torch.torch_tensors import TorchTensors, form
 from edl.trainer.packing import Packing
 
 NAME = CheckpointName(1, 1, 5)
@@ -62,11 +62,11 @@ def save(root: Path, parts: int = 3, framework: str = "torch") -> torch.nn.Seque
     by_name, folder, stored = {tensor.name: tensor for tensor in tensors}, folder_at(root), []
     for number, slices in enumerate(shares(tensors, parts)):
         contents = (raw(described[piece.tensor][1])[piece.offset : piece.end] for piece in slices)
-        file = writing.write_part(folder, folder.title(NAME, number, parts), slices, by_name, contents)
+        file = checkpoint_writer.write_part(folder, folder.title(NAME, number, parts), slices, by_name, contents)
         stored.append(StoredPart.of(file, slices))
     manifest = manifest_of(folder, NAME, tensors, tuple(stored), framework=framework)
     assert "optimizer/0/optimizer.state[1]['exp_avg']" in by_name
-    writing.publish(folder, manifest)
+    checkpoint_writer.publish(folder, manifest)
     return one
 
 
@@ -144,8 +144,10 @@ def test_a_type_that_torch_does_not_have_is_refused(tmp_path) -> None:
     odd = (StoredTensor("weight", "save", (2, 2), 16), StoredTensor("bias", "float32", (2,), 8))
     [slices] = shares(odd, 1)
     contents = [memoryview(bytes(24))]
-    file = writing.write_part(folder, folder.title(NAME, 0, 1), slices, {one.name: one for one in odd}, contents)
-    writing.publish(folder, manifest_of(folder, NAME, odd, (StoredPart.of(file, slices),)))
+    file = checkpoint_writer.write_part(
+        folder, folder.title(NAME, 0, 1), slices, {one.name: one for one in odd}, contents
+    )
+    checkpoint_writer.publish(folder, manifest_of(folder, NAME, odd, (StoredPart.of(file, slices),)))
     with pytest.raises(UsageError, match="PyTorch here has no save, which weight of"):
         edl.load_checkpoint(tmp_path, torch.nn.Linear(2, 2))
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from edl.errors import RingBroken, UsageError
+from edl.torch.loop_collectives import RingWords, Saying
+from edl.torch.loop_state import as_plain, from_plain
 from edl.torch.loop_steps import LoopState, LoopSteps, StepEnd
-from edl.torch.ring_words import RingWords, Saying
-from edl.torch.traveller import as_plain, from_plain
 
 
 class FakeSeat:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from edl.core.worker.inputs import StatePortion
+from edl.core.worker.worker_inputs import StatePortion
 from edl.errors import UsageError
-from edl.torch.framework import TorchFramework
-from edl.torch.snapshot import TorchSnapshot, random_states, restore
-from edl.trainer import beside
-from edl.trainer.beside import Beside
-from edl.trainer.extras import Extras
-from edl.trainer.framework import Late
+from edl.torch.torch_framework import TorchFramework
+from edl.torch.torch_snapshot import TorchSnapshot, random_states, restore
+from edl.trainer import state_handoff
+from edl.trainer.framework_port import Late
+from edl.trainer.registered_state import Extras
+from edl.trainer.state_handoff import Beside
 
 
 def whole(contents: Any) -> memoryview:
@@ -289,7 +289,7 @@ def test_one_that_rehearses_its_entry_takes_over_its_own_state(kind: str, monkey
 def test_a_large_state_is_not_copied_for_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker(4, 2)
     taken = monkeypatch_given(monkeypatch, worker.framework.apart)
-    monkeypatch.setattr(beside, "REHEARSED_BYTES", 100)
+    monkeypatch.setattr(state_handoff, "REHEARSED_BYTES", 100)
     Beside(worker.framework, worker.extras).rehearse()
     assert taken == []
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from edl.core.worker.digest import ROW, rows
-from edl.torch import fingerprints as module
-from edl.torch.fingerprints import STRETCH, cut, device_rows, fingerprints, fingerprints_begun
+from edl.torch import torch_fingerprints as module
+from edl.torch.torch_fingerprints import STRETCH, cut, device_rows, fingerprints, fingerprints_begun
 
 
 @pytest.mark.parametrize("size", [1, 8, 12, 8 * ROW, 8 * ROW + 3, 8 * STRETCH + 8 * ROW + 9])

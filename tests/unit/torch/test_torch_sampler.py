@@ -29,7 +29,7 @@ class Shards:
 @pytest.fixture
 def shards(monkeypatch: pytest.MonkeyPatch) -> Shards:
     shards = Shards()
-    monkeypatch.setattr("edl.torch.process.trainer.elastic_shard_generator", lambda *_, **__: shards)
+    monkeypatch.setattr("edl.torch.torch_process.trainer.elastic_shard_generator", lambda *_, **__: shards)
     monkeypatch.setattr(elastic.ElasticSampler, "_that_trains", None)
     return shards
 
@@ -186,7 +186,7 @@ def test_a_distributed_sampler_is_refused_in_training_and_in_nothing_else(monkey
 
 
 def test_what_is_recorded_is_counted_of_all_workers(monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
-    monkeypatch.setattr("edl.torch.process.trainer.size", lambda: 3)
+    monkeypatch.setattr("edl.torch.torch_process.trainer.size", lambda: 3)
     sampler.record_batch(0, 2)
     sampler.record_batch(1, 2)
     assert sampler.processed_num == 12

@@ -8,7 +8,7 @@ import pytest
 
 from edl.errors import RingBroken, UsageError
 from edl.trainer.elastic_run import Run, State
-from edl.trainer.extras import Extras
+from edl.trainer.registered_state import Extras
 
 
 class FakeTrainer:

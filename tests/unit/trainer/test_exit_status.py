@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from edl.trainer.endings import EXPLAINED
+from edl.trainer.exit_paths import EXPLAINED
 
 SCRIPT = """
 import atexit, sys
-from edl.trainer.endings import note_failures
+from edl.trainer.exit_paths import note_failures
 noted = []
 note_failures(lambda reason, foreign: noted.append(reason + "!" * foreign))
 atexit.register(lambda: print(noted))
@@ -33,8 +33,8 @@ atexit.register(lambda: print(noted))
         ("from edl.errors import *; raise UsageError('x' * 200 + ': do so')", 1, [f"UsageError: {'x' * 200}: do so"]),
         ("from edl.errors import *; raise NotResumed('gone')", 1, ["NotResumed: gone"]),
         ("from edl.errors import *; raise ForeignCheckpoint('another model')", 1, ["another model!"]),
-        ("from edl.trainer.endings import exit_preempted; exit_preempted()", 75, ["SystemExit: 75"]),
-        ("from edl.trainer.endings import *\ntry: exit_preempted()\nexcept SystemExit: pass", 0, []),
+        ("from edl.trainer.exit_paths import exit_preempted; exit_preempted()", 75, ["SystemExit: 75"]),
+        ("from edl.trainer.exit_paths import *\ntry: exit_preempted()\nexcept SystemExit: pass", 0, []),
         ("try: sys.exit(3)\nexcept SystemExit as error: assert (error.code, error.args) == (3, (3,))", 0, []),
     ],
 )
@@ -45,7 +45,7 @@ def test_the_end_of_a_script_is_noted_where_it_is_a_failure(end, status, noted):
 
 def test_a_preempted_process_does_what_was_registered_for_its_end_and_takes_nothing_else_down():
     end = """
-from edl.trainer.endings import exit_preempted
+from edl.trainer.exit_paths import exit_preempted
 class Kept:
     def __del__(self): print("taken down")
 kept = sys.kept = Kept()

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from edl.protocol.saving import PREEMPTED_CODE
+from edl.protocol.checkpoint_record import PREEMPTED_CODE
 
 BEGIN = """
 import ctypes, signal, sys, time
-from edl.trainer.endings import Interruption, leave_on_sigterm
+from edl.trainer.exit_paths import Interruption, leave_on_sigterm
 interruption = Interruption(lambda: False)
 leave_on_sigterm(lambda: None, interruption)
 """

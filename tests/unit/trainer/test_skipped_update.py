@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edl.core.worker.moves import NEVER
+from edl.core.worker.next_move import NEVER
 from edl.errors import RingBroken, UsageError
 from edl.trainer.skipped_update import SKIPPED, UpdateCheck
 from edl.trainer.updates_due import UpdatesDue

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from horovodrun_told import TOLD
 
-from edl.collectives.environment import has_horovod
+from edl.collectives.horovod_environment import has_horovod
 from edl.errors import ConfigError
-from edl.protocol.ring import RingKind, ring_kind
+from edl.protocol.ring_places import RingKind, ring_kind
 from edl.trainer import fork_stand_in
 from edl.trainer.arrays import Arrays
 from edl.trainer.trainer import Trainer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edl.errors import UsageError
-from edl.transformers.mixin import EdlTrainerMixin
+from edl.transformers.hf_trainer import EdlTrainerMixin
 
 
 class Theirs:

@@ -11,9 +11,9 @@ from accelerate import Accelerator
 from breaking_rings import Fault, Member, Net, play
 from torch.utils.data import DataLoader
 
-from edl.torch.ring_words import Saying
+from edl.torch.loop_collectives import Saying
 from edl.torch.shared_batches import packed_values, shared_batches
-from edl.transformers import evaluation as subject
+from edl.transformers import hf_evaluation as subject
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

@@ -19,7 +19,7 @@ import pytest
 
 from edl.errors import ConfigError
 from edl.transport import pipe
-from edl.transport.errors import PipeClosed
+from edl.transport.call_errors import PipeClosed
 from edl.transport.pipe import Connection, LoopClient, PipeClient, PipeServer, private_folder
 
 
@@ -207,7 +207,7 @@ async def test_a_forked_child_of_the_trainer_does_not_keep_the_pipe_open(daemon:
     """A data loader forks; when the trainer dies, its children may live on for a while."""
     program = """
 import os, sys, msgspec, time
-from edl.transport.errors import PipeClosed
+from edl.transport.call_errors import PipeClosed
 from edl.transport.pipe import PipeClient
 class Ping(msgspec.Struct, tag="ping"):
     number: int

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edl.cluster.policies.elastic_tiresias import ElasticTiresias
-from edl.cluster.speed import Guess
+from edl.cluster.speed_tables import Guess
 from edl.cluster.views import ClusterView, JobView, Node
 
 NODES = (Node("n", 4),)

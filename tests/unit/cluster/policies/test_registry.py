@@ -10,7 +10,7 @@ import pytest
 
 from edl.cluster.placement import Rule
 from edl.cluster.policies import registry
-from edl.cluster.policies.tiresias import Tiresias
+from edl.cluster.policies.tiresias_policy import Tiresias
 from edl.errors import ConfigError
 
 

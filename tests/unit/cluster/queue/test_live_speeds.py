@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from edl.cluster.analyzer.analyzer import Analyzer
+from edl.cluster.analyzer.speed_analyzer import Analyzer
 from edl.cluster.policies.registry import build
-from edl.cluster.queue.entries import JobEntry, NodeReport, Submission
-from edl.cluster.queue.inputs import (
+from edl.cluster.queue.measured_speeds import FittedSpeeds
+from edl.cluster.queue.queue_entries import JobEntry, NodeReport, Submission
+from edl.cluster.queue.scheduler_inputs import (
     ChangeBatch,
     ClusterRules,
     JobLook,
@@ -16,14 +17,13 @@ from edl.cluster.queue.inputs import (
     NodeReported,
     Submitted,
 )
-from edl.cluster.queue.scheduler import SchedulerMachine
-from edl.cluster.queue.speeds import FittedSpeeds
+from edl.cluster.queue.scheduler_machine import SchedulerMachine
 from edl.cluster.views import Aim, Rates
-from edl.policy.noise import MeasuredNoise
-from edl.protocol.figures import Rate, Usage
-from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
+from edl.policy.gradient_noise import MeasuredNoise
 from edl.protocol.job_policy import BatchRule
-from edl.scheduler.observer import look_of
+from edl.protocol.measurements import Rate, Usage
+from edl.protocol.record import JobState, Status, WorkerState, WorkerStatus
+from edl.scheduler.job_poller import look_of
 
 
 def _heard(*looks: JobLook, batch_range: tuple[int, int] | None = None, aim: Aim = Aim.GIVEN) -> Rates:

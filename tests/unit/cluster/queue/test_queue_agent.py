@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.cluster.queue.agent import (
+from edl.cluster.queue.agent_machine import (
     KILL_EVERY_S,
     AgentLooked,
     AgentMachine,
@@ -15,8 +15,8 @@ from edl.cluster.queue.agent import (
     WorkerFound,
     WorkerGone,
 )
-from edl.cluster.queue.causes import EndEvidence
-from edl.cluster.queue.entries import WorkerOrder, WorkerWish
+from edl.cluster.queue.end_causes import EndEvidence
+from edl.cluster.queue.queue_entries import WorkerOrder, WorkerWish
 
 
 def order(id_: str, device: int = 0, wish: WorkerWish = WorkerWish.RUN) -> WorkerOrder:

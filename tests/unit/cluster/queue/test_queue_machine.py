@@ -7,9 +7,13 @@ import pytest
 from queue_play import RULES, QueuePlay
 
 from edl.cluster.policies.registry import POLICIES, build, known
-from edl.cluster.queue import lives
-from edl.cluster.queue.entries import NodeReport, QueueEvent, Submission, WorkerSeen, WorkerWish, orders_of
-from edl.cluster.queue.inputs import (
+from edl.cluster.queue import job_lifecycle
+from edl.cluster.queue.device_assignment import BATCH_AGAIN_S, outlook
+from edl.cluster.queue.job_view import left_out_by
+from edl.cluster.queue.measured_speeds import UnknownSpeeds
+from edl.cluster.queue.phases import TERMINAL, TRANSITIONS, JobPhase, Turn, after
+from edl.cluster.queue.queue_entries import NodeReport, QueueEvent, Submission, WorkerSeen, WorkerWish, orders_of
+from edl.cluster.queue.scheduler_inputs import (
     CancelAsked,
     ChangeBatch,
     ClusterRules,
@@ -25,14 +29,10 @@ from edl.cluster.queue.inputs import (
     SizeWanted,
     Submitted,
 )
-from edl.cluster.queue.phases import TERMINAL, TRANSITIONS, JobPhase, Turn, after
-from edl.cluster.queue.scheduler import SchedulerMachine
-from edl.cluster.queue.seating import BATCH_AGAIN_S, outlook
-from edl.cluster.queue.shown import left_out_by
-from edl.cluster.queue.speeds import UnknownSpeeds
-from edl.cluster.queue.yielding import Shares
+from edl.cluster.queue.scheduler_machine import SchedulerMachine
+from edl.cluster.queue.shrink_order import Shares
 from edl.errors import InvalidTransition
-from edl.protocol.job import FailedBy
+from edl.protocol.record import FailedBy
 
 BUG = "Traceback (most recent call last):\n  File t.py\nValueError: no\n"
 FOLLOWS = "Traceback (most recent call last):\n  File t.py\nedl.errors.JobFailed: no worker has the model\n"
@@ -165,7 +165,7 @@ def test_two_workers_that_die_together_are_one_failure() -> None:
 
 
 def crashed():
-    from edl.cluster.queue.causes import EndEvidence
+    from edl.cluster.queue.end_causes import EndEvidence
 
     return EndEvidence(code=-11)
 
@@ -552,9 +552,9 @@ def test_who_had_which_device_until_when_is_kept() -> None:
 def test_jobs_that_only_wait_cost_no_look_each_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     play = QueuePlay()
     looked: list[str] = []
-    look_after = lives.look_after
+    look_after = job_lifecycle.look_after
     monkeypatch.setattr(
-        lives, "look_after", lambda state, job, now: (looked.append(job.name), look_after(state, job, now))
+        job_lifecycle, "look_after", lambda state, job, now: (looked.append(job.name), look_after(state, job, now))
     )
     read = Shares._holders
     reads: list[int] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.coordination.embedded.embedded_core import EmbeddedCore, HangUp, PlannedRecord, SendTold
-from edl.coordination.embedded.wire import (
+from edl.coordination.embedded.embedded_wire import (
     BeginSession,
     CommitOps,
     EndSession,

@@ -11,8 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.coordination.etcd import messages
-from edl.coordination.etcd.messages import Compare, KeyValue, RequestOp, TxnRequest, WatchCreateRequest, WatchResponse
+from edl.coordination.etcd import etcd_messages
+from edl.coordination.etcd.etcd_messages import (
+    Compare,
+    KeyValue,
+    RequestOp,
+    TxnRequest,
+    WatchCreateRequest,
+    WatchResponse,
+)
 from edl.coordination.etcd.protobuf import decode, encode
 from edl.errors import PeerError
 from examples import examples
@@ -21,8 +28,8 @@ pytest.importorskip("google.protobuf", reason="comes with TensorFlow")
 
 MESSAGES = [
     one
-    for one in vars(messages).values()
-    if isinstance(one, type) and dataclasses.is_dataclass(one) and one is not messages.Method
+    for one in vars(etcd_messages).values()
+    if isinstance(one, type) and dataclasses.is_dataclass(one) and one is not etcd_messages.Method
 ]
 INT64 = st.integers(-(2**63), 2**63 - 1)
 PLAIN = {int: INT64, bool: st.booleans(), bytes: st.binary(max_size=40), str: st.text(max_size=10)}
@@ -80,7 +87,7 @@ def test_what_we_write_google_reads_and_the_other_way_round(google, message):
 
 def test_what_is_left_at_its_default_takes_no_room():
     assert encode(KeyValue()) == b""
-    assert encode(RequestOp(request_range=messages.RangeRequest())) == b"\x0a\x00"  # but it is there
+    assert encode(RequestOp(request_range=etcd_messages.RangeRequest())) == b"\x0a\x00"  # but it is there
 
 
 def test_a_filter_of_number_zero_is_told():

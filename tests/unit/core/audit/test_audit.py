@@ -16,22 +16,33 @@ import numpy as np
 import pytest
 
 from edl.cli import main
-from edl.core.audit.account import Account, Offender, Portion, Weighed, account
-from edl.core.audit.lineage import WorkerAudit, lineage
+from edl.core.audit.kept_steps import WorkerAudit, lineage
+from edl.core.audit.sample_account import Account, Offender, Portion, Weighed, account
 from edl.core.data.permutation import samples_at
 from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.core.worker.moves import NEVER
+from edl.core.worker.next_move import NEVER
 from edl.errors import ConfigError, UsageError
 from edl.protocol.assignment import Share
-from edl.protocol.audit import BatchGiven, Began, Committed, Damaged, DataEnded, DataOpened, Line, Sat, decoded, encoded
-from edl.protocol.data import DataSpec, Lease, Range
-from edl.protocol.ring import Place
-from edl.trainer.data.audit import AuditedCount, AuditFile, read
-from edl.trainer.data.passes import Pass
-from edl.trainer.data.rehearsals import Rehearsals
+from edl.protocol.audit_lines import (
+    BatchGiven,
+    Began,
+    Committed,
+    Damaged,
+    DataEnded,
+    DataOpened,
+    Line,
+    Sat,
+    decoded,
+    encoded,
+)
+from edl.protocol.data_nouns import DataSpec, Lease, Range
+from edl.protocol.ring_places import Place
+from edl.trainer.data.audit_files import AuditedCount, AuditFile, read
+from edl.trainer.data.epoch_cursor import Pass
+from edl.trainer.data.rehearsal_count import Rehearsals
 from edl.trainer.data.sample_ids import SampleIds
 from edl.trainer.data.shards import ShardGenerator
-from edl.transport.page import Page
+from edl.transport.shared_page import Page
 
 SPEC = DataSpec(total=8, epochs=1, batch=2, shuffle=True, seed=3)
 

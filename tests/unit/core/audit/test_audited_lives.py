@@ -11,17 +11,27 @@ import msgspec
 import pytest
 
 from edl.cli import main
-from edl.core.audit.account import Account, LifeAccount, Offender, Portion, account
-from edl.core.audit.lineage import WorkerAudit
+from edl.core.audit.kept_steps import WorkerAudit
+from edl.core.audit.sample_account import Account, LifeAccount, Offender, Portion, account
 from edl.core.data.permutation import samples_at
 from edl.errors import ConfigError, UsageError
 from edl.protocol.assignment import Orders, Verdict
-from edl.protocol.audit import BatchGiven, Began, Committed, DataEnded, DataOpened, LifeAudited, Line, Sat, encoded
-from edl.protocol.data import DataSpec, Range
-from edl.protocol.ring import Place
-from edl.protocol.saving import Origin
-from edl.trainer.data.audit import AuditFile, check_free, read
-from edl.trainer.resuming import life_begun
+from edl.protocol.audit_lines import (
+    BatchGiven,
+    Began,
+    Committed,
+    DataEnded,
+    DataOpened,
+    LifeAudited,
+    Line,
+    Sat,
+    encoded,
+)
+from edl.protocol.checkpoint_record import Origin
+from edl.protocol.data_nouns import DataSpec, Range
+from edl.protocol.ring_places import Place
+from edl.trainer.data.audit_files import AuditFile, check_free, read
+from edl.trainer.first_state import life_begun
 
 SPEC = DataSpec(total=24, epochs=1, batch=2, shuffle=True, seed=3)
 

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from machine_job import LONG, SPEC, Job
 
-from edl.core.job.inputs import Refuse, TookOver
+from edl.core.job.job_report import status_of
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine
-from edl.core.job.report import status_of
+from edl.core.job.leader_inputs import Refuse, TookOver
+from edl.core.job.leader_machine import JobMachine
 from edl.facts import BatchAsked
-from edl.protocol.data import DataSpec
-from edl.protocol.messages import AskBatch, AskStop, Phase
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import AskBatch, AskStop, Phase
 
 
 class Training(Job):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from machine_job import LONG, Job
 
-from edl.core.job.inputs import Vanished
+from edl.core.job.leader_inputs import Vanished
 from edl.protocol.assignment import Share
-from edl.protocol.job import Plan
-from edl.protocol.messages import AskBatch, Phase
+from edl.protocol.leader_messages import AskBatch, Phase
+from edl.protocol.record import Plan
 
 WORKERS = ("a", "b", "c", "d")
 

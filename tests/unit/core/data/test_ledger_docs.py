@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edl.core.data.ledger import Ledger
-from edl.protocol.data import DataSpec, Range
+from edl.core.data.sample_ledger import Ledger
+from edl.protocol.data_nouns import DataSpec, Range
 
 DOCS = Path(__file__).parents[4] / "docs" / "data.md"
 

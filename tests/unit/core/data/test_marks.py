@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from machine_job import Job
 
-from edl.core.job.inputs import TimePassed, TookOver, Vanished
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine
-from edl.core.worker.moves import attention_step
-from edl.protocol.data import DataSpec, Lease, Range
-from edl.protocol.job import Plan
-from edl.protocol.messages import Phase
+from edl.core.job.leader_inputs import TimePassed, TookOver, Vanished
+from edl.core.job.leader_machine import JobMachine
+from edl.core.worker.next_move import attention_step
+from edl.protocol.data_nouns import DataSpec, Lease, Range
+from edl.protocol.leader_messages import Phase
+from edl.protocol.record import Plan
 
 DATA = DataSpec(total=6000, epochs=1, batch=10)  # all of it is leased at once: 300 steps of two
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.core.data.permutation import SORTED_BELOW, samples_at
-from edl.protocol.data import DataSpec, Range
+from edl.protocol.data_nouns import DataSpec, Range
 from examples import examples
 
 POWERS = [2**k + d for k in (2, 6, 10, 12, 14, 16) for d in (-1, 0, 1)]

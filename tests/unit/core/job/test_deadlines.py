@@ -10,15 +10,15 @@ import pytest
 from machine_job import meet
 
 from edl.core.job.deadlines import Deadlines
-from edl.core.job.inputs import Reported, Tell, TimePassed, Vanished
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine, new_record
+from edl.core.job.leader_inputs import Reported, Tell, TimePassed, Vanished
+from edl.core.job.leader_machine import JobMachine, new_record
 from edl.core.job.orders import OrderBook
 from edl.facts import WorkerLost
 from edl.protocol.assignment import Verdict
-from edl.protocol.data import DataSpec
-from edl.protocol.job import Identity, WorkerState
-from edl.protocol.messages import AskBatch, Observation, Phase, Register
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import AskBatch, Observation, Phase, Register
+from edl.protocol.record import Identity, WorkerState
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
 DEADLINES = Deadlines(boot_s=100.0, seat_s=20.0, step_s=10.0, moments_s=2.5, finding_s=2.5)

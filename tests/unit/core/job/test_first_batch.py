@@ -7,13 +7,13 @@ import pytest
 from machine_job import meet
 
 from edl.core.job.deadlines import Deadlines
-from edl.core.job.inputs import Reported
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine, new_record
-from edl.core.worker.observed import DIED
-from edl.protocol.data import DataSpec
-from edl.protocol.job import FailedBy, Identity, JobState
-from edl.protocol.messages import GRADIENTS, Observation, Phase, Register, ScriptPlace, Void
+from edl.core.job.leader_inputs import Reported
+from edl.core.job.leader_machine import JobMachine, new_record
+from edl.core.worker.observed_trainer import DIED
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import GRADIENTS, Observation, Phase, Register, ScriptPlace, Void
+from edl.protocol.record import FailedBy, Identity, JobState
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
 TIMEOUT_S = 10.0

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from machine_job import Job
 
-from edl.core.job.inputs import Refuse, Vanished
-from edl.core.job.working_state import GONE_KEPT, PAST_KEPT
+from edl.core.job.leader_inputs import Refuse, Vanished
+from edl.core.job.leader_state import GONE_KEPT, PAST_KEPT
 from edl.protocol.assignment import Verdict
-from edl.protocol.job import Identity
-from edl.protocol.messages import Phase, Register
+from edl.protocol.leader_messages import Phase, Register
+from edl.protocol.record import Identity
 
 
 def a_job_without(lost: int) -> Job:

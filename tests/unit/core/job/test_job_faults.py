@@ -6,19 +6,19 @@ import msgspec
 import pytest
 from machine_job import meet
 
-from edl.core.job.inputs import Refuse, Reported, Tell, TimePassed, TookOver, Vanished
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine, new_record
+from edl.core.job.leader_inputs import Refuse, Reported, Tell, TimePassed, TookOver, Vanished
+from edl.core.job.leader_machine import JobMachine, new_record
 from edl.core.job.orders import OrderBook
 from edl.core.worker.digest import final
-from edl.core.worker.moves import Enter, Location, Stay, are_newer, given_up, next_move
+from edl.core.worker.next_move import Enter, Location, Stay, are_newer, given_up, next_move
 from edl.events import Kind
 from edl.facts import WorkerLost
 from edl.protocol.assignment import Orders, Verdict
-from edl.protocol.data import DataSpec
-from edl.protocol.divergence import Fingerprint
-from edl.protocol.job import OVER, Identity, JobState, WorkerState
-from edl.protocol.messages import AskScale, Observation, Phase, Register
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.divergence_report import Fingerprint
+from edl.protocol.leader_messages import AskScale, Observation, Phase, Register
+from edl.protocol.record import OVER, Identity, JobState, WorkerState
 from edl.protocol.tally import LossCause
 
 SPEC = DataSpec(total=40, epochs=1, batch=10)  # two steps of two workers

@@ -6,16 +6,16 @@ import msgspec
 import pytest
 from machine_job import SPEC, Job
 
-from edl.core.job.inputs import Refuse, TimePassed, TookOver, Vanished
+from edl.core.job.job_report import status_of
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine, new_record
-from edl.core.job.report import status_of
+from edl.core.job.leader_inputs import Refuse, TimePassed, TookOver, Vanished
+from edl.core.job.leader_machine import JobMachine, new_record
 from edl.facts import Scaled
 from edl.protocol.assignment import Verdict
-from edl.protocol.data import DataSpec
-from edl.protocol.job import Identity, JobState, WorkerState
-from edl.protocol.messages import AskScale, AskStop, Phase, Register
-from edl.protocol.ring import RingKind
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import AskScale, AskStop, Phase, Register
+from edl.protocol.record import Identity, JobState, WorkerState
+from edl.protocol.ring_places import RingKind
 
 
 def running(np: int = 2, data: DataSpec = SPEC) -> Job:
@@ -303,10 +303,10 @@ def test_stop_ends_the_job_for_all() -> None:
 
 @pytest.mark.parametrize("state", list(WorkerState))
 def test_every_state_of_a_worker_is_drawn(state: WorkerState) -> None:
-    from edl.core.job import members
+    from edl.core.job import member_states
 
-    assert members.__doc__ is not None
-    assert state.name in members.__doc__
+    assert member_states.__doc__ is not None
+    assert state.name in member_states.__doc__
 
 
 def test_shrinking_tells_the_latest_comers_to_leave() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 
-from edl.core.job.hosts import Ranks, free_local_rank, grouped, ranks_of
-from edl.protocol.job import Identity, Member, WorkerState
+from edl.core.job.local_ranks import Ranks, free_local_rank, grouped, ranks_of
+from edl.protocol.record import Identity, Member, WorkerState
 
 
 def members(*hosts: str) -> dict[str, Member]:

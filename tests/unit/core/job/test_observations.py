@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edl.core.job.observations import Observations, only_stepped, overtaken
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.leader_messages import Observation, Phase
 
 
 def seen(phase: Phase, generation: int = 0, step: int = 0, **more: object) -> Observation:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from machine_job import SPEC, Job
 
-from edl.core.job.inputs import TookOver, Vanished
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine
+from edl.core.job.leader_inputs import TookOver, Vanished
+from edl.core.job.leader_machine import JobMachine
 from edl.facts import SwitchPutOff, SwitchScheduled, WorkerLeft
-from edl.protocol.data import DataSpec
-from edl.protocol.messages import AskScale, AskScaleIn, Phase
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import AskScale, AskScaleIn, Phase
 
 
 def running(np: int = 3, data: DataSpec = SPEC) -> Job:

@@ -6,13 +6,13 @@ import msgspec
 from machine_job import meet
 
 from edl.core.job.deadlines import Deadlines
-from edl.core.job.inputs import Reported, Tell, TimePassed
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine, new_record
+from edl.core.job.leader_inputs import Reported, Tell, TimePassed
+from edl.core.job.leader_machine import JobMachine, new_record
 from edl.facts import WorkerLost
-from edl.protocol.data import DataSpec
-from edl.protocol.job import Identity
-from edl.protocol.messages import GRADIENTS, Observation, Phase, Register, ScriptPlace, Void
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import GRADIENTS, Observation, Phase, Register, ScriptPlace, Void
+from edl.protocol.record import Identity
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
 TIMEOUT_S = 10.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edl.core.job.inputs import Refuse
-from edl.core.job.machine import new_record
-from edl.core.resize import migration
-from edl.protocol.job import DriverCount, Identity, Limits, Member, Record, WorkerState
+from edl.core.job.leader_inputs import Refuse
+from edl.core.job.leader_machine import new_record
+from edl.core.resize import host_migration
 from edl.protocol.job_policy import Replacing
-from edl.protocol.messages import AskMigrate
-from edl.protocol.moving import Migration, Room
+from edl.protocol.leader_messages import AskMigrate
+from edl.protocol.migration_record import Migration, Room
+from edl.protocol.record import DriverCount, Identity, Limits, Member, Record, WorkerState
 
 TRAINING = WorkerState.TRAINING
 
@@ -29,7 +29,7 @@ def job(*hosts: str, **changes: object) -> Record:
 
 
 def ask(record: Record, host: str = "a", *to: Room) -> Migration | Refuse:
-    return migration.answer(AskMigrate("r", host, to), record)
+    return host_migration.answer(AskMigrate("r", host, to), record)
 
 
 def refusal(record: Record, host: str = "a", *to: Room) -> str:
@@ -90,11 +90,11 @@ def test_machines_of_one_name_are_told_apart_by_their_addresses() -> None:
 def test_newcomers_fill_the_hosts_in_order_and_no_more_than_are_needed() -> None:
     moving = Migration(1, "r", "a", (Room("b", 1), Room("c", 5)), 0.0)
     record = job("a", "a", "a", migration=moving)
-    assert migration.awaited(record) == (Room("b", 1), Room("c", 2))
-    assert migration.has_room_for(record, Identity("x", "b", "", 1, 1))
-    assert not migration.has_room_for(record, Identity("x", "d", "", 1, 1))
+    assert host_migration.awaited(record) == (Room("b", 1), Room("c", 2))
+    assert host_migration.has_room_for(record, Identity("x", "b", "", 1, 1))
+    assert not host_migration.has_room_for(record, Identity("x", "d", "", 1, 1))
     smaller = msgspec.structs.replace(record, target=1)
-    assert migration.awaited(smaller) == (Room("b", 1),)
+    assert host_migration.awaited(smaller) == (Room("b", 1),)
 
 
 def test_none_leaves_before_enough_can_come() -> None:
@@ -102,7 +102,7 @@ def test_none_leaves_before_enough_can_come() -> None:
     moving = Migration(1, "r", "a", (Room("b", 2),), 0.0, newcomers=("n1",))
     record = job("a", "a", migration=moving)
     record = msgspec.structs.replace(record, members=(*record.members, come))
-    assert not migration.outgoing(record, {"w1", "w2", "n1"})
+    assert not host_migration.outgoing(record, {"w1", "w2", "n1"})
     smaller = msgspec.structs.replace(record, target=1)
-    assert migration.outgoing(smaller, {"w1", "w2", "n1"}) == {"w1", "w2"}
-    assert not migration.outgoing(smaller, {"w1", "w2"}), "one that the others do not reach does not count"
+    assert host_migration.outgoing(smaller, {"w1", "w2", "n1"}) == {"w1", "w2"}
+    assert not host_migration.outgoing(smaller, {"w1", "w2"}), "one that the others do not reach does not count"

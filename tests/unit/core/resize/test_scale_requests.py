@@ -10,15 +10,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from machine_job import meet
 
-from edl.core.job.inputs import Acknowledge, Refuse, Reported, Tell, TookOver, Vanished
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine, new_record
+from edl.core.job.leader_inputs import Acknowledge, Refuse, Reported, Tell, TookOver, Vanished
+from edl.core.job.leader_machine import JobMachine, new_record
 from edl.core.job.orders import OrderBook
-from edl.core.resize import scaling
+from edl.core.resize import scale_requests
 from edl.protocol.assignment import Verdict
-from edl.protocol.data import DataSpec
-from edl.protocol.job import Identity, Record, WorkerState
-from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, AskStop, Observation, Phase, Register, Scaling
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import (
+    AskScale,
+    AskScaleIn,
+    AskScaleOut,
+    AskStop,
+    Observation,
+    Phase,
+    Register,
+    Scaling,
+)
+from edl.protocol.record import Identity, Record, WorkerState
 from examples import examples
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
@@ -145,9 +154,9 @@ def test_a_late_repetition_does_not_undo_a_newer_request() -> None:
 
 def test_only_the_newest_requests_are_remembered() -> None:
     job = running()
-    for number in range(scaling.KEPT + 5):
+    for number in range(scale_requests.KEPT + 5):
         job.feed(AskScale(2 + number % 2, f"r{number}"))
-    assert [taken.request for taken in job.record.taken] == [f"r{5 + i}" for i in range(scaling.KEPT)]
+    assert [taken.request for taken in job.record.taken] == [f"r{5 + i}" for i in range(scale_requests.KEPT)]
 
 
 # ----------------------------------------------------------------------------------------- relative requests: RETRY
@@ -396,7 +405,7 @@ def test_whatever_is_asked_and_repeated_the_target_is_the_account_and_the_size_f
                 account.ask(account.asked[-1])
         assert job.record.target == account.target
     for _ in range(10):
-        while len(scaling.staying(job.record)) < account.target:
+        while len(scale_requests.staying(job.record)) < account.target:
             account.start_one()
         account.settle_some()
     assert (len(job.record.roster), job.record.target) == (account.target, account.target), job.record

@@ -19,7 +19,7 @@ from edl.core.worker.agreement import (
 )
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.assignment import Assignment
-from edl.protocol.ring import Place
+from edl.protocol.ring_places import Place
 
 
 def planned(after_step: int | None, newcomers: int = 0) -> Assignment:

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from edl.core.worker.agreement import Beginning, Entering, Vote, begins, says
-from edl.core.worker.inputs import (
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.worker_inputs import (
     AdoptRing,
     Agree,
     BatchEnded,
@@ -33,13 +34,12 @@ from edl.core.worker.inputs import (
     TellDaemon,
     VotesHeard,
 )
-from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.core.worker.machine import WorkerMachine
-from edl.core.worker.states import TrainerState
+from edl.core.worker.worker_machine import WorkerMachine
+from edl.core.worker.worker_states import TrainerState
 from edl.errors import InvalidTransition, RingBroken
 from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
-from edl.protocol.messages import Phase
-from edl.protocol.ring import Place
+from edl.protocol.leader_messages import Phase
+from edl.protocol.ring_places import Place
 
 OFFER = 0x7F0000019C40
 

@@ -11,7 +11,7 @@ import pytest
 
 from edl.core.worker import digest, digest_sums
 from edl.core.worker.digest import ROW, fingerprint_of_array, fingerprint_of_value, leaves, of_all, rows
-from edl.protocol.divergence import Fingerprint
+from edl.protocol.divergence_report import Fingerprint
 
 SIZES = (1, 3, 8, 20, 8 * ROW, 8 * ROW + 12, 8 * 9 * ROW + 8 * 5 + 1)  # bytes: parts of a word, of a row, of a chunk
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from edl.core.worker.inputs import OrdersHeard
-from edl.core.worker.machine import WorkerMachine
-from edl.core.worker.moves import NEVER
-from edl.core.worker.states import TrainerState
+from edl.core.worker.next_move import NEVER
+from edl.core.worker.worker_inputs import OrdersHeard
+from edl.core.worker.worker_machine import WorkerMachine
+from edl.core.worker.worker_states import TrainerState
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
-from edl.protocol.data import Lease, Range, Totals
-from edl.protocol.divergence import Fingerprint
-from edl.protocol.messages import Phase
-from edl.protocol.ring import Place
+from edl.protocol.data_nouns import Lease, Range, Totals
+from edl.protocol.divergence_report import Fingerprint
+from edl.protocol.leader_messages import Phase
+from edl.protocol.ring_places import Place
 from edl.trainer.arrays import Arrays
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from edl.core.worker.inputs import (
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.worker_inputs import (
     AbortRings,
     AdoptRing,
     BatchEnded,
@@ -23,12 +24,11 @@ from edl.core.worker.inputs import (
     ScriptEnded,
     TellDaemon,
 )
-from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.core.worker.machine import WorkerMachine
-from edl.core.worker.states import TrainerState
+from edl.core.worker.worker_machine import WorkerMachine
+from edl.core.worker.worker_states import TrainerState
 from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
-from edl.protocol.messages import Phase
-from edl.protocol.ring import Place
+from edl.protocol.leader_messages import Phase
+from edl.protocol.ring_places import Place
 
 NOW = Orders(1, 1, Verdict.STAY, "", 0, 0, 0, False, None, ())
 

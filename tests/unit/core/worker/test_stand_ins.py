@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from edl.core.worker.inputs import SetWeight
-from edl.core.worker.moves import NEVER
-from edl.core.worker.states import TrainerState
+from edl.core.worker.next_move import NEVER
+from edl.core.worker.worker_inputs import SetWeight
+from edl.core.worker.worker_states import TrainerState
 from edl.errors import RingBroken, UsageError
 from edl.protocol.assignment import Share
-from edl.protocol.data import DataSpec, Lease, Range, Totals
+from edl.protocol.data_nouns import DataSpec, Lease, Range, Totals
 from edl.trainer.arrays import Arrays
 from edl.trainer.rates.tuner import RateTuner
 from edl.trainer.trainer import Trainer

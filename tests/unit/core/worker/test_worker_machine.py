@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from edl.core.worker import inputs as happens
+from edl.core.worker import worker_inputs as happens
 from edl.core.worker.agreement import Vote, newness
-from edl.core.worker.inputs import (
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.worker_inputs import (
     AbortRings,
     Agree,
     AwaitOrders,
@@ -46,17 +47,16 @@ from edl.core.worker.inputs import (
     TrainStandIns,
     VotesHeard,
 )
-from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.core.worker.machine import WorkerMachine
-from edl.core.worker.states import LIVING, TRANSITIONS, StateChange, TrainerState, following
+from edl.core.worker.worker_machine import WorkerMachine
+from edl.core.worker.worker_states import LIVING, TRANSITIONS, StateChange, TrainerState, following
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
-from edl.protocol.data import DataSpec, Lease, Range, Totals
-from edl.protocol.divergence import Checking, Fingerprint
-from edl.protocol.link import TrainerStatus
-from edl.protocol.messages import Pause, Phase, ScriptPlace, Void
-from edl.protocol.ring import Place
-from edl.protocol.saving import Origin
+from edl.protocol.checkpoint_record import Origin
+from edl.protocol.data_nouns import DataSpec, Lease, Range, Totals
+from edl.protocol.divergence_report import Checking, Fingerprint
+from edl.protocol.leader_messages import Pause, Phase, ScriptPlace, Void
+from edl.protocol.ring_places import Place
+from edl.protocol.trainer_messages import TrainerStatus
 
 SPEC = DataSpec(total=80, epochs=1, batch=4)
 MINE = Lease(1, 0, 10, 4, (Range(0, 0, 40),))

@@ -19,18 +19,18 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from edl.clock import ManualClock
-from edl.core.data.ledger import Ledger
-from edl.daemon.metrics import exposition, server, serving
+from edl.core.data.sample_ledger import Ledger
+from edl.daemon.metrics import exposition, metrics_address, metrics_server
 from edl.daemon.metrics.families import DaemonSeen, Family, Type, families, of_job
-from edl.daemon.metrics.server import AT_ONCE, MetricsServer
+from edl.daemon.metrics.metrics_server import AT_ONCE, MetricsServer
 from edl.errors import ConfigError
-from edl.protocol.data import DataCounts, DataSpec
-from edl.protocol.figures import Rate, Usage
-from edl.protocol.job import JobState, SavingStatus, Stable, Status, WorkerState, WorkerStatus
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.data_nouns import DataCounts, DataSpec
+from edl.protocol.leader_messages import Observation, Phase
+from edl.protocol.measurements import Rate, Usage
+from edl.protocol.record import JobState, SavingStatus, Stable, Status, WorkerState, WorkerStatus
 from edl.protocol.tally import Doing, Tally
 
-SHIPPED = Path(server.__file__).with_name("shipped")
+SHIPPED = Path(metrics_server.__file__).with_name("shipped")
 OPEN = "application/openmetrics-text; version=1.0.0"
 CONTRACT = """edl_job_steps_total edl_job_samples_total edl_job_size edl_job_target_size edl_job_generation
 edl_job_pause_seconds_total edl_job_scalings_total{reason} edl_job_workers_lost_total{cause}
@@ -260,7 +260,7 @@ async def test_who_is_answered(request_: str, code: int) -> None:
 
 
 async def test_too_many_readers_hear_so_and_one_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REQUEST_S", 0.3)
+    monkeypatch.setattr(metrics_server, "REQUEST_S", 0.3)
     found, port = await started()
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(AT_ONCE)]
     good = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".replace("localhost", "localhost:1")
@@ -279,7 +279,7 @@ async def test_one_that_does_not_read_its_answer_is_left_and_holds_up_no_end(
     request_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its time, or by the end of the daemon."""
-    monkeypatch.setattr(server, "REQUEST_S", request_s)
+    monkeypatch.setattr(metrics_server, "REQUEST_S", request_s)
     found, port = await started()
     found._encoded = lambda *_: (b"x" * 20_000_000, "text/plain")  # more than the kernel takes for a reader
     with socket.create_connection(("127.0.0.1", port)) as silent:
@@ -303,19 +303,19 @@ async def test_however_often_it_is_asked_for_it_is_made_once_a_second(monkeypatc
     found = MetricsServer(lambda: [Family("edl_x", Type.GAUGE, "X.", (({"job": "j"}, float(made.append(1) or 1)),))])
     port = await found.start("127.0.0.1", 0)
     request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: {}\r\n\r\n"
-    monkeypatch.setattr(server, "KEPT_S", 1000.0)
+    monkeypatch.setattr(metrics_server, "KEPT_S", 1000.0)
     answers = [await ask(port, request.format("*/*")) for _ in range(5)]
     assert len(set(answers)) == len(made) == 1 and b"edl_x" in answers[0]
-    forms = [await ask(port, request.format(f"x/{n}")) for n in range(server.FORMS)]
-    assert [answer[9:12] for answer in forms] == [b"200"] * (server.FORMS - 1) + [b"429"]
-    monkeypatch.setattr(server, "KEPT_S", 0.0)
+    forms = [await ask(port, request.format(f"x/{n}")) for n in range(metrics_server.FORMS)]
+    assert [answer[9:12] for answer in forms] == [b"200"] * (metrics_server.FORMS - 1) + [b"429"]
+    monkeypatch.setattr(metrics_server, "KEPT_S", 0.0)
     assert (await ask(port, request.format("x/9")))[9:12] == b"200"
     await found.stop()
 
 
 async def test_a_record_that_cannot_be_written_ends_no_worker(tmp_path: Path) -> None:
     (tmp_path / "metrics").write_text("no folder")
-    offer = serving.MetricsOffer("j", "w0", ManualClock(), tmp_path)
+    offer = metrics_address.MetricsOffer("j", "w0", ManualClock(), tmp_path)
     link = await offer.start("127.0.0.1", 0, lambda: (SEEN, {}), status)
     assert link.startswith("http://127.0.0.1:")
     await offer.stop()
@@ -323,7 +323,7 @@ async def test_a_record_that_cannot_be_written_ends_no_worker(tmp_path: Path) ->
 
 async def test_the_next_free_port_is_taken_and_prometheus_finds_it(tmp_path: Path) -> None:
     first, port = await started()
-    offer = serving.MetricsOffer("j", "w0", ManualClock(), tmp_path)
+    offer = metrics_address.MetricsOffer("j", "w0", ManualClock(), tmp_path)
     link = await offer.start("127.0.0.1", port, lambda: (SEEN, {}), status)
     assert link != f"http://127.0.0.1:{port}/metrics"
     target = json.loads((tmp_path / "metrics" / "w0.json").read_text())
@@ -338,7 +338,9 @@ async def test_the_next_free_port_is_taken_and_prometheus_finds_it(tmp_path: Pat
 
 async def test_an_address_that_is_not_ours_is_said_so() -> None:
     with pytest.raises(ConfigError, match=r"--metrics-port 0: cannot listen at 192\.0\.2\.1"):
-        await serving.MetricsOffer("j", "w0", ManualClock(), None).start("192.0.2.1", 0, lambda: (SEEN, {}), status)
+        await metrics_address.MetricsOffer("j", "w0", ManualClock(), None).start(
+            "192.0.2.1", 0, lambda: (SEEN, {}), status
+        )
 
 
 @pytest.mark.integration  # processes that take seconds: not for scripts/check

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from fake_kubernetes import TEMPLATE, FakeKubernetes, fake_kubernetes
 
-from edl.cluster.queue.causes import EndEvidence, classify
-from edl.cluster.queue.entries import WorkerWish
+from edl.cluster.queue.end_causes import EndEvidence, classify
+from edl.cluster.queue.queue_entries import WorkerWish
 from edl.errors import ConfigError
-from edl.scheduler.kubernetes.api import (
+from edl.scheduler.cluster_home import KubernetesGiven, NodeGiven
+from edl.scheduler.kubernetes.kubernetes_api import (
     KubernetesApi,
     KubernetesError,
     KubernetesRefused,
@@ -22,7 +23,7 @@ from edl.scheduler.kubernetes.api import (
     found_here,
     refusal,
 )
-from edl.scheduler.kubernetes.choosing import devices_of, given_of, kubernetes_nodes
+from edl.scheduler.kubernetes.kubernetes_choice import devices_of, given_of, kubernetes_nodes
 from edl.scheduler.kubernetes.pods import PodSeen, agent_mark, node_of, pod_for, pod_name, pod_of
 from edl.scheduler.kubernetes.reconciling import (
     KILL_GRACE_S,
@@ -39,7 +40,6 @@ from edl.scheduler.kubernetes.reconciling import (
     looked,
     reconcile,
 )
-from edl.scheduler.places import KubernetesGiven, NodeGiven
 
 POD = PodSeen("edl-w-1", "u-1", "w-1")
 LEAVE, DIE = PodWanted(WorkerWish.LEAVE, made=True), PodWanted(WorkerWish.DIE, made=True)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from edl.cli import main
 from edl.cli.parser import parse
-from edl.coordination.settings import from_environment
-from edl.scheduler.kubernetes.choosing import devices_of, template_of
+from edl.coordination.coordinator_settings import from_environment
+from edl.scheduler.kubernetes.kubernetes_choice import devices_of, template_of
 from edl.scheduler.kubernetes.manifests import ManifestsWanted, manifests
 from edl.scheduler.kubernetes.pods import pod_for
 from edl.scheduler.kubernetes.yaml_text import as_yaml

@@ -19,24 +19,24 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
-from edl.cluster.queue import room
+from edl.cluster.queue import queue_bounds
 from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.wanted import JobWish, submission
-from edl.coordination.memory import MemoryServer
+from edl.cluster.queue.submission import JobWish, submission
+from edl.coordination.memory_store import MemoryServer
 from edl.errors import ConfigError, EdlError, NoSuchJob, TimedOut, UsageError
-from edl.host import serving
-from edl.host.serving import listen, serve
-from edl.scheduler import remote as remote_module
-from edl.scheduler import starting
-from edl.scheduler.client import ClusterClient
+from edl.host import http_serving
+from edl.host.http_serving import listen, serve
+from edl.scheduler import cluster_start
+from edl.scheduler import remote_cluster as remote_module
+from edl.scheduler.cluster_client import ClusterClient
+from edl.scheduler.cluster_home import ClusterConfig, ClusterHome, NodeGiven
 from edl.scheduler.environ_files import EnvironFiles
-from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven
-from edl.scheduler.printed import GONE, LogPlace, Printed
 from edl.scheduler.queue_store import JOBS, QueueStore
-from edl.scheduler.remote import RemoteCluster
+from edl.scheduler.remote_cluster import RemoteCluster
 from edl.scheduler.tokens import TokenBook, read_token
-from edl.scheduler.web import server as server_module
-from edl.scheduler.web.server import BODY_BYTES, ClusterServer
+from edl.scheduler.web import web_server as server_module
+from edl.scheduler.web.web_server import BODY_BYTES, ClusterServer
+from edl.scheduler.worker_logs import GONE, LogPlace, Printed
 
 pytestmark = pytest.mark.integration
 WISH = JobWish(name="a", command=("train",), folder="/")
@@ -279,7 +279,7 @@ async def test_what_a_life_is_given_by_the_cluster_is_nobodys_to_send(tmp_path: 
 
 
 async def test_a_queue_that_is_full_of_a_users_jobs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "OF_USER", room.QueueShare(1, 10_000, 10_000))
+    monkeypatch.setattr(queue_bounds, "OF_USER", queue_bounds.QueueShare(1, 10_000, 10_000))
     async with served(tmp_path) as http:
         assert (await http.submit("a", "ann"))[0] == 201
         code, told = await http.submit("b", "ann")
@@ -534,9 +534,9 @@ async def test_beyond_loopback_it_speaks_tls_and_who_trusts_nobody_sends_no_toke
 
 async def test_who_has_no_token_keeps_out_nobody_who_has_one(tmp_path: Path) -> None:
     async with served(tmp_path) as http:
-        silent = [await asyncio.open_connection("127.0.0.1", http.port) for _ in range(serving.MOST_CONNECTIONS)]
+        silent = [await asyncio.open_connection("127.0.0.1", http.port) for _ in range(http_serving.MOST_CONNECTIONS)]
         assert (await http.ask("/v1/jobs"))[0] == 200
-        refused = [await asyncio.open_connection("127.0.0.1", http.port) for _ in range(serving.CONNECTIONS // 4)]
+        refused = [await asyncio.open_connection("127.0.0.1", http.port) for _ in range(http_serving.CONNECTIONS // 4)]
         for _, writer in refused:
             writer.write(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
         for reader, _ in refused:  # each is told so, and loses its connection
@@ -549,7 +549,7 @@ async def test_who_has_no_token_keeps_out_nobody_who_has_one(tmp_path: Path) -> 
             head = await asyncio.wait_for(kept_reader.readuntil(b"\r\n\r\n"), 20)
             assert b" 200 " in head
             await kept_reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
-            silent += [await asyncio.open_connection("127.0.0.1", http.port) for _ in range(serving.MOST_IDLE)]
+            silent += [await asyncio.open_connection("127.0.0.1", http.port) for _ in range(http_serving.MOST_IDLE)]
         for _, writer in [*silent, *refused, (kept_reader, kept)]:
             writer.close()
             with contextlib.suppress(OSError):
@@ -557,7 +557,7 @@ async def test_who_has_no_token_keeps_out_nobody_who_has_one(tmp_path: Path) -> 
 
 
 async def test_a_handshake_that_does_not_come_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "ASK_S", 0.3)
+    monkeypatch.setattr(http_serving, "ASK_S", 0.3)
     certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     await asyncio.to_thread(self_signed, certificate, key)
     found = Served(tmp_path / "home")
@@ -580,13 +580,13 @@ async def test_handshakes_that_do_not_come_make_room_for_one_that_does(tmp_path:
     found = Served(tmp_path / "home")
     await found.queue.prepare()
     task = asyncio.create_task(serve(found.server.app, found.ear, certificate, key))
-    silent = [await asyncio.open_connection("127.0.0.1", found.port) for _ in range(serving.MOST_IDLE + 8)]
+    silent = [await asyncio.open_connection("127.0.0.1", found.port) for _ in range(http_serving.MOST_IDLE + 8)]
     try:
         url = f"https://localhost:{found.port}"
         assert await asyncio.to_thread(RemoteCluster(url, found.owner, certificate).jobs) == ()
         for reader, _ in silent[:8]:  # the oldest
             with contextlib.suppress(ConnectionResetError):
-                assert await asyncio.wait_for(reader.read(), serving.ASK_S / 2) == b""
+                assert await asyncio.wait_for(reader.read(), http_serving.ASK_S / 2) == b""
     finally:
         for _, writer in silent:
             writer.close()
@@ -600,17 +600,17 @@ async def test_handshakes_that_do_not_come_make_room_for_one_that_does(tmp_path:
 def test_what_listens_beyond_loopback_has_a_certificate(tmp_path: Path) -> None:
     for text in ("0.0.0.0:8443", "[::]:8443"):
         with pytest.raises(ConfigError, match="tokens would cross the network in the clear"):
-            starting.http_of(text, None, None, None)
+            cluster_start.http_of(text, None, None, None)
     with pytest.raises(ConfigError, match="go together"):
-        starting.http_of("8443", "cert.pem", None, None)
+        cluster_start.http_of("8443", "cert.pem", None, None)
     with pytest.raises(ConfigError, match=r"cert\.pem"):
-        starting.http_of("0.0.0.0:8443", str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"), None)
+        cluster_start.http_of("0.0.0.0:8443", str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"), None)
     with pytest.raises(ConfigError, match="by its numbers"):
-        starting.http_of("node1:8443", None, None, None)
-    given = starting.http_of("0", None, None, None)
+        cluster_start.http_of("node1:8443", None, None, None)
+    given = cluster_start.http_of("0", None, None, None)
     assert given is not None
     assert (given.address, given.url) == ("127.0.0.1", f"http://127.0.0.1:{given.port}")
-    assert starting.http_of("0", None, None, given) == given  # as before
+    assert cluster_start.http_of("0", None, None, given) == given  # as before
 
 
 @contextlib.contextmanager
@@ -640,7 +640,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(monkeypatch: pytest.Monkey
 
 def test_a_log_that_was_silent_for_long_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 10_000, 20))  # each look at the clock is 20 s later
-    monkeypatch.setattr("edl.scheduler.remote.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("edl.scheduler.remote_cluster.time.monotonic", lambda: next(now))
     monkeypatch.setattr(remote_module, "AGAIN_S", 0.0)
     head = b"HTTP/1.1 200 OK\r\n\r\n"
     with answering(head + b"\n\n", head + b'{"over":true}\n') as url:
@@ -658,7 +658,7 @@ def test_it_listens_at_addresses_of_ipv6() -> None:
     here = Path("/proc/net/if_inet6")
     if not here.exists() or f"{1:032x}" not in here.read_text():
         pytest.skip("this machine has no ::1")
-    given = starting.http_of("[::1]:0", None, None, None)
+    given = cluster_start.http_of("[::1]:0", None, None, None)
     assert given is not None
     assert given.url == f"http://[::1]:{given.port}"
-    assert starting.http_of("[::1]:0", None, None, given) == given
+    assert cluster_start.http_of("[::1]:0", None, None, given) == given

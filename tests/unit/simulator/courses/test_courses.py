@@ -14,11 +14,11 @@ from small_traces import APPLICATIONS, POLLUX
 from edl.cluster.views import Aim, Provenance
 from edl.simulator.courses.epochs import Epochs
 from edl.simulator.courses.timing import rotated
-from edl.simulator.engine import ClusterSimulation
-from edl.simulator.fitting import Fitted
+from edl.simulator.simulated_cluster import ClusterSimulation
+from edl.simulator.simulated_fitting import Fitted
 from edl.simulator.trace import TraceJob, TrueSpeed
-from edl.simulator.traces.pollux import read_application
-from edl.simulator.traces.reading import read_trace
+from edl.simulator.traces.pollux_trace import read_application
+from edl.simulator.traces.trace_kinds import read_trace
 
 VISION = read_application(APPLICATIONS / "vision").course
 YOLO = read_application(APPLICATIONS / "yolov3").course

@@ -11,7 +11,7 @@ from small_traces import APPLICATIONS, ELASTICFLOW, PLAIN, POLLUX, THROUGHPUTS, 
 from edl.errors import ConfigError
 from edl.simulator.courses.epochs import Epochs
 from edl.simulator.courses.iterations import Iterations
-from edl.simulator.traces.reading import read_trace
+from edl.simulator.traces.trace_kinds import read_trace
 
 HEAD = "submitted,workers,duration"
 HEAD_POLLUX = "name,time,application,num_replicas,batch_size"

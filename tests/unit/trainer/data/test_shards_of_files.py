@@ -12,9 +12,9 @@ import pytest
 
 from edl.errors import DataError, UsageError
 from edl.protocol.assignment import Share
-from edl.protocol.data import Lease, Range
+from edl.protocol.data_nouns import Lease, Range
 from edl.testing import SoloFeed
-from edl.trainer.data.reading import ReadAhead
+from edl.trainer.data.prefetch import ReadAhead
 from edl.trainer.data.shards import AHEAD_STEPS, ShardGenerator
 
 
@@ -240,13 +240,13 @@ def test_storage_that_hangs_is_told_of():
 
 
 def test_the_thread_ends_by_itself_and_with_the_script(monkeypatch):
-    monkeypatch.setattr("edl.trainer.data.reading.LINGER_S", 0.01)
+    monkeypatch.setattr("edl.trainer.data.prefetch.LINGER_S", 0.01)
     before, ahead = {*threading.enumerate()}, ReadAhead(Shelf(), 5.0)
     for number in range(3):
         assert ahead.take(ids(number)) == [number]
         for thread in {*threading.enumerate()} - before:
             thread.join(5)
-    monkeypatch.setattr("edl.trainer.data.reading.LINGER_S", 60.0)
+    monkeypatch.setattr("edl.trainer.data.prefetch.LINGER_S", 60.0)
     ahead.expect([ids(5)])
     ahead.close()
     assert not {*threading.enumerate()} - before

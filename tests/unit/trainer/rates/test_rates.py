@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from edl.core.worker.inputs import RatesHold
-from edl.core.worker.moves import NEVER
+from edl.core.worker.next_move import NEVER
+from edl.core.worker.worker_inputs import RatesHold
 from edl.errors import RingBroken, UsageError
-from edl.protocol.data import DataSpec
-from edl.trainer.extras import Extras
+from edl.protocol.data_nouns import DataSpec
 from edl.trainer.rates.factors import RateFactors
 from edl.trainer.rates.noise_meter import NoiseMeter
 from edl.trainer.rates.tuner import RateTuner
+from edl.trainer.registered_state import Extras
 
 SPEC = DataSpec(total=64, batch=8, shuffle=False, seed=0, epochs=2)
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from edl.errors import UsageError
-from edl.protocol.ring import Place
-from edl.trainer.rates.rate import ScheduledRate
+from edl.protocol.ring_places import Place
+from edl.trainer.rates.rate_factors import ScheduledRate
 from edl.trainer.rates.tuner import RateTuner, of_all
 
 

@@ -1,0 +1,262 @@
+"""Reading of a checkpoint: its manifest, its files' sizes, their checksums, and then its tensors.
+
+Owns: the checks before anything read is used. Does not own: the form of a manifest (`edl.checkpoints.manifest`), nor
+what becomes of the tensors.
+
+There are three kinds of failure. *Unfinished*: there is no manifest, so it is no checkpoint. *Broken*: the files differ
+from what was written, for good; the checkpoint is passed over. *Unreadable now* (CheckpointError), because of a disk, a
+store or a newer edl: no older checkpoint takes its place, because progress that was reported durable would be lost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from typing import NamedTuple
+
+from edl.checkpoints import manifest as manifests
+from edl.checkpoints.checkpoint_names import MANIFEST, CheckpointName, owner_of
+from edl.checkpoints.checkpoint_paths import JobFolder, Located
+from edl.checkpoints.checkpoint_storage import NotAFile, NotThere, StoredBytes
+from edl.checkpoints.checksum import CHUNK_BYTES, Checksum
+from edl.checkpoints.manifest import MOST_BYTES, Broken, Manifest, Slice, StoredFile
+from edl.checkpoints.part_layout import PartLayout, lay_out
+from edl.errors import CheckpointError, UsageError
+
+
+class Unfinished(CheckpointError):
+    """The checkpoint has no manifest, so it was never reported durable."""
+
+
+class _Lying(NamedTuple):
+    """The place of a slice's bytes."""
+
+    file: str
+    begin: int
+    slice: Slice
+
+
+class Checkpoint:
+    """A checkpoint whose manifest was read. `verify` tells whether its contents are as they were written."""
+
+    def __init__(self, folder: JobFolder, manifest: Manifest) -> None:
+        """Prepare a checkpoint; only `open_checkpoint` and `publish` do."""
+        self.manifest = manifest
+        self.tensors = {tensor.name: tensor for tensor in manifest.tensors}
+        self._folder = folder
+        self._files = {file.file: file for file in manifest.files}
+        self._layouts = [self._lay_out(number) for number in range(len(manifest.parts))]
+        self._lying = self._places()
+        self._at_hand: tuple[str, StoredBytes] | None = None  # the part that was read last
+
+    @property
+    def path(self) -> str:
+        return self._folder.path(self.manifest.name)
+
+    @property
+    def step(self) -> int:
+        """The step of the state, counted over all lives."""
+        return self.manifest.base + self.manifest.step
+
+    def check_sizes(self) -> None:
+        """Check that all files exist and have the sizes that the manifest says. Raises Broken, CheckpointError."""
+        for part, layout in zip(self.manifest.parts, self._layouts, strict=True):
+            if part.bytes != layout.bytes:
+                raise self._broken(f"{part.file} would have {layout.bytes} bytes, and its manifest says {part.bytes}")
+        for file in self.manifest.files:
+            with closing(self._open(file)):
+                pass
+
+    def verify(self) -> None:
+        """Read all files and check them. Raises Broken, CheckpointError."""
+        for part, layout in zip(self.manifest.parts, self._layouts, strict=True):
+            self._verify(part, layout.header)
+        for own in self.manifest.own:
+            self._verify(own, b"")
+
+    def read(self, tensor: str, into: memoryview) -> None:
+        """Read all bytes of one tensor into `into`, which has exactly their size. Call `verify` first. Raises Broken,
+        CheckpointError.
+        """
+        view = into.cast("B")
+        wanted = self.tensors[tensor].bytes
+        if len(view) != wanted:
+            raise UsageError(
+                f"tensor {tensor!r} of checkpoint {self.path} has {wanted} bytes, and {len(view)} have room"
+            )
+        for lying in self._lying[tensor]:
+            self._copy(self._part(lying.file), lying, view[lying.slice.offset : lying.slice.end])
+
+    def close(self) -> None:
+        """Close the file that was read last. The checkpoint can be read again."""
+        if self._at_hand is not None:
+            self._at_hand[1].close()
+            self._at_hand = None
+
+    def own(self, number: int) -> bytes | None:
+        """Return the content of the own file of the worker of rank `number`; None if there is none. Raises Broken,
+        CheckpointError.
+        """
+        file = next((own for own in self.manifest.own if owner_of(own.file) == number), None)
+        return None if file is None else b"".join(self._verified(file))
+
+    def _lay_out(self, number: int) -> PartLayout:
+        title = self._folder.title(self.manifest.name, number, len(self.manifest.parts))
+        try:
+            return lay_out(title, self.manifest.parts[number].tensors, self.tensors)
+        except Broken as broken:
+            raise self._broken(str(broken)) from None
+
+    def _places(self) -> dict[str, list[_Lying]]:
+        found: dict[str, list[_Lying]] = defaultdict(list)
+        for part, layout in zip(self.manifest.parts, self._layouts, strict=True):
+            for piece, begin in zip(part.tensors, layout.begins, strict=True):
+                found[piece.tensor].append(_Lying(part.file, begin, piece))
+        return found
+
+    def _part(self, name: str) -> StoredBytes:
+        """Open a part and keep it open: successive tensors mostly lie in one part."""
+        if self._at_hand is None or self._at_hand[0] != name:
+            self.close()
+            self._at_hand = (name, self._open(self._files[name]))
+        return self._at_hand[1]
+
+    def _open(self, file: StoredFile) -> StoredBytes:
+        """Open a file and compare its size with the manifest, before a buffer is allocated for it."""
+        try:
+            opened = self._folder.files.open(self._folder.folder(self.manifest.name), file.file)
+        except (NotThere, NotAFile) as error:
+            raise self._broken(str(error)) from None
+        if opened.size != file.bytes:
+            opened.close()
+            raise self._broken(f"{file.file} has {opened.size} bytes, and was written with {file.bytes}")
+        return opened
+
+    def _verify(self, file: StoredFile, header: bytes) -> None:
+        begun = b""
+        for chunk in self._verified(file):
+            if len(begun) < len(header):
+                begun += chunk[: len(header) - len(begun)]
+                if not header.startswith(begun):
+                    raise self._broken(f"the header of {file.file} is not that of the part that its manifest describes")
+
+    def _verified(self, file: StoredFile) -> Iterator[bytes]:
+        """Yield the file's content; raise Broken at its end if the checksum differs."""
+        found = Checksum()
+        with closing(self._open(file)) as opened:
+            while found.bytes < file.bytes and (chunk := opened.read(found.bytes, CHUNK_BYTES)):
+                found.add(chunk)
+                yield chunk
+        if (found.bytes, str(found)) != (file.bytes, file.checksum):
+            raise self._broken(f"{file.file} is not as it was written: {found}, and {file.checksum} is right")
+
+    def _copy(self, opened: StoredBytes, lying: _Lying, into: memoryview) -> None:
+        done = 0
+        while done < len(into):
+            chunk = opened.read(lying.begin + done, min(CHUNK_BYTES, len(into) - done))
+            if not chunk:
+                raise self._broken(f"{lying.file} ends while it is read")
+            into[done : done + len(chunk)] = chunk
+            done += len(chunk)
+
+    def _broken(self, reason: str) -> Broken:
+        return broken(self._folder, self.manifest.name, reason)
+
+
+def open_checkpoint(folder: JobFolder, name: CheckpointName) -> Checkpoint:
+    """Open a checkpoint, and check its manifest and the sizes of its files.
+
+    Raises Unfinished, Broken, CheckpointError.
+    """
+    content = _manifest(folder, name)
+    try:
+        manifest = manifests.decode(content)
+    except Broken as error:
+        raise broken(folder, name, str(error)) from None
+    except CheckpointError as error:
+        raise CheckpointError(f"checkpoint {folder.path(name)} {error}") from None
+    if (manifest.job, manifest.name) != (folder.job, name):
+        theirs = f"checkpoint {manifest.name} of job {manifest.job}"
+        raise broken(folder, name, f"its manifest is that of {theirs}; put it back where it was")
+    found = Checkpoint(folder, manifest)
+    found.check_sizes()
+    return found
+
+
+def _manifest(folder: JobFolder, name: CheckpointName) -> bytes:
+    try:
+        opened = folder.files.open(folder.folder(name), MANIFEST)
+    except NotThere:
+        raise Unfinished(f"checkpoint {folder.path(name)} is unfinished: it has no {MANIFEST}") from None
+    except NotAFile as error:
+        raise broken(folder, name, str(error)) from None
+    with closing(opened):
+        if opened.size > MOST_BYTES:
+            raise broken(folder, name, f"its manifest has {opened.size} bytes, and {MOST_BYTES} are allowed")
+        return opened.read(0, MOST_BYTES)
+
+
+def broken(folder: JobFolder, name: CheckpointName, reason: str) -> Broken:
+    return Broken(f"checkpoint {folder.path(name)} is broken: {reason}")
+
+
+class PassedOver(NamedTuple):
+    """A checkpoint that cannot be used, and why."""
+
+    name: CheckpointName
+    reason: str  # one line that names it
+
+
+class Newest(NamedTuple):
+    """The checkpoint that a job can resume from."""
+
+    checkpoint: Checkpoint | None  # verified; None: there is none
+    passed_over: tuple[PassedOver, ...]  # newer ones that are broken
+
+
+def newest(folder: JobFolder, since: int = 0) -> Newest:
+    """Return the newest checkpoint that verifies, of the lives from `since` on.
+
+    Raises CheckpointError if a checkpoint that is not broken cannot be read now: an older one is no substitute for it.
+    """
+    passed: list[PassedOver] = []
+    for name in (one for one in folder.names() if one.life >= since):
+        try:
+            found = open_checkpoint(folder, name)
+            found.verify()
+        except Unfinished:
+            continue
+        except Broken as error:
+            passed.append(PassedOver(name, str(error)))
+        else:
+            return Newest(found, tuple(passed))
+    return Newest(None, tuple(passed))
+
+
+class Chosen(NamedTuple):
+    """The checkpoint that a user's path stands for."""
+
+    checkpoint: Checkpoint  # verified
+    passed_over: tuple[PassedOver, ...]  # newer ones that are broken
+
+
+def chosen(looked: Located) -> Chosen:
+    """Return the checkpoint that a path names, else the newest of the job there, verified. Raises UsageError,
+    CheckpointError.
+    """
+    if len(looked.jobs) > 1:
+        names = ", ".join(folder.job for folder in looked.jobs)
+        raise UsageError(
+            f"{looked.jobs[0].files.where} has checkpoints of jobs {names}: name the folder of one of them"
+        )
+    folder = looked.jobs[0]
+    if looked.name is not None:
+        found = open_checkpoint(folder, looked.name)
+        found.verify()
+        return Chosen(found, ())
+    best = newest(folder)
+    if best.checkpoint is None:
+        why = f"; {best.passed_over[0].reason}" if best.passed_over else ""
+        raise CheckpointError(f"no checkpoint of job {folder.job} in {folder.files.where} is durable{why}")
+    return Chosen(best.checkpoint, best.passed_over)

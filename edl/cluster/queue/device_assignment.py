@@ -1,0 +1,331 @@
+"""Carry out a policy's decision, device by device and worker by worker.
+
+A job begins with all of its fewest workers or with none. It grows onto devices that are free, shrinks by workers that
+leave while it trains, and is preempted only after it was saved. No device is given twice: a device taken from a job is
+given on once the process there is gone (I17).
+
+Owns: asking the policy, and the steps from the present placement to the decided one. Does not own: the policy, which
+job moves to other nodes (`migration`), nor the life of a job that has devices (`lives`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from edl.cluster.decision import Allotment, ClusterDecision, ClusterPolicy
+from edl.cluster.placement import Rule, place
+from edl.cluster.queue import queue_migration
+from edl.cluster.queue.job_lifecycle import give_up, send_away
+from edl.cluster.queue.measured_speeds import LiveSpeeds
+from edl.cluster.queue.migration_choice import next_step
+from edl.cluster.queue.phases import ACTIVE, TRAINING, JobPhase, Turn
+from edl.cluster.queue.policy_view import SeenPace, free_devices, placed, view
+from edl.cluster.queue.queue_entries import JobEntry, WorkerEntry, WorkerWish
+from edl.cluster.queue.queue_state import QueueState
+from edl.cluster.queue.quotas import within_quotas
+from edl.cluster.queue.scheduler_inputs import ChangeBatch
+from edl.cluster.queue.shrink_order import yielded
+from edl.cluster.views import ClusterView, JobView, Node, Placement
+
+BATCH_AGAIN_S = 30.0  # a batch that a job does not show is asked for again after this time
+MOST_NAMED = 3
+NONE_LEFT = "the cluster has no devices left for it"
+
+
+def outlook(state: QueueState, speeds: LiveSpeeds, now: float) -> ClusterView:
+    """Return the policy's view: jobs that wait or run, and devices that no other job holds."""
+    most = sum(len(node.devices) for node in state.nodes.values())
+    jobs = [job for name in state.live if not (job := state.jobs[name]).over]
+    jobs.sort(key=lambda job: (job.asked.submitted, job.name))
+    decided = [job for job in jobs if _is_open(state, job, most, now)]
+    views = [view(job, speeds.speed(job), most, _pace(state, job)) for job in decided]
+    shown = within_quotas(views, state.rules.quotas, _going(state, {job.name for job in decided}))
+    return ClusterView(tuple(_room(state, shown, now)), shown)
+
+
+def _going(state: QueueState, decided: Collection[str]) -> Counter[str]:
+    """Count the devices of each user beyond those that a policy decides about."""
+    going: Counter[str] = Counter()
+    for job in (state.jobs[name] for name in state.live):
+        going[job.asked.user] += len(job.workers) - (len(job.staying) if job.name in decided else 0)
+    return going
+
+
+def _pace(state: QueueState, job: JobEntry) -> SeenPace:
+    seen = state.seen_of(job)
+    left = state.rules.guessed_left if seen.left is None else seen.left
+    known = seen.left is not None and seen.look.step_s > 0  # of the present size
+    return SeenPace(left if state.rules.sees_left else None, left * seen.look.step_s if known else None, seen.boot_s)
+
+
+def _is_open(state: QueueState, job: JobEntry, most: int, now: float) -> bool:
+    if job.waits:
+        return not state.draining and job.rests_until <= now and job.asked.min_np <= most
+    return job.phase in ACTIVE and bool(job.staying)
+
+
+def _room(state: QueueState, views: Iterable[JobView], now: float) -> Iterable[Node]:
+    """Yield the nodes with the devices that a policy may give out."""
+    # A node that is away, or left out, has room for the workers there that are to stay. The devices of a preempted job
+    # were given on when that was decided, though it holds them until it is saved: if they did not count, the next
+    # decision would preempt another job for the same need.
+    views = tuple(views)
+    shown = {job.name for job in views}  # jobs whose leavers go by themselves: their devices can be counted on
+    going = {name for name in state.live if state.jobs[name].phase is JobPhase.PREEMPTING}
+    stays: Counter[str] = Counter()
+    for job in views:
+        stays.update(job.placement)
+    held = (state.jobs[name].workers for name in state.live if name not in shown | going)
+    others = Counter(worker.node for workers in held for worker in workers)
+    for name, node in state.nodes.items():
+        count = max(stays[name], len(node.devices) - others[name]) if node.takes(now) else stays[name]
+        if count:
+            yield Node(name, count, closed=not node.takes(now))
+    for name in sorted(stays.keys() - state.nodes.keys()):
+        yield Node(name, stays[name], closed=True)
+
+
+FreeDevices = dict[str, list[int]]  # by node
+
+
+def decide(state: QueueState, policy: ClusterPolicy, speeds: LiveSpeeds, now: float) -> float | None:
+    """Ask the policy what each job is to have from now on; return when to look again."""
+    queue_migration.resume_or_end(state, now)
+    shown = outlook(state, speeds, now)
+    decision, said = _decision(policy, shown, now)
+    if said:
+        state.tell(now, "policy_failed", "", f"{said}: all stays as it is")
+        return None
+    allotments = yielded(shown, _clipped(shown, decision.allotments))
+    wanted = {name: one.workers for name, one in allotments.items()}
+    present = {job.name: dict(job.placement) for job in shown.jobs if job.workers and job.name in wanted}
+    spread = {job.name for job in shown.jobs if state.jobs[job.name].asked.spread}
+    before, state.desired = state.desired, place(shown.nodes, present, wanted, Rule.PACK, moves=False, spread=spread)
+    for_others = _for_whom(shown, allotments)
+    for job in shown.jobs:
+        _note(state, job.name, decision.notes.get(job.name, {}), now)
+        _tell(state, job, allotments.get(job.name), sum(before.get(job.name, {}).values()), now, for_others)
+    for job in shown.jobs:
+        _carry_out(state, job, allotments.get(job.name), now, for_others)
+    queue_migration.heed_decision(state, now)
+    return decision.look_again
+
+
+def _for_whom(shown: ClusterView, allotments: Mapping[str, Allotment]) -> str:
+    """Explain to its owner why a job has no device any more."""
+    gains = [job for job in shown.jobs if job.name in allotments and allotments[job.name].workers > job.workers]
+    first = sorted(gains, key=lambda job: (-job.priority, job.submitted))
+    if not first:
+        return NONE_LEFT
+    named = [f"{job.name} of priority {job.priority}" if job.priority else job.name for job in first[:MOST_NAMED]]
+    more = f" and {len(first) - MOST_NAMED} more" if len(first) > MOST_NAMED else ""
+    return f"its devices are for job{'s' if len(first) > 1 else ''} {', '.join(named)}{more}"
+
+
+def _decision(policy: ClusterPolicy, shown: ClusterView, now: float) -> tuple[ClusterDecision, str]:
+    """Ask the policy. Return its decision and "", or an empty decision and what was wrong."""
+    # A policy may be a user's own code, and must not crash the queue.
+    try:
+        decision = policy.decide(shown, now)
+    except Exception as error:  # noqa: BLE001 - it is told, and the cluster stays as it is
+        return ClusterDecision({}), f"{type(error).__name__}: {error}"
+    asked = sum(one.workers for one in decision.allotments.values())
+    if asked > shown.devices:
+        return ClusterDecision({}), f"it gives {asked} workers, and there are {shown.devices} devices"
+    return decision, ""
+
+
+def _clipped(shown: ClusterView, allotments: dict[str, Allotment]) -> dict[str, Allotment]:
+    """Bound the allotments by each job's limits: not every policy knows quotas."""
+    views = {job.name: job for job in shown.jobs}
+    return {
+        name: Allotment(min(one.workers, views[name].largest), one.batch, one.reason)
+        for name, one in allotments.items()
+        if name in views and one.workers >= views[name].smallest
+    }
+
+
+def _note(state: QueueState, name: str, notes: dict[str, float], now: float) -> None:
+    job = state.jobs[name]
+    if notes != job.notes:
+        state.put(job, now, notes=notes)
+
+
+def _tell(
+    state: QueueState, shown: JobView, allotted: Allotment | None, before: int, now: float, for_others: str
+) -> None:
+    """Record a decision about a job once, when it differs from the one before."""
+    workers = 0 if allotted is None else allotted.workers
+    if workers not in {shown.workers, before}:
+        words = (
+            f"from {shown.workers} to {workers} workers" + f": {for_others if allotted is None else allotted.reason}"
+        )
+        state.tell(now, "decision", shown.name, words, workers=workers, was=shown.workers)
+
+
+def _carry_out(state: QueueState, shown: JobView, allotted: Allotment | None, now: float, for_others: str) -> None:
+    job = state.jobs[shown.name]
+    if shown.workers and allotted is None:
+        send_away(state, job, for_others, now)
+    elif allotted is not None and allotted.batch and job.asked.batch_range and job.phase in TRAINING:
+        _batch(state, job, allotted, now)
+
+
+def _batch(state: QueueState, job: JobEntry, allotted: Allotment, now: float) -> None:
+    assert job.asked.batch_range is not None
+    least, most = job.asked.batch_range
+    batch = max(least, min(allotted.batch, most))
+    seen = state.seen_of(job)
+    if batch != (job.batch or seen.look.batch):
+        state.put(job, now, batch=batch)
+        why = allotted.reason or f"the policy's choice for {allotted.workers} workers"
+        state.tell(now, "batch", job.name, f"{batch} samples a step: {why}", batch=batch)
+    elif seen.look.batch in {0, batch} or now - seen.batch_at < BATCH_AGAIN_S:
+        return  # else the request was lost: with a scheduler, with a leader, or with the life that received it
+    seen.batch_at = now
+    state.acts.append(ChangeBatch(job.name, batch))
+
+
+# ------------------------------------------------------------------------------------------------ worker by worker
+
+
+def seat(state: QueueState, now: float) -> None:
+    """Give devices to jobs, as far as they are free by now."""
+    free = _free(state, now)
+    for name in sorted(
+        state.desired, key=lambda name: (-state.jobs[name].asked.priority, state.jobs[name].since_phase)
+    ):
+        job, wanted = state.jobs[name], state.desired[name]
+        if job.waits and not state.draining:
+            _begin(state, job, wanted, free, now)
+        elif job.phase in ACTIVE:
+            _change(state, job, wanted, free, now)
+
+
+def _begin(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevices, now: float) -> None:
+    """Begin a job with all of its fewest workers at once, or none (gang); further ones come when their devices are
+    free.
+    """
+    seats = _seats(free, wanted)[: _quota_left(state, job)]
+    if len(seats) < job.asked.min_np or job.rests_until > now:
+        return
+    _take(free, seats)
+    again = job.phase is JobPhase.PREEMPTED or job.life > 0
+    life = job.life + 1
+    workers = tuple(_worker(job, at, seat, life, now) for at, seat in enumerate(seats, 1))
+    words = f"{len(workers)} workers on {', '.join(f'{node}: {count}' for node, count in wanted.items())}"
+    state.turn(
+        job,
+        Turn.PLACED_AGAIN if again else Turn.PLACED,
+        now,
+        words,
+        workers=workers,
+        made=job.made + len(workers),
+        life=life,
+        ready=False,
+        exits=(),
+        changed=now,
+        changes=job.changes + (job.life > 0),
+        most_tried=max(job.most_tried, len(workers)),
+        tries_left=job.tries_left or state.rules.retries.tries,
+    )
+
+
+def _worker(job: JobEntry, at: int, seat: tuple[str, int], life: int, now: float) -> WorkerEntry:
+    number = job.made + at
+    return WorkerEntry(f"{job.name}-{number}", number, *seat, life=life, since=now, began=now)
+
+
+def _free(state: QueueState, now: float) -> FreeDevices:
+    """Return the free devices of nodes that take workers."""
+    holders = [job for name in state.live if (job := state.jobs[name]).workers]
+    there = {name: node for name, node in state.nodes.items() if node.takes(now)}
+    return {name: free_devices(node.devices, name, holders) for name, node in there.items()}
+
+
+def _seats(free: FreeDevices, wanted: Placement) -> list[tuple[str, int]]:
+    """Return the free devices for a placement, as node and device."""
+    return [(node, device) for node, count in wanted.items() if count > 0 for device in free.get(node, [])[:count]]
+
+
+def _quota_left(state: QueueState, job: JobEntry) -> int:
+    """Count the devices that the job's user may have more. Devices that the user is about to give back still count."""
+    user = job.asked.user
+    if user not in state.rules.quotas:
+        return job.asked.max_np
+    held = sum(len(state.jobs[name].workers) for name in state.live if state.jobs[name].asked.user == user)
+    return max(0, state.rules.quotas[user] - held)
+
+
+def _take(free: FreeDevices, seats: Iterable[tuple[str, int]]) -> None:
+    for node, device in seats:
+        free[node].remove(device)
+
+
+def _change(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevices, now: float) -> None:
+    if not job.ready or not job.workers:
+        return  # its life begins with what it was given, and is over with its last worker
+    if job.moving and job.moving == wanted:
+        _move(state, job, free, now)
+        return
+    has = placed(job)
+    surplus = {node: count - wanted.get(node, 0) for node, count in has.items() if count > wanted.get(node, 0)}
+    missing = {node: count - has.get(node, 0) for node, count in wanted.items() if count > has.get(node, 0)}
+    if surplus and _shrink(state, job, surplus, now):
+        return
+    if missing:
+        _grow(state, job, missing, free, now)
+
+
+def _move(state: QueueState, job: JobEntry, free: FreeDevices, now: float) -> None:
+    """Make the next step of a migration."""
+    # A step waits until all earlier workers train: then no leaver is missed, and no newcomer is refused.
+    if not queue_migration.is_settled(state, job):
+        return
+    step = next_step(job, queue_migration.surroundings(state, now).quotas)
+    if step.come:
+        _grow(state, job, step.come, free, now)
+    elif step.go:
+        _shrink(state, job, step.go, now)
+
+
+def _shrink(state: QueueState, job: JobEntry, surplus: Placement, now: float) -> bool:
+    """Tell the newest workers of each node to leave."""
+    # One that does not train yet just ends; the oldest have the model.
+    leavers: set[str] = set()
+    for node, count in surplus.items():
+        there = [worker for worker in job.staying if worker.node == node]
+        leavers |= {worker.id for worker in sorted(there, key=lambda worker: -worker.number)[:count]}
+    if len(job.staying) - len(leavers) < job.asked.min_np:
+        return False
+    job = state.wish(job, WorkerWish.LEAVE, now, frozenset(leavers))
+    state.put(job, now, changed=now, changes=job.changes + 1)
+    return True
+
+
+def _grow(state: QueueState, job: JobEntry, missing: Placement, free: FreeDevices, now: float) -> None:
+    """Add workers, also in the place of failed ones while there are tries left. A job that ends takes no more."""
+    if state.is_ending(job):
+        return
+    if job.strikes and not job.tries_left:
+        if len(job.staying) < job.asked.min_np:
+            give_up(state, job, f"{job.reason}: too few workers are left, and no tries", now)
+        return
+    if job.rests_until > now:
+        return
+    seats = _seats(free, missing)[: min(job.vacancies, _quota_left(state, job))]
+    if not seats:
+        return
+    _take(free, seats)
+    workers = tuple(_worker(job, at, seat, job.life, now) for at, seat in enumerate(seats, 1))
+    has = len(job.staying) + len(workers)
+    state.put(
+        job,
+        now,
+        workers=(*job.workers, *workers),
+        made=job.made + len(workers),
+        changed=now,
+        changes=job.changes + 1,
+        most_tried=max(job.most_tried, has),
+    )

@@ -1,0 +1,256 @@
+"""A session with etcd: a lease that is kept alive over one connection at a time.
+
+Owns: connecting and reconnecting, the lease, the link's state, and noticing that a server was wiped or restored. Does
+not own: reads and writes over the connection (`store`).
+
+A session is a lease and a key that goes with it. Every write of the store compares that key, so that no write is
+accepted once the session is over, as in ZooKeeper; and the key's removal is watched, so that the end of the session is
+noticed at once.
+
+Why the end is noticed in time: a sign of life is sent every third of the time-out, and its answer awaited for as long.
+So a silent server is noticed after two thirds, counted from the last sign that was answered, when the lease has a third
+to go. A process that was paused for longer compares the clock before it trusts its link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+from collections.abc import Callable
+
+from edl.coordination.coordinator_settings import Coordinator
+from edl.coordination.dialing import RECONNECT_MAX_S, STOP_S, patience_s
+from edl.coordination.etcd.etcd_connection import EtcdConnection, received, sent
+from edl.coordination.etcd.etcd_errors import LeaseGone
+from edl.coordination.etcd.etcd_layout import KeyLayout
+from edl.coordination.etcd.etcd_messages import (
+    LEASE_GRANT,
+    LEASE_KEEP_ALIVE,
+    LEASE_REVOKE,
+    TXN,
+    WATCH,
+    Compare,
+    LeaseGrantRequest,
+    LeaseKeepAliveRequest,
+    LeaseKeepAliveResponse,
+    LeaseRevokeRequest,
+    PutRequest,
+    RangeRequest,
+    RequestOp,
+    ResponseHeader,
+    TxnRequest,
+)
+from edl.coordination.etcd.etcd_watches import Watches
+from edl.coordination.store import Link
+from edl.errors import EdlError, StoreUnavailable
+
+logger = logging.getLogger("edl")
+
+_FIRST_PAUSE_S = 0.05
+_BEATS = 3  # signs of life in a session's time-out
+
+_NEVER_TRUSTED = float("-inf")
+
+
+class Session:
+    """A sequence of leases: when one has expired, another follows."""
+
+    def __init__(
+        self, coordinator: Coordinator, layout: KeyLayout, timeout_s: float, moved: Callable[[Link], None]
+    ) -> None:
+        self._coordinator = coordinator
+        self._layout = layout
+        self._timeout_s = timeout_s
+        self._tell = moved
+        self._loop = asyncio.get_running_loop()
+        self._link = Link.LOST
+        self._lease, self._over = 0, True
+        self._trusted_until = _NEVER_TRUSTED
+        self._cluster, self._revision = 0, 0  # the cluster, and its newest revision seen here
+        self._connection: EtcdConnection | None = None
+        self._complaint = ""
+        self._ending = False
+        self._gone = asyncio.Event()
+        self._first: asyncio.Future[None] = self._loop.create_future()  # the first session, or why there is none
+        self._running: asyncio.Task[None] | None = None
+        self.watches = Watches(layout, lambda: self._revision, self.gone)
+
+    @property
+    def id(self) -> int:
+        return self._lease
+
+    @property
+    def link(self) -> Link:
+        paused = self._loop.time() >= self._trusted_until  # this process was paused, and the lease may be over by now
+        if self._link is Link.CONNECTED and (paused or self._gone.is_set()):
+            return Link.SUSPENDED
+        return self._link
+
+    @property
+    def connection(self) -> EtcdConnection:
+        """The connection. Raises StoreUnavailable while there is none that can be trusted."""
+        if self._connection is None or self.link is not Link.CONNECTED:
+            raise StoreUnavailable(f"not connected to the coordinator {self._coordinator.hosts}")
+        return self._connection
+
+    async def begin(self) -> None:
+        """Wait for the first session. Raises AccessDenied, and other errors that a retry would not mend."""
+        self._running = self._loop.create_task(self._run(), name="session with etcd")
+        await self._first
+
+    async def end(self) -> None:
+        """Revoke the lease, if a server answers in time, and close the connection."""
+        self._ending = True
+        if self._running is not None:
+            connection = self._connection  # if it is gone, the lease expires by itself
+            if connection is not None and self._lease:
+                with contextlib.suppress(EdlError, TimeoutError):
+                    async with asyncio.timeout(STOP_S):
+                        await connection.call(LEASE_REVOKE, LeaseRevokeRequest(self._lease), timeout_s=STOP_S)
+            self._running.cancel()
+            await asyncio.wait({self._running}, timeout=STOP_S)
+        self._move(Link.LOST)
+
+    def saw(self, header: ResponseHeader) -> None:
+        """Note the newest revision, from each answer."""
+        self._cluster, self._revision = header.cluster_id, max(self._revision, header.revision)
+
+    def gone(self) -> None:
+        """Give up the connection because the lease has expired; the next connection checks that."""
+        if not self._ending:
+            self._gone.set()
+
+    # ------------------------------------------------------------------------------------------------ connecting
+
+    async def _run(self) -> None:
+        pause_s = 0.0
+        for address in itertools.cycle(self._coordinator.endpoints):
+            await asyncio.sleep(pause_s)
+            if self._ending:
+                return
+            served = await self._visit(address)
+            pause_s = _FIRST_PAUSE_S if served else min(RECONNECT_MAX_S, max(_FIRST_PAUSE_S, 1.5 * pause_s))
+
+    async def _visit(self, address: tuple[str, int]) -> bool:
+        """Serve the session on one connection until the connection ends; return True if there was a session."""
+        patience = patience_s(self._timeout_s)
+        connection = EtcdConnection(address, self._coordinator, patience_s=patience)
+        served = False
+        try:
+            async with asyncio.timeout(2 * patience):
+                await connection.open()
+                await self._settle(connection, patience)
+            self._connection, served, self._complaint = connection, True, ""
+            self._gone.clear()
+            self.watches.attach(self._lease)
+            self._move(Link.CONNECTED)
+            await self._stay(connection)
+        except* (StoreUnavailable, OSError) as errors:
+            logger.info("the coordinator at %s:%s: %s", *address, _innermost(errors))
+        except* EdlError as errors:
+            self._complain(_innermost(errors))
+        finally:
+            self._connection = None
+            self.watches.detach()
+            if served:
+                self._move(Link.SUSPENDED)
+            await connection.close()
+        return served
+
+    def _complain(self, error: BaseException) -> None:
+        if not self._first.done():
+            self._first.set_exception(error)
+        elif str(error) != self._complaint:  # once, not at each attempt
+            self._complaint = str(error)
+            logger.warning("the coordinator %s: %s", self._coordinator.hosts, error)
+
+    async def _settle(self, connection: EtcdConnection, patience: float) -> None:
+        """Resume the session, or begin another."""
+        asked_at = self._loop.time()
+        if not self._over and await self._lives(connection, patience):
+            self._trusted_until = asked_at + self._timeout_s
+            return
+        self._over = True
+        self._move(Link.LOST)
+        await self._begin_another(connection, patience)
+
+    async def _lives(self, connection: EtcdConnection, patience: float) -> bool:
+        """Tell whether this server still has the session, and all changes that were seen in it."""
+        look = RequestOp(request_range=RangeRequest(self._layout.session(self._lease)))
+        answer = await connection.call(TXN, TxnRequest(success=(look,)), timeout_s=patience)
+        restored = answer.header.revision < self._revision or answer.header.cluster_id != self._cluster
+        if restored:  # from a backup, or with empty data: the server lacks changes that were seen here
+            self._revision, self._cluster = answer.header.revision, answer.header.cluster_id
+        self.saw(answer.header)
+        found = answer.responses[0].response_range
+        if restored or found is None or not found.kvs:
+            return False
+        stream = connection.stream(LEASE_KEEP_ALIVE)
+        return (await self._beat(stream)).ttl > 0
+
+    async def _begin_another(self, connection: EtcdConnection, patience: float) -> None:
+        asked_at = self._loop.time()
+        ttl = max(1, math.ceil(self._timeout_s))
+        lease = (await connection.call(LEASE_GRANT, LeaseGrantRequest(ttl), timeout_s=patience)).id
+        put = RequestOp(request_put=PutRequest(self._layout.session(lease), lease=lease))
+        root = self._layout.node("/")
+        begin = TxnRequest((Compare(key=root, target=1),), (put, _founded(root)), (put,))
+        answer = await connection.call(TXN, begin, timeout_s=patience)
+        self._revision = 0  # the server may have been wiped since the last session, so older revisions do not count
+        self.saw(answer.header)
+        self._lease, self._over = lease, False
+        self._trusted_until = asked_at + self._timeout_s
+
+    # ---------------------------------------------------------------------------------------------------- staying
+
+    async def _stay(self, connection: EtcdConnection) -> None:
+        """Keep the session alive and its watches served until the connection breaks, or the session is over."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._beat_on(connection))
+            tasks.create_task(self.watches.serve(connection.stream(WATCH)))
+            tasks.create_task(self._until_gone())
+
+    async def _until_gone(self) -> None:
+        await self._gone.wait()
+        raise LeaseGone("the session with the coordinator is over")
+
+    async def _beat_on(self, connection: EtcdConnection) -> None:
+        stream = connection.stream(LEASE_KEEP_ALIVE)
+        while True:
+            asked_at = self._loop.time()
+            if (await self._beat(stream)).ttl <= 0:
+                raise LeaseGone("the session with the coordinator is over")
+            # `link` was SUSPENDED meanwhile, because the answer came late: the watchers must learn of it.
+            if self._loop.time() >= self._trusted_until:
+                raise StoreUnavailable("this process stood still for as long as a session lasts")
+            self._trusted_until = asked_at + self._timeout_s
+            await asyncio.sleep(asked_at + self._timeout_s / _BEATS - self._loop.time())
+
+    async def _beat(self, stream: object) -> LeaseKeepAliveResponse:
+        async with asyncio.timeout(self._timeout_s / _BEATS):
+            await sent(stream, LeaseKeepAliveRequest(self._lease))
+            answer: LeaseKeepAliveResponse = await received(stream)
+        self._revision = max(self._revision, answer.header.revision)
+        return answer
+
+    def _move(self, link: Link) -> None:
+        if link is self._link:
+            return
+        self._link = link
+        if link is Link.CONNECTED and not self._first.done():
+            self._first.set_result(None)
+        self._tell(link)
+
+
+def _founded(root: bytes) -> RequestOp:
+    """Return the put that creates the root node; the first session makes it."""
+    return RequestOp(request_put=PutRequest(root, b"0 0\n"))
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

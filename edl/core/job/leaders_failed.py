@@ -1,0 +1,43 @@
+"""Decide when no other leader would do any better: then the job fails, for the reason of the resignations.
+
+Owns: how many may try, and the record that a failed job is left with. Does not own: which one resigns and why
+(`edl.daemon.resignation_writer`), nor that those who led well in between are not counted (it forgets the row).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from edl.core.job.leader_machine import new_record
+from edl.protocol.record import JobState, Record
+from edl.protocol.resignations import Resignation
+
+LEAST: Final = 3  # what fails once may be over a moment later, also where no other daemon can lead
+MOST: Final = 16  # a thousand daemons need not all try what so many could not
+
+
+def verdict(row: Sequence[Resignation], daemons: int) -> str:
+    """Return why the job is to end, after the newest of a row of resignations; empty: another daemon is to try.
+
+    Each of the `daemons` may try, as the obstacle to leading may be its own host.
+    """
+    newest = row[-1]
+    enough = max(LEAST, min(daemons, MOST))
+    if sum(one.cause == newest.cause for one in row) >= enough:
+        return f"{enough} leaders, one after another, could not lead: {newest.reason}"
+    if len(row) >= 3 * enough:
+        return f"{len(row)} leaders, one after another, could not lead; the last one: {newest.reason}"
+    return ""
+
+
+def ended(record: Record, reason: str) -> Record:
+    version = record.version + 1
+    return msgspec.structs.replace(record, version=version, state=JobState.FAILED, reason=reason, plan=None)
+
+
+def remains(job: str, version: int, reason: str) -> Record:
+    """Return a record that can always be taken over, for when the job's own is what no daemon can lead by."""
+    return msgspec.structs.replace(ended(new_record(job, 0.0), reason), version=version + 1)

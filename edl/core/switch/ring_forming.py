@@ -1,0 +1,142 @@
+"""Prepare the next ring beside the one that trains, before any member leaves that one (I14).
+
+It is the third phase of a planned switch. Once all have met (`edl.core.switch.roll_call`), a number is kept for their
+ring, and each forms its part of it while the present one trains on. Once all have said that it stands, its step is
+announced: from there on no member waits for a ring to form. A ring that never stands stops no member. Where a newcomer
+may be at fault, or a member that trains has met an error that is no broken ring, the newcomers are left out for a
+while, and called again one by one; where none is, the ring is formed in line at last,
+as it is where a member can form no ring beside another, or says that it cannot any more.
+
+Owns: when a ring counts as prepared, when as failed, and who is left out for it. Does not own: who is called, and to
+which ring (`edl.core.switch.roll_call`), nor how a ring is formed (`edl.collectives.ring_port`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from edl.core.job.deadlines import Deadlines
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.leader_state import WorkingState
+from edl.core.switch.faulty_members import Fitness
+from edl.core.switch.ring_blame import Evidence, accused
+from edl.facts import SwitchPutOff
+from edl.protocol.record import Muster
+
+TRIES: Final = 2  # in vain, and no newcomer is to blame: then it is formed in line
+
+
+class Preparing:
+    """Preparation of a ring under one leader, whose times and left-out workers the next leader does not take over."""
+
+    def __init__(self, working: WorkingState, fitness: Fitness, lead_times: LeadTimes, deadlines: Deadlines) -> None:
+        self._working = working
+        self._fitness = fitness
+        self._lead_times = lead_times
+        self._deadlines = deadlines
+        self._since = (0, 0.0)  # the newest ring that this leader knows to be prepared, and since when
+        self._failed_at: float | None = None  # when the first of its members was seen to have failed
+        self._in_vain = 0  # rings in a row that no newcomer was to blame for
+        self._in_line: tuple[str, ...] = ()  # the members of a ring that is formed so at last
+        self._again_at: dict[str, float] = {}  # newcomers that were to blame, and when they may be called again
+        self._told: set[str] = set()  # of the members: those of which there is an event
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Return newcomers with which no ring could be prepared of late; of these one is called again at a time."""
+        working = self._working
+        due = [worker for worker, at in self._again_at.items() if working.now >= at and worker in working.members]
+        return frozenset(self._again_at.keys() - due[:1])
+
+    def is_due(self) -> bool:
+        return bool(self._again_at)
+
+    def can(self, roster: tuple[str, ...]) -> bool:
+        """Tell whether all of `roster` prepare rings, and preparing this one is not known to fail."""
+        return roster != self._in_line and all(map(self._working.seen.prepares, roster))
+
+    def stands(self, muster: Muster) -> bool:
+        """Tell whether the ring of `muster` stands everywhere. If it failed or is late, its members are called anew."""
+        said = {worker: self._working.seen.prepared(worker, muster.generation) for worker in muster.roster}
+        heard = {worker: failure for worker, failure in said.items() if failure is not None}
+        failed = {worker: failure for worker, failure in heard.items() if failure}
+        silent = [worker for worker in muster.roster if worker not in heard]
+        if not silent and not failed:
+            self._note_success(muster)
+            return True
+        if self._is_over(muster, failed, silent):
+            self._give_up(muster, failed, silent)
+        return False
+
+    def _note_success(self, muster: Muster) -> None:
+        """Clear the failures of a muster's workers: causes outside them may be over, too."""
+        self._in_vain, self._in_line = 0, ()
+        for worker in muster.roster:
+            self._again_at.pop(worker, None)
+            self._told.discard(worker)
+
+    def _is_over(self, muster: Muster, failed: dict[str, str], silent: list[str]) -> bool:
+        """Tell whether preparation has ended: all members have reported; or enough have to know whose fault it is, and
+        none turns out to be gone; or time is up.
+
+        A newcomer that reports nothing for so long is not waited for any more (`edl.core.job.deadlines`).
+        """
+        now = self._working.now
+        if self._since[0] != muster.generation:
+            self._since, self._failed_at = (muster.generation, now), None
+        if failed:
+            self._failed_at = now if self._failed_at is None else self._failed_at
+            evidence = self._evidence(muster, failed)
+            if now >= self._failed_at + self._lead_times.torn_s and (_accused(evidence) or evidence.faults):
+                return True
+        return not silent or now >= self._since[1] + self._deadlines.seat_s
+
+    def _give_up(self, muster: Muster, failed: dict[str, str], silent: list[str]) -> None:
+        """Give the muster up, which training never knew of. No other ring ever has its number."""
+        working = self._working
+        evidence = self._evidence(muster, failed)
+        out = _to_blame(evidence) if all(map(working.seen.prepares, muster.roster)) else []
+        self._again_at = {one: at for one, at in self._again_at.items() if one in working.members and one not in out}
+        self._again_at |= dict.fromkeys(out, working.now + self._lead_times.lease_s)
+        self._in_vain = 0 if out else self._in_vain + 1
+        if self._in_vain >= TRIES:
+            self._in_line, self._in_vain = muster.roster, 0
+        self._tell(muster, {one: failed[one] for one in (*out, *failed) if one in failed}, silent)
+        working.change(muster=None)
+        # One that trains and is silent may be why; and what one that trains raises need not be the newcomers' fault.
+        known = (not silent or _accused(evidence)) and not evidence.faults
+        self._fitness.hear_of(evidence, out if known else ())
+
+    def _evidence(self, muster: Muster, failed: dict[str, str]) -> Evidence:
+        record, members = self._working.record, self._working.members
+        return Evidence(
+            generation=muster.generation,
+            roster=muster.roster,
+            base=record.roster,
+            said={worker: (reason.splitlines() or [""])[0] for worker, reason in failed.items()},
+            came=frozenset(muster.roster),
+            addresses={worker: members[worker].identity.address for worker in muster.roster if worker in members},
+            minimum=record.limits.minimum,
+        )
+
+    def _tell(self, muster: Muster, failed: dict[str, str], silent: list[str]) -> None:
+        missed = {*failed, *silent}
+        if self._told.issuperset(missed):
+            return
+        self._told = {*missed, *(worker for worker in self._told if worker in self._working.members)}
+        worker, reason = next(iter(failed.items()), (", ".join(silent), "nothing, for too long"))
+        reason = f"its ring does not come to stand beside the one that trains: {worker} says {reason}"
+        self._working.tell(SwitchPutOff(next_generation=muster.generation, after_step=None, reason=reason))
+
+
+def _accused(evidence: Evidence) -> dict[str, str]:
+    return accused(evidence, evidence.base)
+
+
+def _to_blame(evidence: Evidence) -> list[str]:
+    """The newcomers that the words point at; if these point at none, all of them.
+
+    Where they point at a member of the ring that trains, none is: others would fail with that one, too.
+    """
+    pointed = _accused(evidence) or evidence.newcomers
+    return [worker for worker in evidence.newcomers if worker in pointed]

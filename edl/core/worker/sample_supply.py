@@ -1,0 +1,60 @@
+"""Track the data of one worker, and the weight of its gradients.
+
+Owns: by the leases of which generation its steps are trained, up to which step it may read, the
+number of its newest weight, and whether a mini-batch weighs anything. Does not own: the leases themselves
+(`edl.core.worker.lease_buffer`), nor where the trainer is (`edl.core.worker.worker_machine`).
+"""
+
+from __future__ import annotations
+
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.usual_steps import Unusual
+from edl.core.worker.worker_inputs import Command, SetWeight, TellDaemon
+from edl.protocol.assignment import Orders
+
+
+class Supply:
+    def __init__(self, leases: LeaseBuffer, unusual: Unusual) -> None:
+        self.leases = leases
+        self._unusual = unusual
+        self.leases_of = 0  # the generation by whose leases the steps so far were trained
+        self.marked = (0, 0)  # number of a rebatch, and the step beyond which nothing is handed out while it lasts
+        self.weightless = False  # no worker has samples in the mini-batch being worked on
+        self._weights = 0  # so many were set
+
+    def adopt(
+        self, orders: Orders, generation: int, entered_after: int, step: int, *, comes: bool = False
+    ) -> list[Command]:
+        """Take the share of this generation, if these orders have it: a pipeline may wait for it.
+
+        `comes`: the worker is about to say by whose leases it begins here. Once it has said that those of before hold,
+        it trains by no leases that were only foreseen.
+        """
+        for share in orders.shares:
+            late = share.foreseen and not comes and self.leases_of != generation
+            if (share.generation, share.after_step) == (generation, entered_after) and not late:
+                self.leases.adopt(share, (orders.term, orders.version), at_work=step + 1)
+                self.leases_of = share.generation
+                return self.heed_mark()
+        return []
+
+    def heed_mark(self) -> list[Command]:
+        """Report a new mark. Steps beyond it may have another weight than expected: the trainer looks there again."""
+        marked = self.leases.marked
+        if marked == self.marked:
+            return []
+        self.marked = marked
+        if marked[0]:
+            self._unusual.draw_nearer(marked[1])
+        return [TellDaemon()]
+
+    def cover(self, step: int) -> list[Command]:
+        """Set the weight for `step`, whose samples are known: the averaged gradient is to be that of all samples."""
+        leases = self.leases
+        self.weightless = not leases.samples(step)
+        self._unusual.even_until = leases.constant_until(step)
+        return [self.weigh(leases.weight(step), stand_ins=not leases.own(step))]
+
+    def weigh(self, weight: float, *, stand_ins: bool = False) -> SetWeight:
+        self._weights += 1
+        return SetWeight(self._weights, weight, self.weightless, stand_ins)

@@ -1,0 +1,762 @@
+"""The machine of one worker's trainer: it takes what happens to it, one input after another, and says what follows.
+
+Owns: where the trainer is (`edl.core.worker.worker_states`), which step it has committed, in which ring it sits, what
+of a mini-batch is void, whether its state may become another's, its weight, and what its daemon is told of it. Does not
+own: what orders mean (`edl.core.worker.next_move`), on which state a ring agrees (`edl.core.worker.agreement`), what
+each step has of the data (`edl.core.worker.lease_buffer`), nor anything that takes time: its shell carries out the
+commands (`edl.trainer.worker_shell`; in simulated jobs `edl.testing.model_trainers`) and tells what came of them.
+
+`handle(input)` is the one mutator. A trainer's threads call it under one lock, and carry out what it answers without.
+There is no queue that the training thread would empty: what the daemon's word changes must not wait for a collective,
+whose end it may be to bring about.
+
+What the daemon is told is one value, `status`. When an input changes it, it is sent whole (`TellDaemon`); another
+daemon is sent the same one. A usual step changes nothing in it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
+
+from edl.core.worker.agreement import Beginning, Entering, Vote, begins, has_state, says
+from edl.core.worker.checkpoint_part import Copying
+from edl.core.worker.divergence_finder import is_proven
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.next_move import (
+    Enter,
+    Leave,
+    Location,
+    Move,
+    Stop,
+    are_newer,
+    given_up,
+    holds_at,
+    is_passed,
+    next_move,
+    replaced,
+)
+from edl.core.worker.next_ring import NextRing
+from edl.core.worker.sample_supply import Supply
+from edl.core.worker.state_portions import Portions
+from edl.core.worker.usual_steps import Unusual
+from edl.core.worker.worker_inputs import (
+    AbortRings,
+    AdoptRing,
+    Agree,
+    AwaitOrders,
+    BatchBegins,
+    BatchEnded,
+    BatchVoid,
+    BootAlone,
+    BreakIteration,
+    CheckpointWished,
+    Command,
+    CopyFailed,
+    CopyRest,
+    CopyState,
+    CopyTaken,
+    DataWanted,
+    EndScript,
+    EnterRing,
+    Fail,
+    FetchState,
+    FiguresReported,
+    FromComparison,
+    FromCopying,
+    FromNextRing,
+    FromOrders,
+    FromPortions,
+    FromRing,
+    FromScript,
+    FromTraining,
+    HealingBegins,
+    Input,
+    LeaveRing,
+    LeaveWanted,
+    News,
+    OrdersHeard,
+    OrdersRead,
+    RatesHold,
+    ReadOrders,
+    RecordRing,
+    RecordStep,
+    RestartsExpected,
+    RingFailed,
+    RingFormed,
+    RingNotPrepared,
+    RingPrepared,
+    ScriptEnded,
+    ScriptFailed,
+    ScriptStands,
+    SendState,
+    StateComes,
+    StateCopied,
+    StateMeasured,
+    StateNeeded,
+    StatePortion,
+    StatesDiffer,
+    StatesEqual,
+    StepCovered,
+    StillWaiting,
+    TellDaemon,
+    TrainStandIns,
+    VotesHeard,
+)
+from edl.core.worker.worker_states import ALONE, ENDING, READY, SITTING, StateChange, TrainerState, following
+from edl.errors import InvalidTransition, JobFailed, RingBroken
+from edl.protocol.assignment import Assignment, Orders, Verdict
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.divergence_report import Fingerprint
+from edl.protocol.leader_messages import Pause, Phase, Void, clipped
+from edl.protocol.trainer_messages import TrainerStatus
+
+TELLS: Final = TellDaemon()
+ALONE_AGAIN: Final = {"generation": 0, "reason": ""}  # whatever first ring it has failed in before
+
+
+class StepCount(Protocol):
+    """The count of committed steps. A usual mini-batch is counted there, and the machine does not hear of it."""
+
+    step: int
+    usual_until: int  # before this step the end of a mini-batch needs nothing but to be counted
+
+
+class WorkerMachine:
+    """One trainer's view of its job."""
+
+    def __init__(
+        self, leases: LeaseBuffer, count: StepCount, measure: Callable[[], Pause | None] = lambda: None
+    ) -> None:
+        """Keep the parts. `measure` returns the cost of the change of rings that ends with the call."""
+        self.count = count
+        self.state = TrainerState.COMING
+        self.status = TrainerStatus()  # what the daemon is told
+        self.orders: Orders | None = None  # the newest
+        self.rank, self.size, self.local_rank = 0, 1, 0
+        self.generation = 0  # of the ring that it sits in, or sat in last; 0: alone
+        self.entered_after = 0  # the step that this generation took over after
+        self.models_may_differ = False  # the first generation has begun, and no model was sent yet
+        self.void: str | None = None  # why the mini-batch in flight is void
+        self.unusual = Unusual()
+        self.supply = Supply(leases, self.unusual)
+        self.next_ring = NextRing()
+        self.copying = Copying()
+        self.rehearsed = False
+        self.failure = ""  # why the script ends, when it does not end well
+        self._foreign = False  # what was saved does not go with it
+        self._entering: Entering | None = None
+        self._failed_generation = 0  # a newer one that could not be entered
+        self._tainted = False  # a copy broke off: this state must not become another's
+        self.awaits_state = False  # it sits in its ring, and gets its state beside the first steps
+        self.portions = Portions()
+        self.joined = 0  # the step after which it came to a ring that trained; 0: it was there from the beginning
+        self.is_new = False  # it came so, and has not been found equal to the others after enough steps yet
+        self._tries = False  # its ring has newcomers, and it is none
+        self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came
+        self.restarts = False  # a broken ring makes the script leave its iteration over the data
+        self._measure = measure
+        self._history: deque[tuple[TrainerState, type[Input]]] = deque(maxlen=50)
+
+    def introduce(self, *, prepares: bool, sends_state: bool) -> None:
+        """Set what this trainer is able to do. Call it before the trainer has a daemon."""
+        self.next_ring.able = prepares
+        self.status = replace(self.status, prepares=prepares, sends_state=sends_state)
+
+    # ------------------------------------------------------------------------------------------------- the mutator
+
+    def handle(self, happened: Input) -> list[Command]:
+        """Take one input; return what is to be done, in this order. Raises InvalidTransition."""
+        self._history.append((self.state, type(happened)))
+        try:
+            commands = self._handle(happened)
+        except InvalidTransition as error:
+            story = "".join(f"\n  {state.value}: {kind.__name__}" for state, kind in self._history)
+            error.add_note(f"the worker's newest inputs:{story}")
+            raise
+        if TELLS in commands:
+            self.status = self.gathered()
+        usual = self.generation and self.void is None and not self.models_may_differ and not self.portions.follow
+        self.count.usual_until = self.unusual.step if usual else 0
+        return commands
+
+    def _handle(self, happened: Input) -> list[Command]:
+        match happened:  # where learning rates follow a schedule these come in each step: they are looked for first
+            case BatchEnded() | RatesHold() | StepCovered() | BatchBegins() | BatchVoid():
+                return self._on_training(happened)
+            case OrdersHeard() | OrdersRead() | StillWaiting():
+                return self._on_orders(happened)
+            case RingFormed() | RingFailed() | VotesHeard() | StateComes() | StateCopied():
+                return self._on_ring(happened)
+            case RingPrepared() | RingNotPrepared() | CopyTaken() | CopyFailed() | StateNeeded() | StateMeasured():
+                return self._on_beside(happened)
+            case StatesEqual() | StatesDiffer() | HealingBegins():
+                return self._on_comparison(happened)
+            case (
+                DataWanted()
+                | RestartsExpected()
+                | CheckpointWished()
+                | ScriptFailed()
+                | ScriptEnded()
+                | LeaveWanted()
+                | FiguresReported()
+                | ScriptStands()
+            ):
+                return self._on_script(happened)
+
+    def _on_beside(self, happened: FromNextRing | FromCopying | FromPortions) -> list[Command]:
+        """What has gone on beside its mini-batches."""
+        match happened:
+            case CopyTaken() | CopyFailed():
+                return self.copying.take(happened)
+            case RingPrepared() | RingNotPrepared():
+                return self.next_ring.take(happened)
+            case StateNeeded():
+                return [*self.portions.next(rest=True)]
+            case StateMeasured(size):
+                return [self._tell(state_bytes=size)] if size != self.status.state_bytes else []
+
+    def _move(self, cause: StateChange) -> None:
+        self.state = following(self.state, cause)
+
+    def _tell(self, **changed: Any) -> TellDaemon:
+        self.status = replace(self.status, **changed)
+        return TELLS
+
+    def gathered(self) -> TrainerStatus:
+        """Return the status with the newest values of this machine's parts."""
+        ring, copying = self.next_ring, self.copying
+        return replace(
+            self.status,
+            prepares=ring.able,
+            prepared=ring.prepared,
+            offer=ring.offer,
+            copied=copying.copied,
+            save_wanted=copying.wanted,
+            marked=self.supply.marked,
+        )
+
+    # --------------------------------------------------------------------------------------------------- what is so
+
+    @property
+    def step(self) -> int:
+        """The newest committed step: the state that this trainer has is that step's."""
+        return self.count.step
+
+    @property
+    def opened(self) -> DataSpec | None:
+        """Return the data that the script has asked for; None: it has asked for none yet."""
+        return self.status.data
+
+    @property
+    def sits(self) -> bool:
+        """In the ring of its generation, and has not left it."""
+        return self.state in SITTING
+
+    @property
+    def booted(self) -> bool:
+        """It could go on in a ring of others at once."""
+        return self.generation > 0 or self.rehearsed
+
+    @property
+    def has_state(self) -> bool:
+        """Its model is that of its step."""
+        return has_state(self.count.step, tainted=self._tainted)
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """Of the ring that it is about to enter."""
+        return None if self._entering is None else self._entering.assignment
+
+    @property
+    def begins_after(self) -> int:
+        """The step that its ring begins after, or the one that it enters, once that is known."""
+        beginning = None if self._entering is None else self._entering.beginning
+        return self.entered_after if beginning is None else beginning.step
+
+    @property
+    def leases(self) -> LeaseBuffer:
+        """What it holds of the data."""
+        return self.supply.leases
+
+    @property
+    def weightless(self) -> bool:
+        """No worker has samples in the mini-batch being worked on."""
+        return self.supply.weightless
+
+    @property
+    def has_share(self) -> bool:
+        """The data of its ring has come."""
+        return self.supply.leases_of == self.generation > 0
+
+    @property
+    def weight_is_due(self) -> bool:
+        """The weight of the mini-batch being worked on is not known yet, and it matters."""
+        return self.status.data is not None and self.void is None and self.count.step >= self.unusual.even_until
+
+    @property
+    def check_is_due(self) -> bool:
+        """The members of this ring compare their states now."""
+        return self.generation > 0 and self.void is None and self.count.step >= self.unusual.check_at
+
+    @property
+    def on_trial(self) -> bool:
+        """This worker goes from its ring to one with newcomers, or has made no step there yet (`Ring.on_trial`)."""
+        entering = self._entering
+        if entering is not None:
+            return entering.generation > 0 and entering.assignment.newcomers > 0
+        return self._tries and self.count.step == self.entered_after
+
+    @property
+    def _resumes(self) -> bool:
+        """Before the first step it takes over what was saved."""
+        return self.orders is not None and self.orders.origin is not None
+
+    def _where(self, *, waiting: bool) -> Location:
+        return Location(max(self.generation, self._failed_generation), self.count.step, waiting)
+
+    # ------------------------------------------------------------------------------------------------------- orders
+
+    def _on_orders(self, happened: FromOrders) -> list[Command]:
+        orders = happened.orders
+        told: list[Command] = []
+        if orders is not None:
+            self.orders = orders if self.orders is None or not are_newer(self.orders, orders) else self.orders
+            told = self._adopt(orders)  # of which the buffer drops what is old
+            if orders is self.orders and self.state not in ENDING:
+                works = isinstance(happened, OrdersHeard) and self.state is TrainerState.TRAINING
+                told += self.next_ring.heed(orders, works_in=self.generation if works else 0)
+                told += self._copy_part(orders, looks=isinstance(happened, OrdersRead))
+        match happened:
+            case OrdersHeard():
+                return [*told, *self._abort(happened.orders), *self._hear_going(happened.orders)]
+            case OrdersRead():
+                return [*told, *self._look()]
+            case StillWaiting():
+                return [*told, *self._wait_on(happened.ahead)]
+
+    def _copy_part(self, orders: Orders, *, looks: bool) -> list[Command]:
+        """Before it obeys these orders otherwise: it may leave its ring after the very step."""
+        if orders.verdict is Verdict.STOP or not self.generation:
+            return []
+        between = looks and self.state is TrainerState.BETWEEN
+        has_its_state = self.void is None and not self.awaits_state and not self.models_may_differ
+        works = self.state is TrainerState.TRAINING and has_its_state
+        return self.copying.heed(orders.save, self.generation, self.count.step, between=between, works=works)
+
+    def _abort(self, orders: Orders) -> list[Command]:
+        """A member is gone, or hangs: do not wait for it in a collective."""
+        sits = self.generation > 0 or self._entering is not None
+        rings = given_up(orders) if sits and orders is self.orders else range(0)
+        return [AbortRings(rings)] if rings else []
+
+    def _hear_going(self, orders: Orders) -> list[Command]:
+        """Tell the daemon once that the trainer has heard of the preemption, and so is not held by native code."""
+        return [self._tell(heard_going=True)] if orders.resumable and not self.status.heard_going else []
+
+    def _look(self) -> list[Command]:
+        """Where this trainer may follow its orders, whatever they say."""
+        orders = self.orders
+        if self.state is TrainerState.AWAITING_SHARE and self.has_share:
+            return self._go_on_with_data()
+        move = None if orders is None else next_move(self._where(waiting=self.state in READY), orders)
+        if isinstance(move, Leave | Stop):
+            return self._obey(move)
+        if isinstance(move, Enter):
+            return self._enter(move.assignment)
+        return [*self._tell_passed(), *self._stay()]
+
+    def _stay(self) -> list[Command]:
+        """It is to go to no other ring yet: it boots, waits for other orders, or trains on."""
+        orders = self.orders
+        if self.state is TrainerState.COMING and orders is not None and orders.boot_alone:
+            return self._boot(orders.local_rank)
+        if self.state in READY or self.leases.holds_at(self.count.step) or self._is_held():
+            return [AwaitOrders()]
+        self._move(StateChange.GOES_ON)
+        return []
+
+    def _is_held(self) -> bool:
+        """The job is to go with what was copied after this step."""
+        return self.orders is not None and holds_at(self.generation, self.count.step, self.orders)
+
+    def _obey(self, move: Leave | Stop) -> list[Command]:
+        """Leave the job, or stop with it. A pipeline that waits for samples would hold up what the script closes."""
+        self.leases.close()
+        self._move(StateChange.OBEYS)
+        reason, resumable = (move.reason, move.resumable) if isinstance(move, Stop) else ("", False)
+        self.failure = reason or self.failure
+        return [*self.next_ring.release(), LeaveRing(), EndScript(reason, resumable)]
+
+    def _boot(self, local_rank: int) -> list[Command]:
+        """The first ring, if this trainer was needed for one that failed, does without it."""
+        self._move(StateChange.BOOTS_ALONE)
+        self.local_rank = local_rank
+        return [BootAlone(local_rank), self.supply.weigh(1.0)]
+
+    def _wait_on(self, ahead: bool) -> list[Command]:
+        """Is there still a job? What is worked on is not left, but for the end of it all.
+
+        The first ring may be gone before the leader knew that it stood: then no data ever comes for it.
+        `ahead`: on a pipeline's thread, which must not obey for the other one. A worker that is to leave gets no more
+        samples: so its pipeline ends, and its script.
+        """
+        if self.orders is None or (ahead and self.state not in (*ALONE, TrainerState.TRAINING)):
+            return []
+        where = self._where(waiting=False)
+        move = next_move(where, self.orders)
+        if not ahead and isinstance(move, Leave | Stop):
+            return self._obey(move)
+        if isinstance(move, Stop) and move.reason:
+            self.failure = move.reason
+            return [Fail(move.reason)]
+        if isinstance(move, Leave | Stop):
+            self.leases.close()
+        elif ahead and self.restarts and _is_left(self.orders, where):
+            # The training thread may be taking down the iterator, which waits for this one; the leases that this one
+            # waits for come only after that.
+            return [BreakIteration()]
+        elif isinstance(move, Enter) and self.generation in given_up(self.orders) and self._lacks_data():
+            return self._stand_in()
+        return self._tell_passed() or self._miss(where, move)
+
+    def _lacks_data(self) -> bool:
+        """No samples of this ring have come, or none are handed out beyond its step: it was at the mark just before it
+        heard of that.
+        """
+        return not self.has_share or self.leases.holds_at(self.count.step)
+
+    def _stand_in(self) -> list[Command]:
+        """Once: a pipeline that reads ahead asks again, and what it is given then would be trained in the next ring."""
+        if self._stood_in == self.generation:
+            return []
+        self._stood_in = self.generation
+        self.void = self.void or "the ring came to nothing before its data came"
+        return [TrainStandIns()]
+
+    def _miss(self, where: Location, move: Move) -> list[Command]:
+        """A switch that was due before its word came, and cannot come about while no worker has samples to go on to."""
+        if not isinstance(move, Enter) or self.leases.covers(where.step + 1):
+            return []
+        if not move.assignment.after_step and not self.leases.marked[0]:  # else there are samples for a void mini-batch
+            return []
+        return self._tell_missed(move.assignment.place.generation)
+
+    def _tell_passed(self) -> list[Command]:
+        """That no member comes to the planned switch: once, as the leader plans another then."""
+        orders = self.orders
+        assignment = None if orders is None or self.state in READY else orders.assignment
+        if assignment is None or not is_passed(self._where(waiting=False), assignment):
+            return []
+        return self._tell_missed(assignment.place.generation)
+
+    def _tell_missed(self, generation: int) -> list[Command]:
+        if not self.generation or generation <= self.status.missed:
+            return []
+        return [self._tell(missed=generation)]
+
+    # -------------------------------------------------------------------------------------------------- its data
+
+    def _adopt(self, orders: Orders, *, comes: bool = False) -> list[Command]:
+        return self.supply.adopt(orders, self.generation, self.entered_after, self.count.step, comes=comes)
+
+    def _go_on_with_data(self) -> list[Command]:
+        self._move(StateChange.HAS_DATA)
+        self.void = None
+        step = self.count.step
+        self.unusual.even_until = step  # so that the next step is weighed
+        return self.supply.cover(step + 1) if self.leases.covers(step + 1) else []
+
+    # -------------------------------------------------------------------------------------------------------- rings
+
+    def _enter(self, assignment: Assignment) -> list[Command]:
+        """Leave this ring and go to the assigned one, to take over the state of its most advanced member (I5)."""
+        self._move(StateChange.ENTERS)
+        self.portions = Portions()
+        entering = self._entering = Entering(
+            assignment,
+            self.generation,
+            self.count.step,
+            has_state=self.has_state,
+            voided=self.void is not None,
+            booted=self.booted,
+        )
+        if not assignment.prepared:
+            return self._enter_unprepared(entering, assignment)
+        if self.next_ring.adopt(assignment.place.generation):
+            return [AdoptRing(assignment)]
+        return self._fail(entering, "what was prepared of it does not stand any more")  # the others adopt theirs
+
+    def _enter_unprepared(self, entering: Entering, assignment: Assignment) -> list[Command]:
+        """In line; or a thread has begun to form it when its word came, which may be through by now."""
+        generation, (failed, why) = assignment.place.generation, self.next_ring.failed
+        if failed == generation:  # no ring is formed twice under one number
+            return self._fail(entering, why)
+        cut, begun = self.generation in replaced(assignment), self.next_ring.join(generation)
+        return [*self.next_ring.release(), EnterRing(assignment, cut, begun)]
+
+    def _on_ring(self, happened: FromRing) -> list[Command]:
+        entering = self._entering
+        if entering is None and isinstance(happened, StateCopied):  # in a ring that trains
+            return self._take_portion()
+        if entering is None:
+            raise InvalidTransition(self.state, happened)
+        match happened:
+            case RingFormed():
+                return self._say(entering)
+            case VotesHeard(highest):
+                return self._begin(entering, highest)
+            case StateCopied() | StateComes():
+                return self._sit(entering)
+            case RingFailed(reason):
+                return self._fail(entering, reason)
+
+    def _take_portion(self) -> list[Command]:
+        """Or all of the state, where it is no newcomer's."""
+        if self.awaits_state and self.portions.follow:
+            self.portions.has_come = True
+            return []
+        awaited, self._tainted, self.awaits_state = self.awaits_state, False, False
+        return [self._enters()] if awaited else []
+
+    def _say(self, entering: Entering) -> list[Command]:
+        try:
+            vote = says(entering)
+        except RingBroken as error:
+            return self._fail(entering, str(error))
+        return self._begin(entering, None) if vote is None else [Agree(vote)]
+
+    def _begin(self, entering: Entering, heard: Vote | None) -> list[Command]:
+        try:
+            beginning = entering.beginning = begins(entering, heard)
+        except RingBroken as error:
+            return self._fail(entering, str(error))
+        except JobFailed as error:
+            self._entering = None
+            self._move(StateChange.STATE_LOST)
+            return [Fail(str(error))]
+        if beginning.root is None:
+            return self._sit(entering)
+        if entering.assignment.begins_as_planned:
+            return self._part(entering, beginning.root, beginning)
+        return self._copy(entering, beginning.root, beginning)
+
+    def _part(self, entering: Entering, root: int, beginning: Beginning) -> list[Command]:
+        """The root sends its state beside the first steps; of the others, only newcomers have to do with that, if any
+        come. Survivors have what they need.
+        """
+        planned = entering.assignment
+        first = StatePortion(of=planned.beside)
+        if not beginning.current:
+            self._tainted = True
+            fetches = FetchState(root, beginning.offer, first)
+            self.portions = Portions(fetches)
+            return [fetches]
+        if planned.place.rank != root or not planned.newcomers:
+            return self._sit(entering)
+        sends = SendState(planned.newcomers, first)
+        self.portions = Portions(sends)
+        return [sends, *self._sit(entering)]
+
+    def _copy(self, entering: Entering, root: int, beginning: Beginning) -> list[Command]:
+        is_root = entering.assignment.place.rank == root
+        if not beginning.whole:
+            return [CopyRest(root, is_root, beginning.unsure)]
+        return [self._copy_whole(root, is_root=is_root, current=beginning.current)]
+
+    def _copy_whole(self, root: int, *, is_root: bool, current: bool) -> CopyState:
+        """`current`: ours is that of the same step already. Then half of theirs among it does no harm."""
+        self._tainted = not is_root and not current
+        return CopyState(root, is_root, current)
+
+    def _sit(self, entering: Entering) -> list[Command]:
+        """The ring stands, with all members in the state that it begins in."""
+        beginning, place = entering.beginning, entering.assignment.place
+        assert beginning is not None
+        if beginning.whole or beginning.root is None:  # where none has trained, what it has is worth as much as any
+            self._tainted = False
+        self.awaits_state = self._tainted and beginning.offer > 0
+        if not self.generation:
+            self.joined, self.is_new = beginning.step, beginning.step > 0
+        self._tries, self._entering = self.on_trial, None
+        self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
+        self.generation, self._failed_generation = place.generation, 0
+        self.next_ring.sit()
+        self.entered_after = self.count.step = beginning.step
+        self.models_may_differ = beginning.step == 0 and (place.size > 1 or self._resumes)
+        self.supply.weightless = False
+        over = entering.assignment.beside if beginning.offer else 0
+        self.unusual.sit(entering.assignment.checking, beginning.step, place.size, beside=over)
+        sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
+        if self.orders is not None:  # if it begins after the planned step, or the foreseen one, its leases are here
+            sat += self._adopt(self.orders, comes=True)
+        self.leases.forget_before(beginning.step + 1)
+        sat.append(self._enters())
+        return [*sat, *self._go_on()]
+
+    def _enters(self) -> TellDaemon:
+        """Report that the trainer's ring stands, or that a newcomer has got its state there."""
+        sits = not self.awaits_state  # else it is a newcomer still
+        return self._tell(
+            phase=Phase.TRAINING if sits else Phase.READY,
+            generation=self.generation if sits else 0,
+            began=self.entered_after,
+            leases_of=self.supply.leases_of,
+            pause=self._measure() if sits else None,
+            reason="",
+            void=None,
+            booted=True,
+        )
+
+    def _breaks(self, generation: int, reason: str) -> TellDaemon:
+        """Report that the ring of `generation` has failed."""
+        return self._tell(phase=Phase.BROKEN, generation=generation, reason=clipped(reason))
+
+    def _go_on(self) -> list[Command]:
+        """In the ring that stands. Scripts that bring data of their own, or have asked for none yet, wait for none."""
+        if self.status.data is not None:
+            self._move(StateChange.STANDS)
+            return [ReadOrders()]
+        self._move(StateChange.STANDS_WITHOUT_DATA)
+        self.void = None
+        return []
+
+    def _fail(self, entering: Entering, reason: str) -> list[Command]:
+        generation = entering.assignment.place.generation
+        self._entering, self._failed_generation = None, generation
+        self._move(StateChange.RING_FAILED if self.booted else StateChange.RING_FAILED_FIRST)
+        return [LeaveRing(), self._breaks(generation, reason), *self._look()]
+
+    # ------------------------------------------------------------------------------------------------- mini-batches
+
+    def _on_training(self, happened: FromTraining) -> list[Command]:
+        match happened:
+            case BatchEnded():
+                return self._end_batch(happened.attention)
+            case RatesHold():
+                self.unusual.rates_until = happened.until_step
+                return []
+            case StepCovered(step, generation):
+                # What a pipeline's thread finds for a ring that is left meanwhile says nothing of the next one.
+                return self.supply.cover(step) if generation == self.generation and step > self.count.step else []
+            case BatchBegins():
+                return self._begin_equal()
+            case BatchVoid(reason, awaited, waited_s):
+                return self._void(reason, Void(self.generation, clipped(awaited), waited_s))
+
+    def _void(self, reason: str, void: Void) -> list[Command]:
+        """Tell the daemon at once that the mini-batch is void: the leader may be looking for the member that hangs."""
+        if self.void is not None:
+            return []
+        self.void = reason
+        if not self.generation:
+            return []
+        return [self._tell(void=void)]
+
+    def _begin_equal(self) -> list[Command]:
+        """The first generation starts from rank 0's model."""
+        if not self.models_may_differ:
+            return []
+        self.models_may_differ = False
+        return [self._copy_whole(0, is_root=self.rank == 0, current=False)]
+
+    def _end_batch(self, attention: bool) -> list[Command]:
+        if not self.generation:
+            self.rehearsed = True
+            self._move(StateChange.BATCH_ENDED)
+            return [self._tell(phase=Phase.READY, booted=True, **ALONE_AGAIN), ReadOrders()]
+        if self.void is not None:  # unless a peer has applied it
+            self._move(StateChange.VOID)
+            return [self._breaks(self.generation, self.void), ReadOrders()]
+        if self.awaits_state and not self.portions.has_come:
+            raise InvalidTransition(self.state, "a mini-batch ended well that had no state to be applied to (I5)")
+        if self.orders is not None and self.orders.resumable:
+            self._move(StateChange.LOOKS)  # the job is over without this step, which the next life makes
+            return [ReadOrders()]
+        self.count.step += 1
+        applied = [] if self.awaits_state else [RecordStep(self.generation, self.count.step)]  # to a state
+        committed: list[Command] = [*applied, *self.portions.next()]
+        if attention or self.leases.holds_at(self.count.step):
+            self._move(StateChange.LOOKS)
+            committed.append(ReadOrders())
+        return committed
+
+    # ------------------------------------------------------------------------------------------- states that differ
+
+    def _on_comparison(self, happened: FromComparison) -> list[Command]:
+        match happened:
+            case StatesEqual():
+                self.is_new = self.is_new and not is_proven(self.count.step, self.joined)
+                self.unusual.note_equal(self.count.step, self.size)
+                return []
+            case StatesDiffer(found):
+                return [self._tell(diverged=found)]
+            case HealingBegins(root, current):
+                return [self._copy_whole(root, is_root=self.rank == root, current=current)]
+
+    # --------------------------------------------------------------------------------------------------- the script
+
+    def _on_script(self, happened: FromScript) -> list[Command]:
+        match happened:
+            case DataWanted(spec):
+                return self._open(spec)
+            case RestartsExpected():
+                self.restarts = True
+                return []
+            case CheckpointWished():
+                return self.copying.want(self.count.step + 1) if self.generation else []
+            case ScriptFailed(reason, foreign):
+                if not self.failure:
+                    self.failure, self._foreign = reason, foreign
+                return []
+            case ScriptEnded(state):
+                return self._end(state)
+            case LeaveWanted() | FiguresReported() | ScriptStands():
+                return [self._pass_on(happened)]
+
+    def _pass_on(self, happened: News) -> TellDaemon:
+        """Report news that changes nothing else in this machine."""
+        match happened:
+            case LeaveWanted():
+                return self._tell(leaving=True)
+            case FiguresReported(figures):
+                return self._tell(figures=figures)
+            case ScriptStands(whereabouts):
+                return self._tell(whereabouts=whereabouts)
+
+    def _end(self, state: tuple[Fingerprint, ...]) -> list[Command]:
+        self._move(StateChange.ENDED)
+        ended = self._tell(
+            phase=Phase.FAILED if self.failure else Phase.DONE,
+            reason=clipped(self.failure),
+            foreign=self._foreign,
+            final=() if self.failure else state,
+            joined=self.joined if self.is_new else 0,
+        )
+        return [*self.next_ring.release(), ended]
+
+    def _open(self, spec: DataSpec) -> list[Command]:
+        """From here on steps may be uneven. Another worker may have opened first: then our share is here already."""
+        before, tells = self.status.data, self._tell(data=spec)
+        if self.state in ALONE:
+            self._tell(phase=Phase.REHEARSING, **ALONE_AGAIN)
+        elif before is None:
+            self.unusual.even_until = self.count.step
+        if self.state is TrainerState.BOOTING:
+            self._move(StateChange.ASKED_FOR_DATA)
+        self.leases.want(spec.epochs, by_sample=spec.by_sample and spec.whole_epochs)
+        return [tells, *([] if self.orders is None else self._adopt(self.orders))]
+
+
+def _is_left(orders: Orders, where: Location) -> bool:
+    """The ring that it is in comes to nothing: it is given up, or the others have left it at a switch it missed."""
+    if where.generation in given_up(orders):
+        return True
+    planned = orders.assignment
+    if planned is None or planned.after_step is None or not where.generation:
+        return False
+    is_past = where.step >= planned.after_step and not is_passed(where, planned)
+    return planned.place.generation > where.generation and is_past

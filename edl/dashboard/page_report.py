@@ -1,0 +1,39 @@
+"""The page of a job as one file, which loads nothing else, made from the job's record."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from edl.dashboard import feed_values, page_html
+from edl.dashboard.page_feed import Feed
+from edl.dashboard.page_view import REPORT_ROWS
+
+SHIPPED: Final = Path(__file__).with_name("shipped")
+
+
+def report(feed: Feed) -> str:
+    """Make the page. Its policy allows the two scripts and styles in it, by their digests, and no loading."""
+    shown = feed_values.view(feed), feed_values.newest(feed, REPORT_ROWS), feed_values.charts(feed)
+    styles = [_shipped(name) for name in ("uPlot.min.css", "page.css")]
+    scripts = [_shipped(name) for name in ("uPlot.iife.min.js", "page.js")]
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {_digests(styles)}; script-src {_digests(scripts)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">'
+    head += "".join(f"<style>{style}</style>" for style in styles)
+    body = page_html.page(*shown, head, live=False)
+    tail = "".join(f"<script>{script}</script>" for script in scripts)
+    return body.replace("</body>", f"{tail}</body>")
+
+
+def _shipped(name: str) -> str:
+    return (SHIPPED / name).read_text(encoding="utf-8")
+
+
+def _digests(texts: list[str]) -> str:
+    found = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+    return " ".join(f"'sha256-{digest}'" for digest in found)

@@ -1,0 +1,141 @@
+"""The server of a job's page: starlette on uvicorn, on loopback.
+
+Owns: the answers, and how many are sent at a time. Does not own: access (`edl.dashboard.access`), what is shown
+(`edl.dashboard.feed_values`), nor the actions of buttons (`edl.dashboard.buttons`).
+
+A browser that lost its connection sends the number of the last event it has seen, and gets the events after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from edl.dashboard import feed_values, page_html
+from edl.dashboard.access import HEADERS, Access
+from edl.dashboard.page_feed import Feed
+from edl.dashboard.page_view import change_of, event_of
+from edl.dashboard.site import GuardedSite, message, plain
+
+HEAD: Final = (
+    '<link rel="icon" href="data:,"><link rel="stylesheet" href="uPlot.min.css">'
+    '<link rel="stylesheet" href="page.css">'
+    '<script src="uPlot.iife.min.js" defer></script><script src="page.js" defer></script>'
+)
+STREAMS: Final = 32  # browsers that get live messages
+FORM_BYTES: Final = 4096
+DRAWN_EACH: Final = 3  # charts are drawn anew after this many statuses
+BEAT_S: Final = 5.0  # longest time without a message, so that browser and server notice a dead connection
+Act = Callable[[str], Awaitable[str]]
+
+
+class PageServer(GuardedSite):
+    """The server of one job's page. `act` carries out a button by its name; None means that there are no buttons."""
+
+    def __init__(self, feed: Feed, access: Access, act: Act | None = None) -> None:
+        super().__init__(access)
+        self._feed = feed
+        self._act = act
+        self._said = ""
+        self._streams = 0
+        self._charts: tuple[tuple[int, int], page_html.Charts] | None = (
+            None  # numbers of status and event, and their charts
+        )
+        place = access.place
+        routes = [
+            Route(f"{place}/", self._page),
+            Route(f"{place}/events", self._events),
+            Route(f"{place}/act", self._press, methods=["POST"]),
+        ]
+        self.app = self.site(routes)
+
+    # ------------------------------------------------------------------------------------------------- what is asked
+
+    async def _page(self, request: Request) -> Response:
+        if refusal := self.refusal(request):
+            return refusal
+        if self._feed.status is None:
+            return plain("the job is not heard of yet; reload in a moment", 503)
+        controls = None if self._act is None else page_html.Controls(self._access.check, self._said)
+        shown = feed_values.view(self._feed), feed_values.newest(self._feed), self._drawn()
+        return HTMLResponse(page_html.page(*shown, HEAD, controls), headers=HEADERS)
+
+    async def _events(self, request: Request) -> Response:
+        if refusal := self.refusal(request):
+            return refusal
+        if self._streams >= STREAMS:
+            return plain("too many look at this page just now", 503)
+        given = request.headers.get("last-event-id") or request.query_params.get("after", "0")
+        after = int(given) if given.isdecimal() and len(given) < 12 else 0
+        return StreamingResponse(self._tell(after), media_type="text/event-stream", headers=HEADERS)
+
+    async def _tell(self, after: int) -> AsyncIterator[str]:
+        self._streams += 1
+        try:
+            looks, changed = -1, False  # `changed`: the ring has changed since charts were drawn
+            while True:
+                news = self._feed.news
+                for number, flat in self._feed.after(after):
+                    yield _happened(number, flat)
+                    after, changed = number, changed or change_of(flat) is not None
+                if self._feed.looks != looks and self._feed.status is not None:
+                    looks = self._feed.looks
+                    drawn = changed or looks % DRAWN_EACH == 0
+                    changed = changed and not drawn
+                    yield self._look(drawn=drawn)
+                elif not news.is_set():
+                    yield ": beat\n\n"
+                await self._feed.wait(news, BEAT_S)
+        finally:
+            self._streams -= 1
+
+    def _look(self, *, drawn: bool) -> str:
+        """Make the message after another status of the job. With `drawn` it includes the charts, which are larger than
+        all else.
+        """
+        view = feed_values.view(self._feed)
+        parts = {
+            "state": page_html.state(view),
+            "tiles": page_html.tiles(view.tiles),
+            "workers": page_html.workers(view.rows, view.more_workers),
+            "data": page_html.bar(view.data, "samples"),
+            "time": page_html.time_bar(view.time),
+            "earlier": page_html.earlier_events(view.job, feed_values.earlier(self._feed)),
+        }
+        charts = msgspec.to_builtins(self._drawn()) if drawn or view.over else None
+        return message("look", {"parts": parts, "charts": charts, "over": view.over})
+
+    def _drawn(self) -> page_html.Charts:
+        """Make the charts once for all browsers."""
+        now = self._feed.looks, self._feed.count
+        if self._charts is None or self._charts[0] != now:
+            self._charts = now, feed_values.charts(self._feed)
+        return self._charts[1]
+
+    # ---------------------------------------------------------------------------------------------------- the buttons
+
+    async def _press(self, request: Request) -> Response:
+        if refusal := self.refusal(request):
+            return refusal
+        if self._act is None:
+            return plain("this page has no buttons: `edl dashboard --allow-scale` has", 403)
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > FORM_BYTES:
+                return plain("too long", 413)
+        form = parse_qs(body.decode("latin-1"))
+        if not self._access.may_press(request.headers, form.get("check", [""])[0]):
+            return plain("this press of a button does not come from the page", 403)
+        self._said = await self._act(form.get("do", [""])[0])
+        return RedirectResponse(f"{self._access.place}/", 303, headers=HEADERS)
+
+
+def _happened(number: int, flat: dict[str, Any]) -> str:
+    return message("happened", {"html": page_html.row(event_of(number, flat)), "number": number}, number)

@@ -1,0 +1,167 @@
+"""The rendezvous of a job's workers without configuration: in the store of horovodrun's own server.
+
+One stand-in writes the job's name and coordinator there, and all others read it: a stand-in on the driver's own host if
+there is any, since the job depends on that host already, else that of the first worker. The driver empties the store at
+each recount, so each stand-in that has asked the driver writes the entry again.
+
+The store is open to all that reach its port. So the job's secret goes into it only if the job may span hosts and no
+file with a secret was given (docs/security.md).
+
+The stand-in that begins the job also chooses, once for all, the checkpoint that this life resumes from
+(`edl.horovodrun.horovod_resume`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from edl.config import Settings
+from edl.errors import ConfigError, PeerError
+from edl.horovodrun.coordinator_process import start_keeper
+from edl.horovodrun.driver_requests import Driver
+from edl.horovodrun.horovod_resume import GoesOnFrom, begin, name_of
+from edl.host.horovodrun_env import HorovodrunEnv
+from edl.host.network import address_of
+from edl.launch.job_records import Folder, find, new_name
+
+SCOPE, KEY = "edl", "job"
+AT_DRIVER, ELSEWHERE = b"at the driver", b"elsewhere"  # values under a rank's number: where that stand-in is
+ALL_S = 120.0  # for all of the first workers to come; scripts may import for long
+PATIENCE_S = 600.0  # as long as Horovod itself waits for slots
+NOTE_S = 10.0
+LOOK_S = 0.2
+
+
+class MeetingPlace(msgspec.Struct, frozen=True):
+    """The entry in the store: the job and its coordinator."""
+
+    job: str
+    coordinator: str
+    host: str  # host of the coordinator's record
+    secret: str = ""
+    recounts: int = 0  # of the driver, so far: each stand-in that it starts takes part in all later ones
+    beginning: GoesOnFrom = GoesOnFrom()  # the checkpoint that this life of the job resumes from
+
+
+class WayToMeeting:
+    """The way of one stand-in to the rendezvous."""
+
+    def __init__(self, about: HorovodrunEnv, settings: Settings, driver: Driver, folder: Path) -> None:
+        """Keep the settings. `folder`: private, for a secret that came from another host."""
+        self._about = about
+        self._settings = settings
+        self._driver = driver
+        self._folder = folder
+        self._place: MeetingPlace | None = None
+        self._come = 0  # ranks that are known to have come, and are not at the driver
+
+    async def attend(self, command: list[str], say: Callable[[str], object]) -> Settings:
+        """Read the rendezvous entry, or write it. Raises ConfigError, PeerError."""
+        place = await self._read()
+        if place is None:
+            mark = AT_DRIVER if self._is_at_driver() else ELSEWHERE
+            await self._driver.put(SCOPE, str(self._about.rank), mark)
+            place = await self._wait(command, say)
+        self._place = place
+        return self._completed(place)
+
+    @property
+    def recounts(self) -> int:
+        """Return the number of recounts when this stand-in was started."""
+        return self._place.recounts if self._place is not None else 0
+
+    async def renew(self, recounts: int = 0) -> None:
+        """Write the entry again after a recount, which empties the store. Raises PeerError."""
+        if self._place is not None:
+            there = await self._read()
+            # A stand-in that asked too late for the recount before has a smaller number than the others: the largest
+            # counts.
+            largest = max(recounts, there.recounts if there is not None else 0)
+            place = msgspec.structs.replace(self._place, recounts=largest)
+            await self._driver.put(SCOPE, KEY, msgspec.json.encode(place))
+
+    async def _read(self) -> MeetingPlace | None:
+        value = await self._driver.get(SCOPE, KEY)
+        try:
+            return None if value is None else msgspec.json.decode(value, type=MeetingPlace)
+        except msgspec.MsgspecError as error:
+            raise PeerError(f"horovodrun's driver has something odd under /{SCOPE}/{KEY}: {error}") from None
+
+    async def _wait(self, command: list[str], say: Callable[[str], object]) -> MeetingPlace:
+        clock = asyncio.get_running_loop().time
+        began, noted = clock(), False
+        while (place := await self._read()) is None:
+            if await self._is_founder(clock() - began):
+                self._place = place = await self._found(command, say)
+                await self.renew()
+                return place
+            if clock() - began > PATIENCE_S:
+                raise ConfigError(f"no worker has begun the job within {PATIENCE_S:g} s")
+            if clock() - began > NOTE_S and not noted:
+                say("waiting for the worker that starts the job's coordinator")
+                noted = True
+            await asyncio.sleep(LOOK_S)
+        return place
+
+    def _is_at_driver(self) -> bool:
+        return self._about.one_host or address_of(self._about.interface) == self._about.driver
+
+    async def _is_founder(self, waited_s: float) -> bool:
+        """Tell whether this stand-in begins the job."""
+        # Rank 0, if it is not at the driver, first waits until all have come, as none of them may be at the driver.
+        if self._is_at_driver() or self._about.rank:
+            return self._is_at_driver() and self._about.slot == 0
+        while self._come < self._about.size:
+            mark = await self._driver.get(SCOPE, str(self._come))
+            if mark is None:
+                return waited_s > ALL_S
+            if mark == AT_DRIVER:
+                return False
+            self._come += 1
+        return True
+
+    async def _found(self, command: list[str], say: Callable[[str], object]) -> MeetingPlace:
+        """Begin the job, as one of its first workers."""
+        settings, host = self._settings, socket.gethostname()
+        job = await name_of(settings) or new_name(settings.home)
+        settings = msgspec.structs.replace(settings, job=job, np=self._about.size)
+        beginning = await begin(settings, say)
+        if settings.coordinator is not None:
+            return MeetingPlace(job, settings.coordinator, host, beginning=beginning)
+        coordinator = await start_keeper(settings, self._about.interface, command)
+        return MeetingPlace(job, coordinator, host, self._shown_secret(Folder(settings.job_home)), beginning=beginning)
+
+    def _shown_secret(self, folder: Folder) -> str:
+        if self._about.one_host or self._settings.secret_file is not None:
+            return ""
+        return folder.secret.read_text()
+
+    def _completed(self, place: MeetingPlace) -> Settings:
+        """Return the trainer's settings."""
+        settings = msgspec.structs.replace(
+            self._settings,
+            job=place.job,
+            coordinator=place.coordinator,
+            life=place.beginning.life,
+            resume_from=place.beginning.path,
+        )
+        if settings.secret_file is not None or self._settings.coordinator is not None:
+            return settings
+        folder = find(settings.home, place.job) if place.host == socket.gethostname() else None
+        if folder is not None:
+            return msgspec.structs.replace(settings, secret_file=folder.secret)
+        if not place.secret:
+            raise ConfigError(
+                f"job {place.job} was begun on {place.host}, for workers of that host alone: start horovodrun with a "
+                "--network-interface that its hosts reach each other by, or give all workers EDL_SECRET_FILE"
+            )
+        file = self._folder / "secret"
+        with open(file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as secret:
+            secret.write(place.secret)
+        return msgspec.structs.replace(settings, secret_file=file)

@@ -1,0 +1,116 @@
+"""A worker of this machine as its launcher holds it: the trainer's process, its end, and its output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple, Protocol
+
+from edl.host.host_processes import watch_exit
+from edl.launch.worker_output import LinePrefixer, LineTarget, Printer, Sink, ToldOnce, WorkerNumbers, forward_file
+
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
+
+
+class WorkerProcess(Protocol):
+    """A child of this process: a `subprocess.Popen` or a `ForkedWorker`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    @property
+    def stderr(self) -> IO[bytes] | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+
+class WorkersTold(NamedTuple):
+    """Parts that the outputs of a launch's workers share."""
+
+    numbers: WorkerNumbers
+    once: ToldOnce
+
+
+class Worker:
+    """A running trainer. Its output goes to the launcher's, and to `folder` if there is one."""
+
+    def __init__(
+        self, slot: int, process: WorkerProcess, printer: Printer, folder: Path | None, told: WorkersTold
+    ) -> None:
+        self.slot = slot
+        self.pid = process.pid
+        self._process = process
+        self._files = [] if folder is None else [_file(folder / "stdout"), _file(folder / "stderr")]
+        number = told.numbers.start(slot)
+        self._lines = {name: LinePrefixer(_prefix(number, name)) for name in ("stdout", "stderr")}
+        streams = ((process.stdout, "stdout", printer.stdout), (process.stderr, "stderr", printer.stderr))
+        self._forwards = [
+            asyncio.create_task(
+                forward_file(stream, self._lines[name], printer, LineTarget(ours, self._files[i : i + 1], told.once))
+            )
+            for i, (stream, name, ours) in enumerate(streams)
+            if stream is not None
+        ]
+
+    def take_number(self, number: int) -> None:
+        """Set the number in front of the lines to come."""
+        for name, lines in self._lines.items():
+            lines.prefix = _prefix(number, name)
+
+    def when_exited(self, tell: Callable[[int, int], None]) -> None:
+        """Call `tell` with slot and exit status, once."""
+        watch_exit(self.pid, lambda _: tell(self.slot, self._process.wait()))
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Signal the trainer and its whole process group, as long as the trainer runs."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signum)
+
+    async def wait_printed(self, timeout_s: float) -> None:
+        """Wait until the output has ended; children may hold the pipes after the worker."""
+        _, late = await asyncio.wait(self._forwards, timeout=timeout_s)
+        for task in late:
+            task.cancel()
+        for file in self._files:
+            file.close()
+
+
+def search_path(environ: Mapping[str, str]) -> str:
+    """Return the PATH of a worker. This Python's folder comes first, so that `python` is the one that edl is in."""
+    return os.pathsep.join(filter(None, (str(Path(sys.executable).parent), environ.get("PATH", os.defpath))))
+
+
+def start_process(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Run the user's command.
+
+    Call it from the main thread: the kernel ends the trainer together with the thread that started it.
+    """
+    return subprocess.Popen(
+        [*DIE_WITH_PARENT, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(environ),
+        start_new_session=True,
+    )
+
+
+def _prefix(number: int, stream: str) -> str:
+    # As horovodrun has it.
+    return f"[{number}]<{stream}>:"
+
+
+def _file(path: Path) -> Sink:
+    return Sink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))

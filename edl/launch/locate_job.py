@@ -1,0 +1,137 @@
+"""Finding a job, and where to ask it: by this machine's records, or at a named coordinator.
+
+For those that look at a job from outside: the command line, `edl.client`. A job that is over is answered for by what
+its launcher has kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from edl.config import Settings
+from edl.coordination.coordinator_settings import Coordinator
+from edl.errors import ConfigError, EdlError, UsageError, did_you_mean
+from edl.host.credentials import coordinator_of, with_secret
+from edl.host.job_discovery import completed
+from edl.launch.job_records import OVER, Folder, LaunchRecord, find, records
+from edl.outside.job_client import JobClient
+from edl.protocol.record import JobState, Status
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """A job, with its record or its coordinator, or both."""
+
+    job: str
+    folder: Folder | None  # with its record, if it was started on this machine
+    record: LaunchRecord | None
+    coordinator: Coordinator | None  # where to ask; None when all that is left of it is the record
+    secret: bytes
+
+    @property
+    def starting(self) -> bool:
+        """Tell whether the job may be too young to have a leader."""
+        return self.record is not None and self.record.alive and self.record.state in {"starting", "resuming"}
+
+    def client(self) -> JobClient:
+        """Connect to the job. Raises ConfigError if it has no coordinator, or none yet."""
+        if self.coordinator is None:
+            why = "is just being started" if self.record is not None and self.record.alive else "is over"
+            raise ConfigError(f"job {self.job} {why}: there is no worker to ask")
+        return JobClient(self.coordinator, self.job, self.secret)
+
+
+def locate(settings: Settings, secret: bytes = b"") -> Whereabouts:
+    """Find the named job, else the only one that runs here. Raises ConfigError or UsageError."""
+    job = settings.job or only_living(records(settings.home))
+    settings = completed(msgspec.structs.replace(settings, job=job))
+    secret = secret or settings.secret()
+    folder = find(settings.home, job)
+    record = folder.read() if folder else None
+    if record is not None and settings.coordinator in {None, record.coordinator}:
+        return Whereabouts(job, folder, record, _coordinator(settings, record, secret), secret)
+    if settings.coordinator is None:
+        near = did_you_mean(job, [record.job for _, record in records(settings.home)])
+        raise ConfigError(
+            f"no job {job} was started on this machine{near or ':'} `edl status` lists those that were; "
+            "for one that runs elsewhere name its coordinator, by --coordinator HOST:PORT or EDL_COORDINATOR"
+        )
+    return Whereabouts(job, None, None, _named(settings, secret), secret)
+
+
+def only_living(known: Iterable[tuple[Folder, LaunchRecord]]) -> str:
+    living = [record.job for _, record in known if record.alive]
+    if len(living) == 1:
+        return living[0]
+    if living:
+        raise UsageError(f"several jobs run here, name one: {', '.join(living)}")
+    raise UsageError("no job runs here: name one, or see `edl status` for those that ran")
+
+
+def _coordinator(settings: Settings, record: LaunchRecord, secret: bytes) -> Coordinator | None:
+    """Return where to ask: a launcher's own coordinator ends with it, another one outlives the job."""
+    if not record.own_coordinator:
+        return _named(settings, secret)
+    if not record.alive or not record.coordinator:
+        return None
+    return with_secret(Coordinator(record.coordinator), secret)
+
+
+def _named(settings: Settings, secret: bytes) -> Coordinator | None:
+    found = coordinator_of(msgspec.structs.replace(settings, secret_file=None))
+    return None if found is None else with_secret(found, secret)
+
+
+def kept_status(where: Whereabouts) -> Status | None:
+    """Return what this machine's launcher knows; None if it has no record of the job."""
+    record = where.folder.read() if where.folder is not None else None
+    return None if where.folder is None or record is None else recorded_status(where.folder, record)
+
+
+async def read_status(where: Whereabouts) -> Status:
+    """Return the status from the leader; without an answer, the last known one. Raises EdlError."""
+    try:
+        async with where.client() as job:
+            return await job.status()
+    except EdlError:
+        if where.folder is None or where.record is None:
+            raise
+        return recorded_status(where.folder, where.record)
+
+
+def recorded_status(folder: Folder, record: LaunchRecord) -> Status:
+    """Return the last status that the launcher kept. The launch's end counts more than the last leader's word."""
+    try:
+        status = msgspec.json.decode(folder.status.read_bytes(), type=Status)
+    except (OSError, msgspec.MsgspecError):
+        status = _blank(record)
+    if record.alive and record.state == JobState.RESUMING:  # between two lives, or before the next one is heard of
+        return msgspec.structs.replace(status, state=JobState.RESUMING, reason=record.reason, workers=(), size=0)
+    if record.alive:
+        return status
+    state, reason = (
+        (record.state, record.reason) if record.state in OVER else ("failed", f"{record.launcher} was killed")
+    )
+    return msgspec.structs.replace(status, state=JobState(state), reason=reason)
+
+
+def _blank(record: LaunchRecord) -> Status:
+    # No leader of this job was ever heard.
+    return Status(
+        job=record.job,
+        state=JobState(record.state),
+        reason=record.reason,
+        term=0,
+        generation=0,
+        leader="",
+        step=0,
+        epoch=0,
+        size=0,
+        target=record.np,
+        min_workers=record.min_workers,
+        max_workers=record.max_workers or 0,
+        workers=(),
+        data=None,
+        spec=None,
+    )

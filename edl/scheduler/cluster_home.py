@@ -1,0 +1,237 @@
+"""Folder of a cluster on this machine: its configuration, its locks, its jobs' logs.
+
+Owns: the files below EDL_HOME/cluster, private to the user, and which process of the cluster lives. Does not own: the
+queue, which is in the coordinator (`edl.scheduler.queue_store`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edl.config.home import check_home
+from edl.coordination.coordinator_settings import Coordinator, from_environment
+from edl.errors import ConfigError, UsageError
+from edl.host.credentials import with_secret
+
+ASKING_S = 0.5
+OWN = "EDL_CLUSTER_OWN"  # a variable
+
+
+class NodeGiven(msgspec.Struct, frozen=True):
+    """A node, and its devices by index."""
+
+    name: str
+    devices: tuple[int, ...]
+
+
+class HttpGiven(msgspec.Struct, frozen=True):
+    address: str
+    port: int
+    certificate: str = ""  # files, as PEM; without them it is plain HTTP
+    key: str = ""
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{'https' if self.certificate else 'http'}://{host}:{self.port}"
+
+
+class KubernetesGiven(msgspec.Struct, frozen=True):
+    url: str
+    account: str  # a folder with `token` and `ca.crt`
+    namespace: str
+    template: dict[str, Any]  # the Pod that each worker's is made from
+
+
+class ClusterConfig(msgspec.Struct, frozen=True):
+    """Settings that `edl cluster start` was given."""
+
+    nodes: tuple[NodeGiven, ...]
+    policy: str
+    parameters: dict[str, str]
+    quotas: dict[str, int]
+    coordinator: str  # [etcd://]HOST:PORT[,…][/chroot], or etcd:///SOCKET
+    own_coordinator: bool
+    schedulers: int
+    session_timeout_s: float
+    started: float
+    credentials: dict[str, str] = {}  # EDL_COORDINATOR_…: who opens a coordinator that is not its own
+    engine: str = "local"
+    ray: str = ""  # HOST:PORT of the Ray that its workers are actors of
+    http: HttpGiven | None = None
+    kubernetes: KubernetesGiven | None = None
+    log_level: str = "info"
+    priorities: dict[str, int] = {}  # user -> the highest that its token may ask for; 0 for all others
+
+
+class ClusterHome:
+    """The cluster of one EDL_HOME."""
+
+    def __init__(self, home: Path, own: str | None = None) -> None:
+        """`own`: where `home` is several machines', a folder of this one for its processes' locks and logs."""
+        self.home, self.own = home, own
+        self.folder = home / "cluster"
+        self.run = Path(own or self.folder) / "run"
+        self.logs = Path(own or self.folder) / "logs"
+        self.environs = self.folder / "environs"
+        self.secret = self.folder / "secret"
+        self.ending = self.run / "ending"  # there: no process begins anything any more
+        self.opening = self.run / "opening"  # there: the coordinator comes up, and no other process begins yet
+
+    def check(self) -> None:
+        """Raises ConfigError where another user has made it. Whose a volume of several machines is, it says."""
+        if self.own is None:
+            check_home(self.home, self.folder, self.secret)
+
+    def make(self) -> None:
+        """Raises ConfigError."""
+        self.check()
+        try:
+            below = (self.folder / "jobs", self.folder / "nodes", self.environs, self.run, self.logs)
+            for folder in (self.home, self.folder, *below):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"EDL_HOME={self.home}: cannot keep a cluster there: {error.strerror}") from None
+
+    def node(self, name: str) -> Path:
+        return self.folder / "nodes" / name
+
+    def job_logs(self, job: str) -> Path:
+        return self.folder / "jobs" / job / "logs"
+
+    def checkpoints(self, job: str) -> Path:
+        return self.folder / "jobs" / job / "checkpoints"
+
+    def remains_of(self, job: str) -> Path | None:
+        """A folder that a job of that name has made: its logs and checkpoints, or a worker's, which claims its id."""
+        if (folder := self.folder / "jobs" / job).exists():
+            return folder
+        workers = self.folder.glob(f"nodes/*/workers/{job}-*")
+        return next((one for one in workers if one.name[len(job) + 1 :].isdecimal()), None)
+
+    @property
+    def identity(self) -> str:
+        """Identity of this cluster among all, also those of other machines whose folders have the same path."""
+        return hashlib.sha256(b"cluster " + self.secret.read_bytes().strip()).hexdigest()
+
+    # ------------------------------------------------------------------------------------------------ configuration
+
+    def write(self, config: ClusterConfig) -> None:
+        put(self.folder / "cluster.json", msgspec.json.format(msgspec.json.encode(config)))
+
+    def read(self) -> ClusterConfig | None:
+        try:
+            return msgspec.json.decode((self.folder / "cluster.json").read_bytes(), type=ClusterConfig)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def config(self) -> ClusterConfig:
+        """Raises UsageError where there is no cluster, ConfigError."""
+        self.check()
+        found = self.read()
+        if found is None:
+            raise UsageError(f"there is no cluster in EDL_HOME={self.home}: start one by `edl cluster start`")
+        return found
+
+    def coordinator(self) -> Coordinator:
+        """Return the coordinator with its credentials: those given, or those that follow from the secret. Raises
+        UsageError, ConfigError.
+        """
+        config = self.config()
+        found = from_environment(config.credentials, hosts=config.coordinator)
+        assert found is not None
+        return with_secret(found, self.secret.read_bytes().strip())
+
+    # ------------------------------------------------------------------------------------------------------ processes
+
+    @contextlib.contextmanager
+    def lived(self, name: str) -> Iterator[bool]:
+        """Holds the name for as long as this process lives; False: another one has it."""
+        file = os.open(self.run / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not _taken(file):
+                yield False
+                return
+            os.ftruncate(file, 0)
+            os.write(file, str(os.getpid()).encode())
+            yield True
+        finally:
+            os.close(file)
+
+    def pid(self, name: str) -> int | None:
+        """Return the pid of the process that holds the name; None: no process does; 0: the process is so new that it
+        has not written its pid.
+        """
+        try:
+            file = os.open(self.run / f"{name}.lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others who only ask are no holders
+        except BlockingIOError:
+            text = os.pread(file, 20, 0)
+            return int(text) if text.isdigit() else 0
+        else:
+            return None
+        finally:
+            os.close(file)
+
+    def names(self) -> list[str]:
+        """Return the names of all processes that the cluster ever had."""
+        return sorted(path.stem for path in self.run.glob("*.lock"))
+
+    def living(self) -> dict[str, int]:
+        return {name: pid for name in self.names() if (pid := self.pid(name)) is not None}
+
+
+def _taken(file: int) -> bool:
+    """Take the lock. Try for a while: a process that only asks for the pid holds the lock for a moment."""
+    until = time.monotonic() + ASKING_S
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(ASKING_S / 20)
+        else:
+            return True
+    return False
+
+
+def put_once(path: Path, content: bytes) -> None:
+    """Write a file unless it exists: of several machines that begin together, one writes it for all."""
+    if path.exists():
+        return
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    put(new, content)
+    with contextlib.suppress(FileExistsError):
+        os.link(new, path)
+    new.unlink()
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write the whole of it or nothing, for this user only. Raises OSError."""
+    working = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")  # a folder may be several machines'
+    try:
+        with open(working, "wb", opener=_private) as file:  # which writes until all is written, or raises
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        working.rename(path)
+    except OSError:
+        working.unlink(missing_ok=True)
+        raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,153 @@
+"""A Kubernetes as it was named at a command line: its address, the Pod of each worker, its nodes.
+
+Owns: what of it is right, and the words for what is not.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edl.errors import ConfigError
+from edl.scheduler.cluster_home import KubernetesGiven, NodeGiven
+from edl.scheduler.engine_registry import wanted
+from edl.scheduler.kubernetes.kubernetes_api import ACCOUNT, KubernetesApi, KubernetesError, address_of, found_here
+from edl.scheduler.kubernetes.pods import KubernetesNode, node_of
+
+NAMED = "--pod-template"
+
+
+class PodResources(msgspec.Struct):
+    limits: dict[str, str | int | float] = {}
+    requests: dict[str, str | int | float] = {}
+
+
+class PodVariable(msgspec.Struct):
+    name: str
+
+
+class PodContainer(msgspec.Struct):
+    image: str
+    resources: PodResources = msgspec.field(default_factory=PodResources)
+    env: list[PodVariable] = []
+
+
+class PodSpec(msgspec.Struct):
+    containers: list[PodContainer]
+    tolerations: list[dict[str, Any]] = []
+    affinity: dict[str, Any] = {}
+    hostNetwork: bool = False  # noqa: N815 - as Kubernetes writes it
+
+
+class PodMeta(msgspec.Struct):
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class PodShape(msgspec.Struct):
+    """A template, as far as it is looked at; the rest is Kubernetes' to judge."""
+
+    spec: PodSpec
+    kind: str = "Pod"
+    metadata: PodMeta = msgspec.field(default_factory=PodMeta)
+
+
+def given_of(url: str | None, account: str | None, template: str | None, environ: Mapping[str, str]) -> KubernetesGiven:
+    """Raises ConfigError."""
+    where = url or found_here(environ)
+    if where is None:
+        raise ConfigError(
+            "--engine kubernetes: this is no Pod: name the API server by --kubernetes https://HOST:PORT, and a folder "
+            "with a service account's token and ca.crt by --kubernetes-account"
+        )
+    address_of(where)
+    folder = Path(account or ACCOUNT).absolute()
+    try:
+        namespace = (folder / "namespace").read_text().strip()
+        for name in ("token", "ca.crt"):
+            (folder / name).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--kubernetes-account {folder}: {error.filename}: {error.strerror}") from None
+    return KubernetesGiven(where, str(folder), namespace, template_of(template))
+
+
+def template_of(path: str | None) -> dict[str, Any]:
+    """Raises ConfigError."""
+    if path is None:
+        raise ConfigError(f"--engine kubernetes needs {NAMED} FILE: `edl cluster manifests` prints one, as worker.json")
+    try:
+        text = Path(path).read_bytes()
+        shape = msgspec.json.decode(text, type=PodShape)
+    except OSError as error:
+        raise ConfigError(f"{NAMED} {path}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{NAMED} {path}: is no Pod as JSON: {error}") from None
+    if shape.kind != "Pod" or not shape.spec.containers:
+        raise ConfigError(f"{NAMED} {path}: must be a Pod with a container, and is a {shape.kind}")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def devices_of(template: Mapping[str, Any]) -> tuple[str, int]:
+    """The resource that makes a slot, such as nvidia.com/gpu, and how many of it a worker has; "": cores."""
+    resources = msgspec.convert(template, PodShape).spec.containers[0].resources
+    asked = {**resources.requests, **resources.limits}
+    named = [(name, many) for name, many in sorted(asked.items()) if "/" in name and str(many).isdecimal()]
+    for name, many in named:
+        if int(many):
+            return name, int(many)
+    cores = str(asked.get("cpu", "1"))
+    return "", max(1, int(cores)) if cores.isdecimal() else 1
+
+
+def kubernetes_nodes(given: KubernetesGiven, text: str | None, *, own_coordinator: bool) -> tuple[NodeGiven, ...]:
+    """NODE:SLOTS as Kubernetes names them, or all that take such Pods, with a slot for each worker that fits.
+
+    Raises ConfigError.
+    """
+    if own_coordinator and not _is_here(given):
+        raise ConfigError(
+            "--engine kubernetes: Pods do not reach the ZooKeeper that a cluster brings: name one that they reach by "
+            "--coordinator HOST:PORT or etcd://HOST:PORT"
+        )
+    api = KubernetesApi(given)
+    try:
+        api.pods("edl/agent=none")
+        known = {node.name: node for node in map(node_of, api.nodes())}
+    except KubernetesError as error:
+        raise ConfigError(f"--engine kubernetes: {error}") from None
+    resource, each = devices_of(given.template)
+    offered = {name: node.slots(resource) // each for name, node in known.items()}
+    if text is None:
+        tolerations = given.template["spec"].get("tolerations") or ()
+        slots = {name: many for name, many in offered.items() if many and known[name].lets_in(tolerations)}
+        if not slots:
+            what = f"with {resource}, " if resource else ""
+            raise ConfigError(f"--engine kubernetes: no node {what}takes such Pods: `kubectl get nodes` shows them")
+    else:
+        slots = wanted(text, "NODE:SLOTS of Kubernetes")
+        for name, many in slots.items():
+            _check(name, many, known, offered[name] if name in offered and resource else many)
+    return tuple(NodeGiven(name, tuple(range(many))) for name, many in sorted(slots.items()))
+
+
+def _check(name: str, many: int, known: Mapping[str, KubernetesNode], most: int) -> None:
+    """Cores may be shared by as many workers as one likes; other devices not. Raises ConfigError."""
+    if name not in known:
+        raise ConfigError(f"--nodes {name}:{many}: Kubernetes has no node {name}: `kubectl get nodes` shows them")
+    if many > most:
+        raise ConfigError(f"--nodes {name}:{many}: node {name} has room for {most} such workers, says Kubernetes")
+
+
+def _is_here(given: KubernetesGiven) -> bool:
+    """Tell whether the API server is at this machine and Pods have their machine's network: they reach what listens
+    here.
+    """
+    _, host, _ = address_of(given.url)
+    shared = msgspec.convert(given.template, PodShape).spec.hostNetwork
+    return shared and host in {"127.0.0.1", "::1", "localhost", socket.gethostname()}

@@ -1,0 +1,65 @@
+"""Port of an engine, which starts and ends the workers of one node for its agent. The embedded engine is
+`local_engine`.
+
+An engine that hands workers to another system keeps the same promises, and the suite of tests/contract/test_engines.py
+is run on each.
+
+Owns: the promises. Does not own: which worker is started when (`edl.cluster.queue.agent_machine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from edl.cluster.queue.agent_machine import WorkerFound
+from edl.cluster.queue.end_causes import EndEvidence
+from edl.cluster.queue.queue_entries import Submission, WorkerOrder
+
+Ended = Callable[[str, EndEvidence], None]
+
+
+class Start(msgspec.Struct, frozen=True):
+    order: WorkerOrder
+    asked: Submission
+    environ: Mapping[str, str]  # all of it
+
+
+class WorkerEngine(Protocol):
+    """Belongs to one event loop."""
+
+    @property
+    def takes_workers(self) -> bool:
+        """Tell whether the node has devices to give now: another system may have lost it, or keep it for others."""
+
+    async def find(self) -> list[WorkerFound]:
+        """Workers that this engine was ever asked to start here and that were not forgotten; from now on the end of
+        each that lives is told. Called once, first.
+        """
+
+    async def start(self, start: Start) -> int | None:
+        """Claims the worker's id for good, and starts it; its pid, or by which number the other system knows it, 0: by
+        none. None: the id was claimed before: nothing is done.
+
+        A worker that cannot be started ends at once, with a reason.
+        """
+
+    async def bar(self, worker: str) -> WorkerFound:
+        """Claims the worker's id for good, unless it was claimed before; what has become of it. From now on it does not
+        begin, and the end of one that lives is told. Raises OSError, EdlError.
+        """
+
+    def end(self, worker: str, *, kill: bool) -> None:
+        """Ask it to leave, or kill all of its processes. Its end is told as any other."""
+
+    def forget(self, worker: str) -> None:
+        """Forget a worker that is gone and whose end was heard of. Its id stays claimed."""
+
+    async def close(self) -> None:
+        """Tell of no end any more. Workers go on."""
+
+
+Make = Callable[[Ended], WorkerEngine]
+"""An engine that calls its argument once for each worker that ended, when none of its processes is left (I17)."""

@@ -1,0 +1,79 @@
+"""A source whose records are runs of bytes: a record is read with a span of a few kilobytes around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from edl.sources.fetching import RecordSpan, fetch
+from edl.sources.file_errors import BadRecord, changed, corrupt
+from edl.sources.listing import DataFile
+from edl.sources.record_places import BEGIN, FILE, Placed, Table, columns_of
+from edl.sources.scanning import Layout
+from edl.sources.source_port import Numbers
+
+SPAN_BYTES = 8 << 20  # adjacent records are read at once up to this size
+
+
+class RowSource(Placed):
+    """Records of `files`, cut by `layout`, at the places of `table`."""
+
+    def __init__(self, files: Sequence[DataFile], layout: Layout, table: Table, fingerprint: str) -> None:
+        super().__init__(files, table, fingerprint)
+        self._layout = layout
+        self._head: bytes | None = None
+
+    def read(self, ids: Numbers | Sequence[int]) -> list[Any]:
+        numbers = np.asarray(ids, np.int64)
+        order = np.argsort(numbers, kind="stable")
+        wanted = numbers[order]
+        head = self._head_of_all() if numbers.size else b""
+        found: list[Any] = [None] * len(numbers)
+        for span, data in fetch(self._spans(np.unique(columns_of(self._table, wanted)))):
+            begin, end = np.searchsorted(wanted, [span.number, span.number + span.count])
+            ends = self._ends(span, data)
+            for place, number in zip(order[begin:end].tolist(), wanted[begin:end].tolist(), strict=True):
+                found[place] = self._record(span, data, ends, number - span.number, head)
+        return found
+
+    def _spans(self, columns: Numbers) -> Iterator[RecordSpan]:
+        """Yield spans; adjacent columns of one file are merged into one span."""
+        kind = self._table[FILE, columns], self._table[BEGIN, columns] // SPAN_BYTES
+        apart = (np.diff(columns) != 1) | np.logical_or(*(np.diff(one) != 0 for one in kind))
+        for run in np.split(columns, np.flatnonzero(apart) + 1) if columns.size else ():
+            yield self._span(int(run[0]), int(run[-1]))
+
+    def _span(self, first: int, last: int) -> RecordSpan:
+        number, file_number, start = self._table[:, first].tolist()
+        next_number, next_file, stop = self._table[:, last + 1].tolist()
+        file = self._files[file_number]
+        return RecordSpan(file, number, next_number - number, start, stop if next_file == file_number else file.size)
+
+    def _ends(self, span: RecordSpan, data: bytes) -> Numbers:
+        try:
+            ends = self._layout.ends(data, True)
+        except BadRecord as error:
+            raise corrupt(span.file.name, f"byte {span.start + error.offset}", error.reason) from None
+        if len(ends) != span.count:
+            raise changed(span.file.name, f"bytes {span.start} to {span.stop}")
+        return ends
+
+    def _record(self, span: RecordSpan, data: bytes, ends: Numbers, index: int, head: bytes) -> Any:
+        start = int(ends[index - 1]) if index else 0
+        try:
+            return self._layout.record(data[start : ends[index]], head)
+        except ValueError as error:
+            place = f"byte {span.start + start} (sample {span.number + index})"
+            raise corrupt(span.file.name, place, str(error)) from None
+
+    def _head_of_all(self) -> bytes:
+        """Return the head of the first file that has records; all heads are equal. A head ends
+        where the records begin.
+        """
+        if self._head is None:
+            _, file, begin = self._table[:, 0].tolist()
+            heads = [RecordSpan(self._files[file], 0, 0, 0, begin)] if self._layout.headed else []
+            self._head = next((data for _, data in fetch(heads)), b"")
+        return self._head

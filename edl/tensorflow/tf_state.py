@@ -1,0 +1,245 @@
+"""The values of variables, from one rank to all others.
+
+Owns: moving them. Does not own: which variables make up the state (`edl.tensorflow.tf_framework`), nor when they move.
+
+Large variables of TensorFlow 2 go from memory to memory, one by one: at 100 MB each copy costs as much as sending it.
+Those of a graph of TensorFlow 1 live in a session: all are read in one run and written in one, through their
+initializers, so that a finalized graph needs no new operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import horovod.tensorflow as hvd
+import msgspec
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from edl.collectives.horovod_ring import HorovodRing
+from edl.errors import RingBroken, UsageError
+from edl.trainer.same_model import ALIKE
+
+LARGE_BYTES = 4 * 1024 * 1024  # from here on a variable travels alone; smaller ones share a message
+
+
+class Described(msgspec.Struct, frozen=True, array_like=True):
+    """A variable without its contents."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Variables(Protocol):
+    """Variables, in the same order on all workers."""
+
+    def describe(self) -> list[Described]: ...
+
+    def broadcast(self, root: int, receive: bool) -> int:
+        """Send the values of rank `root`; take them over if told to. Returns the bytes sent."""
+
+    def remember(self) -> Callable[[], None]:
+        """Remember the present values, on any thread. The returned function puts them back."""
+
+    def values(self) -> list[np.ndarray[Any, Any]]:
+        """Return the present values; an update that comes later does not change them."""
+
+    def put(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Set the values."""
+
+
+class EagerVariables:
+    """Variables of TensorFlow 2."""
+
+    def __init__(self, variables: Sequence[tuple[str, Any]]) -> None:
+        self._variables = variables
+
+    def describe(self) -> list[Described]:
+        return [_describe(name, variable) for name, variable in self._variables]
+
+    def some(self, numbers: Iterable[int]) -> EagerVariables:
+        return EagerVariables([self._variables[number] for number in numbers])
+
+    def broadcast(self, root: int, receive: bool) -> int:
+        moved = 0
+        small: list[Any] = []
+        for number, (_, variable) in enumerate(self._variables):
+            size: int = variable.dtype.size * variable.shape.num_elements()
+            if size < LARGE_BYTES:
+                small.append(variable)
+            else:
+                _send_alone(variable, root, f"edl_state_{number}", receive)
+                moved += size
+        values = [variable.numpy() for variable in small]
+        received = broadcast_arrays(values, root)
+        if receive:
+            for variable, value in zip(small, received, strict=True):
+                variable.assign(value)
+        return moved + _bytes(values)
+
+    def remember(self) -> Callable[[], None]:
+        with context.eager_mode():
+            kept = [(variable, variable.read_value()) for _, variable in self._variables]
+
+        def put_back() -> None:
+            for variable, value in kept:
+                variable.assign(value)
+
+        return put_back
+
+    def values(self) -> list[np.ndarray[Any, Any]]:
+        return contents(read([variable for _, variable in self._variables]))
+
+    def put(self, values: Sequence[Any]) -> None:
+        """Arrays, or tensors: a variable takes over the memory of a tensor that the caller lets go of."""
+        for (_, variable), value in zip(self._variables, values, strict=True):
+            variable.assign(value)
+
+
+def read(variables: Sequence[Any]) -> list[Any]:
+    """Read variables as `read_value` does: a value shares its variable's memory, until that is updated into other
+    memory.
+    """
+    return [tf.raw_ops.ReadVariableOp(resource=one.handle, dtype=one.dtype) for one in variables]
+
+
+def contents(tensors: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    return [np.asarray(tensor._numpy()) for tensor in tensors]
+
+
+class SessionVariables:
+    """Variables of a graph, by the session that is the default one where the script calls edl."""
+
+    def __init__(self) -> None:
+        self._session = tf.compat.v1.get_default_session()
+        if self._session is None:
+            raise UsageError(
+                "in graph mode edl reads and writes variables: call it inside `with session.as_default():`"
+            )
+        self._variables = self._session.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+
+    def describe(self) -> list[Described]:
+        return [_describe(variable.name, variable) for variable in self._variables]
+
+    def broadcast(self, root: int, receive: bool) -> int:
+        values = self._read()
+        received = broadcast_arrays(values, root)
+        if receive:
+            self._write(received)
+        return _bytes(values)
+
+    def remember(self) -> Callable[[], None]:
+        # Perhaps from within a run of the script's, which asks for its weight: that one may hold all threads.
+        return partial(self._write, self._read(tf.compat.v1.RunOptions(inter_op_thread_pool=-1)))
+
+    def values(self) -> list[np.ndarray[Any, Any]]:
+        return self._read()
+
+    def put(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+        self._write(values)
+
+    def _read(self, options: Any = None) -> list[np.ndarray[Any, Any]]:
+        try:
+            values: list[np.ndarray[Any, Any]] = self._session.run(self._variables, options=options)
+        except tf.errors.FailedPreconditionError as error:
+            raise UsageError(
+                "the variables of the graph have no values yet: run tf.compat.v1.global_variables_initializer() before "
+                f"the first batch ({error.message.splitlines()[0]})"
+            ) from error
+        return values
+
+    def _write(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+        self._session.run(
+            [variable.initializer for variable in self._variables],
+            {variable.initializer.inputs[1]: value for variable, value in zip(self._variables, values, strict=True)},
+        )
+
+
+def synchronize(variables: Variables, ring: HorovodRing, root: int) -> int:
+    """Carries out `Framework.synchronize`."""
+    place = ring.place
+    if place is None:
+        raise RingBroken("this process is in no ring")
+    if place.size == 1:
+        return 0
+    mine = variables.describe()
+    if place.rank == root:
+        head = msgspec.msgpack.encode(mine)
+        ring.broadcast(head, root)
+    else:
+        head = ring.broadcast(None, root)
+        theirs = msgspec.msgpack.decode(head, type=list[Described])
+        check_same(mine, theirs, f"rank {place.rank}", f"rank {root}")
+    with ring.failing():
+        return len(head) + variables.broadcast(root, receive=place.rank != root)
+
+
+def _send_alone(variable: Any, root: int, name: str, receive: bool) -> None:
+    kind = variable.dtype.base_dtype
+    with tf.device("CPU:0"):
+        value = variable.read_value()  # shares the variable's memory
+        if kind == tf.bool:
+            received = hvd.broadcast(value, root, name=name)
+        else:  # as bytes, so that every type travels, also those that Horovod does not know
+            received = tf.bitcast(hvd.broadcast(tf.bitcast(value, tf.uint8), root, name=name), kind)
+    if receive:
+        variable.assign(received)
+
+
+def broadcast_arrays(arrays: Sequence[np.ndarray[Any, Any]], root: int) -> list[np.ndarray[Any, Any]]:
+    """The arrays of rank `root`, everywhere."""
+    small = [index for index, array in enumerate(arrays) if array.nbytes < LARGE_BYTES]
+    received = list(arrays)
+    packed = np.concatenate([_as_bytes(arrays[index]) for index in small] or [np.zeros(0, np.uint8)])
+    packed = broadcast_bytes(packed, root, "edl_state_small")
+    ends = np.cumsum([arrays[index].nbytes for index in small])
+    for index, end in zip(small, ends, strict=True):
+        like = arrays[index]
+        received[index] = np.frombuffer(packed[end - like.nbytes : end].tobytes(), like.dtype).reshape(like.shape)
+    for index, like in enumerate(arrays):
+        if like.nbytes >= LARGE_BYTES:
+            whole = broadcast_bytes(_as_bytes(like), root, f"edl_state_{index}")
+            received[index] = whole.view(like.dtype).reshape(like.shape)
+    return received
+
+
+def broadcast_bytes(array: np.ndarray[Any, Any], root: int, name: str) -> np.ndarray[Any, Any]:
+    """Bytes of rank `root`, everywhere; works in scripts without eager execution too."""
+    if not array.size:
+        return array
+    with context.eager_mode(), tf.device("CPU:0"):
+        received: np.ndarray[Any, Any] = hvd.broadcast(tf.convert_to_tensor(array), root, name=name).numpy()
+    return received
+
+
+def _bytes(values: Sequence[np.ndarray[Any, Any]]) -> int:
+    return sum(value.nbytes for value in values)
+
+
+def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _describe(name: str, variable: Any) -> Described:
+    return Described(name, tf.as_dtype(variable.dtype).base_dtype.name, tuple(variable.shape.as_list()))
+
+
+def check_same(mine: list[Described], theirs: list[Described], me: str, them: str) -> None:
+    """Raises UsageError."""
+    for here, there in zip(mine, theirs, strict=False):
+        if (here.dtype, here.shape) != (there.dtype, there.shape):  # names are numbered by what else a script builds
+            raise _different(_shown(here), _shown(there), me, them)
+    if len(mine) != len(theirs):
+        raise _different(f"{len(mine)} variables", f"{len(theirs)}", me, them)
+
+
+def _shown(variable: Described) -> str:
+    return f"{variable.name} ({variable.dtype}{list(variable.shape)})"
+
+
+def _different(mine: str, theirs: str, me: str, them: str) -> UsageError:
+    return UsageError(f"the model of {me} is not that of {them}: {mine} here, {theirs} there. {ALIKE}")

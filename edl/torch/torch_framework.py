@@ -1,0 +1,363 @@
+"""PyTorch behind the runtime's port.
+
+Owns: what the script has wrapped, and torch's ring. Does not own: the steps (`edl.torch.torch_reducer`), nor moving
+state (`edl.torch.torch_state`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+
+from edl import ownership
+from edl.collectives.gradient_weight import Weight
+from edl.collectives.horovod_environment import prepare_environment
+from edl.collectives.name_warmup import Named
+from edl.core.worker.digest import leaves
+from edl.errors import RingBroken, UsageError
+from edl.protocol.divergence_report import Fingerprint
+from edl.torch.absence import sparse_parameters
+from edl.torch.backward import Backward
+from edl.torch.loading_seeds import LoadingSeeds
+from edl.torch.nccl_sums import Gpu
+from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
+from edl.torch.tensor_ring import TensorRing, chosen
+from edl.torch.torch_fingerprints import fingerprints, fingerprints_begun
+from edl.torch.torch_reducer import USUAL, Manner, Reducer
+from edl.torch.torch_snapshot import TorchSnapshot, bytes_of, put_bytes, put_random_states, random_states, restore
+from edl.torch.torch_state import (
+    broadcast_tensors,
+    named_hyper_parameters,
+    parameters_of,
+    states,
+    synchronize,
+    synchronize_rest,
+)
+from edl.torch.torch_state_split import TorchApart
+from edl.torch.torch_tensors import TorchTensors
+from edl.torch.torch_unwrapped import REMEDY, TorchUnwrapped
+from edl.torch.unlearned_state import Rest, statistics
+from edl.torch.wrapped import Wrapped, make_equal
+from edl.trainer.framework_port import StepPort
+from edl.trainer.updates_due import UpdatesDue
+
+CPU = torch.device("cpu")
+
+
+class TorchFramework:
+    """`edl.trainer.framework_port.Framework`, once per process."""
+
+    def __init__(self) -> None:
+        prepare_environment()
+        self.sort = TorchTensors()
+        self.loading = LoadingSeeds()
+        self._share = Weight()
+        self._backward = Backward()
+        self.updates_due = UpdatesDue()
+        self._rate = 1.0
+        self._noise_due = False
+        self._models: list[torch.nn.Module] = []
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._reducers: list[Reducer] = []
+        self._kept: list[Rest] = []
+        self.unwrapped = TorchUnwrapped()
+        self._witnessed: torch.Tensor | None = None
+        self._apart = TorchApart(self, _tensor)
+        ownership.in_children(self._be_inherited)
+
+    def _be_inherited(self) -> None:
+        """Let models and optimizers of a forked child do what they would without edl."""
+        for optimizer in self._optimizers:
+            release(optimizer)
+        for reducer in self._reducers:
+            reducer.release()
+
+    @functools.cached_property
+    def ring(self) -> TensorRing:
+        """Chosen when first needed: by then a script, or what has forked it, has said which. Raises ConfigError."""
+        return chosen(self.gpu, self.named)
+
+    def named(self) -> list[Named]:
+        """The gradients in main memory that a step reduces. Any thread."""
+        return [one for reducer in list(self._reducers) for one in reducer.named()]
+
+    def gpu(self) -> Gpu | None:
+        """Return the GPU on which all lies that the optimizers train, if it is a single one."""
+        trained = [one for optimizer in self._optimizers for one in parameters_of(optimizer) if one.requires_grad]
+        device = trained[0].device if trained else CPU
+        if device.type != "cuda" or any(one.device != device for one in trained):
+            return None
+        return Gpu(device, frozenset(one.dtype for one in trained))
+
+    def is_failure(self, error: BaseException) -> bool:
+        return self.ring.is_failure(error)
+
+    def wrap(
+        self,
+        trainer: StepPort,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module | None,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+        manner: Manner = USUAL,
+    ) -> None:
+        """Carries out `edl.torch.Optimizer`."""
+        check_optimizer(optimizer)
+        if model is not None and not isinstance(model, torch.nn.Module):
+            raise UsageError(f"edl.Optimizer: model must be a torch.nn.Module, not a {type(model).__name__}")
+        prefix = f"{len(self._optimizers)}." if self._optimizers else ""
+        names = names_of(optimizer, model, named_parameters, prefix)
+        check_trained(optimizer)
+        known = {id(tensor) for _, tensor in self.tensors()}
+        reducer = Reducer(trainer, self.ring, self._share, self._backward, names, manner)
+        reducer.number, reducer.rate, reducer.measures = len(self._reducers), self._rate, self._noise_due
+        reducer.due = self.updates_due
+        reducer.due.expect(reducer.number)
+        attach(optimizer, reducer)
+        self._reducers.append(reducer)
+        self.track(optimizer)
+        if model is not None:
+            self.track(model)
+            reducer.expect_sparse(sparse_parameters(model))
+        self._make_equal(trainer, Wrapped([pair for pair in self.tensors() if id(pair[1]) not in known], optimizer))
+
+    def _make_equal(self, trainer: StepPort, wrapped: Wrapped) -> None:
+        """Make what is wrapped equal in a ring of several, if it is built: after the first step nothing else does."""
+        if any(is_lazy(tensor) for _, tensor in wrapped.named):
+            if trainer.committed:
+                self.check_built()
+            return
+        try:
+            make_equal(wrapped, self.ring)
+        except RingBroken as error:
+            self.ring.is_failure(error)
+            trainer.void_beside(error)
+
+    def track(self, what: torch.nn.Module | torch.optim.Optimizer) -> None:
+        """Let a model travel to newcomers."""
+        known: list[Any] = self._models if isinstance(what, torch.nn.Module) else self._optimizers
+        if not any(what is one for one in known):
+            known.append(what)
+
+    def updates(self) -> int:
+        return sum(reducer.updates for reducer in self._reducers)
+
+    def share_of_step(self, size: int) -> float:
+        """Return this worker's samples in the step, in units of an equal share among `size` workers: 1.0 if all have as
+        many. It is known from the first collective on.
+        """
+        return self._share.factor(size)
+
+    # ------------------------------------------------------------------------------------- the runtime's port
+
+    def broadcast(self, contents: Sequence[Any], root: int) -> int:
+        place = self.ring.place
+        receive = place is not None and place.rank != root
+        with torch.no_grad():
+            return broadcast_tensors(self.ring, [_tensor(one) for one in contents], root, receive)
+
+    @property
+    def name(self) -> str:
+        return "torch"
+
+    def snapshot(self, *, beside: bool = False) -> TorchSnapshot:
+        return TorchSnapshot(self, beside=beside)
+
+    def witness(self) -> torch.Tensor | None:
+        """The smallest of the parameters that are trained, as all of them change in an update."""
+        if self._witnessed is None:
+            found = (one for optimizer in self._optimizers for one in parameters_of(optimizer))
+            trained = (one for one in found if one.requires_grad and one.numel())
+            self._witnessed = min(trained, key=torch.Tensor.numel, default=None)
+        return None if self._witnessed is None else self._witnessed.detach().clone()
+
+    def is_as(self, witness: torch.Tensor | None) -> bool:
+        now = self.witness()
+        return now is None or (witness is not None and bytes_of(now) == bytes_of(witness))
+
+    def restore(self, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
+        restore(self, description, fill)
+
+    def random_states(self) -> dict[str, bytes]:
+        return {**random_states(), **self.loading.state()}
+
+    def put_random_states(self, states: dict[str, bytes]) -> None:
+        put_random_states(states)
+        self.loading.give_back(states)
+
+    def bytes_of(self, contents: Any) -> bytes:
+        return bytes(bytes_of(_tensor(contents)))
+
+    def put_bytes(self, contents: Any, raw: memoryview) -> None:
+        put_bytes(_tensor(contents), raw)
+
+    @property
+    def apart(self) -> TorchApart:
+        return self._apart
+
+    def copied(self, contents: Sequence[Any]) -> Sequence[torch.Tensor]:
+        return [_tensor(one).detach().clone() for one in contents]
+
+    def fill(self, contents: Sequence[Any], copies: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for one, copy in zip(contents, copies, strict=True):
+                _tensor(one).copy_(copy)
+
+    @property
+    def built(self) -> bool:
+        return not any(is_lazy(tensor) for _, tensor in self.tensors())
+
+    def check_built(self) -> None:
+        if not self.built:
+            raise UsageError(
+                "edl.Optimizer(model=...): a lazy module has no parameters yet; run a batch through it first"
+            )
+
+    def synchronize(self, root: int) -> int:
+        self.check_built()
+        return synchronize(self, self.ring, root)
+
+    def synchronize_rest(self, root: int, *, only_statistics: bool) -> None:
+        buffers = [buffer for model in self._models for buffer in model.buffers()]
+        synchronize_rest([] if only_statistics else self._optimizers, buffers, self.ring, root)
+
+    def note_living(self) -> None:
+        self.unwrapped.by_hand.note_living()
+
+    @property
+    def knows(self) -> bool:
+        return bool(self._optimizers or self._models or self.unwrapped.any_seen)
+
+    def leave_alone(self, own: object) -> None:
+        """Carries out `edl.torch.local`."""
+        if isinstance(own, (torch.nn.Module, torch.Tensor)):
+            self.unwrapped.by_hand.leave_alone([own] if isinstance(own, torch.Tensor) else own.parameters())
+            return
+        if not isinstance(own, torch.optim.Optimizer) or isinstance(own, Elastic):
+            kind = "what edl.Optimizer gave" if isinstance(own, Elastic) else f"a {type(own).__name__}"
+            raise UsageError(
+                f"edl.local(optimizer): give it an optimizer that is not wrapped, a module or a tensor, not {kind}"
+            )
+        self.unwrapped.leave_alone(own)
+
+    def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
+        more = list(more)
+        return fingerprints(itertools.chain(self._compared(more), more))
+
+    def fingerprints_begun(self, more: Iterable[tuple[str, Any]]) -> Callable[[], list[Fingerprint]] | None:
+        more = list(more)
+        return fingerprints_begun(self._compared(more), more)
+
+    def set_weight(self, weight: float, *, weightless: bool = False) -> None:
+        self._share.set(weight, weightless=weightless)
+
+    def applied(self) -> float | None:
+        return max((reducer.take_applied() for reducer in self._reducers), default=None)
+
+    def keep(self, *, only_statistics: bool) -> None:  # noqa: ARG002 - the port's: step() holds updates back
+        self._kept.append(Rest(statistics(self._models)))
+
+    def keep_hyper_parameters(self) -> None:
+        self._kept.append(Rest((), self._optimizers))
+
+    def drop_kept(self) -> None:
+        self._kept = []
+
+    def put_back(self) -> None:
+        kept, self._kept = self._kept, []
+        for rest in kept:
+            rest.put_back()
+
+    def scale_rates(self) -> None:
+        """Do nothing: torch's optimizers scale their rates in any case."""
+
+    @contextlib.contextmanager
+    def adding_up(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for reducer in self._reducers:
+                stack.enter_context(reducer.paused())
+            yield
+
+    def measure_noise(self) -> None:
+        """Do nothing: with torch the noise can be measured."""
+
+    def expect_noise(self, *, due: bool) -> None:
+        self._noise_due = due
+        for reducer in self._reducers:
+            reducer.measures = due
+
+    def take_noise(self) -> tuple[float, float] | None:
+        found = [one for reducer in self._reducers if (one := reducer.take_noise()) is not None]
+        if not found or len(found) < len(self._reducers):
+            return None
+        return sum(sqr for sqr, _ in found), sum(var for _, var in found)
+
+    def set_rate(self, factor: float) -> None:
+        self._rate = factor
+        for reducer in self._reducers:
+            reducer.rate = factor
+
+    def discard(self) -> None:
+        for reducer in self._reducers:
+            reducer.discard()
+
+    # -------------------------------------------------------------------------------------- what is the state
+
+    def _compared(self, more: Sequence[tuple[str, Any]] = ()) -> Iterator[tuple[str, Any]]:
+        """Name what is compared. Buffers are not: batch norm's differ from worker to worker between two changes of the
+        ring. What an optimizer trains that is not wrapped is compared, unless the script has registered it (`more`),
+        and so is what the script trains by hand.
+        """
+        of = [f" of optimizer {number}" if len(self._optimizers) > 1 else "" for number in range(len(self._optimizers))]
+        for optimizer, which in zip(self._optimizers, of, strict=True):  # first: what differs here, makes the rest
+            yield from named_hyper_parameters(optimizer, which)
+        buffers = self.buffers()
+        learned = {id(tensor): (name, tensor) for name, tensor in self.tensors() if id(tensor) not in buffers}
+        alone = {id(one): (f"{word}, which", one) for one, word in self.unwrapped.trained(self._backward.owners)}
+        for name, tensor in learned.values():
+            if not is_lazy(tensor):
+                yield (f"{name}, {alone[id(tensor)][0]} {REMEDY}" if id(tensor) in alone else name), tensor
+        for optimizer, which in zip(self._optimizers, of, strict=True):
+            parameters = [learned[id(parameter)][0] for parameter in parameters_of(optimizer)]
+            for key, state in states(optimizer).items():
+                name = parameters[key] if isinstance(key, int) else key
+                yield from leaves(state, f"state{which} of {name}")
+        known = {leaf.data_ptr() for _, leaf in more if isinstance(leaf, torch.Tensor)}
+        for word, tensor in alone.values():
+            if id(tensor) not in learned and not is_lazy(tensor) and tensor.data_ptr() not in known:
+                yield f"{word} {REMEDY}", tensor
+        others = {id(one) for one in (*self._backward.owners, *self.unwrapped.all_trained())}
+        for word, tensor in self.unwrapped.by_hand.find({*learned, *buffers, *others}):
+            if tensor.data_ptr() not in known:
+                yield word, tensor
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        seen: set[int] = set()
+        for number, model in enumerate(self._models):
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                seen.add(id(tensor))
+                yield (f"{number}.{name}" if len(self._models) > 1 else name), tensor
+        for number, optimizer in enumerate(self._optimizers):
+            for group_number, group in enumerate(optimizer.param_groups):
+                for index, parameter in enumerate(group["params"]):
+                    if id(parameter) not in seen:
+                        yield f"optimizer.{number}.group.{group_number}.{index}", parameter
+
+    def buffers(self) -> set[int]:
+        return {id(buffer) for model in self._models for buffer in model.buffers()}
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return self._optimizers
+
+
+def _tensor(contents: Any) -> torch.Tensor:
+    """Return the tensor, or one over the memory of numpy's bytes where these may be written."""
+    if not isinstance(contents, np.ndarray):
+        return contents  # type: ignore[no-any-return]
+    return torch.from_numpy(contents if contents.flags.writeable else contents.copy())  # read-only ones are only sent

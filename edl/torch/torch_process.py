@@ -1,0 +1,14 @@
+"""The one framework and the one seat of this process, which all modules of `edl.torch` share."""
+
+from __future__ import annotations
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from edl.torch.tensor_ring import kind
+from edl.torch.torch_framework import TorchFramework
+from edl.torch.torch_unwrapped import hook_of
+from edl.trainer.trainer import Trainer
+
+framework = TorchFramework()
+trainer = Trainer(framework, kind)
+register_optimizer_step_post_hook(hook_of(framework.unwrapped, lambda: trainer.committed))

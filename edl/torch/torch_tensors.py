@@ -1,0 +1,75 @@
+"""torch's tensors and modules among the values that travel (`edl.trainer.value_tree`).
+
+Owns: their form, and which are filled in place. Does not own: moving them (`edl.torch.torch_state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from edl.trainer.value_tree import CannotTravel, Destination, Differs, Form, TensorPart
+
+SORT = "torch.Tensor"
+
+
+class TorchTensors:
+    """`edl.trainer.value_tree.Tensors`."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        """`device` is where tensors are made that nothing here stands for; None: the one in use."""
+        self._device = device
+
+    def is_of(self, form: Form) -> bool:
+        return form.sort == SORT
+
+    def form(self, value: object) -> Form | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        if is_lazy(value):
+            raise CannotTravel("a lazy module has no parameters yet; run a batch through it first")
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise CannotTravel("a sparse, quantized or meta tensor cannot travel to a newcomer; register a dense one")
+        return form(value)
+
+    def contents(self, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+    def place(self, form: Form, mine: object) -> Destination:
+        if isinstance(mine, torch.Tensor) and self.form(mine) == form and not _overlaps(mine):
+            return Destination(mine, lambda: mine)
+        if isinstance(mine, torch.Tensor) and mine.requires_grad:  # its optimizer would go on with the old one
+            raise Differs(f"{self.form(mine)} here, {form} there")
+        tensor = torch.empty(form.shape, dtype=_dtype(form.dtype), device=self._device_for(form, mine))
+        return Destination(tensor, lambda: tensor)
+
+    def parts(self, value: object) -> Sequence[TensorPart] | None:
+        if not isinstance(value, torch.nn.Module):
+            return None
+        parameters = [TensorPart(name, parameter) for name, parameter in value.named_parameters()]
+        return [*parameters, *(TensorPart(name, buffer, is_statistic=True) for name, buffer in value.named_buffers())]
+
+    def _device_for(self, form: Form, mine: object) -> torch.device:
+        if form.on_cpu:
+            return torch.device("cpu")
+        if isinstance(mine, torch.Tensor) and mine.device.type != "cpu":
+            return mine.device
+        return self._device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def form(tensor: torch.Tensor) -> Form:
+    return Form(SORT, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.device.type == "cpu")
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise Differs(f"torch here has no dtype {name!r}")
+    return dtype
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Tell whether one element of memory stands for several, as in an expanded tensor."""
+    return any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape, strict=True))

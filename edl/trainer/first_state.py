@@ -1,0 +1,121 @@
+"""Starting from equal models before the first mini-batch; a resumed job starts from its checkpoint.
+
+Owns: taking that over, once for each ring that begins before the first step. Does not own: the checkpoint
+(`edl.checkpoints`), its data (`edl.core.data.resume_position`), nor what the state is made of
+(`edl.trainer.framework_port`).
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edl.checkpoints.checkpoint_names import parse_name
+from edl.core.data.resume_position import BEGIN_ANEW
+from edl.core.worker.worker_inputs import BatchBegins
+from edl.errors import CheckpointError, ForeignCheckpoint, NotResumed, UsageError
+from edl.protocol.assignment import Orders
+from edl.protocol.audit_lines import LifeAudited
+from edl.protocol.checkpoint_record import Origin
+from edl.trainer import random_states
+from edl.trainer.framework_port import Framework
+from edl.trainer.registered_state import Extras
+from edl.trainer.worker_shell import WorkerShell
+
+if TYPE_CHECKING:
+    from edl.checkpoints.checkpoint_reader import Checkpoint
+
+logger = logging.getLogger("edl")
+
+
+class Resuming:
+    """Resume one trainer. Only `begin_batch` may be called outside the training thread."""
+
+    def __init__(self, framework: Framework, extras: Extras, shell: WorkerShell) -> None:
+        self._framework = framework
+        self._extras = extras
+        self._shell = shell
+        self._machine = shell.machine
+        self._generation = 0  # the newest that it was taken over for
+
+    @property
+    def origin(self) -> Origin | None:
+        """Checkpoint that this life of the job resumed from; None if it began anew."""
+        orders = self._machine.orders
+        return None if orders is None else orders.origin
+
+    @property
+    def not_taken_over(self) -> Origin | None:
+        """Checkpoint of this life of which nothing was taken over here; None otherwise."""
+        return None if self._generation > 0 else self.origin
+
+    def begin_batch(self) -> None:
+        """Make models equal before the forward passes of the first generation, when the script lets us know of them."""
+        machine = self._machine
+        if machine.models_may_differ and self._shell.is_training_thread:
+            if (origin := self.origin) is not None:
+                self._take_over(origin.path, machine.generation, machine.rank, machine.size)
+            self._shell.hear(BatchBegins())
+
+    def _take_over(self, path: str, generation: int, rank: int, size: int) -> None:
+        """Take over a checkpoint in a ring that begins before the first step. Raises NotResumed, ForeignCheckpoint."""
+        if generation == self._generation:
+            return
+        self._generation = generation
+        try:
+            with closing(_opened(path)) as found:
+                self._take(found, rank, size)
+        except UsageError as error:
+            raise ForeignCheckpoint(f"{path} does not go with this script: {error}; {BEGIN_ANEW}") from error
+        except CheckpointError as error:
+            raise NotResumed(str(error)) from error
+        logger.info("this worker goes on from %s", path)
+
+    def _take(self, found: Checkpoint, rank: int, size: int) -> None:
+        manifest = found.manifest
+        if manifest.framework != self._framework.name:
+            raise UsageError(f"it is one of {manifest.framework}, and this script trains with {self._framework.name}")
+        state = [one for one in manifest.tensors if one.belongs != "registered"]
+        self._framework.restore(manifest.state, lambda number, into: found.read(state[number].name, into))
+        more = [one for one in manifest.tensors if one.belongs == "registered"]
+        self._extras._restore(
+            self._framework,
+            manifest.registered,
+            lambda number, into: found.read(more[number].name, into),
+            [one.bytes for one in more],
+        )
+        if size == manifest.size:
+            self._give_back_random_states(found, rank)
+
+    def _give_back_random_states(self, found: Checkpoint, rank: int) -> None:
+        # The states are those of the worker that had this rank; none if the number of workers differs. A newcomer has
+        # its own.
+        from edl.checkpoints.part_files import Own
+
+        raw = found.own(rank)
+        if raw is None:
+            return
+        try:
+            own = msgspec.msgpack.decode(raw, type=Own)
+        except msgspec.MsgspecError as error:
+            raise CheckpointError(f"{found.path}: what worker {rank} had for itself cannot be read: {error}") from None
+        random_states.give_back(self._framework, own.random)
+
+
+def life_begun(orders: Orders | None) -> LifeAudited:
+    """Return this life and its origin, for the audit."""
+    life, origin = (1, None) if orders is None else (orders.life, orders.origin)
+    *_, job, name = ["", *("" if origin is None else origin.path).rstrip("/").split("/")]
+    found = parse_name(name)
+    return LifeAudited(life) if found is None else LifeAudited(life, found.life, found.step, job)
+
+
+def _opened(path: str) -> Checkpoint:
+    # The launcher has verified this checkpoint.
+    from edl.checkpoints.checkpoint_paths import placed
+    from edl.checkpoints.checkpoint_reader import open_checkpoint
+
+    return open_checkpoint(*placed(path))

@@ -1,0 +1,220 @@
+"""State of the script's own that a newcomer must receive: `edl.register(best_loss=9e9, ema=ema, scheduler=scheduler)`.
+
+Owns: what was registered, and giving it to all members. Does not own: its form (`edl.trainer.packing`), nor when it
+goes (`edl.trainer.worker_shell`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from edl.errors import UsageError
+from edl.trainer.arrays import Arrays
+from edl.trainer.comparable_values import Leaf, compared, own_paths
+from edl.trainer.framework_port import Apart, Framework
+from edl.trainer.packing import Packing, Unpacking
+from edl.trainer.value_tree import Content, Node, Tensors
+
+STANDING = "edl.standing"  # where the script stands: edl's own, and registered with the data, which may come later
+CONTAINERS = (dict, list, tuple, set, frozenset)
+
+
+class StoredContent(NamedTuple):
+    """Contents that travel beside the tree of a checkpoint."""
+
+    path: str
+    form: tuple[str, tuple[int, ...], int]  # type, shape, bytes
+    raw: bytes
+
+
+class Stored(NamedTuple):
+    """Registered values, for a checkpoint."""
+
+    tree: bytes
+    contents: Sequence[StoredContent]
+
+
+class Extras:
+    """Registered values as attributes. Assign to them freely; what counts is what they hold at a switch.
+
+    Values travel into what is here: tensors, arrays, variables, lists and dicts stay the objects that the script knows.
+    """
+
+    _values: dict[str, Any]
+    _own: dict[str, frozenset[str]]  # by name: where each worker's own values were when it was registered
+    _sorts: tuple[Tensors, ...]
+
+    def __init__(self, *sorts: Tensors) -> None:
+        """`sorts`: what has contents, besides numpy's arrays."""
+        object.__setattr__(self, "_values", {})
+        object.__setattr__(self, "_own", {})
+        object.__setattr__(self, "_sorts", (*sorts, Arrays()))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"{name!r} was not registered; registered are {sorted(self._values)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._values:
+            raise AttributeError(f"{name!r} was not registered: call edl.register({name}=...) first")
+        if not isinstance(value, CONTAINERS):  # to look through those, in each step, is not worth an earlier error
+            self._check(_call(name), value)
+        self._values[name] = value
+
+    def _add(self, values: Mapping[str, Any]) -> Extras:
+        """Register values. Raises UsageError for what cannot travel."""
+        for name, value in values.items():
+            self._check(_call(name), value)
+        self._values.update(values)
+        own = {name: frozenset(own_paths(value, _call(name), self._sorts)) for name, value in values.items()}
+        self._own.update(own)
+        return self
+
+    def _get(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def _put(self, name: str, value: Any) -> None:
+        """Set a value of edl's own, which is registered already and can travel."""
+        self._values[name] = value
+
+    def _mine(self, name: str) -> Any:
+        """Return the object that an incoming value is put into; None: no object of this process."""
+        return None if name == STANDING else self._values.get(name)  # a callback may hold what is in that one
+
+    def _check(self, call: str, value: Any) -> None:
+        """Raise UsageError for what cannot travel."""
+        try:
+            Packing(self._sorts).of(value, call)
+        except RecursionError:
+            raise UsageError(f"{call}: a {type(value).__qualname__} that contains itself cannot travel") from None
+
+    def _packed(self) -> tuple[dict[str, Node], list[Content]]:
+        packing = Packing(self._sorts)
+        return {name: packing.of(value, _call(name)) for name, value in self._values.items()}, packing.contents
+
+    def _synchronize(self, framework: Framework, root: int, *, is_root: bool) -> None:
+        """Give all members the values of rank `root`. Raises RingBroken, and UsageError where they differ in form."""
+        place = framework.ring.place
+        if not self._values or (place is not None and place.size == 1):
+            return
+        if is_root:
+            nodes, contents = self._packed()
+            framework.ring.broadcast(msgspec.msgpack.encode(nodes), root)
+            framework.broadcast([content.contents for content in contents], root)
+            return
+        coming, contents = self._coming(root, framework.ring.broadcast(None, root))
+        framework.broadcast(contents, root)
+        self._values.update({name: value() for name, value in coming.items()})
+
+    def _synchronize_statistics(self, framework: Framework, root: int) -> None:
+        """Give members whose other values are equal what forward passes have updated by themselves."""
+        place = framework.ring.place
+        statistics = [content.contents for content in self._packed()[1] if content.is_statistic]
+        if statistics and (place is None or place.size > 1):
+            framework.broadcast(statistics, root)
+
+    def _parted(self, apart: Apart) -> tuple[bytes, bytes]:
+        """Return all values: their tree, and their contents."""
+        nodes, contents = self._packed()
+        return msgspec.msgpack.encode(nodes), apart.raw([content.contents for content in contents])
+
+    def _take(self, apart: Apart, root: int, tree: bytes, raw: memoryview) -> None:
+        """Take over the values of rank `root`. Raises UsageError where they differ in form."""
+        coming, contents = self._coming(root, tree)
+        apart.put(contents, raw)
+        self._values.update({name: value() for name, value in coming.items()})
+
+    def _stored(self, framework: Framework) -> Stored:
+        """Copy all values for a checkpoint."""
+        nodes, contents = self._packed()
+        copies = [(content, framework.bytes_of(content.contents)) for content in contents]
+        forms = [content.sort.form(content.tensor) for content in contents]
+        return Stored(
+            msgspec.msgpack.encode(nodes),
+            [
+                StoredContent(
+                    f"{number}.{content.path}",
+                    ("uint8" if form is None else form.dtype, form.shape if form else (len(raw),), len(raw)),
+                    raw,
+                )
+                for number, ((content, raw), form) in enumerate(zip(copies, forms, strict=True))
+            ],
+        )
+
+    def _restore(
+        self, framework: Framework, tree: bytes, fill: Callable[[int, memoryview], None], sizes: Sequence[int]
+    ) -> None:
+        """Take over values from a checkpoint. `fill` puts contents of so many bytes, by number, into a buffer.
+
+        Raises UsageError where they differ in form.
+        """
+        nodes = msgspec.msgpack.decode(tree, type=dict[str, Node])
+        if missing := nodes.keys() - self._values.keys() - {STANDING}:
+            raise UsageError(f"edl.register(): {', '.join(sorted(missing))} of the checkpoint is not registered here")
+        unpacking = Unpacking(self._sorts, "{path} is not what it is in the checkpoint")
+        coming = {name: unpacking.of(node, self._mine(name), _call(name)) for name, node in nodes.items()}
+        for number, (contents, size) in enumerate(zip(unpacking.contents, sizes, strict=True)):
+            raw = bytearray(size)
+            fill(number, memoryview(raw))
+            framework.put_bytes(contents, memoryview(raw))
+        self._values.update({name: value() for name, value in coming.items()})
+
+    def _coming(self, root: int, tree: bytes) -> tuple[dict[str, Callable[[], Any]], list[Any]]:
+        """Return functions that give each value once its contents have come, and what these go into."""
+        nodes = msgspec.msgpack.decode(tree, type=dict[str, Node])
+        unpacking = Unpacking(self._sorts, f"{{path}} is not what it is on rank {root}")
+        coming = {name: unpacking.of(node, self._mine(name), _call(name)) for name, node in nodes.items()}
+        return coming, unpacking.contents
+
+    def _remember(self, framework: Framework) -> Callable[[], None]:
+        """Remember all values. Return a function that restores them, in place as at a newcomer."""
+        nodes, contents = self._packed()
+        copies = framework.copied([content.contents for content in contents])
+
+        def put_back() -> None:
+            unpacking = Unpacking(self._sorts, "{path} is not what it was before a step without samples")
+            coming = {name: unpacking.of(node, self._mine(name), _call(name)) for name, node in nodes.items()}
+            framework.fill(unpacking.contents, copies)
+            self._values.update({name: value() for name, value in coming.items()})
+
+        return put_back
+
+    def _compared(self) -> list[Leaf]:
+        """Return what must be equal on all workers, in one order, as dicts keep an order of their own.
+
+        The script's standing is left out: a newcomer may know less of it.
+        """
+        found = (
+            compared(value, _call(name), self._sorts, own=self._own.get(name, ()))
+            for name, value in self._values.items()
+            if name != STANDING
+        )
+        return sorted((leaf for leaves in found for leaf in leaves), key=lambda leaf: leaf[0])
+
+
+def value_of_root(framework: Framework, value: Any, root: int, call: str) -> Any:
+    """Return a value of rank `root`, on all members, which call it at the same place.
+
+    Raises RingBroken, and UsageError for what cannot travel.
+    """
+    sorts, place = (framework.sort, Arrays()), framework.ring.place
+    if place is None or place.rank == root:
+        packing = Packing(sorts)
+        head = msgspec.msgpack.encode(packing.of(value, call))
+        framework.ring.broadcast(head, root)
+        framework.broadcast([content.contents for content in packing.contents], root)
+        return value
+    unpacking = Unpacking(sorts)
+    node: Any = msgspec.msgpack.decode(framework.ring.broadcast(None, root), type=Node)
+    coming = unpacking.of(node, None, call)
+    framework.broadcast(unpacking.contents, root)
+    return coming()
+
+
+def _call(name: str) -> str:
+    return f"edl.register({name}=...)"

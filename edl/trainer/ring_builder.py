@@ -1,0 +1,105 @@
+"""Forming the next ring on a thread of its own, beside the ring in which the training thread works.
+
+Owns: that thread, and that there is one at a time. Does not own: when a ring is prepared, adopted or let go of
+(`edl.core.worker.next_ring`), nor how (`edl.collectives.ring_port`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from edl.core.worker.worker_inputs import RingNotPrepared, RingPrepared
+from edl.errors import RingBroken, RingFault
+from edl.protocol.ring_places import Place
+from edl.trainer.framework_port import Framework
+from edl.trainer.state_handoff import Beside
+
+BEGIN_S = 10.0  # between the word that a ring begins and its thread
+
+
+class Preparer:
+    """Prepare rings for one trainer. `tell` gets each result, on the thread of its ring."""
+
+    def __init__(
+        self, framework: Framework, beside: Beside, tell: Callable[[RingPrepared | RingNotPrepared], object]
+    ) -> None:
+        self._framework = framework
+        self._beside = beside
+        self._tell = tell
+        self._thread: threading.Thread | None = None  # the newest
+        self._failure = (0, "")  # the newest that did not form, and why
+        self._released = 0  # rings up to this generation are not wanted any more
+        self._begun = 0  # of the newest thread
+        self._turn = threading.Condition()
+
+    def begin(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
+        """Begin from any thread, and return at once."""
+        with self._turn:
+            arguments = (place, timeout_s, all_prepare, self._thread)
+            thread = threading.Thread(target=self._prepare, args=arguments, name="edl-preparing", daemon=True)
+            self._begun = place.generation
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError) as error:  # this process may have no more of them
+                fault: RingFault | None = RingFault.of(error)
+            else:
+                self._thread, fault = thread, None
+            self._turn.notify_all()
+        if fault is not None:
+            self._tell_failed(place.generation, str(fault))
+
+    def release(self, generation: int) -> None:
+        """Release, from any thread, this ring and all before it: they will never be adopted."""
+        with self._turn:
+            self._released = max(self._released, generation)
+        self._let_go(generation)
+
+    def wait_formed(self, generation: int) -> None:
+        """Wait until the ring that was begun last is formed, or has failed in its own time-out. Raises RingBroken.
+
+        The thread that hears the daemon may still be on its way to `begin`.
+        """
+        with self._turn:
+            if not self._turn.wait_for(lambda: self._begun >= generation, BEGIN_S):
+                raise RingBroken(f"the ring was not begun within {BEGIN_S:g} s")
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        failed, why = self._failure
+        if failed == generation:
+            raise RingBroken(why)
+
+    def _prepare(self, place: Place, timeout_s: float, all_prepare: bool, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()  # it was let go of, and is bounded by its own time-out (I12)
+        if place.generation <= self._released:
+            return
+        self._form(place, timeout_s, all_prepare=all_prepare)
+
+    def _form(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
+        try:
+            self._framework.ring.prepare(place, timeout_s, all_prepare=all_prepare)
+        except RingBroken as error:
+            self._tell_failed(place.generation, str(error))
+        except BaseException as error:  # the leader would wait for this member's word in vain
+            self._tell_failed(place.generation, str(RingFault.of(error)))
+            raise
+        else:
+            gives = all_prepare and place.rank == 0
+            self._tell_stands(place.generation, self._beside.offer(place, timeout_s) if gives else 0)
+
+    def _tell_failed(self, generation: int, why: str) -> None:
+        self._failure = (generation, why)
+        self._tell(RingNotPrepared(generation, why, able=self._framework.ring.prepares))
+
+    def _tell_stands(self, generation: int, offer: int) -> None:
+        """Report success, unless the ring was released just before it began to form: then release it for good."""
+        if generation <= self._released:
+            self._let_go(generation)
+        else:
+            self._tell(RingPrepared(generation, offer))
+
+    def _let_go(self, generation: int) -> None:
+        self._framework.ring.release(generation)
+        self._beside.withdraw(generation)

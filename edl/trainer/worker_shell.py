@@ -1,0 +1,610 @@
+"""The shell of a worker's machine: its hands, which carry out what it says, on whichever thread it is said.
+
+Owns: the trainer's machine and the lock around it, and carrying out its commands: rings, copies of the state, weights,
+words to the daemon, ends. Does not own: any decision (`edl.core.worker.worker_machine`), the end of a mini-batch
+(`edl.trainer.step_end`), nor the talk with the daemon (`edl.trainer.daemon_link`).
+
+The machine takes one input at a time, under a lock that is held for as long as it thinks, never while a command is
+carried out. So the thread that hears the daemon can cut the collective in which the training thread waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from edl import ownership
+from edl.core.job.deadlines import Deadlines
+from edl.core.worker.agreement import Vote
+from edl.core.worker.worker_inputs import (
+    AbortRings,
+    AdoptRing,
+    Agree,
+    AwaitOrders,
+    BatchEnded,
+    BootAlone,
+    BreakIteration,
+    Command,
+    CopyRest,
+    CopyState,
+    EndScript,
+    EnterRing,
+    Fail,
+    FetchPortion,
+    FetchState,
+    FiguresReported,
+    HealingBegins,
+    Input,
+    LeaveRing,
+    OrdersHeard,
+    OrdersRead,
+    PrepareRing,
+    ReadOrders,
+    RecordRing,
+    RecordStep,
+    ReleaseRing,
+    RingFailed,
+    RingFormed,
+    SendState,
+    SetWeight,
+    StateComes,
+    StateCopied,
+    StateMeasured,
+    StateNeeded,
+    StatePortion,
+    StepCovered,
+    StillWaiting,
+    TakeCopy,
+    TellDaemon,
+    TrainStandIns,
+    VotesHeard,
+)
+from edl.core.worker.worker_inputs import BatchVoid as Void
+from edl.core.worker.worker_machine import WorkerMachine
+from edl.core.worker.worker_states import ENDING, TrainerState
+from edl.errors import EdlError, JobFailed, RingBroken, RingFault, UsageError
+from edl.protocol.assignment import Assignment, Orders, Verdict
+from edl.protocol.checkpoint_record import Save
+from edl.protocol.leader_messages import Pause
+from edl.protocol.ring_places import solo
+from edl.trainer.daemon_link import DaemonLink
+from edl.trainer.data.audit_files import Audit
+from edl.trainer.data.rehearsal_count import Rehearsals
+from edl.trainer.data.shared_leases import SharedLeases
+from edl.trainer.exit_paths import Interruption, Leaving, exit_preempted
+from edl.trainer.framework_port import Framework
+from edl.trainer.registered_state import Extras
+from edl.trainer.ring_builder import Preparer
+from edl.trainer.snapshot_writer import Copier
+from edl.trainer.state_handoff import Beside, StateSource
+from edl.trainer.step_undo import Kept
+from edl.transport.shared_page import Page
+
+logger = logging.getLogger("edl")
+
+Aside = (
+    TellDaemon
+    | BootAlone
+    | LeaveRing
+    | AbortRings
+    | PrepareRing
+    | ReleaseRing
+    | SendState
+    | FetchPortion
+    | TakeCopy
+    | TrainStandIns
+)  # of no answer
+
+PATIENCE_S = 10.0  # before a script is told that it waits for other workers
+
+
+class RingWait(NamedTuple):
+    """The wait of a trainer in the ring of a generation."""
+
+    generation: int = 0
+    what: str = ""  # empty: nothing, or not for long
+    waited_s: float = 0.0  # after so long without any movement it has given that ring up; 0.0: it has not
+
+    @property
+    def told(self) -> str:
+        """Why that ring is broken, if it was given up here."""
+        if not self.waited_s:
+            return ""
+        return f"not all members came to {self.what or 'a collective'} in {self.waited_s:g} s (--step-timeout)"
+
+
+class WorkerShell:
+    """The machine of one trainer, and its hands. What is not said to be any thread's is the training thread's."""
+
+    def __init__(self, framework: Framework, leases: SharedLeases, extras: Extras, rehearsals: int = 1) -> None:
+        """`rehearsals`: of a newcomer, in its ring of one."""
+        self.count = Page.unshared().count()  # in the daemon's page, once there is one
+        self.machine = WorkerMachine(leases, self.count, self._pause)
+        self.audit = Audit()
+        self.step_timeout_s = 0.0  # set by `init`, as the number of the training thread
+        self.thread = 0
+        self.rehearsals = Rehearsals()
+        self.inherited = False  # by a child that the script has forked, where nothing of this is of use
+        self.stand_ins_due = False  # it is to be handed out, as the script waits for data that never comes
+        self.state_came: Callable[[], object] = lambda: None  # of another worker, before its samples may be handed out
+        self.state_changes: Callable[[], object] = lambda: None  # by an update: it waits for those who read it
+        self._framework = framework
+        self._at_boot = rehearsals
+        self._leases = leases
+        self._extras = extras
+        self._kept = Kept(framework, extras)
+        self.beside = Beside(framework, extras)
+        self._preparer = Preparer(framework, self.beside, self.hear)
+        self.copier = Copier(framework, extras, self.hear)
+        self.interruption = Interruption(lambda: self.machine.state in ENDING)
+        self._link: DaemonLink | None = None
+        self._orders: Orders | None = None  # the newest that the training thread has looked at
+        self._turn = threading.Lock()  # whose input the machine takes
+        self._weighing = threading.Lock()  # between a pipeline's thread and the one that trains
+        self._weighed = 0  # number of the weight that holds
+        self._measured = 0  # the generation in which the size of its state was
+        self._applied: float | None = None  # the weight of this worker in the newest update
+        self._moments: list[float] = []  # of the change of rings under way
+        self._settled: int | None = None  # the step after which the newest came that counts, whatever fails beside it
+        self._patient_until = time.monotonic() + PATIENCE_S
+        self.awaited = RingWait()
+
+    @property
+    def is_training_thread(self) -> bool:
+        """The caller is."""
+        return threading.get_ident() == self.thread
+
+    @property
+    def link(self) -> DaemonLink:
+        """The daemon's end of everything."""
+        if self._link is None:
+            raise RuntimeError("no daemon was started yet")
+        return self._link
+
+    @link.setter
+    def link(self, link: DaemonLink) -> None:
+        self._link = link
+        count = link.page.count()
+        count.step, count.usual_until = self.count.step, self.count.usual_until
+        self.machine.count = self.count = count
+
+    # ------------------------------------------------------------------------------------------------ what happens
+
+    def hear(self, happened: Input) -> None:
+        """Take an input, and carry out what follows, until the script may go on. Any thread, as the input says.
+
+        Raises what the commands say: the end of the script, or of its iteration.
+        """
+        if self.inherited:
+            raise UsageError(f"edl: {ownership.FORKED}")
+        answer: Input | None = happened
+        while answer is not None:
+            with self._turn:
+                commands = self.machine.handle(answer)
+            answer = None
+            for command in commands:
+                answer = self._carry_out(command)
+
+    def be_inherited(self) -> None:
+        """Count no steps of a forked child in the page, as the parent's daemon takes what is counted there as done."""
+        self.inherited = True
+        count = Page.unshared().count()
+        count.step = self.count.step
+        self.machine.count = self.count = count
+
+    def take_news(self, orders: Orders) -> None:
+        """On the link's thread: what cannot wait for the end of a mini-batch."""
+        self.hear(OrdersHeard(orders))
+        if orders.resumable:
+            self.interruption.begin(orders.reason)
+
+    def introduce(self) -> None:
+        """Tell the machine what this trainer is able to do. Call it before the trainer has a daemon."""
+        framework = self._framework
+        self.machine.introduce(prepares=framework.ring.prepares, sends_state=framework.apart is not None)
+
+    def take_first(self) -> None:
+        """Into the first ring of the job, or into a ring of one to boot in."""
+        self._framework.ring.on_trial = lambda: self.machine.on_trial
+        self.hear(OrdersRead(None))
+
+    def void(self, error: BaseException, *, keep: bool) -> None:
+        """The mini-batch being worked on: its update must not be made. `keep`: the script has come to its gradients, so
+        what it does to registered values from here on counts as little. On the training thread.
+        """
+        if keep:
+            self._kept.keep_registered()
+        awaited = self._awaited_here()
+        self.hear(Void(self._why(error), awaited.what, awaited.waited_s))
+
+    def give_up_waiting(self, awaited: RingWait) -> None:
+        """Cut a ring in which nothing has moved for too long: who waits there gets RingBroken. Any thread."""
+        self.awaited = awaited
+        self._framework.ring.abort(range(awaited.generation, awaited.generation + 1))
+
+    def _awaited_here(self) -> RingWait:
+        """Return what this worker has waited for in the ring where it sits now."""
+        awaited = self.awaited
+        place = self._framework.ring.place if awaited.generation else None
+        return RingWait() if place is None or place.generation != awaited.generation else awaited
+
+    def waited_in_vain(self) -> str:
+        """Say for people what this worker has waited for in its ring, if that is broken."""
+        awaited = self._awaited_here()
+        if not awaited.what or self._framework.ring.pulse() is not None:
+            return ""
+        return awaited.told or f"it had waited for {awaited.what}, to which not all members came"
+
+    def hear_why(self, reason: str) -> str:
+        """The script ends by a collective that has failed, and to which not all members had come. Wait for moments for
+        what the leader says of that, which hears where all of them have waited; empty: nothing.
+        """
+        if not self.is_training_thread or self.machine.state in ENDING:
+            return ""
+        self.void(RingBroken(reason), keep=False)
+        until = time.monotonic() + 2 * Deadlines.of(self.step_timeout_s).finding_s
+        try:
+            while time.monotonic() < until:
+                orders = self.link.wait_news(self.link.orders)
+                if orders is not None and orders.verdict is Verdict.STOP:
+                    return orders.reason
+        except JobFailed as error:
+            return str(error)
+        return ""
+
+    def _why(self, error: BaseException) -> str:
+        """Say why a collective has failed. If this worker has cut the ring, the error does not know the reason."""
+        return self._awaited_here().told or str(error) or repr(error)
+
+    def void_beside(self, error: BaseException) -> None:
+        """A collective beside the mini-batches has failed. One that is settled stays what it is: the ring is broken, so
+        the gradients of the next one fail, and void that.
+        """
+        if self._settled != self.machine.step:
+            self.void(error, keep=False)
+
+    def settle_step(self) -> None:
+        """Its update is made, or on no worker; a void one stays void."""
+        if self.machine.void is None:
+            self._settled = self.machine.step
+
+    def end_batch(self, *, attention: bool) -> None:
+        """A mini-batch that counts. Comes back where the script may train on."""
+        if not self.machine.awaits_state:  # else its change of rings is told once the last portion has come
+            self._moments = []
+        self._applied = self._framework.applied()  # once the step is counted, a pipeline's thread may weigh the next
+        self.hear(BatchEnded(attention))
+
+    def end_uncommitted_batch(self) -> None:
+        """One that was void, unless a peer has applied it; or a rehearsal. Comes back in the next ring."""
+        self._moments = [time.monotonic()]
+        self.copier.note_void()
+        self._settled = None  # it may come again
+        self.hear(BatchEnded())
+
+    def while_waiting(self) -> None:
+        """Between two looks at something that does not come: is there still a job?"""
+        self.hear(StillWaiting(self.link.orders))
+
+    def while_pipeline_waits(self) -> None:
+        """The same on a thread that fetches samples, while the training thread waits for them, or trains."""
+        self.hear(StillWaiting(self.link.orders, ahead=True))
+
+    def heal(self, root: int, *, current: bool) -> None:
+        """Give all members the state of rank `root`. `current`: ours is the same. Raises RingBroken."""
+        self.hear(HealingBegins(root, current))
+        if self.machine.void is not None:
+            raise RingBroken(self.machine.void)
+
+    def report(self, figures: dict[str, float]) -> None:
+        """Report the script's own figures to the job. A forked child reports none."""
+        if not self.inherited:
+            self.hear(FiguresReported(figures))
+
+    # --------------------------------------------------------------------------------------------------- weights
+
+    def weigh(self, while_waiting: Callable[[], object]) -> None:
+        """Set this worker's weight for the coming step and those like it, once what all train in it is known.
+
+        On a pipeline's thread too, which waits otherwise. What that one finds for a ring that is left meanwhile says
+        nothing of the next one, whose steps are weighed by the thread that trains.
+        """
+        generation, step = self.machine.generation, self.machine.step + 1
+        while not self._leases.covers(step):
+            if self._leases.ends_before(step):
+                return
+            while_waiting()
+            self.link.wait_news(self.link.orders)
+        self.hear(StepCovered(step, generation))
+
+    def weigh_if_known(self) -> None:
+        """The same, without waiting: a thread that needs the weight before the data has come waits in `weigh`."""
+        if self.machine.weight_is_due and self._leases.covers(self.machine.step + 1):
+            self.weigh(self.while_waiting)
+
+    def keep_registered(self) -> None:
+        """No worker has samples in this mini-batch, or it is void, and the script has come to its gradients."""
+        self._kept.keep_registered()
+
+    def put_back(self) -> None:
+        """The mini-batch is over: if it was one of stand-ins, its forward pass leaves nothing behind; if it is void,
+        nor does what the script did after its gradients.
+        """
+        self._kept.put_back()
+
+    # --------------------------------------------------------------------------------------------------- the hands
+
+    def _carry_out(self, command: Command) -> Input | None:
+        """What came of it, where the machine asks for that: then it was the last of its commands."""
+        match command:
+            case RecordStep():
+                self.audit.committed(command.generation, command.step, self._applied)
+            case SetWeight():
+                self._set_weight(command)
+            case ReadOrders():
+                self._orders = self.link.orders
+                return OrdersRead(self._orders)
+            case AwaitOrders():
+                return OrdersRead(self._await_orders())
+            case EnterRing() | AdoptRing():
+                return self._enter(command)
+            case Agree(vote):
+                return self._agree(vote)
+            case CopyState() | CopyRest() | FetchState():
+                return self._fetch(command) if isinstance(command, FetchState) else self._copy(command)
+            case EndScript() | Fail() | BreakIteration():
+                self._end(command)
+            case RecordRing(place, step):
+                self.audit.sat(place, step)
+            case _:
+                self._do(command)
+        return None
+
+    def _do(self, command: Aside) -> None:
+        match command:
+            case TellDaemon():
+                self.link.tell()
+            case BootAlone(local_rank):
+                self.rehearsals.add(self._at_boot)
+                self._framework.ring.enter(solo(self.link.worker, local_rank), self.step_timeout_s)
+            case LeaveRing():
+                self.beside.drop()
+                _let_go(self._framework.ring.leave)
+            case AbortRings(generations):
+                self.beside.abort(generations)
+                _let_go(lambda: self._framework.ring.abort(generations))
+            case PrepareRing(place, all_prepare):
+                self._preparer.begin(place, self.step_timeout_s, all_prepare=all_prepare)
+            case ReleaseRing(generation):
+                _let_go(lambda: self._preparer.release(generation))
+            case SendState(newcomers, portion):
+                self.beside.send(newcomers, portion)
+            case FetchPortion(portion):
+                self._fetch_portion(portion)
+            case TakeCopy(save, beside):
+                if beside:
+                    self.copier.take_beside(save, self.link.folder, lambda: self._stands(save))
+                else:
+                    self.copier.take(save, self.link.folder)
+            case TrainStandIns():
+                self.rehearsals.add(1)
+                self.stand_ins_due = True
+
+    def _stands(self, save: Save) -> bool:
+        """Any thread."""
+        machine = self.machine
+        where = (machine.generation, machine.step)
+        return where == (save.generation, save.after_step) and machine.state is TrainerState.TRAINING
+
+    def _await_orders(self) -> Orders | None:
+        orders = self._orders = self.link.wait_news(self._orders)
+        coming = self.machine.state is TrainerState.COMING and time.monotonic() > self._patient_until
+        if coming and orders is not None and orders.wanted > orders.present:
+            logger.warning("waiting for workers: %d of %d are here", orders.present, orders.wanted)
+            self._patient_until = time.monotonic() + PATIENCE_S
+        return orders
+
+    def _enter(self, command: EnterRing | AdoptRing) -> Input:
+        """Leave this ring for the assigned one: form it now, unless it stands beside this one already."""
+        now = time.monotonic()
+        self._moments = [self._moments[0] if self._moments else now, now]
+        self.beside.drop()
+        try:
+            if isinstance(command, AdoptRing):
+                self._adopt(command.assignment)
+            else:
+                self._form(command)
+        except RingBroken as error:
+            return RingFailed(str(error))
+        except Exception as error:
+            if isinstance(error, EdlError):
+                raise
+            return _failed_by(error)
+        self._moments.append(time.monotonic())
+        return RingFormed()
+
+    def _adopt(self, assignment: Assignment) -> None:
+        place = assignment.place
+        self._framework.discard()
+        self._moments.append(time.monotonic())
+        self._framework.ring.adopt(place.generation)
+        if assignment.beside and place.rank == 0:
+            self.beside.keep_offer(place.generation)
+        else:
+            self.beside.withdraw(place.generation)
+
+    def _form(self, command: EnterRing) -> None:
+        ring, place = self._framework.ring, command.assignment.place
+        if command.begun:
+            ring.abort(range(place.generation))
+        else:
+            if command.cut:
+                ring.abort()
+            ring.leave()
+        self._framework.discard()
+        self._moments.append(time.monotonic())
+        if command.begun:
+            self._preparer.wait_formed(place.generation)
+            ring.adopt(place.generation)
+        else:
+            ring.enter(place, self.step_timeout_s)
+
+    def _agree(self, vote: Vote) -> Input:
+        try:
+            return VotesHeard(Vote(*self._framework.ring.largest(vote)))
+        except RingBroken as error:
+            return RingFailed(self._why(error))
+        except Exception as error:
+            if isinstance(error, EdlError):
+                raise
+            return _failed_by(error)
+
+    def _fetch(self, command: FetchState) -> Input:
+        self.copier.finish()
+        place = self._framework.ring.place
+        assert place is not None  # it has just adopted that ring
+        try:
+            self.beside.fetch(StateSource(place, command.root, command.offer), self.step_timeout_s, command.portion)
+        except RingBroken as error:
+            return RingFailed(str(error))
+        self.state_came()
+        return StateComes()
+
+    def _fetch_portion(self, portion: StatePortion) -> None:
+        """Beside the coming step."""
+        try:
+            self.beside.fetch_portion(portion)
+        except RingBroken as error:
+            self.void(error, keep=False)
+
+    def complete_state(self) -> None:
+        """Between two steps all of the model is needed: what is under way beside the coming one comes first."""
+        self.before_update()
+        if not self.beside.idle and self.machine.void is None:
+            self.hear(StateNeeded())
+            self.await_state()
+
+    def measure_state(self) -> None:
+        """Once in each ring, after its first update: how large is what a newcomer gets?"""
+        apart = self._framework.apart
+        if apart is not None and self._measured != self.machine.generation:
+            self._measured = self.machine.generation
+            self.hear(StateMeasured(apart.size() if apart.given() else 0))
+
+    def prepare_copies(self) -> None:
+        """Between two mini-batches: what a checkpoint will need is known."""
+        if (place := self._framework.ring.place) is not None:
+            self.copier.prepare(place, self.link.folder)
+
+    def before_update(self) -> None:
+        """Of a mini-batch that is not void. What goes from here, or comes here, beside it is through, or comes to
+        nothing: then it is void.
+        """
+        self.state_changes()
+        self.copier.before_update(self.machine.step)
+        self.await_state()
+
+    def await_state(self) -> None:
+        """The same of a framework whose updates change nothing that is being copied. Any thread, while the script waits
+        for it.
+        """
+        beside = self.beside
+        if beside.idle or self.machine.void is not None:
+            return
+        if not beside.awaits:
+            beside.wait_sent()
+            return
+        try:
+            beside.take()
+        except RingBroken as error:
+            self.void(error, keep=True)
+        else:
+            self.hear(StateCopied())
+
+    def end_beside(self) -> None:
+        """The end of a mini-batch, also of one without an update."""
+        if self.beside.idle:
+            return
+        self.before_update()
+        if self.machine.void is None:
+            self.beside.end()
+        else:
+            self.beside.drop()
+
+    def _copy(self, command: CopyState | CopyRest) -> Input:
+        self.copier.finish()
+        self.beside.drop()
+        try:
+            if isinstance(command, CopyState):
+                self._copy_state(command)
+            else:
+                self._copy_rest(command)
+        except RingBroken as error:
+            return Void(self._why(error)) if self.machine.sits else RingFailed(self._why(error))
+        return StateCopied()
+
+    def _copy_state(self, command: CopyState) -> None:
+        self._framework.synchronize(command.root)
+        self._extras._synchronize(self._framework, command.root, is_root=command.is_root)
+        self.state_came()
+
+    def _copy_rest(self, command: CopyRest) -> None:
+        self._framework.synchronize_rest(command.root, only_statistics=not command.unsure)
+        if command.unsure:  # a void mini-batch may have changed them, on some
+            self._extras._synchronize(self._framework, command.root, is_root=command.is_root)
+        else:
+            self._extras._synchronize_statistics(self._framework, command.root)
+
+    def _set_weight(self, command: SetWeight) -> None:
+        """Unless another thread has carried out a newer one: that of the next ring, say."""
+        with self._weighing:
+            if command.number > self._weighed:
+                self._weighed = command.number
+                self._framework.set_weight(command.weight, weightless=command.weightless)
+                self._kept.drop()
+                if command.stand_ins:
+                    self._kept.keep_statistics(of_nobody=command.weightless)
+
+    def _pause(self) -> Pause:
+        """Return the cost of the change of rings that ends now, in milliseconds. `total` begins at the end of a void
+        batch, and has the wait for orders in it; else it begins when the worker leaves its ring.
+        """
+        began, started, left, entered = self._moments
+        done = time.monotonic()
+        parts = (left - started, entered - left, done - entered, done - began)
+        return Pause(*(round(1000 * seconds, 2) for seconds in parts))
+
+    def _end(self, command: EndScript | Fail | BreakIteration) -> None:
+        match command:
+            case EndScript(""):
+                raise Leaving
+            case EndScript(reason, resumable):
+                if resumable:
+                    sys.stderr.write(f"edl: {reason}\n")
+                    exit_preempted()
+                sys.exit(f"edl: {reason}")
+            case Fail(reason):
+                raise JobFailed(reason)
+            case BreakIteration():
+                raise RingBroken("Horovod's ring is given up, and with it this iteration over the data")
+
+
+def _failed_by(error: Exception) -> RingFailed:
+    """Take an error that is no broken ring for a ring that failed to form: another ring may not meet it."""
+    fault = RingFault.of(error)
+    logger.warning("a ring was not entered: %s", fault, exc_info=error)
+    return RingFailed(str(fault))
+
+
+def _let_go(act: Callable[[], object]) -> None:
+    """Leave a ring, or give it up. An error in that ends neither the script nor the link to the daemon: if the ring's
+    library is of no use any more, forming the next ring fails, which is told.
+    """
+    try:
+        act()
+    except Exception:
+        logger.exception("a ring was not let go of as it should be")

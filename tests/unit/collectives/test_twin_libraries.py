@@ -1,0 +1,102 @@
+"""Whether there are two copies of Horovod's library: without Horovod, and without a library."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl.collectives import horovod_python, twin_libraries
+from edl.collectives.horovod_python import OTHER_WAYS, Face
+from edl.collectives.twin_libraries import COPIES, HOROVODS
+
+NAMES = [b"HorovodAllreduce", b"HorovodSize"]
+LIBRARY = b"\0HorovodAllreduce\0HorovodAllreduceOp\0_ZN7HorovodAllreduceE\0HorovodSize\0the HorovodSize of it\0"
+
+
+def test_operations_of_a_copy_have_names_of_their_own() -> None:
+    for prefix in COPIES:
+        contents = LIBRARY + b"HorovodAllreduce\0"
+        renamed = twin_libraries._renaming(NAMES, prefix)(contents)
+        new = prefix.encode()
+        assert renamed == contents.replace(b"\0HorovodAllreduce\0", b"\0" + new + b"Allreduce\0").replace(
+            b"\0HorovodSize\0", b"\0" + new + b"Size\0"
+        )
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        b"\0HorovodAllreduce\0",  # the other one may be anywhere
+        LIBRARY + b"the tail of it is HorovodSize\0",  # which the compiler may have taken for the name itself
+        LIBRARY + b"XHorovodSize\0",
+    ],
+)
+def test_a_library_whose_names_are_elsewhere_is_not_copied(contents: bytes) -> None:
+    with pytest.raises(ImportError, match="not where they are expected"):
+        twin_libraries._renaming(NAMES, COPIES[0])(contents)
+
+
+def test_what_was_built_for_an_edl_before_this_one_is_not_used() -> None:
+    """Its worker could not go through the names of a ring, and all others would wait for that."""
+    before = SimpleNamespace(_name="_turns.so", edl_take_turns=None, edl_turn_to=None, edl_operations=None)
+    with pytest.raises(ImportError, match=r"^_turns.so is of another edl than this: scripts/setup builds it$"):
+        twin_libraries._taking_turns("libhorovod.so", before)
+
+
+def test_names_stay_as_long_as_they_are() -> None:
+    assert {len(prefix) for prefix in COPIES} == {len(HOROVODS)}
+    assert not any(prefix.startswith(HOROVODS) for prefix in COPIES)
+
+
+@pytest.fixture
+def horovod(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
+    """A Horovod of nothing but its basics."""
+    built = {f"horovod_{way}_built": lambda: False for way in OTHER_WAYS}
+    calls = SimpleNamespace(_name="no library", **built)
+    basics = SimpleNamespace(MPI_LIB_CTYPES=calls)
+    name = f"horovod_of_{request.node.name}"
+    for module, content in ((name, {}), (f"{name}.mpi_ops", {"_basics": basics})):
+        made = ModuleType(module)
+        vars(made).update(content)
+        monkeypatch.setitem(sys.modules, module, made)
+    guard = SimpleNamespace(active=True, whole=True)
+    monkeypatch.setattr(horovod_python, "Guard", lambda path: guard)
+    monkeypatch.setattr(horovod_python, "PAIRS", {name: lambda operations, native: [native, native]})
+    return SimpleNamespace(name=name, basics=basics, calls=calls, guard=guard)
+
+
+def test_there_are_two_of_a_horovod_that_has_gloo_alone(monkeypatch: pytest.MonkeyPatch, horovod: Any) -> None:
+    pair = [SimpleNamespace(native=SimpleNamespace(calls=calls)) for calls in ("first", "second")]
+    monkeypatch.setattr(horovod_python, "PAIRS", {horovod.name: lambda operations, native: pair})
+    assert Face(horovod.name).libraries == pair
+    assert horovod.basics.MPI_LIB_CTYPES == "first"
+
+
+def test_there_is_one_of_a_horovod_that_has_more(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
+    horovod.calls.horovod_nccl_built = lambda: True
+    with caplog.at_level(logging.DEBUG, "edl"):
+        (library,) = Face(horovod.name).libraries
+    assert library.native.path == "no library"
+    assert "no ring is formed beside one that stands: Horovod was built with nccl" in caplog.text
+
+
+@pytest.mark.parametrize(("way", "number"), [("nccl", 2), ("cuda", 2), ("mpi", 1)])
+def test_there_are_two_of_a_horovod_with_what_was_tried_for_its_framework(
+    monkeypatch: pytest.MonkeyPatch, horovod: Any, way: str, number: int
+) -> None:
+    monkeypatch.setattr(horovod_python, "TRIED", {horovod.name: horovod_python.TRIED["horovod.torch"]})
+    pair = [SimpleNamespace(native=SimpleNamespace(calls=calls)) for calls in ("first", "second")]
+    monkeypatch.setattr(horovod_python, "PAIRS", {horovod.name: lambda operations, native: pair})
+    setattr(horovod.calls, f"horovod_{way}_built", lambda: True)
+    assert len(Face(horovod.name).libraries) == number
+
+
+def test_there_is_one_where_it_is_not_guarded(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
+    horovod.guard.active = horovod.guard.whole = False
+    with caplog.at_level(logging.DEBUG, "edl"):
+        assert len(Face(horovod.name).libraries) == 1
+    assert "no guard around Horovod" in caplog.text

@@ -1,0 +1,58 @@
+"""Calls in a queue: a slow coordinator is no silent one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from edl.coordination.call_limit import Turns
+
+
+async def test_a_queue_longer_than_the_time_of_one_call_is_served():
+    turns, served = Turns(1, answered_within_s=0.5), []
+
+    async def call(number):
+        async with turns.turn():
+            await asyncio.sleep(0.05)
+            served.append(number)
+
+    await asyncio.gather(*(call(n) for n in range(20)))
+    assert served == list(range(20))
+
+
+async def test_those_that_wait_for_a_silent_coordinator_give_up_with_the_first():
+    turns = Turns(1, answered_within_s=0.2)
+    begun = []
+
+    async def call(number):
+        async with turns.turn():
+            begun.append(number)
+            await asyncio.Event().wait()
+
+    outcomes = await asyncio.gather(*(call(n) for n in range(20)), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {TimeoutError}
+    assert begun == [0]
+
+
+async def test_a_call_after_a_silence_has_its_own_time():
+    turns = Turns(1, answered_within_s=0.1)
+    with pytest.raises(TimeoutError):
+        async with turns.turn():
+            await asyncio.Event().wait()
+    async with turns.turn():
+        await asyncio.sleep(0)
+
+
+async def test_a_cancelled_call_gives_its_turn_on():
+    turns = Turns(1, answered_within_s=5)
+
+    async def hold():
+        async with turns.turn():
+            await asyncio.Event().wait()
+
+    holder = asyncio.create_task(hold())
+    await asyncio.sleep(0)
+    holder.cancel()
+    async with turns.turn():
+        assert holder.cancelled()

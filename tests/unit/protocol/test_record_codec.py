@@ -1,0 +1,47 @@
+"""The record as bytes: readable while it is small, and small enough for a node when it is not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from edl.coordination.store import MAX_VALUE_BYTES
+from edl.core.data.sample_ledger import Ledger
+from edl.core.job.leader_machine import new_record
+from edl.protocol import record_codec
+from edl.protocol.data_nouns import DataSpec
+from edl.protocol.record import Identity, Member, Plan, Record, WorkerState
+
+
+def record(workers: int, plans: int = 0) -> Record:
+    names = tuple(f"w{number:08x}" for number in range(workers))
+    ledger = Ledger(DataSpec(10**9, 3, 32, shuffle=True), names)
+    ledger.grant(60)
+    ledger.commit(30)
+    ledger.grant(90)
+    members = tuple(
+        Member(Identity(name, f"host-{i // 8}", f"10.0.0.{i // 8}", 7919 * i, 7919 * i + 1), WorkerState.TRAINING, i)
+        for i, name in enumerate(names, 1)
+    )
+    dropped = tuple(Plan(i, names, 40 + i, ledger.snapshot()) for i in range(plans))
+    return msgspec.structs.replace(
+        new_record("j", 1.7e9), members=members, roster=names, ledger=ledger.snapshot(), superseded=dropped
+    )
+
+
+def test_a_small_record_is_json_that_people_can_read():
+    value = record_codec.encode(record(4))
+    assert msgspec.json.decode(value)["members"][0]["identity"]["id"] == "w00000000"
+    assert record_codec.decode(value) == record(4)
+
+
+def test_a_thousand_workers_with_plans_that_were_dropped_fit_into_a_node():
+    large = record(1000, plans=10)
+    value = record_codec.encode(large)
+    assert len(msgspec.json.encode(large)) > MAX_VALUE_BYTES > 2 * len(value)
+    assert record_codec.decode(value) == large
+
+
+def test_what_is_no_record_is_refused():
+    with pytest.raises(msgspec.MsgspecError):
+        record_codec.decode(b"{}")

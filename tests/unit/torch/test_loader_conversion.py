@@ -1,0 +1,129 @@
+"""Which DataLoaders become elastic ones, and how the samples of a step are cut into the script's batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from edl.errors import UsageError
+from edl.torch.batches import ElasticBatches
+from edl.torch.loader import ElasticDataLoader
+from edl.torch.loader_conversion import CollatedParts, Order, StepParts, converted, order_of
+from edl.torch.torch_process import trainer as seat
+
+DATA = TensorDataset(torch.arange(10))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("samples", "sizes"), [(range(8), [4, 4]), (range(9), [4, 4, 1]), (range(3), [3]), (range(1), [1])]
+)
+def test_parts_are_the_batches_of_the_script_in_its_order(samples: range, sizes: list[int]) -> None:
+    parts = CollatedParts(list, 4)(samples)
+    assert [count for _, count in parts] == sizes
+    assert [one for part, _ in parts for one in part] == list(samples)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "order"),
+    [
+        (SequentialSampler(DATA), Order(False, 5)),
+        (RandomSampler(DATA), Order(True, 5)),
+        (RandomSampler(DATA, generator=torch.Generator().manual_seed(9)), Order(True, 9)),
+        (DistributedSampler(DATA, num_replicas=2, rank=1, shuffle=True, seed=3), Order(True, 3)),
+        (DistributedSampler(DATA, num_replicas=2, rank=1, shuffle=False), Order(False, 0)),
+    ],
+    ids=["sequential", "random", "of its own seed", "distributed", "distributed in order"],
+)
+def test_the_order_is_the_one_of_the_sampler(sampler: Any, order: Order) -> None:
+    assert order_of(sampler, 5) == order
+
+
+@pytest.mark.parametrize(
+    ("loader", "named"),
+    [
+        (DataLoader(DATA, sampler=WeightedRandomSampler([0.1] * 10, 10)), "WeightedRandomSampler"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "RandomSampler"),
+        (DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=3)), "RandomSampler"),
+        (DataLoader(DATA, batch_sampler=[[0, 1], [2]]), "batch_sampler=list"),
+        (DataLoader(DATA, batch_size=None), "batch_size"),
+        (DataLoader(Stream()), "Stream has no samples by number"),
+        ([1, 2, 3], "not on a list"),
+    ],
+    ids=["weighted", "with repeats", "a part", "batches", "no batches", "a stream", "no loader"],
+)
+def test_what_cannot_be_elastic_is_refused_in_one_line(loader: Any, named: str) -> None:
+    with pytest.raises(UsageError, match=named) as found:
+        converted(loader, 1, 0)
+    assert "\n" not in str(found.value)
+
+
+def test_a_batch_sampler_of_pytorchs_own_is_one_of_the_script() -> None:
+    data = Subset(DATA, range(4))
+    loader: Any = DataLoader(data, batch_sampler=BatchSampler(WeightedRandomSampler([1.0], 1), 2, drop_last=False))
+    with pytest.raises(UsageError, match="WeightedRandomSampler"):
+        converted(loader, 1, 0)
+
+
+def test_a_loader_tells_its_place_and_goes_on_from_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader: Any = object.__new__(ElasticDataLoader)
+    vars(loader)["_shards"] = type("Shards", (), {"epochs_done": 3})()
+    monkeypatch.setattr(type(seat), "steps_before", 40)
+    monkeypatch.setattr(seat, "step", lambda: 3)
+    assert loader.state_dict() == {"epochs_done": 3, "steps": 42}
+    loader.load_state_dict({"steps": 40})
+    with pytest.raises(UsageError, match="saved after step 42, and this job goes on from step 40: save the job by"):
+        loader.load_state_dict({"steps": 42})
+
+
+def test_each_part_knows_its_share_and_which_is_the_last_of_its_step() -> None:
+    steps: Any = [[("a", 4), ("b", 4)], [("c", 3)], [("d", 4), ("e", 1)]]
+    parts = StepParts(steps, 4)
+    told = [(batch, parts.share, parts.first, parts.last) for batch in parts]
+    assert told == [
+        ("a", 0.5, True, False),
+        ("b", 0.5, False, True),
+        ("c", 1.0, True, True),
+        ("d", 0.8, True, False),
+        ("e", 0.2, False, True),
+    ]
+
+
+def test_a_loader_of_edls_own_gives_whole_steps() -> None:
+    loader: Any = object.__new__(ElasticDataLoader)
+    parts = converted(loader, 1, 0)
+    assert (parts.loader, parts.share, parts.first, parts.last) == (loader, 1.0, True, True)
+    with pytest.raises(UsageError, match="added up over 2 batches"):
+        converted(loader, 2, 0)
+
+
+@pytest.mark.parametrize(("size", "samples", "batches"), [(1, 4, 3), (2, 4, 2), (3, 4, 1), (2, 5, 1), (1, 10, 1)])
+def test_a_loaders_length_is_this_workers_batches_in_a_whole_epoch(
+    monkeypatch: pytest.MonkeyPatch, size: int, samples: int, batches: int
+) -> None:
+    """torch asks the loader's batch sampler, whose runs are as long as leases happen to be."""
+    monkeypatch.setattr(seat, "elastic_shard_generator", lambda *_: None)
+    loader = ElasticDataLoader(DATA, samples)
+    monkeypatch.setattr(seat, "size", lambda: size)
+    assert (
+        len(loader) == len(StepParts(loader)) == len(ElasticBatches(StepParts(loader), lambda batch: batch)) == batches
+    )
+    assert len(StepParts(loader, samples=2)) == -(-10 // (2 * size))

@@ -1,0 +1,199 @@
+"""What a trainer copies for a checkpoint lies in its file one behind the other; no garbage is collected meanwhile, and
+what cannot be copied ends no script.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl.core.worker.worker_inputs import CopyFailed, CopyTaken
+from edl.errors import UsageError
+from edl.protocol.checkpoint_record import SPARE, Save
+from edl.protocol.ring_places import Place
+from edl.trainer import snapshot_writer
+from edl.trainer.framework_port import StatePiece
+from edl.trainer.registered_state import Extras
+
+
+def test_pieces_of_all_sizes_lie_one_behind_the_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot_writer, "TOGETHER", 64)
+    sizes = [1, 0, 7, 200, *[3] * 1200, 0]
+    contents = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
+    monkeypatch.setattr(os, "writev", lambda file, views: os.write(file, b"".join(views)[:29]))
+    with (tmp_path / "part").open("wb", buffering=0) as opened:
+        for together in snapshot_writer._grouped(memoryview(one) for one in contents):
+            snapshot_writer._write_all(opened.fileno(), together)
+    assert (tmp_path / "part").read_bytes() == b"".join(contents)
+
+
+def test_small_pieces_are_written_together():
+    groups = list(snapshot_writer._grouped(memoryview(b"abc") for _ in range(2000)))
+    assert [len(group) for group in groups] == [512, 512, 512, 464]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_collection_is_afterwards_as_it_was(collects):
+    (gc.enable if collects else gc.disable)()
+    try:
+        with snapshot_writer._no_collection():
+            assert not gc.isenabled()
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("sparse"), "RuntimeError: sparse"),
+        (UsageError("not built"), "not built"),
+        (OSError("full"), "full"),
+    ],
+)
+def test_whatever_cannot_be_copied_costs_the_checkpoint_and_not_the_script(tmp_path, error, said):
+    def fail(*, beside):
+        raise error
+
+    heard = []
+    one = snapshot_writer.Copier(SimpleNamespace(snapshot=fail), Extras(), heard.append)
+    one.take(Save(3, 1, 20, 0, 2, "/c/j/0001-000003-000000000020"), tmp_path)
+    assert heard == [CopyFailed(3, said)]
+    assert one.idle
+    one.finish()
+
+
+def test_memory_for_the_first_copy_is_touched_once_beforehand(tmp_path, monkeypatch):
+    framework: Any = Weights(b"step 20!" * 100_000)
+    heard: Any = queue.Queue()
+    one = snapshot_writer.Copier(framework, Extras(), heard.put)
+    touched = []
+    allocate = os.posix_fallocate
+    monkeypatch.setattr(
+        os, "posix_fallocate", lambda *how: touched.append(threading.current_thread()) or allocate(*how)
+    )
+    for _ in range(2):
+        one.prepare(Place(1, 1, 2, "w"), tmp_path)
+    one.take(Save(1, 1, 20, 1, 2, "/c/j/0001-000001-000000000020"), tmp_path)
+    taken = heard.get(timeout=10)
+    assert isinstance(taken, CopyTaken)
+    assert len(touched) == 1 and touched[0] is not threading.main_thread()
+    copied = (tmp_path / taken.files[1]).read_bytes()
+    assert 300_000 < len(copied) < 500_000, "the second half of the row"
+    assert copied == framework.weight[-len(copied) :]
+    assert not (tmp_path / SPARE).exists(), "it was written into that"
+
+
+def test_memory_is_there_before_anything_is_copied(tmp_path):
+    framework: Any = Weights(b"step 20!" * 100_000)
+    one = snapshot_writer.Copier(framework, Extras(), lambda _: None)
+    one.prepare(Place(1, 0, 1, "w"), tmp_path)
+    one._thread.shutdown(wait=True)
+    assert not framework.reads.is_set()
+    found = (tmp_path / SPARE).stat()
+    assert (found.st_size, found.st_mode & 0o777) == (800_000, 0o600)
+    assert found.st_blocks * 512 >= 800_000
+
+
+def test_what_cannot_be_touched_beforehand_costs_nothing(tmp_path):
+    def refuse(*, beside):
+        raise UsageError("a session")
+
+    one = snapshot_writer.Copier(SimpleNamespace(snapshot=refuse), Extras(), lambda _: None)
+    one.prepare(Place(1, 0, 1, "w"), tmp_path)
+    framework: Any = Weights()
+    gone = snapshot_writer.Copier(framework, Extras(), lambda _: None)
+    gone.prepare(Place(1, 0, 1, "w"), tmp_path / "gone")
+    gone._thread.shutdown(wait=True)
+    assert not list(tmp_path.iterdir())
+
+
+STANDS = Save(3, 1, 20, 0, 1, "/c/j/0001-000003-000000000020", stands=True)
+
+
+class Weights:
+    """A framework with one tensor, which an update replaces."""
+
+    name = "torch"
+
+    def __init__(self, weight=b"step 20!"):
+        self.weight, self.reads = weight, threading.Event()
+        self.may_read = threading.Event()
+        self.may_read.set()
+
+    def snapshot(self, *, beside):
+        size = len(self.weight)
+        piece = StatePiece(("weight", "uint8", (size,), size), self._read, of_model=True)
+        return SimpleNamespace(early=[], late=[piece], description=b"", whole=lambda: True)
+
+    def _read(self):
+        self.reads.set()
+        assert self.may_read.wait(10)
+        return memoryview(self.weight)
+
+    def witness(self):
+        return self.weight
+
+    def is_as(self, witness):
+        return self.weight == witness
+
+    def random_states(self):
+        return {}
+
+
+@pytest.fixture
+def standing():
+    """A copier whose script is at something of its own after step 20, its framework, and what came of copies."""
+    framework: Any = Weights()
+    heard: Any = queue.Queue()
+    one = snapshot_writer.Copier(framework, Extras(), heard.put)
+    one.witness = framework.witness()
+    return one, framework, heard
+
+
+def test_beside_a_script_that_stands_it_copies_at_once(standing, tmp_path):
+    one, _, heard = standing
+    one.take_beside(STANDS, tmp_path, lambda: True)
+    taken = heard.get(timeout=10)
+    assert isinstance(taken, CopyTaken)
+    assert (tmp_path / taken.files[1]).read_bytes() == b"step 20!"
+
+
+def test_no_update_begins_while_it_copies(standing, tmp_path):
+    one, framework, heard = standing
+    framework.may_read.clear()
+    one.take_beside(STANDS, tmp_path, lambda: True)
+    assert framework.reads.wait(10)
+    threading.Timer(0.1, framework.may_read.set).start()
+    one.before_update(20)
+    framework.weight = b"step 21!"
+    taken = heard.get(timeout=10)
+    assert isinstance(taken, CopyTaken)
+    assert (tmp_path / taken.files[1]).read_bytes() == b"step 20!"
+
+
+@pytest.mark.parametrize("why", [snapshot_writer.BEGUN, snapshot_writer.OTHERS])
+def test_what_is_not_of_that_step_is_not_copied(standing, tmp_path, why):
+    one, framework, heard = standing
+    if why == snapshot_writer.BEGUN:
+        one.before_update(20)
+    else:
+        framework.weight = b"average!"
+    one.take_beside(STANDS, tmp_path, lambda: True)
+    assert heard.get(timeout=10) == CopyFailed(3, why)
+    if why == snapshot_writer.BEGUN:
+        one.note_void()
+        one.take_beside(STANDS, tmp_path, lambda: True)
+        assert isinstance(heard.get(timeout=10), CopyTaken)
+
+
+def test_a_script_that_has_gone_on_has_no_part_to_give(standing, tmp_path):
+    one, _, heard = standing
+    one.take_beside(STANDS, tmp_path, lambda: False)
+    assert heard.get(timeout=10) == CopyFailed(3, snapshot_writer.BEGUN)

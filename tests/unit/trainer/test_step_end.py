@@ -1,0 +1,249 @@
+"""What a newcomer does after an epoch's last step: what the others still have to do there, and no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl.errors import RingBroken
+from edl.trainer.arrays import Arrays
+from edl.trainer.data.epoch_cursor import PassSoFar
+from edl.trainer.data.rehearsal_count import Rehearsals
+from edl.trainer.first_state import Resuming
+from edl.trainer.registered_state import STANDING, Extras
+from edl.trainer.reported_metrics import FigureSender
+from edl.trainer.sample_source import Samples
+from edl.trainer.step_end import BatchEnds
+from edl.trainer.updates_due import UpdatesDue
+
+STEP, EPOCH, PEERS_STEP = 7, 2, 8
+
+
+class Shell:
+    """Of a worker that is after `STEP`. A ring's end brings it the state of the newest step that a peer has."""
+
+    def __init__(self, newest: int = STEP) -> None:
+        self.rehearsals = Rehearsals()
+        self.newest = newest
+        self.machine = SimpleNamespace(
+            step=STEP, begins_after=STEP, generation=1, size=2, rank=0, void=None, weightless=False,
+            models_may_differ=False, check_is_due=False, orders=None, restarts=True,
+        )  # fmt: skip
+        self.link = SimpleNamespace(page=SimpleNamespace(attention_step=0), folder=Path("/nowhere"))
+        self.step_timeout_s = 1.0
+        self.is_training_thread = True
+        self.state_came: Any = None
+        self.beside = SimpleNamespace(rehearse=lambda: None)
+
+    def void(self, error: BaseException, *, keep: bool) -> None:
+        self.machine.void = str(error)
+
+    def end_batch(self, *, attention: bool) -> None:
+        self.machine.step += 1
+
+    def end_uncommitted_batch(self) -> None:
+        self.machine.step, self.machine.void = self.newest, None
+
+    def put_back(self) -> None:
+        """Nothing was kept."""
+
+    end_beside = weigh_if_known = complete_state = measure_state = put_back
+
+
+def untyped(stand_in: Any) -> Any:
+    """For what wants the real one."""
+    return stand_in
+
+
+class Evaluates:
+    """One call of `make` for each evaluation; the ring breaks in those after the first."""
+
+    def __init__(self, ends: BatchEnds) -> None:
+        self.ends, self.results = ends, []  # type: BatchEnds, list[tuple[bytes, ...]]
+
+    def begin_batch(self) -> None:
+        """None is asked for since."""
+
+    def take(self, step: int, results: Any) -> None:
+        self.results = results
+
+    def make(self, work: Any) -> None:
+        if self.results:
+            self.ends.renew_ring(RingBroken("a peer is gone"))
+        self.results = [*self.results, (b"",)]
+
+
+class Shards:
+    """Of a script that has had so many steps in its pass, and goes on in those of another one that it joins."""
+
+    def __init__(self) -> None:
+        self.steps = 1
+        self.joined: list[tuple[int, int | None, PassSoFar]] = []
+
+    def so_far(self, step: int) -> PassSoFar:
+        return PassSoFar(self.steps)
+
+    def join(self, after: int, epoch: int | None, so_far: PassSoFar) -> None:
+        self.joined.append((after, epoch, so_far))
+
+    def pass_over(self, done: int, step: int) -> bool:
+        return True
+
+    def redeliver(self, more: int = 0) -> bool:
+        return True
+
+
+class Worker:
+    """What it does at the ends of its mini-batches, with the parts that this goes through."""
+
+    def __init__(self, newest: int = STEP) -> None:
+        self.framework: Any = SimpleNamespace(ring=None, sort=Arrays(), updates_due=UpdatesDue())
+        self.shell = untyped(Shell(newest))
+        self.machine = self.shell.machine
+        self.extras = Extras(Arrays())
+        leases: Any = SimpleNamespace(at=lambda step: SimpleNamespace(epoch=EPOCH), epoch=lambda step: EPOCH)
+        rates: Any = SimpleNamespace(count=lambda: None, tune=lambda: None, follow=lambda: None, rehearse=lambda: None)
+        resuming = Resuming(self.framework, self.extras, self.shell)
+        self.samples = Samples(self.shell, leases, rates, resuming)
+        self.shards = Shards()
+        self.samples.shards = untyped(self.shards)
+        self.ends = BatchEnds(
+            framework=self.framework,
+            shell=self.shell,
+            leases=leases,
+            extras=self.extras,
+            samples=self.samples,
+            rates=rates,
+            resuming=resuming,
+            figures=FigureSender(lambda values: None),
+        )
+        self.ends._evaluations = untyped(Evaluates(self.ends))
+        self.ends.standing.register()
+
+    def end_batch(self) -> bool:
+        """As `BatchEnds.end` does; before what evaluations have come to is settled."""
+        return self.ends._end(None)
+
+    def fails(self) -> None:
+        self.shell.void(RingBroken("a peer is gone"), keep=False)
+
+    def evaluate(self) -> None:
+        self.ends.evaluate(untyped(None))
+
+    def renew_ring(self) -> None:
+        self.ends.renew_ring(RingBroken("another one is gone"))
+
+
+def survivor(newest: int = STEP) -> Worker:
+    """It has just ended the last step of an epoch."""
+    worker = Worker(newest)
+    worker.machine.step = STEP - 1
+    assert worker.end_batch()
+    assert worker.machine.step == STEP
+    return worker
+
+
+def newcomer(told: Worker) -> tuple[list[int], Worker]:
+    """Of which epoch its pass is what is left of the others', and itself."""
+    worker = Worker()
+    worker.shell.rehearsals.add(1)
+    worker.extras._put(STANDING, told.extras._get(STANDING))
+    worker.shell.state_came()
+    [(after, epoch, so_far)] = worker.shards.joined
+    assert (after, so_far) == (STEP, told.shards.so_far(STEP))
+    return [] if epoch is None else [epoch], worker
+
+
+def test_while_the_others_stand_between_two_epochs_it_goes_there() -> None:
+    rest, _ = newcomer(survivor())
+    assert rest == [EPOCH]
+
+
+def test_once_the_others_have_begun_the_next_epoch_it_does_not_end_the_one_before_again() -> None:
+    """Though there are no results that would tell: this script never evaluates."""
+    other = survivor()
+    other.fails()
+    assert not other.end_batch()
+    rest, _ = newcomer(other)
+    assert rest == []
+
+
+def test_once_the_others_have_left_their_pass_it_is_in_the_one_that_follows() -> None:
+    """Over a prepared loader a step may end after what lies between two passes: that is done, and comes with it."""
+    other = Worker()
+    other.machine.step, other.shards.steps = STEP - 1, 0
+    assert other.end_batch()
+    rest, _ = newcomer(other)
+    assert rest == []
+
+
+@pytest.mark.parametrize("evaluations", [1, 2])
+def test_in_each_of_two_evaluations_it_joins_the_others(evaluations: int) -> None:
+    other = survivor()
+    for _ in range(evaluations):
+        other.evaluate()
+    other.renew_ring()
+    rest, _ = newcomer(other)
+    assert rest == [EPOCH]
+
+
+def test_after_a_void_mini_batch_the_evaluations_are_over() -> None:
+    """Also for those who come with the ring in which they are settled."""
+    other = survivor()
+    other.evaluate()
+    other.fails()
+    other.end_batch()
+    other.renew_ring()
+    rest, _ = newcomer(other)
+    assert rest == []
+
+
+def test_what_is_evaluated_after_a_usual_mini_batch_is_at_its_end() -> None:
+    """Such a one is only counted, and the one before it may have been void."""
+    other = survivor()
+    other.fails()
+    other.end_batch()
+    other.evaluate()
+    other.renew_ring()
+    assert other.ends.standing.heard["at_end"]
+
+
+def test_a_step_that_a_peer_has_applied_is_ended_and_no_other_is_begun() -> None:
+    other = survivor(newest=PEERS_STEP)
+    other.fails()
+    assert other.end_batch(), "it is committed here, too"
+    other.renew_ring()
+    assert other.ends.standing.heard["step"] == PEERS_STEP
+    assert other.ends.standing.heard["at_end"]
+
+
+def test_a_newcomer_tells_the_next_one_what_it_was_told() -> None:
+    """When all the others die, it is the only one who knows."""
+    _, first = newcomer(survivor())
+    first.renew_ring()
+    rest, _ = newcomer(first)
+    assert rest == [EPOCH]
+
+
+def test_models_are_equal_before_an_evaluation_before_the_first_mini_batch() -> None:
+    worker, heard = Worker(), []  # type: Worker, list[Any]
+    worker.machine.models_may_differ = True
+    worker.shell.hear = heard.append
+    worker.framework.synchronize_rest = lambda root, *, only_statistics: heard.append("statistics")
+    worker.ends.begin_evaluation()
+    assert [type(one).__name__ for one in heard] == ["BatchBegins", "str"]
+
+
+@pytest.mark.parametrize("void", [False, True])
+def test_a_script_that_has_ended_tells_of_updates_after_its_last_step_but_of_none_that_is_void(void: bool) -> None:
+    worker = survivor()
+    worker.ends._comparison = untyped(SimpleNamespace(last=list))
+    worker.framework.updates_due.note(0, STEP)
+    worker.framework.updates_due.note(1, STEP + 1)
+    if void:
+        worker.fails()
+    steps, updates = worker.ends.state_at_end()
+    assert (steps.value, updates.value) == (str(STEP), "0" if void else "1")

@@ -1,0 +1,523 @@
+"""A trainer's seat over a fake ring: what the members of a new ring settle, whatever they were told."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl.core.worker.worker_inputs import OrdersRead, SetWeight
+from edl.core.worker.worker_states import TrainerState
+from edl.errors import FAULT, RingBroken, UsageError
+from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
+from edl.protocol.leader_messages import Phase
+from edl.protocol.ring_places import Place
+from edl.protocol.trainer_messages import TrainerStatus
+from edl.trainer.data.audit_files import Audit
+from edl.trainer.data.shared_leases import SharedLeases
+from edl.trainer.registered_state import Extras
+from edl.trainer.worker_shell import WorkerShell
+from edl.transport.shared_page import Page
+
+PATIENCE_S = 10.0
+
+
+class Members:
+    """The collectives of one ring, whose members are threads."""
+
+    def __init__(self, size: int) -> None:
+        self.values: list[Sequence[int]] = [()] * size
+        self.model = ""
+        self._met = threading.Barrier(size, timeout=PATIENCE_S)
+
+    def largest(self, rank: int, values: Sequence[int]) -> list[int]:
+        self.values[rank] = values
+        self._met.wait()
+        found = [max(column) for column in zip(*self.values, strict=True)]
+        self._met.wait()
+        return found
+
+
+class FakeRing:
+    prepares = True
+
+    def __init__(self, members: Members, rank: int) -> None:
+        self.members, self.rank = members, rank
+        self.place: Place | None = None
+        self.beside: dict[int, Place] = {}  # that stand beside the present one
+        self.may_form = threading.Event()  # else it waits for the others
+        self.may_form.set()
+        self.began = threading.Event()
+        self.may_end = threading.Event()  # else what was given up does not, for now
+        self.may_end.set()
+        self.given_up: set[int] = set()
+        self.forming = 0
+
+    def enter(self, place: Place, timeout_s: float) -> None:
+        assert self.forming in {0, *self.given_up}, "two rings form at once"
+        self.place = place
+
+    def prepare(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
+        assert not self.forming, "two rings form at once"
+        self.forming = place.generation
+        self.began.set()
+        try:
+            while not self.may_form.wait(0.001):
+                if place.generation in self.given_up and self.may_end.is_set():
+                    raise RingBroken("it was given up")
+            self.beside[place.generation] = place
+        finally:
+            self.forming = 0
+
+    def adopt(self, generation: int) -> None:
+        if generation not in self.beside:
+            raise RingBroken("it was not prepared")
+        self.place = self.beside.pop(generation)
+
+    def release(self, generation: int) -> None:
+        self.given_up.add(generation)
+        self.beside.pop(generation, None)
+
+    def leave(self) -> None: ...
+    def abort(self, given_up: range | None = None) -> None: ...
+    def largest(self, values: Sequence[int]) -> list[int]:
+        return self.members.largest(self.rank, values)
+
+
+class FakeFramework:
+    weight = 0.0
+
+    def __init__(self, members: Members, rank: int, model: str) -> None:
+        self.ring, self.model = FakeRing(members, rank), model
+
+    def discard(self) -> None: ...
+    def set_weight(self, weight: float, *, weightless: bool = False) -> None:
+        self.weight = weight
+
+    def applied(self) -> float:
+        return self.weight
+
+    def synchronize_rest(self, root: int, *, only_statistics: bool) -> None: ...
+    def synchronize(self, root: int) -> None:
+        if self.ring.rank == root:
+            self.ring.members.model = self.model
+        self.ring.largest([0])
+        self.model = self.ring.members.model
+
+
+class Waits(Exception):
+    """For newer orders, which do not come."""
+
+
+class FakeLink:
+    worker, orders = "w", None
+
+    def __init__(self, shell: WorkerShell) -> None:
+        self.shell = shell
+        self.told: list[TrainerStatus] = []
+        self.page = Page.unshared()
+
+    def tell(self) -> None:
+        self.told.append(self.shell.machine.status)
+
+    def wait_news(self, older: Orders | None) -> Orders:
+        raise Waits
+
+
+def seated(members: Members, rank: int, step: int, generation: int) -> WorkerShell:
+    shell = WorkerShell(FakeFramework(members, rank, f"of step {step}"), SharedLeases(), Extras())  # type: ignore[arg-type]
+    shell.link = FakeLink(shell)  # type: ignore[assignment]
+    shell.count.step, shell.machine.generation = step, generation
+    shell.machine.state = TrainerState.WAITING
+    return shell
+
+
+def orders(assignment: Assignment) -> Orders:
+    return Orders(1, 1, Verdict.STAY, "", 0, 0, 0, False, assignment, ())
+
+
+def told(shell: WorkerShell) -> list[TrainerStatus]:
+    return shell.link.told  # type: ignore[attr-defined]
+
+
+def ring_of(shell: WorkerShell) -> tuple[Phase, int, str]:
+    newest = told(shell)[-1]
+    return newest.phase, newest.generation, newest.reason
+
+
+def goes(shell: WorkerShell, assignment: Assignment) -> None:
+    with contextlib.suppress(Waits):
+        shell.hear(OrdersRead(orders(assignment)))
+
+
+def enter(*who: tuple[int, int], after_step: int | None, newcomers: int = 0, booted: bool = True) -> list[WorkerShell]:
+    """Members at (step, generation) enter generation 3 together; `booted` is said of the last one."""
+    members = Members(len(who))
+    seats = [seated(members, rank, step, generation) for rank, (step, generation) in enumerate(who)]
+    for shell in seats:
+        shell.machine.rehearsed = True
+    if not booted:
+        seats[-1].machine.rehearsed, seats[-1].machine.state = False, TrainerState.COMING
+    entering = []
+    with ThreadPoolExecutor(len(who)) as threads:
+        for rank, shell in enumerate(seats):
+            place = Place(3, rank, len(who), f"w{rank}")
+            entering.append(threads.submit(goes, shell, Assignment(place, after_step, newcomers)))
+    for one in entering:
+        one.result()
+    return seats
+
+
+def models(seats: list[WorkerShell]) -> set[str]:
+    return {shell._framework.model for shell in seats}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("after_step", [None, 0, 1000])
+def test_a_survivor_gives_its_state_to_a_newcomer_that_it_was_not_told_of(after_step: int | None) -> None:
+    seats = enter((1000, 2), (0, 0), after_step=after_step)
+    assert models(seats) == {"of step 1000"}
+    assert [shell.machine.step for shell in seats] == [1000, 1000]
+
+
+def test_the_first_ring_of_all_asks_for_no_members_state() -> None:
+    seats = enter((0, 0), (0, 0), after_step=0)
+    assert [shell.machine.models_may_differ for shell in seats] == [True, True]
+
+
+def test_a_ring_in_which_a_member_would_have_to_boot_first_does_not_stand() -> None:
+    seats = enter((1000, 2), (0, 0), after_step=None, booted=False)
+    said = [told(shell)[-1] for shell in seats]
+    assert all(word.phase is Phase.BROKEN and "has not booted" in word.reason for word in said)
+    assert models(seats) == {"of step 1000", "of step 0"}
+
+
+def test_before_any_worker_has_trained_all_boot_in_the_first_ring() -> None:
+    seats = enter((0, 2), (0, 0), after_step=None, booted=False)
+    assert all(told(shell)[-1].phase is Phase.TRAINING for shell in seats)
+
+
+class WhileAnotherRingIsEntered(SharedLeases):
+    """Its data comes at the moment at which the training thread goes to another ring."""
+
+    shell: WorkerShell | None = None
+
+    def covers(self, step: int) -> bool:
+        shell, self.shell = self.shell, None
+        if shell is not None:
+            shell.machine.state = TrainerState.BETWEEN
+            goes(shell, Assignment(Place(4, 0, 2, "w"), 70, 0))
+        return True
+
+    def samples(self, step: int) -> int:
+        return 11
+
+    def weight(self, step: int) -> float:
+        return 5 / 11
+
+    def constant_until(self, step: int) -> int:
+        return 80
+
+
+class Committed(Audit):
+    """With which weights."""
+
+    def __init__(self) -> None:
+        self.weights: list[float | None] = []
+
+    def committed(self, generation: int, step: int, weight: float | None = None) -> None:
+        self.weights.append(weight)
+
+
+def test_the_audit_has_the_weight_of_its_step_though_a_pipelines_thread_weighs_the_next_one_meanwhile() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    shell.machine.state, shell.audit = TrainerState.TRAINING, Committed()
+    shell._carry_out(SetWeight(1, 3 / 11, False, False))
+    handle = shell.machine.handle
+
+    def counted(happened: Any) -> list[Any]:
+        commands = handle(happened)
+        shell._carry_out(SetWeight(2, 1 / 4, False, False))
+        return commands
+
+    shell.machine.handle = counted  # type: ignore[method-assign]
+    shell.end_batch(attention=False)
+    assert shell.machine.step == 71
+    assert shell.audit.weights == [3 / 11]
+
+
+def test_what_a_pipelines_thread_finds_for_a_ring_that_is_left_weighs_nothing_in_the_next() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    leases = shell._leases = WhileAnotherRingIsEntered()
+    leases.shell, shell.machine.supply.leases = shell, leases
+    shell.weigh(shell.while_waiting)
+    assert shell.machine.generation == 4
+    assert shell._framework.weight == 1 / 2  # type: ignore[attr-defined]
+    assert shell.machine.unusual.even_until > 80, "the training thread has not yet weighed step 71, and must"
+
+
+def test_of_two_weights_that_two_threads_set_the_one_that_was_decided_last_holds() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    of_the_pipeline, of_the_next_ring = SetWeight(1, 5 / 11), SetWeight(2, 1 / 2)
+    shell._carry_out(of_the_next_ring)
+    shell._carry_out(of_the_pipeline)
+    assert shell._framework.weight == 1 / 2  # type: ignore[attr-defined]
+
+
+def test_the_daemons_word_cuts_a_collective_in_which_the_training_thread_waits() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    shell.machine.state = TrainerState.BETWEEN
+    ring, stuck, cut = shell._framework.ring, threading.Event(), threading.Event()
+
+    def largest(values: Sequence[int]) -> list[int]:
+        stuck.set()
+        assert cut.wait(PATIENCE_S)
+        raise RingBroken("cut")
+
+    def abort(given_up: range | None = None) -> None:
+        if given_up is not None:
+            cut.set()
+
+    ring.largest, ring.abort = largest, abort  # type: ignore[method-assign]
+    training = threading.Thread(target=goes, args=(shell, Assignment(Place(4, 0, 2, "w"), None, 0)))
+    training.start()
+    assert stuck.wait(PATIENCE_S)
+    newer = msgspec.structs.replace(orders(Assignment(Place(5, 0, 2, "w"), None, 0)), version=2)
+    shell.take_news(newer)
+    training.join(PATIENCE_S)
+    assert cut.is_set() and not training.is_alive()
+
+
+def called_to(generation: int, version: int) -> Orders:
+    place = Place(generation, 0, 1, "w")
+    return Orders(1, version, Verdict.STAY, "", 0, 0, 0, False, None, (), summons=Summons(version, (), place))
+
+
+def trains(shell: WorkerShell) -> FakeRing:
+    shell.machine.state, shell.step_timeout_s = TrainerState.TRAINING, PATIENCE_S
+    return shell._framework.ring  # type: ignore[return-value]
+
+
+def hears_of_ring(shell: WorkerShell, generation: int, version: int) -> None:
+    shell.take_news(called_to(generation, version))
+
+
+def await_prepared(shell: WorkerShell) -> None:
+    """Or given up: the newest thread has ended."""
+    assert shell._preparer._thread is not None
+    shell._preparer._thread.join(PATIENCE_S)
+
+
+def test_a_ring_is_prepared_beside_training_and_adopted_without_leaving_anything() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+    hears_of_ring(shell, 4, version=2)
+    await_prepared(shell)
+    assert told(shell)[-1].prepared == (4, "")
+    assert (ring.place, list(ring.beside)) == (None, [4])
+    shell.machine.state = TrainerState.BETWEEN
+    planned = msgspec.structs.replace(orders(Assignment(Place(4, 0, 1, "w"), 70, 0, prepared=True)), version=3)
+    shell.take_news(planned)
+    with contextlib.suppress(Waits):
+        shell.hear(OrdersRead(planned))
+    assert ring.place == Place(4, 0, 1, "w")
+    assert (ring.beside, ring.given_up) == ({}, set())
+    entered = next(word for word in told(shell) if word.phase is Phase.TRAINING)
+    assert entered.generation == 4
+    assert entered.pause is not None
+    assert entered.pause.total >= entered.pause.enter >= 0
+
+
+def test_a_death_gives_up_what_is_being_prepared_and_the_next_ring_does_not_wait_for_its_end() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+    ring.may_form.clear()
+    ring.may_end.clear()
+    hears_of_ring(shell, 4, version=2)
+    assert ring.began.wait(PATIENCE_S)
+    shell.machine.state = TrainerState.BETWEEN
+    forced = msgspec.structs.replace(orders(Assignment(Place(5, 0, 1, "w"), None, 0)), version=3)
+    with contextlib.suppress(Waits):
+        shell.hear(OrdersRead(forced))
+    assert ring.place == Place(5, 0, 1, "w")
+    assert ring.forming == 4
+    ring.may_end.set()
+    await_prepared(shell)
+    assert not any(word.prepared[0] for word in told(shell))
+    assert ring.beside == {}
+
+
+def goes_to_what_is_begun(shell: WorkerShell) -> None:
+    """A member has died: the next ring begins beside the mini-batch that is void, which is over later."""
+    shell.machine.next_ring.able = True
+    forced = msgspec.structs.replace(orders(Assignment(Place(4, 0, 1, "w"), None, 0)), version=2)
+    shell.take_news(forced)
+    shell.machine.state = TrainerState.BETWEEN
+    with contextlib.suppress(Waits):
+        shell.hear(OrdersRead(forced))
+
+
+def test_after_a_death_the_ring_that_was_begun_is_waited_for_and_adopted() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+    ring.may_form.clear()
+    threading.Timer(0.05, ring.may_form.set).start()
+    goes_to_what_is_begun(shell)
+    assert (ring.place, ring.beside) == (Place(4, 0, 1, "w"), {})
+    assert ring_of(shell) == (Phase.TRAINING, 4, "")
+
+
+def test_if_it_does_not_form_the_leader_hears_why_and_it_is_not_formed_again() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+
+    def prepare(place: Place, timeout_s: float, *, all_prepare: bool) -> None:
+        ring.may_form.wait(PATIENCE_S)
+        raise RingBroken("no route to host")
+
+    ring.prepare = prepare  # type: ignore[method-assign]
+    ring.may_form.clear()
+    threading.Timer(0.05, ring.may_form.set).start()
+    goes_to_what_is_begun(shell)
+    assert ring.place is None
+    assert ring_of(shell) == (Phase.BROKEN, 4, "no route to host")
+
+
+def test_the_next_attempt_waits_for_the_end_of_the_one_before_and_no_ring_is_left_over() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+    ring.may_form.clear()
+    for version, generation in enumerate((4, 5, 6), 2):
+        hears_of_ring(shell, generation, version)
+    ring.may_form.set()
+    await_prepared(shell)
+    assert [word.prepared for word in told(shell)] == [(6, "")]
+    assert list(ring.beside) == [6]
+
+
+def test_what_cannot_be_prepared_is_told_with_its_reason() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+
+    def prepare(place: Place, timeout_s: float, *, all_prepare: bool) -> None:
+        raise RingBroken("no route to host")
+
+    ring.prepare = prepare  # type: ignore[method-assign]
+    hears_of_ring(shell, 4, version=2)
+    await_prepared(shell)
+    assert told(shell)[-1].prepared == (4, "no route to host")
+    assert shell.machine.state is TrainerState.TRAINING
+
+
+# ------------------------------------------------------------------------- a ring that raises what is no broken ring
+
+ERRORS = [ValueError("no such numbers"), RuntimeError("no more\nof it"), MemoryError()]
+FAULTS = ["ValueError: no such numbers", "RuntimeError: no more", "MemoryError"]
+raising = pytest.mark.parametrize(("error", "said"), [*zip(ERRORS, FAULTS, strict=True)])
+
+
+def break_at(ring: FakeRing, call: str, error: BaseException) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    setattr(ring, call, fails)
+
+
+@raising
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_a_ring_raises_while_it_is_prepared_is_told_and_training_goes_on(error: Exception, said: str) -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    break_at(trains(shell), "prepare", error)
+    hears_of_ring(shell, 4, version=2)
+    await_prepared(shell)
+    assert told(shell)[-1].prepared == (4, FAULT + said)
+    assert shell.machine.state is TrainerState.TRAINING
+
+
+def test_where_no_thread_can_be_begun_for_it_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    trains(shell)
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        hears_of_ring(shell, 4, version=2)
+    assert told(shell)[-1].prepared == (4, f"{FAULT}RuntimeError: can't start new thread")
+    hears_of_ring(shell, 5, version=3)
+    await_prepared(shell)
+    assert told(shell)[-1].prepared == (5, "")
+
+
+@raising
+@pytest.mark.parametrize("call", ["enter", "largest", "leave"])
+def test_what_a_ring_raises_on_the_way_into_it_is_told_and_another_one_is_waited_for(
+    call: str, error: Exception, said: str
+) -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    break_at(shell._framework.ring, call, error)  # type: ignore[arg-type]
+    goes(shell, Assignment(Place(4, 0, 2, "w"), None, 0))
+    assert ring_of(shell) == (Phase.BROKEN, 4, FAULT + said)
+
+
+def test_what_adopting_raises_is_told() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+    hears_of_ring(shell, 4, version=2)
+    await_prepared(shell)
+    break_at(ring, "adopt", ValueError())
+    shell.machine.state = TrainerState.BETWEEN
+    planned = msgspec.structs.replace(orders(Assignment(Place(4, 0, 1, "w"), 70, 0, prepared=True)), version=3)
+    with contextlib.suppress(Waits):
+        shell.hear(OrdersRead(planned))
+    assert ring_of(shell) == (Phase.BROKEN, 4, f"{FAULT}ValueError")
+
+
+@pytest.mark.parametrize("call", ["abort", "release"])
+def test_what_giving_up_a_ring_raises_does_not_end_the_link_to_the_daemon(call: str) -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+    hears_of_ring(shell, 4, version=2)
+    await_prepared(shell)
+    break_at(ring, call, ValueError())
+    forced = msgspec.structs.replace(orders(Assignment(Place(5, 0, 2, "w"), None, 0)), version=3)
+    shell.take_news(forced)
+    assert shell.machine.orders is forced
+
+
+@pytest.mark.parametrize("call", ["enter", "largest", "leave"])
+def test_an_interrupt_or_what_the_script_did_wrong_ends_the_script(call: str) -> None:
+    for error in (KeyboardInterrupt(), UsageError("a lazy module")):
+        shell = seated(Members(1), 0, 70, 3)
+        break_at(shell._framework.ring, call, error)  # type: ignore[arg-type]
+        with pytest.raises(type(error)):
+            goes(shell, Assignment(Place(4, 0, 2, "w"), None, 0))
+
+
+@pytest.mark.parametrize(
+    ("generation", "newcomers", "trial"), [(2, 1, True), (2, 0, False), (0, 1, False)], ids=["survivor", "none", "new"]
+)
+def test_a_ring_with_newcomers_is_on_trial_for_the_others_until_its_first_step(
+    generation: int, newcomers: int, trial: bool
+) -> None:
+    shell = seated(Members(1), 0, 70, generation)
+    shell.machine.rehearsed = True
+    goes(shell, Assignment(Place(3, 0, 2, "w"), None, newcomers))
+    assert shell.machine.generation == 3
+    assert shell.machine.on_trial is trial
+    shell.count.step += 1
+    assert not shell.machine.on_trial
+
+
+def test_figures_are_reported_but_not_those_of_a_forked_child() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    shell.report({"loss": 0.5})
+    assert told(shell)[-1].figures == {"loss": 0.5}
+    shell.inherited = True
+    shell.report({"loss": 0.25})
+    assert len(told(shell)) == 1
