@@ -22,7 +22,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 
-from edl.testing import Violation, scenario
+from tests.model import Violation, scenario
 
 BLOCK = 50  # seeds a process takes at a time
 STORIES = 3  # failures told in full

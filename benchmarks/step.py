@@ -59,7 +59,7 @@ from benchmarks import harness
 from benchmarks.harness import Job, Note, edl_run, mean_ratio, program
 from benchmarks.worker import APART, BLOCK, DEVICE, EVERY, WARM_UP, choose_device, torch_device
 from edl.protocol.ring_places import Place, solo
-from edl.testing.address_meeting import Gathering
+from tests.model.address_meeting import Gathering
 
 NOT_DONE, NOTIFY_US = 1.01, 5.0
 STOCK_NOT_DONE = 1.05

@@ -21,7 +21,7 @@ from edl.launch.job_processes import MARK
 from edl.scheduler.cluster_home import put
 from edl.scheduler.worker_engine import Start
 
-WARDEN = Path(__file__).with_name("warden.py")
+WARDEN = Path(__file__).with_name("worker_wrapper.py")
 KEPT_LOGS = 200  # files of one job
 KEPT_CLAIMS = 1000  # folders of workers that are gone, of one node
 PRUNED_AT_ONCE = 100

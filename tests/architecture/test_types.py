@@ -163,7 +163,7 @@ def test_horovods_names_are_listed_as_they_are_served(face: str) -> None:
 
 def test_the_ring_of_torch_takes_what_is_listed() -> None:
     listed = _listed(ROOT / "edl" / "torch" / "horovod_types.pyi")
-    tree = ast.parse((ROOT / "edl" / "torch" / "group_names.py").read_text())
+    tree = ast.parse((ROOT / "edl" / "torch" / "torch_ring_names.py").read_text())
     own = {one.name: [arg.arg for arg in one.args.args] for one in tree.body if isinstance(one, ast.FunctionDef)}
     shared = {name: parameters for name, parameters in listed.items() if name in own and parameters is not None}
     assert len(shared) > 30

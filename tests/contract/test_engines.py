@@ -113,7 +113,7 @@ class Played:
     def script(self, worker: str, word: bytes) -> int:
         """The process that has this word in its command line, and is not the worker's warden."""
         lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.processes(worker)}
-        [found] = [pid for pid, line in lines.items() if word in line and b"warden.py" not in line]
+        [found] = [pid for pid, line in lines.items() if word in line and b"worker_wrapper.py" not in line]
         return found
 
     async def end(self) -> tuple[str, EndEvidence]:

@@ -309,7 +309,7 @@ def test_a_job_whose_script_a_person_kills_begins_again(cluster: LiveCluster, tm
 
 
 def is_warden(pid: int) -> bool:
-    return b"warden.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"worker_wrapper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_what_a_job_prints_is_bounded(cluster: LiveCluster) -> None:

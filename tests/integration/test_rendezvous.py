@@ -19,7 +19,7 @@ from warm_python import WarmPython
 
 from edl.collectives.rendezvous import HOROVODS_PORT
 from edl.protocol.ring_places import Place
-from edl.testing.address_meeting import Gathering
+from tests.model.address_meeting import Gathering
 
 pytestmark = [
     pytest.mark.integration,

@@ -22,8 +22,8 @@ from edl.protocol.checkpoint_record import Resumed
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching
 from edl.protocol.ledger_value import LedgerSnapshot
-from edl.testing.saving_checks import trained_by
 from examples import examples
+from tests.model.saving_checks import trained_by
 
 MOST_EPOCHS = 4
 

@@ -13,10 +13,10 @@ import pytest
 from edl.core.worker.worker_states import TrainerState
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data_nouns import DataSpec
-from edl.testing import Moment, Planned, SimFault, SimJob, Violation
-from edl.testing.model_checkpoints import Savings
-from edl.testing.model_launcher import SimLauncher
-from edl.testing.model_worker import SimWorker
+from tests.model import Moment, Planned, SimFault, SimJob, Violation
+from tests.model.model_checkpoints import Savings
+from tests.model.model_launcher import SimLauncher
+from tests.model.model_worker import SimWorker
 
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]  # replaces one rule in the real code by a wrong one

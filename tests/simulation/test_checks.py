@@ -25,9 +25,9 @@ from edl.core.worker.worker_inputs import Command
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.record import JobState, Record, WorkerState
-from edl.testing import Moment, Planned, SimFault, SimJob, model_daemons, scenario
-from edl.testing.model_trainers import SimShells
-from edl.testing.model_worker import SimWorker
+from tests.model import Moment, Planned, SimFault, SimJob, model_daemons, scenario
+from tests.model.model_trainers import SimShells
+from tests.model.model_worker import SimWorker
 
 SEEDS = 200
 SPEC = DataSpec(total=400, epochs=1, batch=4)

@@ -23,8 +23,8 @@ from edl.cluster.queue.queue_clock import SeenTime
 from edl.cluster.queue.queue_entries import JobEntry, WorkerWish
 from edl.cluster.queue.queue_state import QueueState
 from edl.cluster.queue.scheduler_inputs import ClusterRules, SendAway
-from edl.testing import cluster_simulation
-from edl.testing.cluster_simulation import ClusterPlay, SimHost
+from tests.model import cluster_simulation
+from tests.model.cluster_simulation import ClusterPlay, SimHost
 
 # nodes are left out after one failure, and jobs are soon settled
 MOVING = ClusterRules(

@@ -17,9 +17,9 @@ from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.ledger_value import Deal
 from edl.protocol.record import JobState
-from edl.testing import SimJob, model_lives
-from edl.testing.model_lives import next_life
-from edl.testing.model_rings import Sample
+from tests.model import SimJob, model_lives
+from tests.model.model_lives import next_life
+from tests.model.model_rings import Sample
 
 STEPS = 260  # in the first deals of 64 and 128 steps, and beyond
 WHOLE = [DataSpec(0, 1, 2), DataSpec(0, 3, 2), DataSpec(0, 3, 2, open_ended=True)]

@@ -17,11 +17,11 @@ from edl.core.worker.worker_inputs import Command
 from edl.core.worker.worker_states import TrainerState
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.record import JobState
-from edl.testing import Moment, Planned, SimFault, SimJob, scenario
-from edl.testing.model_faults import ANY
-from edl.testing.model_rings import STEP_S
-from edl.testing.model_trainers import SimShells
-from edl.testing.model_worker import SimWorker
+from tests.model import Moment, Planned, SimFault, SimJob, scenario
+from tests.model.model_faults import ANY
+from tests.model.model_rings import STEP_S
+from tests.model.model_trainers import SimShells
+from tests.model.model_worker import SimWorker
 
 SEEDS = int(os.environ.get("EDL_SEEDS", "300"))
 BLOCK = 50
@@ -264,7 +264,7 @@ def test_a_newcomer_that_dies_or_hangs_costs_no_step_before_its_ring_forms_and_o
 
 @pytest.mark.parametrize("moment", [moment for moment in ANY if moment is not Moment.BOOTING])
 def test_of_a_worker_that_is_killed_whole_no_session_is_waited_for(moment: Moment) -> None:
-    """Checked in each job: `edl.testing.fault_actions`."""
+    """Checked in each job: `tests.model.fault_actions`."""
     for seed in range(3):
         job = run(Planned(SimFault.JOIN, 0.1), Planned(SimFault.KILL_WORKER, moment), seed=seed)
         assert job.struck[SimFault.KILL_WORKER] <= 1

@@ -9,12 +9,12 @@ import pytest
 from edl.core.job.leader_inputs import Input, Reported
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.leader_messages import Phase, Register
-from edl.testing import Planned, SimFault, SimJob, scenario
-from edl.testing.model_daemons import HEARD_S, LATE_S, SimDaemons
-from edl.testing.model_rings import AWAITED_S, NOTICED_S, STEP_S, STEP_TIMEOUT_S
-from edl.testing.model_trainers import SimShells
-from edl.testing.model_worker import SimWorker
-from edl.testing.simulation import DEADLINES
+from tests.model import Planned, SimFault, SimJob, scenario
+from tests.model.model_daemons import HEARD_S, LATE_S, SimDaemons
+from tests.model.model_rings import AWAITED_S, NOTICED_S, STEP_S, STEP_TIMEOUT_S
+from tests.model.model_trainers import SimShells
+from tests.model.model_worker import SimWorker
+from tests.model.simulation import DEADLINES
 
 
 def test_what_a_member_does_that_is_well_takes_no_longer_than_others_wait() -> None:

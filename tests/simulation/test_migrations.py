@@ -9,7 +9,7 @@ from mutants import Calm
 
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.record import JobState
-from edl.testing import Moment, Planned, SimFault, SimJob
+from tests.model import Moment, Planned, SimFault, SimJob
 
 DATA = DataSpec(total=3000, epochs=1, batch=2)
 

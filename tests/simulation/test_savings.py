@@ -14,9 +14,9 @@ from edl.core.checkpoint.interval import KEPT
 from edl.protocol.checkpoint_record import Auto, Checkpointing
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.record import JobState
-from edl.testing import Moment, Planned, SimFault, SimJob, scenario
-from edl.testing.model_checkpoints import Savings
-from edl.testing.model_lives import lives, newest
+from tests.model import Moment, Planned, SimFault, SimJob, scenario
+from tests.model.model_checkpoints import Savings
+from tests.model.model_lives import lives, newest
 
 SEEDS = int(os.environ.get("EDL_SEEDS", "300"))
 BLOCK = 50

@@ -8,8 +8,8 @@ from mutants import Mutant, Patch, Play, expect_noticed
 from edl.core.worker.next_ring import NextRing
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.protocol.data_nouns import DataSpec
-from edl.testing import Moment, Planned, SimFault, SimJob
-from edl.testing.model_worker import SimWorker
+from tests.model import Moment, Planned, SimFault, SimJob
+from tests.model.model_worker import SimWorker
 
 SEEDS = 40
 DATA = DataSpec(total=1200, epochs=1, batch=2)

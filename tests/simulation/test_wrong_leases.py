@@ -14,7 +14,7 @@ from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.next_move import NEVER
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.testing import Planned, SimFault, SimJob, scenario
+from tests.model import Planned, SimFault, SimJob, scenario
 
 SEEDS = 60
 LEASED = DataSpec(total=900, epochs=1, batch=4)  # all of it is leased when a newcomer comes

@@ -11,7 +11,7 @@ from edl.core.resize import host_migration
 from edl.core.resize.migration_answers import Migrating
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.record import WorkerState
-from edl.testing import SimJob
+from tests.model import SimJob
 
 SEEDS = 6
 DATA = DataSpec(total=3000, epochs=1, batch=2)

@@ -18,11 +18,11 @@ from edl.core.worker.worker_inputs import Command, EnterRing
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.record import JobState, Record
-from edl.testing import Moment, Planned, SimFault, SimJob
-from edl.testing.model_next_rings import FORM_S
-from edl.testing.model_rings import STEP_S
-from edl.testing.model_trainers import SimShells
-from edl.testing.model_worker import SimWorker
+from tests.model import Moment, Planned, SimFault, SimJob
+from tests.model.model_next_rings import FORM_S
+from tests.model.model_rings import STEP_S
+from tests.model.model_trainers import SimShells
+from tests.model.model_worker import SimWorker
 
 SEEDS = 40
 DATA = DataSpec(total=1200, epochs=1, batch=2)

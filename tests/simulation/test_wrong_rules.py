@@ -22,9 +22,9 @@ from edl.protocol.assignment import Verdict
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.leader_messages import Register
 from edl.protocol.record import WorkerState
-from edl.testing import Moment, Planned, SimFault, SimJob
-from edl.testing.fault_actions import SimFaults
-from edl.testing.model_worker import SimWorker
+from tests.model import Moment, Planned, SimFault, SimJob
+from tests.model.fault_actions import SimFaults
+from tests.model.model_worker import SimWorker
 
 SEEDS = 60
 DATA = DataSpec(total=1200, epochs=1, batch=2)

@@ -22,8 +22,8 @@ from edl.core.worker.observed_trainer import ObservedTrainer
 from edl.core.worker.worker_inputs import TakeCopy
 from edl.protocol.checkpoint_record import Checkpointing, PartInfo
 from edl.protocol.data_nouns import DataSpec
-from edl.testing import Moment, Planned, SimFault, SimJob, scenario
-from edl.testing.model_lives import lives
+from tests.model import Moment, Planned, SimFault, SimJob, scenario
+from tests.model.model_lives import lives
 
 SEEDS = 60
 DATA = DataSpec(total=600, epochs=1, batch=2)

@@ -17,11 +17,11 @@ from edl.protocol.assignment import Assignment
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.leader_messages import Phase
 from edl.protocol.record import JobState, Record
-from edl.testing import Moment, Planned, SimFault, SimJob
-from edl.testing.model_daemons import SimDaemons
-from edl.testing.model_rings import STEP_TIMEOUT_S
-from edl.testing.model_trainers import SimShells
-from edl.testing.model_worker import SimWorker
+from tests.model import Moment, Planned, SimFault, SimJob
+from tests.model.model_daemons import SimDaemons
+from tests.model.model_rings import STEP_TIMEOUT_S
+from tests.model.model_trainers import SimShells
+from tests.model.model_worker import SimWorker
 
 SEEDS = 40
 DATA = DataSpec(total=900, epochs=1, batch=2)

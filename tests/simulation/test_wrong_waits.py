@@ -9,8 +9,8 @@ from mutants import Mutant, Patch, Play, expect_noticed
 from edl.core.job import deadlines, observations
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.leader_messages import GRADIENTS
-from edl.testing import Moment, Planned, SimFault, SimJob
-from edl.testing.model_rings import STEP_S, STEP_TIMEOUT_S
+from tests.model import Moment, Planned, SimFault, SimJob
+from tests.model.model_rings import STEP_S, STEP_TIMEOUT_S
 
 SEEDS = 60
 DATA = DataSpec(total=1200, epochs=1, batch=2)

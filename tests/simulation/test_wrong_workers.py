@@ -28,7 +28,7 @@ from edl.core.worker.worker_states import TrainerState
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.leader_messages import Phase
-from edl.testing import Moment, Planned, SimFault, SimJob
+from tests.model import Moment, Planned, SimFault, SimJob
 
 SEEDS = 60
 DATA = DataSpec(total=1200, epochs=1, batch=2)

@@ -15,8 +15,8 @@ from edl.core.job.commit import Commit, DeclareRest, Forgotten, GiveAnswer, Publ
 from edl.errors import Fenced, StoreUnavailable
 from edl.protocol import leader_messages as say
 from edl.protocol.data_nouns import DataSpec
-from edl.testing import Moment, Planned, SimFault, SimJob, scenario, writing_checks
-from edl.testing.model_coordinator import RecordNode
+from tests.model import Moment, Planned, SimFault, SimJob, scenario, writing_checks
+from tests.model.model_coordinator import RecordNode
 
 SEEDS = 150
 

@@ -131,7 +131,7 @@ def parts_of(folder: Path) -> dict[str, dict[int, str]]:
 def _kind(pid: int) -> str:
     with contextlib.suppress(OSError):
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return "warden" if b"warden.py" in line else "daemon" if b"edl.daemon" in line else "trainer"
+        return "warden" if b"worker_wrapper.py" in line else "daemon" if b"edl.daemon" in line else "trainer"
     return "gone"
 
 

@@ -4,7 +4,7 @@ Owns: where the trainer is (`edl.core.worker.worker_states`), which step it has 
 of a mini-batch is void, whether its state may become another's, its weight, and what its daemon is told of it. Does not
 own: what orders mean (`edl.core.worker.next_move`), on which state a ring agrees (`edl.core.worker.agreement`), what
 each step has of the data (`edl.core.worker.lease_buffer`), nor anything that takes time: its shell carries out the
-commands (`edl.trainer.worker_shell`; in simulated jobs `edl.testing.model_trainers`) and tells what came of them.
+commands (`edl.trainer.worker_shell`; in simulated jobs `tests.model.model_trainers`) and tells what came of them.
 
 `handle(input)` is the one mutator. A trainer's threads call it under one lock, and carry out what it answers without.
 There is no queue that the training thread would empty: what the daemon's word changes must not wait for a collective,

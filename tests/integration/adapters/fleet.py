@@ -20,7 +20,7 @@ from pace import patient
 from warm_python import WarmPython
 
 from edl.protocol.ring_places import Place
-from edl.testing.address_meeting import Gathering
+from tests.model.address_meeting import Gathering
 
 HERE = Path(__file__).parent
 STUCK_S = 15.0

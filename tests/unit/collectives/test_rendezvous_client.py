@@ -17,7 +17,7 @@ from edl.collectives.rendezvous_client import Asking
 from edl.errors import RingBroken
 from edl.protocol.leader_messages import Phase
 from edl.protocol.trainer_messages import TrainerStatus
-from edl.testing.address_meeting import Gathering
+from tests.model.address_meeting import Gathering
 from tests.unit.collectives.test_torch_addresses import row
 
 

@@ -16,9 +16,9 @@ from edl.protocol.assignment import Assignment, Summons
 from edl.protocol.leader_messages import AskAddresses, Phase
 from edl.protocol.ring_places import Place
 from edl.protocol.trainer_messages import TrainerStatus
-from edl.testing.address_meeting import JOB, Gathering, orders
 from edl.transport.call_errors import Reason, Refused, Unauthentic, Unreachable
 from edl.transport.memory_transport import Fate
+from tests.model.address_meeting import JOB, Gathering, orders
 
 MESH = "global"
 

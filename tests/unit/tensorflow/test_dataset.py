@@ -12,8 +12,8 @@ from pace import patient
 
 from edl.errors import TimedOut
 from edl.tensorflow.dataset import dataset_of
-from edl.testing.one_worker_data import SoloFeed
 from edl.trainer.data.shards import ShardGenerator
+from tests.model.one_worker_data import SoloFeed
 
 LAST = 3  # nothing is leased beyond this step
 

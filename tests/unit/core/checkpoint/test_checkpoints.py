@@ -31,7 +31,7 @@ from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.leader_messages import AskCheckpoint, AskPreempt, Observation, Phase, Register
 from edl.protocol.record import Identity, JobState
-from edl.testing.saving_checks import trained_by
+from tests.model.saving_checks import trained_by
 
 DATA = DataSpec(total=1_000_000, epochs=1, batch=10)
 LEAD = LeadTimes.of(10.0)

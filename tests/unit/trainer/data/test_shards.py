@@ -19,9 +19,9 @@ from edl.core.data.permutation import samples_at
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.assignment import Share
 from edl.protocol.data_nouns import DataSpec, Lease, Range
-from edl.testing.one_worker_data import HORIZON_STEPS, SoloFeed, share_of
 from edl.trainer.data.epoch_cursor import Pass, PassSoFar
 from edl.trainer.data.shards import ShardGenerator
+from tests.model.one_worker_data import HORIZON_STEPS, SoloFeed, share_of
 
 
 def shards_of(source, **wishes) -> tuple[ShardGenerator, Any]:

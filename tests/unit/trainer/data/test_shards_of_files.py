@@ -13,9 +13,9 @@ import pytest
 from edl.errors import DataError, UsageError
 from edl.protocol.assignment import Share
 from edl.protocol.data_nouns import Lease, Range
-from edl.testing import SoloFeed
 from edl.trainer.data.prefetch import ReadAhead
 from edl.trainer.data.shards import AHEAD_STEPS, ShardGenerator
+from tests.model import SoloFeed
 
 
 @pytest.fixture

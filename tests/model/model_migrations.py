@@ -18,7 +18,7 @@ from edl.protocol.migration_record import Room
 from edl.protocol.record import OVER, Record, WorkerState
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 LOOK_S: Final = 0.07  # from one look of what starts workers to the next
 ASIDE: Final = "aside"

@@ -13,7 +13,7 @@ import msgspec
 from edl.protocol.checkpoint_record import Auto, Checkpointing
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.testing.model_faults import (
+from tests.model.model_faults import (
     Moment,
     Planned,
     SimFault,
@@ -24,8 +24,8 @@ from edl.testing.model_faults import (
     draw_strays,
     with_witnesses,
 )
-from edl.testing.model_rings import AWAITED_S
-from edl.testing.simulation import SimJob
+from tests.model.model_rings import AWAITED_S
+from tests.model.simulation import SimJob
 
 OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows nothing of
 AWAY = 0.1  # of the jobs: the coordinator is away once
@@ -55,7 +55,7 @@ def scenario(
     `in_line`: no ring is formed beside another, nor is it saved. `saves`: whether it is, where that is not drawn.
     `sends_large`: newcomers join, and get their states beside several steps; of what is drawn else, faults remain.
     """
-    source = random.Random(f"scenario {seed}")  # noqa: S311 - repeatable is the point
+    source = random.Random(f"scenario {seed}")
     (size,) = source.choices((0, 1, 2), (SMALL, MIDDLE, BIG))
     workers = source.randint(*((1, 3), (2, 5), (5, 10))[size])
     batch = source.randint(1, 4)
@@ -69,13 +69,13 @@ def scenario(
         by_sample=source.random() < 0.1 and not sends_large,
     )
     if spec.whole_epochs and not spec.by_sample:
-        spec = msgspec.structs.replace(spec, open_ended=random.Random(f"end {seed}").random() < 0.5)  # noqa: S311
+        spec = msgspec.structs.replace(spec, open_ended=random.Random(f"end {seed}").random() < 0.5)
     minimum = source.choice((1, 1, 1, min(2, workers)))
     maximum = source.choice((0, 0, workers + 2))
-    own_data = not sends_large and random.Random(f"own data {seed}").random() < OWN_DATA  # noqa: S311
-    beside = random.Random(f"beside {seed}")  # noqa: S311
-    sending = random.Random(f"sending {seed}")  # noqa: S311
-    saving = random.Random(f"saving {seed}")  # noqa: S311
+    own_data = not sends_large and random.Random(f"own data {seed}").random() < OWN_DATA
+    beside = random.Random(f"beside {seed}")
+    sending = random.Random(f"sending {seed}")
+    saving = random.Random(f"saving {seed}")
     is_saved = saving.random() < ((0.0 if in_line else SAVES) if saves is None else saves)
     job = job_class(
         None if own_data else spec,
@@ -89,16 +89,16 @@ def scenario(
         sends=1.0 if sends_large else sending.choice(SENDS),
         spread=seed % 3 == 0,
         checkpointing=_checkpointing(saving, seed) if is_saved else None,
-        batching=Batching() if spec.by_sample or own_data else _batching(random.Random(f"batches {seed}")),  # noqa: S311
+        batching=Batching() if spec.by_sample or own_data else _batching(random.Random(f"batches {seed}")),
     )
     if sends_large:
-        _send_large(job, random.Random(f"large {seed}"))  # noqa: S311
+        _send_large(job, random.Random(f"large {seed}"))
     within_s = 0.05 + 0.01 * steps
-    witnessed = random.Random(f"witnessed {seed}")  # noqa: S311
+    witnessed = random.Random(f"witnessed {seed}")
     job.plan(with_witnesses(draw(source, source.choice((1, 2, 2, 3, 3, 4, 6, 9)) * (1 + size), within_s), witnessed))
     if source.random() < 0.3:
         job.after(0.3 * within_s, job.requests.demand, source.randint(minimum, maximum or 4))
-    cut = random.Random(f"cut off {seed}")  # noqa: S311
+    cut = random.Random(f"cut off {seed}")
     if cut.random() < CUT_OFF:
         moments = (Moment.READY, Moment.SWITCHING, Moment.ENTERING, Moment.STEPPING, Moment.BOOTING)
         job.plan(
@@ -112,18 +112,18 @@ def scenario(
         job.plan(with_witnesses(draw_saved(saving), witnessed))
         for number in range(saving.choice((0, 1, 1, 3))):
             job.after(saving.random() * within_s, job.requests.ask_checkpoint, f"r{number}")
-    wishing = random.Random(f"wishing {seed}")  # noqa: S311
+    wishing = random.Random(f"wishing {seed}")
     if is_saved and wishing.random() < WISHES:
         job.savings.wishes = {wishing.randint(1, steps): wishing.random() < 0.5 for _ in range(4)}
-    job.plan(draw_strays(random.Random(f"strays {seed}")))  # noqa: S311
-    away = random.Random(f"away {seed}")  # noqa: S311
+    job.plan(draw_strays(random.Random(f"strays {seed}")))
+    away = random.Random(f"away {seed}")
     if away.random() < AWAY:
         job.plan([Planned(SimFault.AWAY, away.random() * within_s)])
-    slow = random.Random(f"slow {seed}")  # noqa: S311
+    slow = random.Random(f"slow {seed}")
     if slow.random() < 0.2:
         job.after(slow.random() * within_s, job.requests.replace_one)
-    _evaluate(job, random.Random(f"evaluates {seed}"), within_s)  # noqa: S311
-    _move(job, random.Random(f"moving {seed}"), workers, within_s)  # noqa: S311
+    _evaluate(job, random.Random(f"evaluates {seed}"), within_s)
+    _move(job, random.Random(f"moving {seed}"), workers, within_s)
     if not spec.by_sample and not own_data:
         _batch_anew(job, seed, within_s)
     return job
@@ -137,11 +137,11 @@ def _evaluate(job: SimJob, source: random.Random, within_s: float) -> None:
 
 
 def _batch_anew(job: SimJob, seed: int, within_s: float) -> None:
-    uneven = random.Random(f"shares {seed}")  # noqa: S311
+    uneven = random.Random(f"shares {seed}")
     if uneven.random() < 0.2:
         for _ in range(2):
             job.after(uneven.random() * within_s, job.requests.share_out)
-    asking = random.Random(f"asks for batches {seed}")  # noqa: S311
+    asking = random.Random(f"asks for batches {seed}")
     for _ in range(asking.choice((0, 0, 0, 0, 1, 3))):
         job.after(asking.random() * within_s, job.requests.ask_batch, asking.randint(1, 40))
 
@@ -167,7 +167,7 @@ def _checkpointing(source: random.Random, seed: int) -> Checkpointing:
 
 def chooses(seed: int) -> Auto | None:
     """Draw how a short-lived simulated job chooses its interval; None: it does not."""
-    source = random.Random(f"chooses {seed}")  # noqa: S311
+    source = random.Random(f"chooses {seed}")
     auto = Auto(source.choice((0.05, 0.2, 1.0)), least_s=source.choice((0.05, 0.2)), fault_s=source.choice((0.3, 3.0)))
     return auto if source.random() < CHOOSES else None
 

@@ -1,7 +1,7 @@
 """Carry out each fault on a simulated job: on one of its workers, its leader, or its coordinator.
 
 Owns: carrying out a fault, and that its leader notices that a host is gone. Does not own: the kinds of fault
-(`edl.testing.model_faults`), nor when one strikes, and whom (`edl.testing.simulation`).
+(`tests.model.model_faults`), nor when one strikes, and whom (`tests.model.simulation`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from edl.core.job.leader_inputs import Vanished
 from edl.core.worker.worker_inputs import LeaveWanted
 from edl.protocol.record import OVER, WorkerState
-from edl.testing.model_faults import SimFault
-from edl.testing.model_rings import STEP_S
-from edl.testing.model_worker import KILLED, SESSION_S, SimWorker
+from tests.model.model_faults import SimFault
+from tests.model.model_rings import STEP_S
+from tests.model.model_worker import KILLED, SESSION_S, SimWorker
 
 if TYPE_CHECKING:
-    from edl.testing.model_leader import SimLeader
-    from edl.testing.simulation import SimJob
+    from tests.model.model_leader import SimLeader
+    from tests.model.simulation import SimJob
 
 OF_THE_JOB = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, SimFault.SCALE, SimFault.AWAY)
 SEEN_DEAD_S = 0.05  # at most, from a process's death until others of its host see it

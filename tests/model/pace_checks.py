@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from edl.core.worker.worker_states import TrainerState
 from edl.protocol.assignment import Orders
-from edl.testing.model_faults import SimFault
-from edl.testing.model_worker import SimWorker
+from tests.model.model_faults import SimFault
+from tests.model.model_worker import SimWorker
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 HARMLESS: Final = {SimFault.JOIN, SimFault.LEAVE, SimFault.SCALE}  # members do not notice, but for the switch itself
 

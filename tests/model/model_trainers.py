@@ -1,7 +1,7 @@
 """The shells of a simulated job's trainers: they carry out what workers' machines say, as `edl.trainer` does.
 
 Owns: what a trainer does by itself, its script too. Does not own: what all members of a ring do together
-(`edl.testing.model_meetings`, `edl.testing.model_beginnings`, `edl.testing.model_rings`), nor any decision.
+(`tests.model.model_meetings`, `tests.model.model_beginnings`, `tests.model.model_rings`), nor any decision.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from edl.core.worker.worker_inputs import Command as TrainerCommand
 from edl.core.worker.worker_inputs import Input as TrainerInput
 from edl.core.worker.worker_states import ALONE, TrainerState
 from edl.protocol.divergence_report import Fingerprint
-from edl.testing.model_faults import Moment
-from edl.testing.model_rings import AWAITED_S, NOTICED_S
-from edl.testing.model_worker import SimWorker
+from tests.model.model_faults import Moment
+from tests.model.model_rings import AWAITED_S, NOTICED_S
+from tests.model.model_worker import SimWorker
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 LONG_VOID = 0.2  # of void mini-batches so many have a long end
 

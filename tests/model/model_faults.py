@@ -1,6 +1,6 @@
 """Plan a simulated job's faults beforehand: what goes wrong, and when, so that a seed always tells the same story.
 
-Owns: the kinds of fault, and drawing a plan of them. Does not own: carrying one out (`edl.testing.fault_actions`).
+Owns: the kinds of fault, and drawing a plan of them. Does not own: carrying one out (`tests.model.fault_actions`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Make requests to a simulated job: by `edl scale` and its like from outside, and by its own policy.
 
 Owns: asking, and asking again until a leader has answered. Does not own: any decision, nor what must hold
-(`edl.testing.model_checks`).
+(`tests.model.model_checks`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 from edl.core.job.leader_inputs import Ruled
 from edl.protocol.leader_messages import AskBatch, AskCheckpoint, AskPreempt, AskScale
 from edl.protocol.record import OVER, WorkerState
-from edl.testing.model_worker import SESSION_S, SimWorker
+from tests.model.model_worker import SESSION_S, SimWorker
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 REACH_S: Final = 2.4  # within so long a size that was asked for is reached
 

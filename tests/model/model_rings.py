@@ -4,8 +4,8 @@ A ring has no time-out. Each trainer has a clock of its own (`edl.trainer.wait_b
 too long gives the ring up, and the others find it broken.
 
 Owns: what Horovod and gloo do between trainers, and what each has of a step: samples, the mean of all, a portion of a
-state. Does not own: how a ring comes to stand (`edl.testing.model_meetings`, `edl.testing.model_beginnings`), nor what
-a trainer does about one that broke (`edl.testing.model_trainers`).
+state. Does not own: how a ring comes to stand (`tests.model.model_meetings`, `tests.model.model_beginnings`), nor what
+a trainer does about one that broke (`tests.model.model_trainers`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from edl.core.worker.worker_inputs import BatchBegins, CopyState, StateCopied
 from edl.core.worker.worker_states import TrainerState
 from edl.protocol.leader_messages import GRADIENTS
-from edl.testing.model_faults import Moment
-from edl.testing.model_worker import SimWorker
-from edl.testing.models import mean, of_own, of_sample
+from tests.model.model_faults import Moment
+from tests.model.model_worker import SimWorker
+from tests.model.models import mean, of_own, of_sample
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 Sample = tuple[int, int]  # epoch, position
 
@@ -50,7 +50,7 @@ class SimRing:
 class Rings:
     def __init__(self, job: SimJob, seed: int) -> None:
         self.job = job
-        self._parting = random.Random(f"parting {seed}")  # noqa: S311 - repeatable is the point
+        self._parting = random.Random(f"parting {seed}")
         self.rings: dict[int, SimRing] = {}  # by generation
 
     def arm(self, ring: SimRing, within_s: float = STEP_S) -> None:

@@ -1,7 +1,7 @@
 """Start the workers of a simulated job, as `edl run` does: the first ones, replacements, and others.
 
 Owns: how many are started and where, and of what kind each is. Does not own: how many the job is to have, nor how one
-becomes a member (`edl.testing.model_daemons`).
+becomes a member (`tests.model.model_daemons`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from edl.core.resize.scale_requests import staying
 from edl.core.worker.worker_states import TrainerState
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.record import OVER, Record
-from edl.testing.model_worker import SESSION_S, SimWorker
+from tests.model.model_worker import SESSION_S, SimWorker
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 AHEAD = (1, 1, 3, 1_000_000)  # steps that a pipeline may read ahead
 
@@ -25,8 +25,8 @@ class SimLauncher:
     def __init__(self, job: SimJob, seed: int, *, prepares: float, sends: float) -> None:
         self.job = job
         self._prepares, self._sends = prepares, sends
-        self._depths = random.Random(f"pipelines {seed}")  # noqa: S311 - repeatable is the point
-        self._kinds = random.Random(f"rings {seed}")  # noqa: S311
+        self._depths = random.Random(f"pipelines {seed}")
+        self._kinds = random.Random(f"rings {seed}")
 
     def begin(self, workers: int) -> None:
         for _ in range(workers):

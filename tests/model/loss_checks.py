@@ -1,7 +1,7 @@
 """Check the workers that a leader loses: it gives up none that is well, and no step that only one of them has.
 
 Owns: whom a leader may take for one that hangs, and what may go with a worker. Does not own: whom it holds to be unfit
-for a ring (`edl.testing.plan_checks`), nor what is trained instead (`edl.testing.training_checks`).
+for a ring (`tests.model.plan_checks`), nor what is trained instead (`tests.model.training_checks`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from edl.core.job.deadlines import INSTEAD
 from edl.protocol.leader_messages import Phase
 from edl.protocol.record import OVER, Gone, Record, WorkerState
 from edl.protocol.trainer_messages import TrainerStatus
-from edl.testing.model_worker import SimWorker
+from tests.model.model_worker import SimWorker
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 
 class LossChecks:

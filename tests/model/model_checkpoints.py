@@ -1,7 +1,7 @@
 """Simulated checkpoints: copies that take time, daemons that store them, a store in which things go wrong.
 
 Owns: what trainers, daemons and the leader's shell do for a saving, and what lies in the store, which outlives a job.
-Does not own: when a job is saved (`edl.core.checkpoint`), nor what must hold of it (`edl.testing.saving_checks`).
+Does not own: when a job is saved (`edl.core.checkpoint`), nor what must hold of it (`tests.model.saving_checks`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from edl.core.job.leader_inputs import PublishingFailed, SavingPublished
 from edl.core.worker.worker_inputs import CheckpointWished, CopyFailed, CopyTaken
 from edl.protocol.checkpoint_record import FileInfo, PartInfo, Save, Saving
 from edl.protocol.record import Record
-from edl.testing.model_faults import Moment
-from edl.testing.model_rings import STEP_S
-from edl.testing.model_worker import SimWorker
-from edl.testing.models import Model
+from tests.model.model_faults import Moment
+from tests.model.model_rings import STEP_S
+from tests.model.model_worker import SimWorker
+from tests.model.models import Model
 
 if TYPE_CHECKING:
-    from edl.testing.model_leader import SimLeader
-    from edl.testing.simulation import SimJob
+    from tests.model.model_leader import SimLeader
+    from tests.model.simulation import SimJob
 
 STORE_S: Final = 0.02  # usually at most, for a part
 LATE_S: Final = 0.4  # a part that is late
@@ -59,7 +59,7 @@ class Savings:
         self.fails = True  # now and then
         self.store_s, self.store_fails, self.store_late = STORE_S, STORE_FAILS, STORE_LATE
         self.wishes: dict[int, bool] = {}  # steps at which scripts ask for a checkpoint: on all workers, or on rank 0
-        self._random = random.Random(f"storage {seed}")  # noqa: S311 - repeatable is the point
+        self._random = random.Random(f"storage {seed}")
         self._copying: dict[str, Copy] = {}  # by worker, what its trainer is not through with
         self._copies: dict[str, Copy] = {}  # by worker, the newest: in a folder that its next daemon finds, too
 

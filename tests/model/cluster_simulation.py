@@ -139,7 +139,7 @@ class ClusterPlay:
     def __init__(
         self, seed: int, rules: ClusterRules | None = None, *, drain_at: int = -1, roomy: bool = False
     ) -> None:
-        self.chance = random.Random(seed)  # noqa: S311 - a game
+        self.chance = random.Random(seed)
         self.rules = rules or ClusterRules(leave_s=20, save_s=8, save_slack_s=5, look_s=5, settled_s=5, move_s=40)
         self.policy = self.chance.choice(POLICIES)
         self.drain_at, self.roomy = drain_at, roomy

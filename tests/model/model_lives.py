@@ -1,6 +1,6 @@
 """A simulated job that dies with all its workers, and its next life, resumed from what is durable: one account of both.
 
-Owns: what another life begins with. Does not own: either life (`edl.testing.simulation`).
+Owns: what another life begins with. Does not own: either life (`tests.model.simulation`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Final
 from edl.core.data.resume_position import rebased
 from edl.protocol.checkpoint_record import Checkpointing, Resumed, Saving
 from edl.protocol.data_nouns import DataSpec
-from edl.testing.model_checkpoints import SimStore
-from edl.testing.model_faults import draw, draw_saved
-from edl.testing.model_rings import AWAITED_S
-from edl.testing.scenario import chooses
-from edl.testing.simulation import Inheritance, SimJob
+from tests.model.model_checkpoints import SimStore
+from tests.model.model_faults import draw, draw_saved
+from tests.model.model_rings import AWAITED_S
+from tests.model.scenario import chooses
+from tests.model.simulation import Inheritance, SimJob
 
 CALM: Final = 0.3  # of the lives: nothing goes wrong until their end
 OWN_DATA: Final = 0.1
@@ -75,13 +75,13 @@ def lives(seed: int, job_class: type[SimJob] = SimJob) -> Iterator[SimJob]:
     """The lives of the job of `seed`, one after the other, each of them over: faults in all of them, and all but the
     last one end with the end of all its workers, wherever it is, or are preempted.
     """
-    source = random.Random(f"lives {seed}")  # noqa: S311 - repeatable is the point
+    source = random.Random(f"lives {seed}")
     workers, steps = source.randint(1, 4), source.randint(20, 200)
     own_data = source.random() < OWN_DATA
     spec = _spec(source, workers, steps)
     every_s, every_steps, auto = source.choice((0.0, 0.1, 0.3)), source.choice((7, 20, 40)), chooses(seed)
     checkpointing = Checkpointing("memory:", every_s, 0 if auto else every_steps, auto=auto)
-    asked = random.Random(f"asked to go {seed}")  # noqa: S311
+    asked = random.Random(f"asked to go {seed}")
     job = job_class(
         None if own_data else spec, seed=seed, steps=steps, workers=workers, checkpointing=checkpointing, prepares=1.0
     )
@@ -111,7 +111,7 @@ def _keep_busy(job: SimJob, source: random.Random, at: float) -> None:
 
 
 def _spec(source: random.Random, workers: int, steps: int) -> DataSpec:
-    """Draw the data as `edl.testing.scenario` does."""
+    """Draw the data as `tests.model.scenario` does."""
     batch, epochs = source.randint(1, 4), source.randint(1, 4)
     whole, by_sample = source.random() < 0.6, source.random() < 0.25
     return DataSpec(

@@ -1,9 +1,9 @@
 """A whole job in one thread on a manual clock: the real machines of the leader and of the workers, no network.
 
 Owns: time, calls to leaders, what is on record, and when a fault strikes, and whom. Does not own: what a fault does
-(`edl.testing.fault_actions`), what starts workers (`edl.testing.model_launcher`), what their daemons and trainers do
-(`edl.testing.model_daemons`, `edl.testing.model_trainers`), what is asked of the job (`edl.testing.model_requests`), or
-any decision: those are `edl.core`'s, and finding them wrong is what this is for (`edl.testing.model_checks`).
+(`tests.model.fault_actions`), what starts workers (`tests.model.model_launcher`), what their daemons and trainers do
+(`tests.model.model_daemons`, `tests.model.model_trainers`), what is asked of the job (`tests.model.model_requests`), or
+any decision: those are `edl.core`'s, and finding them wrong is what this is for (`tests.model.model_checks`).
 
 Everything that happens is an event with a time of its own: a call arrives, a write is done, a ring takes a step. Every
 message may be late, come twice, or be overtaken. All chance comes from one seed, so that a seed always tells the same
@@ -29,24 +29,24 @@ from edl.protocol.checkpoint_record import Checkpointing, Resumed
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, JobPolicy
 from edl.protocol.record import OVER, JobState, Record, WorkerState
-from edl.testing.fault_actions import OF_THE_JOB, SimFaults
-from edl.testing.model_beginnings import Beginnings
-from edl.testing.model_checkpoints import Savings, SimStore
-from edl.testing.model_checks import Checks
-from edl.testing.model_coordinator import RecordNode
-from edl.testing.model_daemons import HEARD_S, LATE_S, SimDaemons
-from edl.testing.model_faults import Moment, Planned, SimFault
-from edl.testing.model_launcher import SimLauncher
-from edl.testing.model_leader import TICK_S, SimLeader
-from edl.testing.model_meetings import Meetings
-from edl.testing.model_migrations import Migrations
-from edl.testing.model_next_rings import NextRings
-from edl.testing.model_requests import REACH_S, SimRequests
-from edl.testing.model_rings import NOTICED_S, STEP_TIMEOUT_S, Rings
-from edl.testing.model_roll_call import Musters
-from edl.testing.model_trainers import SimShells
-from edl.testing.model_worker import SimWorker
-from edl.testing.models import Model
+from tests.model.fault_actions import OF_THE_JOB, SimFaults
+from tests.model.model_beginnings import Beginnings
+from tests.model.model_checkpoints import Savings, SimStore
+from tests.model.model_checks import Checks
+from tests.model.model_coordinator import RecordNode
+from tests.model.model_daemons import HEARD_S, LATE_S, SimDaemons
+from tests.model.model_faults import Moment, Planned, SimFault
+from tests.model.model_launcher import SimLauncher
+from tests.model.model_leader import TICK_S, SimLeader
+from tests.model.model_meetings import Meetings
+from tests.model.model_migrations import Migrations
+from tests.model.model_next_rings import NextRings
+from tests.model.model_requests import REACH_S, SimRequests
+from tests.model.model_rings import NOTICED_S, STEP_TIMEOUT_S, Rings
+from tests.model.model_roll_call import Musters
+from tests.model.model_trainers import SimShells
+from tests.model.model_worker import SimWorker
+from tests.model.models import Model
 
 BOOT_S = 0.8  # after which a newcomer is taken for hanging
 DEADLINES = Deadlines(
@@ -78,7 +78,7 @@ class SimJob:
     launcher_class = SimLauncher  # what starts workers does
     faults_class = SimFaults  # and what faults do
 
-    def __init__(  # noqa: PLR0913 - keywords, all with defaults but the seed
+    def __init__(
         self,
         spec: DataSpec | None,
         *,
@@ -101,9 +101,9 @@ class SimJob:
         """
         self.spec = spec  # None: scripts bring data of their own, and end after `steps`
         self.steps = steps
-        self.random = random.Random(seed)  # noqa: S311 - repeatable is the point
-        self.senders = random.Random(f"senders {seed}")  # noqa: S311
-        self.scripts = random.Random(f"scripts {seed}")  # noqa: S311
+        self.random = random.Random(seed)
+        self.senders = random.Random(f"senders {seed}")
+        self.scripts = random.Random(f"scripts {seed}")
         self.state_bytes = self.senders.choice(STATE_BYTES)  # of what goes to newcomers over several steps
         self.now = 0.0
         self.checkpointing = checkpointing or Checkpointing()

@@ -1,7 +1,7 @@
 """Simulated beginnings: the members of a ring agree on the newest state and copy it; or each knows what it begins with.
 
 Owns: how each member comes to what its ring begins with, to half of it, or to nothing. Does not own: how members find
-each other (`edl.testing.model_meetings`), nor what they do once it has begun (`edl.testing.model_rings`).
+each other (`tests.model.model_meetings`), nor what they do once it has begun (`tests.model.model_rings`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from edl.core.worker.worker_inputs import (
     StateCopied,
     VotesHeard,
 )
-from edl.testing.model_faults import Moment
-from edl.testing.model_rings import STEP_TIMEOUT_S, SimRing
-from edl.testing.model_worker import SimWorker
-from edl.testing.models import Model
+from tests.model.model_faults import Moment
+from tests.model.model_rings import STEP_TIMEOUT_S, SimRing
+from tests.model.model_worker import SimWorker
+from tests.model.models import Model
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 UNHEARD = 0.2  # of those whose all-reduce a member's death breaks off
 
@@ -47,7 +47,7 @@ class KnownBeginning:
 class Beginnings:
     def __init__(self, job: SimJob, seed: int) -> None:
         self.job = job
-        self._hearing = random.Random(f"hearing {seed}")  # noqa: S311 - repeatable is the point
+        self._hearing = random.Random(f"hearing {seed}")
         self._known: dict[int, KnownBeginning] = {}  # by generation
 
     # ---------------------------------------------------------------------------------------- known beforehand

@@ -1,7 +1,7 @@
 """Check training against the truth, kept sample by sample beside the ledger that never sees it.
 
 Owns: which samples were trained in which step, and what a model is after each. Does not own: what samples a worker was
-to have (`edl.testing.model_checks`).
+to have (`tests.model.model_checks`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from edl.core.job.leader_machine import JobMachine
 from edl.core.worker.worker_states import TrainerState
 from edl.errors import InvalidTransition
 from edl.protocol.record import Record, WorkerState
-from edl.testing.model_rings import Sample
-from edl.testing.model_worker import SimWorker
-from edl.testing.models import learn, mean, of_own, of_sample
+from tests.model.model_rings import Sample
+from tests.model.model_worker import SimWorker
+from tests.model.models import learn, mean, of_own, of_sample
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 
 class TrainingChecks:

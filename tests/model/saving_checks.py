@@ -10,13 +10,13 @@ from edl.facts import CheckpointFailed
 from edl.protocol.checkpoint_record import Save, Saving
 from edl.protocol.ledger_value import LedgerSnapshot
 from edl.protocol.record import Record
-from edl.testing.model_faults import SimFault
-from edl.testing.model_rings import Sample
-from edl.testing.models import Model
+from tests.model.model_faults import SimFault
+from tests.model.model_rings import Sample
+from tests.model.models import Model
 
 if TYPE_CHECKING:
-    from edl.testing.model_checkpoints import Copy
-    from edl.testing.simulation import SimJob
+    from tests.model.model_checkpoints import Copy
+    from tests.model.simulation import SimJob
 
 AS_MEANT: Final = ("the job is over", "the switch to", "the data ends", "the script of")
 OF_SCRIPTS: Final = "of the script, at step "

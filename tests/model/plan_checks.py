@@ -1,8 +1,8 @@
 """Check a leader's plans: whom it lets in and leaves out, and of which members it makes rings.
 
 Owns: the roster of each generation, and the limits of a job's size. Does not own: a record as a whole
-(`edl.testing.record_checks`), whom it loses (`edl.testing.loss_checks`), nor rings that form beside others
-(`edl.testing.model_next_rings`).
+(`tests.model.record_checks`), whom it loses (`tests.model.loss_checks`), nor rings that form beside others
+(`tests.model.model_next_rings`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from edl.protocol.record import Plan, Record, WorkerState
-from edl.testing.model_worker import SimWorker
+from tests.model.model_worker import SimWorker
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 SOON = 16  # steps: what is leased for these may be about to be read when a switch is wanted
 PUT_OFF = 6  # switches in a row, as their word came too late for all

@@ -1,7 +1,7 @@
 """The simulated coordinator, as a job's leaders know it: the record's node, behind the fence of the newest term.
 
 Owns: which write is carried out, and which answer is lost on its way. Does not own: what follows from that
-(`edl.testing.model_leader`).
+(`tests.model.model_leader`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edl.core.job.leader_inputs import Tell
 from edl.errors import Fenced, StoreUnavailable
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 LOST: Final = 0.02  # of the calls get no answer
 LATE_S: Final = 0.25  # a call that is lost may be carried out so much later
@@ -37,7 +37,7 @@ class RecordNode:
         self.lost = LOST
         self.away_until = 0.0
         self._job = job
-        self._fates = random.Random(f"answers {seed}")  # noqa: S311 - repeatable is the point
+        self._fates = random.Random(f"answers {seed}")
 
     @property
     def is_away(self) -> bool:

@@ -1,8 +1,8 @@
 """Check after every event what must hold in a simulated job, named by the invariants of the design.
 
 Owns: who looks at which event, and what must hold of a leader's word and of those that follow it. Does not own: what
-was trained (`edl.testing.training_checks`), whom a leader plans with (`edl.testing.plan_checks`), how a job ends
-(`edl.testing.end_checks`), nor what the other files of checks own. Cheap, because it runs after every event: each check
+was trained (`tests.model.training_checks`), whom a leader plans with (`tests.model.plan_checks`), how a job ends
+(`tests.model.end_checks`), nor what the other files of checks own. Cheap, because it runs after every event: each check
 looks only at what the event could have changed.
 """
 
@@ -16,21 +16,21 @@ from edl.core.job.leader_machine import JobMachine
 from edl.core.worker.worker_states import TrainerState
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.record import OVER, Record, WorkerState
-from edl.testing.end_checks import EndChecks
-from edl.testing.loss_checks import LossChecks
-from edl.testing.model_faults import SimFault
-from edl.testing.model_rings import SimRing
-from edl.testing.model_worker import SimWorker
-from edl.testing.pace_checks import Pace
-from edl.testing.plan_checks import PlanChecks
-from edl.testing.record_checks import RecordChecks
-from edl.testing.saving_checks import SavingChecks
-from edl.testing.tally_checks import TallyChecks
-from edl.testing.training_checks import TrainingChecks
-from edl.testing.writing_checks import WritingChecks
+from tests.model.end_checks import EndChecks
+from tests.model.loss_checks import LossChecks
+from tests.model.model_faults import SimFault
+from tests.model.model_rings import SimRing
+from tests.model.model_worker import SimWorker
+from tests.model.pace_checks import Pace
+from tests.model.plan_checks import PlanChecks
+from tests.model.record_checks import RecordChecks
+from tests.model.saving_checks import SavingChecks
+from tests.model.tally_checks import TallyChecks
+from tests.model.training_checks import TrainingChecks
+from tests.model.writing_checks import WritingChecks
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 
 class Violation(AssertionError):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from edl.core.worker.worker_states import TrainerState
 from edl.protocol.assignment import Summons
-from edl.testing.model_worker import SimWorker
+from tests.model.model_worker import SimWorker
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 RETRY_S = 0.02
 

@@ -1,6 +1,6 @@
 """Check a simulated job's end: it has trained all there was, or nothing else was left to do.
 
-Owns: which ends a job may come to. Does not own: that it comes to one at all (`edl.testing.simulation`).
+Owns: which ends a job may come to. Does not own: that it comes to one at all (`tests.model.simulation`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NoReturn
 from edl.core.checkpoint.checkpoint_requests import is_saved
 from edl.protocol.leader_messages import Phase
 from edl.protocol.record import OVER, JobState, Record, WorkerState
-from edl.testing.model_faults import SimFault
-from edl.testing.model_worker import SimWorker
+from tests.model.model_faults import SimFault
+from tests.model.model_worker import SimWorker
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 
 class EndChecks:

@@ -1,7 +1,7 @@
 """A simulated worker: the real machine of its trainer, and what its daemon knows.
 
 Owns: one worker's machine, its model, how far its pipeline has read, and what is seen of it. Does not own: what is done
-with the machine's commands (`edl.testing.model_trainers`, `edl.testing.model_beginnings`).
+with the machine's commands (`tests.model.model_trainers`, `tests.model.model_beginnings`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edl.protocol.data_nouns import Range
 from edl.protocol.leader_messages import Observation, Phase
 from edl.protocol.record import Identity
 from edl.protocol.trainer_messages import TrainerStatus
-from edl.testing.models import Model, fresh
+from tests.model.models import Model, fresh
 
 Batch = tuple[Range, ...]
 KILLED = "killed"

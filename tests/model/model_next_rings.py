@@ -1,7 +1,7 @@
 """Simulated rings that form beside others: what each member makes of one, and what it costs who trains: nothing.
 
 Owns: what a trainer's preparing thread does, and what must hold of the rings it prepares. Does not own: how a ring
-begins in line (`edl.testing.model_meetings`), nor its steps (`edl.testing.model_rings`).
+begins in line (`tests.model.model_meetings`), nor its steps (`tests.model.model_rings`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from edl.core.worker.worker_states import TrainerState
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.record import Muster, Plan, Record
 from edl.protocol.ring_places import Place
-from edl.testing.model_faults import Moment
-from edl.testing.model_rings import STEP_TIMEOUT_S
-from edl.testing.model_worker import SimWorker
+from tests.model.model_faults import Moment
+from tests.model.model_rings import STEP_TIMEOUT_S
+from tests.model.model_worker import SimWorker
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 FORM_S = 0.03  # at most, on each side of a barrier
 TRIES = 2  # in vain, before a ring is formed in line
@@ -63,7 +63,7 @@ class NextRings:
         self._called: set[int] = set()  # generations whose members were called to prepare their ring
         self._adopted = 0  # the newest
         self._alone: Counter[str] = Counter()  # rings that each newcomer was called to, and no other newcomer
-        self._refusals = random.Random(f"refusals {seed}")  # noqa: S311 - repeatable is the point
+        self._refusals = random.Random(f"refusals {seed}")
         self.refused: dict[str, float] = {}  # workers that can prepare no ring any more, and since when
 
     # ------------------------------------------------------------------------------------------- the trainers' hands

@@ -1,8 +1,8 @@
 """Simulated meetings: the members of a planned ring find each other through their daemons, and notice that one is gone.
 
 Owns: who has come to which meeting, in line or by a thread beside a void mini-batch, and whom a broken one fails. Does
-not own: what members do once all are connected (`edl.testing.model_beginnings`), nor rings that form beside one that
-works (`edl.testing.model_next_rings`).
+not own: what members do once all are connected (`tests.model.model_beginnings`), nor rings that form beside one that
+works (`tests.model.model_next_rings`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from edl.core.worker.worker_states import TrainerState
 from edl.protocol.assignment import Assignment
 from edl.protocol.ring_places import Place
-from edl.testing.model_faults import Moment
-from edl.testing.model_rings import STEP_TIMEOUT_S
-from edl.testing.model_worker import SimWorker
+from tests.model.model_faults import Moment
+from tests.model.model_rings import STEP_TIMEOUT_S
+from tests.model.model_worker import SimWorker
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 FORM_S = 0.004
 

@@ -2,8 +2,8 @@
 
 Two workers have equal models when these are equal, and a model is that of a step when its steps made it so, in their
 order, each by all of its samples with equal weights. Owns: how a model changes. Does not own: when (in steps of
-`edl.testing.model_rings`, and copies of `edl.testing.model_beginnings`), nor which one is right
-(`edl.testing.training_checks`).
+`tests.model.model_rings`, and copies of `tests.model.model_beginnings`), nor which one is right
+(`tests.model.training_checks`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from edl.core.job.orders import OrderBook
 from edl.protocol.record import OVER
 
 if TYPE_CHECKING:
-    from edl.testing.model_leader import SimLeader
-    from edl.testing.simulation import SimJob
+    from tests.model.model_leader import SimLeader
+    from tests.model.simulation import SimJob
 
 
 class WritingChecks:

@@ -34,7 +34,7 @@ from edl.protocol.leader_messages import Rejected
 from edl.protocol.record import Identity
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 TICK_S = 0.1
 KNOCK_S = 0.02

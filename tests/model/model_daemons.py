@@ -1,7 +1,7 @@
 """Simulated daemons: what those of a job's workers tell a leader, and what they hear of it, late, twice or overtaken.
 
 Owns: registering, reports, and orders on their way to trainers. Does not own: what becomes of a report
-(`edl.testing.model_leader`), nor what a trainer does with its orders (`edl.testing.model_trainers`).
+(`tests.model.model_leader`), nor what a trainer does with its orders (`tests.model.model_trainers`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from edl.core.worker.worker_states import TrainerState
 from edl.protocol.assignment import Assignment
 from edl.protocol.leader_messages import Observation, Phase, Register
 from edl.protocol.record import OVER, Identity, Record, WorkerState
-from edl.testing.model_rings import STEP_S
-from edl.testing.model_worker import SESSION_S, SimWorker
+from tests.model.model_rings import STEP_S
+from tests.model.model_worker import SESSION_S, SimWorker
 
 if TYPE_CHECKING:
-    from edl.testing.simulation import SimJob
+    from tests.model.simulation import SimJob
 
 REPORT_S = 0.02
 LATE_S = 0.06  # a late message: several steps
