@@ -88,7 +88,7 @@ def _through(
 
 def _groups() -> ProcessGroups:
     ring = framework.ring
-    assert isinstance(ring, GroupRing)  # `horovod_names` has looked
+    assert isinstance(ring, GroupRing)  # `torch_horovod_names` has looked
     if ring.place is None:
         raise UsageError("a collective before edl.init(): call that first")
     return ring.groups

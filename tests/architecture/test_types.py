@@ -80,7 +80,8 @@ WRONG = [
 SERVED = """
 import importlib, inspect, json, sys
 face = importlib.import_module(sys.argv[1])
-names = importlib.import_module(sys.argv[1] + ".horovod_names")
+short = {"edl.torch": "torch", "edl.tensorflow": "tf"}[sys.argv[1]]
+names = importlib.import_module(f"{sys.argv[1]}.{short}_horovod_names")
 def parameters(call):
     try:
         found = inspect.signature(call).parameters.values()
