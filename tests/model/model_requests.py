@@ -23,6 +23,7 @@ REACH_S: Final = 2.4  # within so long a size that was asked for is reached
 class SimRequests:
     def __init__(self, job: SimJob) -> None:
         self._job = job
+        self._replacements = 0  # that the job's own policy has asked for
 
     def ask(self, size: int, heard: Callable[[], None] | None = None) -> None:
         """`edl scale`, said again until a leader has answered; and the missing workers are started."""
@@ -52,17 +53,18 @@ class SimRequests:
         self._job.note(f"{size} workers are asked for, and nothing else happens")
         for turn in range(1, 8):
             self._job.after(turn * REACH_S / 8, self._insist, self._job.calm_at)
-        self._job.after(REACH_S, self._reached, self._job.calm_at, size, others)
+        self._job.after(REACH_S, self._reached, self._job.calm_at, self._replacements, size, others)
 
     def _insist(self, calm_at: float) -> None:
         if calm_at == self._job.calm_at and self._job.durable.state not in OVER:
             self._job.launcher.start_missing()
 
-    def _reached(self, calm_at: float, size: int, others: list[SimWorker]) -> None:
+    def _reached(self, calm_at: float, replacements: int, size: int, others: list[SimWorker]) -> None:
         """`others`: who came or went, unheard of, before the request was on record. Let in after it, they are welcome
         beyond it; heard to leave after it, they make the job smaller by one.
         """
-        if calm_at == self._job.calm_at and not any(worker.admitted for worker in others):
+        nothing_else = (calm_at, replacements) == (self._job.calm_at, self._replacements)
+        if nothing_else and not any(worker.admitted for worker in others):
             self._job.checks.reached(size)
 
     def _unheard(self) -> list[SimWorker]:
@@ -74,6 +76,7 @@ class SimRequests:
     def replace_one(self) -> None:
         """The job's own policy wants another worker in the place of one; what starts workers sees it."""
         if self._job.durable.roster:
+            self._replacements += 1
             worker = self._job.random.choice(self._job.durable.roster)
             self._job.note(f"{worker} is to be replaced")
             self._job.call(Ruled(self._job.durable.target, (worker,), "too slow", {}, act=True))
