@@ -26,7 +26,7 @@ from edl.cluster.queue.end_causes import REFUSED
 from edl.config import TABLE, Given, Settings, mistyped
 from edl.control_characters import visible
 from edl.daemon.policy_loader import tabulated, try_policy
-from edl.errors import ConfigError, UsageError, did_you_mean
+from edl.errors import CheckpointError, ConfigError, UsageError, did_you_mean
 from edl.host.folders import check_parent
 from edl.host.host_processes import raise_open_files
 from edl.launch import export_process
@@ -75,7 +75,7 @@ def _run(settings: Settings, line: Sequence[str], *, waits: bool, detach: bool) 
     check_parent()
     if settings.checkpoint and Path(settings.checkpoint).is_file():
         raise ConfigError(f"--checkpoint {settings.checkpoint}: is a file; name a folder, which may be a new one")
-    known = only_job(settings.checkpoint) if settings.checkpoint and not settings.job else None
+    known = _saved_job(settings.checkpoint) if settings.checkpoint and not settings.job else None
     job = settings.job or known or new_name(settings.home)
     if not waits:
         _prepare_audit(settings, job if settings.checkpoint else None)
@@ -90,6 +90,13 @@ def _run(settings: Settings, line: Sequence[str], *, waits: bool, detach: bool) 
             OutputFile(folder.output).write(said.encode())
     sys.stderr.write(said)
     return outcome.verdict.code
+
+
+def _saved_job(checkpoint: str) -> str | None:
+    try:
+        return only_job(checkpoint)
+    except CheckpointError as error:
+        raise ConfigError(f"--checkpoint: {error}") from error
 
 
 async def _live(settings: Settings, command: Sequence[str], policy: bytes | None, *, waits: bool) -> Outcome:

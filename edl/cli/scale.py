@@ -8,7 +8,7 @@ import sys
 
 from edl.cli import tables
 from edl.cli.commands import cluster_with, heed_interrupts, located, seconds
-from edl.errors import EdlError, ScaleRejected, TimedOut, UsageError
+from edl.errors import EdlError, NoSuchJob, ScaleRejected, TimedOut, UsageError
 from edl.events import Event, Kind
 from edl.launch.locate_job import Whereabouts
 from edl.outside.job_client import when_back
@@ -16,6 +16,8 @@ from edl.protocol.record import Status
 
 ASK_S = 60.0  # time for a coordinator and a leader to be back, unless `--timeout` is given (I11, I12)
 LEAST_S = 5.0  # least time for the request itself, however late the coordinator was back
+NONE_YET = "none of its workers has called edl.init() yet"
+SILENT_S = 2.0  # a request without an answer for longer is told of
 
 
 def scale(arguments: argparse.Namespace) -> int:
@@ -57,10 +59,24 @@ async def _scale(
     # so the address of its coordinator is right: it is only away
     runs_here = where.record is not None and where.record.alive
     back = when_back(where.client(), patience_s if runs_here else 0.0, lambda why: waiting.show(_not_asked(size, why)))
+
+    def reason(error: Exception) -> str:
+        return NONE_YET if runs_here and isinstance(error, NoSuchJob) else str(error)
+
     async with back as job:
         waiting.end()
         after = (await job.events())[0] if wait else 0
-        await job.scale(size, max(deadline - clock(), LEAST_S))
+        silent_until = clock() + SILENT_S
+
+        def unanswered(error: Exception) -> None:
+            if clock() > silent_until:
+                waiting.show(f"{size} workers are not asked for yet: {reason(error)}")
+
+        try:
+            await job.scale(size, max(deadline - clock(), LEAST_S), unanswered)
+        except NoSuchJob as error:
+            raise EdlError(f"job {where.job} cannot have {size} workers: {reason(error)}") from None
+        waiting.end()
         if not wait:
             return f"job {where.job}: {size} workers asked for"
         await job.wait(size, timeout_s, seen)

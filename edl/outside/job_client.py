@@ -194,11 +194,13 @@ class JobClient:
         if isinstance(reply, say.Rejected):
             raise ScaleRejected(reply.reason)
 
-    async def scale(self, size: int, timeout_s: float = 30.0) -> Ack:
-        """Ask for `size` workers. The newest request counts. Raises ScaleRejected, JobFailed, and
-        PeerError as `stop`.
+    async def scale(
+        self, size: int, timeout_s: float = 30.0, unanswered: Callable[[Exception], object] = lambda _: None
+    ) -> Ack:
+        """Ask for `size` workers. The newest request counts. `unanswered` is called with the error of each try that
+        has no answer. Raises ScaleRejected, JobFailed, and PeerError as `stop`.
         """
-        reply = await self._insist(say.AskScale(size, _new_id()), timeout_s)
+        reply = await self._insist(say.AskScale(size, _new_id()), timeout_s, unanswered)
         if isinstance(reply, Ack):
             return reply
         raise ScaleRejected(_reason(reply))
@@ -274,7 +276,9 @@ class JobClient:
             return Retry(reply.reason)
         raise ScaleRejected(_reason(reply))
 
-    async def _insist(self, body: say.Request, timeout_s: float) -> say.Reply:
+    async def _insist(
+        self, body: say.Request, timeout_s: float, unanswered: Callable[[Exception], object] = lambda _: None
+    ) -> say.Reply:
         """Repeat a request until some leader answers. Raises NoAnswer, Unauthentic; NoSuchJob or JobFailed when none
         ever will.
         """
@@ -286,6 +290,7 @@ class JobClient:
                         return await self._ask(body, min(timeout_s, CALL_S))
                     except (PeerError, StoreUnavailable) as error:
                         last = await self._why_never() or error
+                        unanswered(last)
                         await asyncio.sleep(RETRY_S)
         except TimeoutError:
             if isinstance(last, Unauthentic | NoSuchJob):

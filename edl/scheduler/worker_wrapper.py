@@ -1,8 +1,8 @@
 """Warden of one worker: starts it, keeps what it prints within bounds, and writes down how it ended.
 
 It outlives the agent that started it, so that an agent that comes back knows how its workers ended. It imports nothing
-of edl, and little else: `python -I -S worker_wrapper.py FOLDER LOG`. A fork of a warm process may run it, too, and fork the
-worker (`edl.host.warm_process`). FOLDER/start.json says what to start; it holds the worker's environment, and is
+of edl, and little else: `python -I -S worker_wrapper.py FOLDER LOG`. A fork of a warm process may run it, too, and fork
+the worker (`edl.host.warm_process`). FOLDER/start.json says what to start; it holds the worker's environment, and is
 removed at once: the process that removes it first decides whether the worker ever starts. FOLDER/exit.json says how it
 ended. SIGURG, which others ignore, asks the worker to leave; SIGTERM does, too, and is written down: who sent it may be
 a system that takes the machine away.

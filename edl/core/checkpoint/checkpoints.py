@@ -13,8 +13,8 @@ and what became of requests. Which parts are durable meanwhile is only seen, and
 those of workers whose end is taken, who say it no more: these are put on record with that.
 
 A job that is to go is saved as soon as it can be: of a step ahead while its members train, which they do not train
-beyond; where they stand (`paused_members.py`), of the step at which they do. What was announced for a later one, and is not
-come to, is given up for that.
+beyond; where they stand (`paused_members.py`), of the step at which they do. What was announced for a later one, and
+is not come to, is given up for that.
 
 At the end of a job a saving is given up; only a last one that was asked for is waited for, within bounds (I12).
 
