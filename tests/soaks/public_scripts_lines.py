@@ -364,7 +364,7 @@ SCRIPTS: Final = (
             ("import torch\n", "import torch\nimport edl.lightning\n"),
             ('trainer_defaults={"callbacks"', 'trainer_defaults={"strategy": "edl", "callbacks"'),
         ),
-        "--trainer.max_epochs=1 --trainer.enable_progress_bar=false",
+        "--trainer.max_epochs=4 --trainer.enable_progress_bar=false",
         (
             ("from lightning.pytorch.demos.mnist_datamodule import MNIST\n", ""),
             ("    import torchvision\n", "    import torchvision\n    from torchvision.datasets import MNIST\n"),
