@@ -53,17 +53,7 @@ class EndChecks:
         if "did not come to the end of its script" in reason:
             self._did_not_end(self._job.workers[reason.split()[1]])
             return
-        if "before their data did" in reason and self._job.spec is not None and self._job.spec.by_sample:
-            return  # the one case that the documentation admits
-        if self._job.struck[SimFault.CUT_OFF] and reason.startswith(("no ring of the workers", "the first ring")):
-            return
-        here = [self._job.workers[member.identity.id] for member in self._job.durable.members]
-        none_trained = not self._job.checks.training.samples
-        if none_trained and reason.startswith("no ring of the workers") and not all(one.alive for one in here):
-            return  # before the first step members died one after the other, sooner than their sessions ended
-        if "from the first mini-batch on" in reason and any(one.astray for one in here):
-            return
-        if "workers are left and the job needs" in reason and self._job.durable.limits.minimum > 1:
+        if self._may_fail(reason):
             return
         if "has the model's state" not in reason:
             self._violated("I6", f"the job failed: {reason}")
@@ -77,6 +67,34 @@ class EndChecks:
         givers = [one for one in leavers if one in record.roster and self._could_give(self._job.workers[one])]
         if givers and any(self._could_take(self._job.workers[one]) for one in staying):
             self._violated("I5", f"the job failed: {reason}; and {givers} could have handed on what they have")
+
+    def _may_fail(self, reason: str) -> bool:
+        """Tell whether the job may fail for that reason in any case."""
+        here = [self._job.workers[member.identity.id] for member in self._job.durable.members]
+        if reason.startswith("no ring of the workers"):
+            none_trained = not self._job.checks.training.samples
+            # Before the first step members may die one after the other, sooner than their sessions end.
+            if self._only_those_astray_are_left() or (none_trained and not all(one.alive for one in here)):
+                return True
+        no_ring = reason.startswith(("no ring of the workers", "the first ring"))
+        return (
+            # by samples: the one case that the documentation admits
+            ("before their data did" in reason and self._job.spec is not None and self._job.spec.by_sample)
+            or (no_ring and self._job.struck[SimFault.CUT_OFF] > 0)
+            or ("from the first mini-batch on" in reason and any(one.astray for one in here))
+            or ("workers are left and the job needs" in reason and self._job.durable.limits.minimum > 1)
+        )
+
+    def _only_those_astray_are_left(self) -> bool:
+        """Tell whether all is trained, and who has not come to its end waits for a collective that no other comes to:
+        each newcomer ends at once, and breaks the ring.
+        """
+        spec, roster = self._job.spec, [self._job.workers[worker] for worker in self._job.durable.roster]
+        if spec is None:
+            is_trained = self._job.checks.steps >= self._job.steps
+        else:
+            is_trained = len(self._job.checks.training.samples) == spec.total * spec.epochs
+        return is_trained and all(one.astray or one.phase is Phase.DONE for one in roster)
 
     def _did_not_end(self, worker: SimWorker) -> None:
         """Check that the worker did not end, unless its host was gone before its end could be told."""

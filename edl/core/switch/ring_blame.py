@@ -285,8 +285,10 @@ def _most_suspect_first(whole: Sequence[str], evidence: Evidence, proven: Sequen
 
 
 def _no_ring(evidence: Evidence) -> str:
-    said = "; ".join(f"{worker} says: {evidence.said.get(worker, _NEVER_CAME)}" for worker in evidence.roster)
+    silent = {worker: _CAME if worker in evidence.came else _NEVER_CAME for worker in evidence.roster}
+    said = "; ".join(f"{worker} says: {evidence.said.get(worker, silent[worker])}" for worker in evidence.roster)
     return f"no ring of the workers that are here comes to a step: {said}"
 
 
+_CAME: Final = "it came to its ring"
 _NEVER_CAME: Final = "it never came to its ring"
