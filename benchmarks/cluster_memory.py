@@ -28,8 +28,9 @@ from benchmarks.cluster_queue import memory
 from edl.cluster.queue.queue_bounds import QueueFull
 from edl.cluster.queue.queue_entries import Submission
 from edl.coordination import connect
-from edl.coordination.local_coordinator import LocalCoordinator, start_local
-from edl.coordination.zookeeper_process import HEAP_MIB
+from edl.coordination.child_server import ChildServer
+from edl.coordination.local_coordinator import start_local
+from edl.coordination.zookeeper_server import HEAP_MIB
 from edl.host.credentials import digest_of
 from edl.scheduler.cluster_client import ClusterClient
 from edl.scheduler.cluster_home import ClusterConfig, ClusterHome
@@ -76,18 +77,18 @@ class Trial:
             await asyncio.gather(watching, return_exceptions=True)
             await server.stop()
 
-    async def _watch(self, server: LocalCoordinator) -> None:
+    async def _watch(self, server: ChildServer) -> None:
         while True:
             await server.wait_exit()
             self.ends += 1
             await server.restart()
 
-    async def _client(self, server: LocalCoordinator) -> ClusterClient:
+    async def _client(self, server: ChildServer) -> ClusterClient:
         queue = QueueStore(await connect.connect(server.coordinator, 10.0), self.environs)
         await queue.prepare()
         return ClusterClient(self.home, self.config, queue)
 
-    async def _submit(self, server: LocalCoordinator, session: int) -> None:
+    async def _submit(self, server: ChildServer, session: int) -> None:
         client = await self._client(server)
         for number in itertools.count() if self.wanted.fill else range(session, self.wanted.jobs, SUBMITTERS):
             users = [user for user in USERS if user not in self.full]
@@ -105,7 +106,7 @@ class Trial:
                 self.submitted += 1
         await client.queue.store.close()
 
-    async def _again(self, server: LocalCoordinator) -> dict[str, Any]:
+    async def _again(self, server: ChildServer) -> dict[str, Any]:
         """With all of them in it."""
         os.kill(server.pid, signal.SIGKILL)
         await server.wait_exit()

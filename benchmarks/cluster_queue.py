@@ -27,7 +27,8 @@ from edl.cluster.queue.agent_machine import WorkerFound
 from edl.cluster.queue.end_causes import EndEvidence
 from edl.cluster.queue.queue_entries import Submission
 from edl.coordination import zookeeper
-from edl.coordination.zookeeper_server import LocalServer, free_port
+from edl.coordination.local_place import free_port
+from edl.coordination.zookeeper_server import LocalServer
 from edl.errors import EdlError
 from edl.host.credentials import digest_of
 from edl.scheduler.agent_process import AgentProcess

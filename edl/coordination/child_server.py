@@ -1,8 +1,8 @@
-"""A ZooKeeper or etcd server as a child process.
+"""A local coordinator as a child process, with a folder and a lock of its own: its start, its end, and starting again.
 
-Owns: starting the server so that it dies with the launcher, waiting until it serves or ends, and its log. Does not own:
-its command line and the check that it serves (`server_process`, `etcd.server_process`), nor the choice of port and
-folder.
+Owns: starting the server on a port so that it dies with the launcher, waiting until it serves or ends, its log, and
+unlocking its folder. Does not own: its command line, the check that it serves and whom it serves (`zookeeper_server`,
+`etcd.etcd_server`, `embedded.embedded_server`), nor the folder, the lock and the ports (`local_place`).
 
 The server runs as the user who started it, root included: another user could not reach a folder below this user's home,
 and would own files that must be private.
@@ -18,34 +18,72 @@ import signal
 import subprocess
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Self, TypeVar
 
+from edl.coordination.coordinator_settings import Coordinator, Digest
+from edl.coordination.local_place import check_free, free_port, lock_folder, private_folder
 from edl.errors import ConfigError, UsageError
 
-LOOPBACK = "127.0.0.1"
-
+START_S = 60.0
+_TRIES = 5
 _PROBE_EVERY_S = 0.01
 
 LOG_BYTES = 4 << 20
 _LOG_LOOK_S = 2.0
 """How often the log's size is checked. A log beyond LOG_BYTES is copied and emptied: strangers could fill the disk."""
 
+S = TypeVar("S", bound="ChildServer")
+
 
 class ChildServer(ABC):
-    """A server with a folder of its own. It may be started again after it has ended."""
+    """A server with a folder of its own. It may be started again after it has ended.
+
+    The server dies with the thread that started it, however that thread ends, so it must be the main thread. Ctrl-C in
+    the terminal does not reach the server.
+    """
 
     name = ""
     """The server's name in messages."""
 
-    def __init__(self, folder: Path, address: str, port: int, *, keep_open: Sequence[int] = ()) -> None:
-        """Prepare the server; `keep_open` holds file descriptors that it inherits, a lock for example."""
+    def __init__(self, folder: Path, address: str, port: int, lock: int | None = None) -> None:
+        """Prepare the server. It inherits the `lock` of its folder, which so outlives a killed launcher."""
         self.address = address
         self.port = port
         self.log = folder / f"{self.name.lower()}.log"
         self._folder = folder
-        self._keep_open = tuple(keep_open)
+        self._lock = lock
         self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    async def start(
+        cls, folder: Path, *, port: int | None = None, digest: Digest | None = None, address: str | None = None
+    ) -> Self:
+        """Start a server in `folder`, which is created, and wait until it serves; by default at the loopback address.
+
+        A folder that was used before keeps its data, and must be given the same `digest`. Raises `ConfigError` with one
+        line and the remedy: no program to run, the port or the folder in use.
+        """
+        folder = private_folder(folder)
+        lock = await lock_folder(folder, cls.name)
+        try:
+            return await cls._start_in(folder, lock, port, digest, address)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    @classmethod
+    @abstractmethod
+    async def _start_in(
+        cls, folder: Path, lock: int, port: int | None, digest: Digest | None, address: str | None
+    ) -> Self:
+        """Start a server in a locked folder. Where that fails, no process is left; the lock stays."""
+
+    @property
+    @abstractmethod
+    def coordinator(self) -> Coordinator:
+        """The settings of a connection."""
 
     @property
     def pid(self) -> int:
@@ -72,7 +110,7 @@ class ChildServer(ABC):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=self._keep_open,
+                pass_fds=() if self._lock is None else (self._lock,),
                 start_new_session=True,  # a terminal's Ctrl-C goes to the launcher alone, which then stops the server
             )
 
@@ -92,7 +130,7 @@ class ChildServer(ABC):
 
     async def wait_exit(self) -> int:
         """Wait for the server's end and return its exit status, as `subprocess` gives it. Keep the log within its bound
-        meanwhile.
+        meanwhile. `restart` brings the server back with all its data.
         """
         process = self._process
         if process is None:
@@ -111,13 +149,37 @@ class ChildServer(ABC):
                 os.close(descriptor)
         return process.wait()
 
+    async def restart(self) -> None:
+        """Start again on the same port and folder, after `wait_exit`, with sessions and data. Raises ConfigError."""
+        try:
+            await self._take_folder()
+            self.spawn()
+        except OSError as error:  # the folder was removed, for example
+            reason = f"{error.strerror}: {error.filename}"
+            raise ConfigError(f"the local {self.name} does not start again: {reason}") from None
+        if not await self.wait_ready(START_S):
+            raise ConfigError(f"the local {self.name} does not start again: {self.last_words()}")
+
+    async def _take_folder(self) -> None:  # noqa: B027 - most go on in no other
+        """Make and lock the folder if it was removed, for a server that can go on in a new one. Raises ConfigError,
+        OSError.
+        """
+
     async def stop(self) -> None:
-        """Kill the server. That is safe at any time: all acknowledged writes are in its files, and a graceful end takes
-        0.35 s.
+        """End the server and unlock its folder. It may have ended already, and `stop` may be called twice."""
+        await self.end()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def end(self) -> None:
+        """Kill the server; its folder stays locked. That is safe at any time: all acknowledged writes are in its files,
+        and a graceful end takes 0.35 s.
         """
         self.signal(signal.SIGKILL)
         if self.running:
             await self.wait_exit()
+        self.forget()
 
     def signal(self, number: int) -> None:
         """Send a signal if the server runs."""
@@ -157,6 +219,45 @@ class ChildServer(ABC):
 
     def _log_text(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
+async def serve(make: Callable[[int], S], address: str, port: int | None) -> S:
+    """Start a server and return it once it serves. A free port may be taken a moment later, so several are tried; a
+    given port is tried once.
+    """
+    if port is not None:
+        check_free(address, port)
+        return await started(make(port))
+    for _ in range(_TRIES - 1):
+        server = make(free_port(address))
+        if await _becomes_ready(server):
+            return server
+        if not server.found_port_taken():
+            raise _does_not_start(server)
+        server.forget()
+    return await started(make(free_port(address)))
+
+
+async def started(server: S) -> S:
+    """Start a server and return it once it serves. Raises ConfigError if it ends before."""
+    if not await _becomes_ready(server):
+        raise _does_not_start(server)
+    return server
+
+
+async def _becomes_ready(server: ChildServer) -> bool:
+    try:
+        server.spawn()
+        return await server.wait_ready(START_S)
+    except BaseException:
+        await server.end()  # no program to run, or Ctrl-C in between, for example
+        raise
+
+
+def _does_not_start(server: ChildServer) -> ConfigError:
+    error = ConfigError(f"the local {server.name} does not start: {server.last_words()}")
+    server.forget()
+    return error
 
 
 def dying_with(parent: int, command: list[str]) -> list[str]:

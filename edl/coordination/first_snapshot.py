@@ -1,7 +1,7 @@
 """The first snapshot of a local ZooKeeper: a tree that is closed to strangers before the server first listens.
 
 Owns: ZooKeeper's file format of a snapshot, as far as an empty tree needs it, and whether a folder holds any data. Does
-not own: the user whom the tree is open to (`server`), nor the server that loads it (`server_process`).
+not own: the user whom the tree is open to, nor the server that loads it (`zookeeper_server`).
 
 A ZooKeeper that finds no data makes a tree that every client may change, `/zookeeper` included, and serves it. Closing
 that tree afterwards would leave a gap that any client of the machine can use. The format is the same in ZooKeeper 3.4

@@ -1,6 +1,6 @@
 """The search for Java and ZooKeeper's jars on this machine.
 
-Owns: the order in which places are searched. Does not own: running anything (`server_process`).
+Owns: the order in which places are searched. Does not own: running anything (`zookeeper_server`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Choice of the local coordinator that this machine can run, and its start.
 
 Owns: the order of preference: ZooKeeper, then etcd if there is no Java, then the embedded coordinator. Does not own:
-the servers (`server`, `etcd.server`, `embedded.embedded_server`).
+the servers (`zookeeper_server`, `etcd.etcd_server`, `embedded.embedded_server`).
 """
 
 from __future__ import annotations
@@ -10,31 +10,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from edl.coordination.child_server import LOOPBACK
-from edl.coordination.coordinator_settings import EMBEDDED, ETCD, ZOOKEEPER, Coordinator, Digest
+from edl.coordination.child_server import ChildServer
+from edl.coordination.coordinator_settings import EMBEDDED, ETCD, ZOOKEEPER, Digest
 from edl.coordination.embedded.embedded_server import ONE_MACHINE, LocalEmbedded
-from edl.coordination.etcd.etcd_process import INSTALL as INSTALL_ETCD
-from edl.coordination.etcd.etcd_process import find_etcd
+from edl.coordination.etcd.etcd_program import INSTALL as INSTALL_ETCD
+from edl.coordination.etcd.etcd_program import find_etcd
 from edl.coordination.java import find_jars, find_java
+from edl.coordination.local_place import LOOPBACK
 from edl.errors import ConfigError
-
-
-class LocalCoordinator(Protocol):
-    """A server that lives as long as the launcher that started it."""
-
-    @property
-    def coordinator(self) -> Coordinator: ...
-
-    @property
-    def pid(self) -> int: ...
-
-    async def wait_exit(self) -> int: ...
-
-    async def restart(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +74,21 @@ def _instead(no_zookeeper: ConfigError, env: Mapping[str, str], *, alone: bool) 
 
 async def start_local(
     kind: str, folder: Path, *, port: int | None, digest: Digest | None, address: str = LOOPBACK
-) -> LocalCoordinator:
+) -> ChildServer:
     """Start a coordinator of this kind in a subfolder named after the kind. Raises `ConfigError` with one line and the
     remedy.
 
     At the loopback address, an etcd listens on a socket that only this user can open, unless a port is given. The
     embedded coordinator listens on such a socket, and nowhere else.
     """
-    if kind == EMBEDDED:
-        return await LocalEmbedded.start(folder / EMBEDDED, port=port, digest=digest, address=address)
+    server: type[ChildServer] = LocalEmbedded
     if kind == ETCD:
         from edl.coordination.etcd.etcd_server import LocalEtcd
 
-        elsewhere = None if address == LOOPBACK else address
-        return await LocalEtcd.start(folder / ETCD, port=port, digest=digest, address=elsewhere)
-    from edl.coordination.zookeeper_server import LocalServer
+        server = LocalEtcd
+    elif kind == ZOOKEEPER:
+        from edl.coordination.zookeeper_server import LocalServer
 
-    return await LocalServer.start(folder / ZOOKEEPER, port=port, digest=digest, address=address)
+        server = LocalServer
+    elsewhere = None if address == LOOPBACK else address
+    return await server.start(folder / kind, port=port, digest=digest, address=elsewhere)

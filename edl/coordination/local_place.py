@@ -14,9 +14,9 @@ import random
 import socket
 from pathlib import Path
 
-from edl.coordination.child_server import LOOPBACK
 from edl.errors import ConfigError
 
+LOOPBACK = "127.0.0.1"
 LOCK = "lock"  # the file's name in a folder
 
 _LOCK_S = 3.0

@@ -14,11 +14,10 @@ from pathlib import Path
 from kazoo.client import KazooClient
 
 from edl.coordination import kazoo_client
-from edl.coordination.child_server import LOOPBACK
 from edl.coordination.coordinator_settings import Coordinator
+from edl.coordination.local_place import LOOPBACK, free_port
 from edl.coordination.zookeeper import ZookeeperStore
-from edl.coordination.zookeeper_process import ServerProcess, base_config
-from edl.coordination.zookeeper_server import free_port
+from edl.coordination.zookeeper_server import LocalServer, base_config
 
 _START_S = 60.0
 
@@ -32,13 +31,13 @@ class Ensemble:
             f"server.{n + 1}": f"{LOOPBACK}:{ports[size + n]}:{ports[2 * size + n]}"
             for n in range(size)
         }  # fmt: skip
-        self.servers: list[ServerProcess] = []
+        self.servers: list[LocalServer] = []
         for n in range(size):
             own = folder / f"server-{n + 1}"
             (own / "data").mkdir(parents=True)
             (own / "data" / "myid").write_text(str(n + 1))
             config = base_config(own, ports[n]) | {"initLimit": "10", "syncLimit": "4"} | peers
-            self.servers.append(ServerProcess(own, config))
+            self.servers.append(LocalServer(own, config))
 
     @property
     def coordinator(self) -> Coordinator:

@@ -1,25 +1,29 @@
-"""The local coordinator: a real ZooKeeper that lives as long as the launcher that started it.
+"""The local coordinator as a real ZooKeeper, which lives as long as the launcher that started it.
 
-Owns: its folder (private, locked), and that only the job may read or write in it, from before it listens. Does not own:
-its life (`local_life`) and its process (`server_process`), the nodes that the job keeps there, nor the decision to
-start it.
+Owns: its configuration file, its command line, the check that it serves, and that only the job may read or write in it,
+from before it listens. Does not own: its life (`child_server`), where Java is (`java`), the nodes that the job keeps
+there, nor the decision to start it.
+
+It listens at one address, by default on the loopback interface.
 """
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import logging
 import os
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
-from edl.coordination.child_server import LOOPBACK
+from edl.coordination.child_server import ChildServer, serve
 from edl.coordination.coordinator_settings import Coordinator, Digest
-from edl.coordination.first_snapshot import holds_data, rights_of, snapshot_of
+from edl.coordination.first_snapshot import holds_data, put_first, rights_of, snapshot_of
+from edl.coordination.gate import gated
 from edl.coordination.java import find_jars, find_java
-from edl.coordination.local_life import LocalLife, serve
-from edl.coordination.local_place import free_port, lock_folder, private_folder
+from edl.coordination.local_place import LOOPBACK
 from edl.coordination.stranger_nodes import Wiper
-from edl.coordination.zookeeper_process import ServerProcess, base_config
 from edl.errors import ConfigError
 
 logger = logging.getLogger("edl")
@@ -27,62 +31,144 @@ logger = logging.getLogger("edl")
 _OWNER = "owner"
 """The file in the folder that names the only user of its tree, which was closed before its server first listened."""
 
-__all__ = ["LocalServer", "find_jars", "find_java", "free_port"]
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"  # the other main class ignores autopurge
+HEAP_MIB = 768
+"""Most memory for the nodes of jobs. A cluster's queue at its bounds takes less than half
+(`edl.cluster.queue.queue_bounds`, benchmarks/cluster_memory.py); a job by itself a few MiB, and Java takes no more than
+is needed.
+"""
+
+_FLAGS = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",  # 67 MiB instead of 160, and quicker to start
+    "-XX:-UsePerfData",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Xms32m",
+    f"-Xmx{HEAP_MIB}m",
+    "-Dzookeeper.commitLogCount=50",  # else the newest 500 requests stay in memory, of up to a megabyte each
+    "-Djava.net.preferIPv4Stack=true",
+    "-Dzookeeper.jmx.log4j.disable=true",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",  # at `warn` each wrong connection is a stack trace
+)
+_TICK_MS = 500
+
+_PROBE_S = 0.15
+"""In its first 0.2 s the server may accept a connection and never answer: ask again rather than wait."""
 
 
-class LocalServer(LocalLife[ServerProcess]):
-    """A standalone server for one job.
+def base_config(folder: Path, port: int, address: str = LOOPBACK) -> dict[str, str]:
+    """Return the configuration that every server started by edl gets."""
+    return {
+        "tickTime": str(_TICK_MS),
+        "maxSessionTimeout": "60000",  # its default is 20 ticks, and a longer time-out would silently be cut to that
+        "maxClientCnxns": "0",  # its default lets 60 workers of one machine in
+        "dataDir": str(folder / "data"),
+        "clientPortAddress": address,
+        "clientPort": str(port),
+        "admin.enableServer": "false",  # would take port 8080
+        "4lw.commands.whitelist": "srvr,conf",  # for wait_ready; others would tell strangers about sessions
+        "autopurge.purgeInterval": "1",
+        "forceSync": "no",  # safe when the process dies; a power cut ends the jobs of this machine anyway
+        "preAllocSize": "1024",
+    }
 
-    The server dies with the thread that called `start`, however that thread ends, so it must be the main thread. Ctrl-C
-    in the terminal does not reach the server. With `digest`, clients without credentials are disconnected and only
-    clients with these credentials can use any node, from the first connection on.
+
+class LocalServer(ChildServer):
+    """A ZooKeeper server: a standalone one for one job, unless its configuration names others.
+
+    With a `digest`, clients without credentials are disconnected and only clients with these credentials can use any
+    node, from the first connection on.
     """
 
-    def __init__(self, lock: int, process: ServerProcess, digest: Digest | None) -> None:
-        super().__init__(lock, process)
-        self._digest = digest
+    name = "ZooKeeper"
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, str],
+        *,
+        lock: int | None = None,
+        digest: Digest | None = None,
+        first: bytes = b"",
+        flags: Sequence[str] = (),
+    ) -> None:
+        """Prepare the server. `first` is the snapshot to begin with if there are no data; `flags` are further flags for
+        Java.
+        """
+        super().__init__(folder, config["clientPortAddress"], int(config["clientPort"]), lock)
+        self._data = folder / "data"
+        self._data.mkdir(mode=0o700, exist_ok=True)
+        self._digest, self._first, self._flags = digest, first, (*_FLAGS, *flags)
+        self._config = folder / "zoo.cfg"
+        self._config.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
 
     @classmethod
-    async def start(
-        cls, folder: Path, *, port: int | None = None, digest: Digest | None = None, address: str = LOOPBACK
-    ) -> LocalServer:
-        """Start a server in `folder`, which is created, and wait until it serves: half a second, a few on a busy
-        machine.
-
-        A folder that was used before keeps its data, and must be given the same `digest`. Raises `ConfigError` with one
-        line and the remedy: no Java, no jars, the port or the folder in use.
-        """
-        folder = private_folder(folder)
-        lock = await lock_folder(folder, "ZooKeeper")
-        try:
-            wiper = _wiper(folder, digest)
-            make = functools.partial(_configured, folder, address=address, lock=lock, digest=digest, wiper=wiper)
-            server = cls(lock, await serve(make, address, port), digest)
-            if wiper is not None:
-                await server._wipe(folder, wiper)
-        except BaseException:
-            os.close(lock)
-            raise
+    async def _start_in(
+        cls, folder: Path, lock: int, port: int | None, digest: Digest | None, address: str | None
+    ) -> Self:
+        address = address or LOOPBACK
+        wiper = _wiper(folder, digest)
+        flags = () if wiper is None else (wiper.flag,)
+        closed = {} if digest is None else {"enforce.auth.enabled": "true", "enforce.auth.schemes": "digest"}
+        config, first = base_config(folder, 0, address) | closed, snapshot_of(*rights_of(digest))
+        server = await serve(
+            lambda port: cls(
+                folder, config | {"clientPort": str(port)}, lock=lock, digest=digest, first=first, flags=flags
+            ),
+            address,
+            port,
+        )
+        if wiper is not None:
+            await server._wipe(wiper)
         return server
+
+    async def _wipe(self, wiper: Wiper) -> None:
+        root, _ = rights_of(self._digest)
+        try:
+            for path in await wiper.wipe(self.coordinator, root):
+                logger.warning("%s: another user had made %s there: it is removed", self._folder, path)
+        except BaseException:
+            await self.end()
+            raise
+        (self._folder / _OWNER).write_text(root.identity)
 
     @property
     def coordinator(self) -> Coordinator:
         """The settings of a connection. While the server is down, another user may take its port; the address names
         this user, so that no client sends the digest to another user's server.
         """
-        checked = self._digest is not None and self._process.address == LOOPBACK
+        checked = self._digest is not None and self.address == LOOPBACK
         user = f"{os.geteuid()}@" if checked else ""
-        return Coordinator(f"{user}{self._process.address}:{self._process.port}", self._digest)
+        return Coordinator(f"{user}{self.address}:{self.port}", self._digest)
 
-    async def _wipe(self, folder: Path, wiper: Wiper) -> None:
-        root, _ = rights_of(self._digest)
-        try:
-            for path in await wiper.wipe(self.coordinator, root):
-                logger.warning("%s: another user had made %s there: it is removed", folder, path)
-        except BaseException:
-            await self._process.stop()
-            raise
-        (folder / _OWNER).write_text(root.identity)
+    def spawn(self) -> None:
+        """Start the server. Its data may have been removed since it ran last."""
+        if self._first:
+            self._data.mkdir(mode=0o700, exist_ok=True)
+            put_first(self._data, self._first)
+        super().spawn()
+
+    def last_words(self) -> str:
+        lines = self._log_text().splitlines()
+        telling = [line for line in lines if "Exception: " in line or line.startswith("Error")]
+        return f"{(telling or lines or ['its log is empty'])[-1].strip()} (all of it in {self.log})"
+
+    def found_port_taken(self) -> bool:
+        return "java.net.BindException" in self._log_text()
+
+    async def _serves(self) -> bool:
+        if b"Mode: " not in await _ask(self.address, self.port, b"srvr"):  # `ruok` would say yes without a quorum, too
+            return False
+        return f"dataDir={self._folder}/".encode() in await _ask(
+            self.address, self.port, b"conf"
+        )  # no other process on this port
+
+    def _environment(self) -> Mapping[str, str]:
+        return gated(os.environ)
+
+    def _command(self) -> list[str]:
+        class_path = os.pathsep.join(map(str, find_jars()))
+        return [str(find_java()), *self._flags, "-cp", class_path, _MAIN, str(self._config)]
 
 
 def _wiper(folder: Path, digest: Digest | None) -> Wiper | None:
@@ -100,12 +186,15 @@ def _wiper(folder: Path, digest: Digest | None) -> Wiper | None:
     return None
 
 
-def _configured(
-    folder: Path, port: int, *, address: str, lock: int, digest: Digest | None, wiper: Wiper | None
-) -> ServerProcess:
-    config = base_config(folder, port, address)
-    if digest is not None:
-        config |= {"enforce.auth.enabled": "true", "enforce.auth.schemes": "digest"}
-    first = snapshot_of(*rights_of(digest))
-    flags = () if wiper is None else (wiper.flag,)
-    return ServerProcess(folder, config, keep_open=[lock], first=first, flags=flags)
+async def _ask(address: str, port: int, word: bytes) -> bytes:
+    """Return the server's answer to a four-letter word; empty if there is none in time."""
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            reader, writer = await asyncio.open_connection(address, port, family=socket.AF_INET)
+            try:
+                writer.write(word)
+                return await reader.read()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return b""

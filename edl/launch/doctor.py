@@ -27,8 +27,8 @@ import horovod_edl
 from edl.config import Settings
 from edl.config.home import OWN_HOME
 from edl.coordination.coordinator_settings import EMBEDDED, ETCD, ZOOKEEPER
-from edl.coordination.etcd.etcd_process import INSTALL as INSTALL_ETCD
-from edl.coordination.etcd.etcd_process import find_etcd
+from edl.coordination.etcd.etcd_program import INSTALL as INSTALL_ETCD
+from edl.coordination.etcd.etcd_program import find_etcd
 from edl.coordination.java import INSTALL as INSTALL_ZOOKEEPER
 from edl.coordination.java import find_jars, find_java
 from edl.coordination.local_coordinator import OWN, LocalChoice, choose

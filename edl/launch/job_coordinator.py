@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 
 from edl.config import Settings
 from edl.coordination import connect
+from edl.coordination.child_server import ChildServer
 from edl.coordination.coordinator_settings import Coordinator
-from edl.coordination.local_coordinator import LocalCoordinator, choose, start_local
+from edl.coordination.local_coordinator import choose, start_local
 from edl.errors import ConfigError
 from edl.host import credentials
 from edl.host.network import LOOPBACK
@@ -54,7 +55,7 @@ async def coordinator_of(
         await server.stop()
 
 
-async def _keep_alive(server: LocalCoordinator, say: Callable[[str], None]) -> None:
+async def _keep_alive(server: ChildServer, say: Callable[[str], None]) -> None:
     """Restart a server that crashed, with all its data; training does not stop meanwhile (I11)."""
     said = ""
     while True:

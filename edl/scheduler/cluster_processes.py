@@ -32,9 +32,10 @@ from edl.cluster.queue.scheduler_inputs import ClusterRules
 from edl.cluster.queue.scheduler_machine import SchedulerMachine
 from edl.control_characters import visible
 from edl.coordination import connect
+from edl.coordination.child_server import ChildServer
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.election import Candidate, Reign
-from edl.coordination.local_coordinator import LocalCoordinator, start_local
+from edl.coordination.local_coordinator import start_local
 from edl.coordination.store import Store, StoreRefused
 from edl.errors import ConfigError, EdlError, Fenced, StoreUnavailable
 from edl.host.credentials import digest_of
@@ -107,7 +108,7 @@ async def keep(home: ClusterHome) -> None:
             await server.stop()
 
 
-async def _server(home: ClusterHome, config: ClusterConfig) -> LocalCoordinator:
+async def _server(home: ClusterHome, config: ClusterConfig) -> ChildServer:
     """Start the coordinator at its place, as soon as the server of an earlier keeper has let go of it."""
     place = Coordinator(config.coordinator)
     port = None if place.socket else place.endpoints[0][1]
@@ -120,7 +121,7 @@ async def _server(home: ClusterHome, config: ClusterConfig) -> LocalCoordinator:
             await asyncio.sleep(AGAIN_S)
 
 
-async def _serve(server: LocalCoordinator) -> None:
+async def _serve(server: ChildServer) -> None:
     while True:
         await server.wait_exit()
         logger.warning("the coordinator has ended, and is started again")

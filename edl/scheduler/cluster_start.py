@@ -22,7 +22,7 @@ from pathlib import Path
 
 from edl.cluster.policies import registry
 from edl.coordination.coordinator_settings import ETCD, Coordinator
-from edl.coordination.etcd.etcd_process import lasting_socket
+from edl.coordination.etcd.etcd_program import lasting_socket
 from edl.coordination.local_coordinator import choose
 from edl.coordination.local_place import free_port
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError

@@ -10,10 +10,10 @@ import pytest
 
 from edl.cluster.queue import queue_bounds
 from edl.collectives import rendezvous
-from edl.coordination import child_server, zookeeper_process
+from edl.coordination import child_server, zookeeper_server
 from edl.coordination.embedded import __main__ as embedded
 from edl.coordination.embedded import journal
-from edl.coordination.etcd.etcd_process import EtcdProcess
+from edl.coordination.etcd.etcd_server import LocalEtcd
 from edl.daemon.metrics import metrics_server as metrics
 from edl.horovodrun import host_updates
 from edl.host import http_serving
@@ -91,12 +91,12 @@ def test_the_bounds_of_a_row_are_the_codes(source: str) -> None:
 
 
 def test_the_bounds_of_local_servers_are_the_codes(tmp_path: Path) -> None:
-    heap = next(flag for flag in zookeeper_process._FLAGS if flag.startswith("-Xmx"))
+    heap = next(flag for flag in zookeeper_server._FLAGS if flag.startswith("-Xmx"))
     zookeeper, etcd = row("the ZooKeeper that `edl run` starts")[-1], row("the etcd that `edl run`")[-1]
     assert f"{heap.removeprefix('-Xmx').removesuffix('m')} MiB of memory" in zookeeper and LOG in zookeeper
     own = row("the embedded coordinator that `edl run`")[-1]
     assert f"{pipe.MAX_BYTES >> 20} MiB; its nodes hold {embedded.MAX_BYTES >> 20} MiB" in own
-    quota = int(EtcdProcess(tmp_path, tmp_path, "127.0.0.1", 1)._flags["quota-backend-bytes"])
+    quota = int(LocalEtcd(tmp_path, "127.0.0.1", 1)._flags["quota-backend-bytes"])
     assert f"{quota >> 30} GiB of data" in etcd
 
 

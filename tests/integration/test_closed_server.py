@@ -22,8 +22,7 @@ from edl.coordination import child_server, gate
 from edl.coordination.connect import connect
 from edl.coordination.coordinator_settings import Digest
 from edl.coordination.local_place import free_port
-from edl.coordination.zookeeper_process import ServerProcess, base_config
-from edl.coordination.zookeeper_server import LocalServer
+from edl.coordination.zookeeper_server import LocalServer, base_config
 from edl.errors import ConfigError
 
 pytestmark = pytest.mark.integration
@@ -71,17 +70,16 @@ async def test_nothing_in_it_opens_to_another_digest_not_even_zookeepers_own_nod
     assert await asyncio.to_thread(refusals, local.port) == [place for place in PLACES for _ in range(2)]
 
 
-async def test_it_is_closed_before_its_process_begins(tmp_path, monkeypatch):
+async def test_it_is_closed_before_its_process_begins(tmp_path):
     """So that there is no first moment."""
     seen = []
 
-    class Watched(ServerProcess):
+    class Watched(LocalServer):
         def _command(self):
             seen.append((tmp_path / "zk" / "data" / "version-2" / "snapshot.0").read_bytes())
             return super()._command()
 
-    monkeypatch.setattr("edl.coordination.zookeeper_server.ServerProcess", Watched)
-    server = await LocalServer.start(tmp_path / "zk", digest=MINE)
+    server = await Watched.start(tmp_path / "zk", digest=MINE)
     await server.stop()
     assert seen and b"world" not in seen[0]
 
@@ -97,7 +95,7 @@ async def test_a_server_whose_data_was_removed_comes_back_closed(local, tmp_path
 async def test_what_strangers_made_in_an_open_server_of_an_earlier_edl_is_wiped(tmp_path, caplog):
     folder = tmp_path / "zk"
     folder.mkdir(mode=0o700)
-    old = ServerProcess(folder, base_config(folder, free_port()))
+    old = LocalServer(folder, base_config(folder, free_port()))
     old.spawn()
     assert await old.wait_ready(30.0)
     await asyncio.to_thread(played_in, old.port)

@@ -15,8 +15,9 @@ from seen_server import until
 
 from edl.coordination import java, zookeeper
 from edl.coordination.coordinator_settings import Coordinator, Digest
+from edl.coordination.local_place import free_port
 from edl.coordination.store import Link
-from edl.coordination.zookeeper_server import LocalServer, free_port
+from edl.coordination.zookeeper_server import LocalServer
 from edl.errors import ConfigError, UsageError
 
 pytestmark = pytest.mark.integration

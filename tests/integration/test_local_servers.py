@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from seen_server import alive, listening, until
 
-from edl.coordination import local_life
+from edl.coordination import child_server
 from edl.coordination.connect import connect
 from edl.coordination.coordinator_settings import Digest
 from edl.coordination.embedded.embedded_server import LocalEmbedded
@@ -163,7 +163,7 @@ async def test_a_free_port_that_is_taken_meanwhile_is_given_up_for_another(local
     """By another of its kind even: that is not taken for ours."""
     ports = [local.port, free_port()]
     wanted = ports[1]
-    monkeypatch.setattr(local_life, "free_port", lambda _: ports.pop(0))
+    monkeypatch.setattr(child_server, "free_port", lambda _: ports.pop(0))
     second = await start("other")
     assert second.port == wanted
     await second.stop()
@@ -176,7 +176,7 @@ async def test_a_folder_in_use_is_one_clear_line(local, start):
 
 @of_others
 async def test_one_that_never_serves_is_killed(start, sleeper, monkeypatch):
-    monkeypatch.setattr(local_life, "START_S", 0.5)
+    monkeypatch.setattr(child_server, "START_S", 0.5)
     with pytest.raises(ConfigError, match="does not serve after"):
         await start()
     assert not alive(int(sleeper.read_text()))

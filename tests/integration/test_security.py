@@ -15,10 +15,10 @@ from kazoo.client import KazooClient
 from edl.coordination import zookeeper
 from edl.coordination.connect import connect
 from edl.coordination.coordinator_settings import Coordinator, Digest, Tls
-from edl.coordination.etcd.etcd_process import EtcdProcess
+from edl.coordination.etcd.etcd_server import LocalEtcd
+from edl.coordination.local_place import free_port
 from edl.coordination.store import AccessDenied, Check, Create
-from edl.coordination.zookeeper_process import ServerProcess, base_config
-from edl.coordination.zookeeper_server import LocalServer, free_port
+from edl.coordination.zookeeper_server import LocalServer, base_config
 from edl.errors import ConfigError
 
 pytestmark = pytest.mark.integration
@@ -177,7 +177,7 @@ def secure(ours, tmp_path_factory):
         "ssl.trustStore.location": ours.ca,
         "ssl.clientAuth": "need",
     }
-    server = ServerProcess(folder, config)
+    server = LocalServer(folder, config)
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         server.spawn()
         assert runner.run(server.wait_ready(60))
@@ -313,12 +313,13 @@ def secure_etcd(ours, tmp_path_factory):
     """An etcd that speaks TLS only, and wants a client's certificate."""
     folder = tmp_path_factory.mktemp("secure-etcd")
     certificate, key = ours.certify("etcd", "subjectAltName=IP:127.0.0.1")
-    server = EtcdProcess(folder, folder / "data", "127.0.0.1", free_port())
-    url = f"https://127.0.0.1:{server.port}"
-    server._flags |= {
+    port = free_port()
+    url = f"https://127.0.0.1:{port}"
+    flags = {
         "listen-client-urls": url, "advertise-client-urls": url, "cert-file": certificate, "key-file": key,
         "trusted-ca-file": ours.ca, "client-cert-auth": "true",
     }  # fmt: skip
+    server = LocalEtcd(folder, "127.0.0.1", port, flags=flags)
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         server.spawn()
         assert runner.run(server.wait_ready(60))

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import DIGITS
-from edl.coordination.zookeeper_process import ServerProcess, base_config
+from edl.coordination.zookeeper_server import LocalServer, base_config
 from edl.core.audit.kept_steps import WorkerAudit
 from edl.protocol.audit_lines import Committed, Sat
 from edl.trainer.data.audit_files import read
@@ -31,7 +31,7 @@ class NotComeTrue(Exception):
     """What was waited for did not happen in time."""
 
 
-class Server(ServerProcess):
+class Server(LocalServer):
     """The ZooKeeper of the job, on a host of its own."""
 
     def __init__(self, folder: Path, host: Host) -> None:

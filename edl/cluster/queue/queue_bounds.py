@@ -1,6 +1,6 @@
 """Bounds of a cluster's queue: of each job, of each user, and of all users together. Pure.
 
-Waiting jobs lie in the coordinator's memory: the heap of edl's own coordinator (`edl.coordination.zookeeper_process`)
+Waiting jobs lie in the coordinator's memory: the heap of edl's own coordinator (`edl.coordination.zookeeper_server`)
 has room for them. The variables of the jobs' owners lie in files, and take none of it.
 
 Owns: these bounds, and the message to a user who would exceed them. Does not own: where anything is stored

@@ -1,7 +1,7 @@
 """The local coordinator as a process of edl's own, which lives as long as the launcher that started it.
 
-Owns: its folder (private, locked) and its command line. Does not own: the process's work (`__main__`), its life
-(`local_life`), nor the decision to start it.
+Owns: its command line. Does not own: the process's work (`__main__`), its life (`child_server`), nor the decision to
+start it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from edl.coordination.child_server import LOOPBACK, ChildServer
+from edl.coordination.child_server import ChildServer, started
 from edl.coordination.coordinator_settings import EMBEDDED, Coordinator, Digest
-from edl.coordination.local_life import LocalLife, started
-from edl.coordination.local_place import LOCK, is_same, lock_folder, private_folder
+from edl.coordination.local_place import LOCK, LOOPBACK, is_same, lock_folder
 from edl.errors import ConfigError
 
 JOURNAL: Final = "journal"
@@ -30,13 +29,40 @@ ONE_MACHINE: Final = (
 _TIME = re.compile(r"^[-\d]+ [\d:,]+ ")
 
 
-class EmbeddedProcess(ChildServer):
-    """The child process of the embedded coordinator."""
+class LocalEmbedded(ChildServer):
+    """A server for the jobs of one launcher. Only processes of this user can connect."""
 
     name = "coordinator"
 
-    def __init__(self, folder: Path, lock: int) -> None:
-        super().__init__(folder, LOOPBACK, 0, keep_open=[lock])
+    @classmethod
+    async def start(
+        cls,
+        folder: Path,
+        *,
+        port: int | None = None,
+        digest: Digest | None = None,  # noqa: ARG003 - the folder keeps others out
+        address: str | None = None,
+    ) -> Self:
+        """Raises `ConfigError` if a port or an address is asked for, or the journal is damaged, too."""
+        if port is not None or address not in {None, LOOPBACK}:
+            raise ConfigError(ONE_MACHINE)
+        return await super().start(folder)
+
+    @classmethod
+    async def _start_in(cls, folder: Path, lock: int, *_: object) -> Self:
+        return await started(cls(folder, LOOPBACK, 0, lock))
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The settings of a connection."""
+        return Coordinator(f"{EMBEDDED}://{self._folder / SOCKET}")
+
+    async def _take_folder(self) -> None:
+        if self._lock is not None and not is_same(self._lock, self._folder / LOCK):
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            lock = await lock_folder(self._folder, self.name)
+            os.close(self._lock)
+            self._lock = lock
 
     def forget(self) -> None:
         """Remove the process's socket. Call it after the process's end."""
@@ -55,48 +81,3 @@ class EmbeddedProcess(ChildServer):
     def _command(self) -> list[str]:
         # -P keeps the job's folder out of the module path.
         return [sys.executable, "-P", "-m", "edl.coordination.embedded", str(self._folder)]
-
-
-class LocalEmbedded(LocalLife[EmbeddedProcess]):
-    """A server for the jobs of one launcher, with the guarantees of `edl.coordination.zookeeper_server.LocalServer`."""
-
-    def __init__(self, lock: int, process: EmbeddedProcess, folder: Path) -> None:
-        super().__init__(lock, process)
-        self._folder, self._socket = folder, folder / SOCKET
-
-    @classmethod
-    async def start(
-        cls,
-        folder: Path,
-        *,
-        port: int | None = None,
-        digest: Digest | None = None,  # noqa: ARG003 - the folder keeps others out
-        address: str | None = None,
-    ) -> LocalEmbedded:
-        """Start a server in `folder`, which is created, and wait until it serves. Only processes of this user can
-        connect.
-
-        A folder that was used before keeps its data. Raises `ConfigError` with one line and the remedy: a port or an
-        address is asked for, the folder is in use, or its journal is damaged.
-        """
-        if port is not None or address not in {None, LOOPBACK}:
-            raise ConfigError(ONE_MACHINE)
-        folder = private_folder(folder)
-        lock = await lock_folder(folder, "coordinator")
-        try:
-            return cls(lock, await started(EmbeddedProcess(folder, lock)), folder)
-        except BaseException:
-            os.close(lock)
-            raise
-
-    async def _take_folder(self) -> None:
-        if not is_same(self._lock, self._folder / LOCK):
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            lock = await lock_folder(self._folder, self._process.name)
-            os.close(self._lock)
-            self._lock, self._process = lock, EmbeddedProcess(self._folder, lock)
-
-    @property
-    def coordinator(self) -> Coordinator:
-        """The settings of a connection."""
-        return Coordinator(f"{EMBEDDED}://{self._socket}")

@@ -11,14 +11,13 @@ import secrets
 import signal
 from pathlib import Path
 
-from edl.coordination.child_server import LOOPBACK
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.etcd.etcd_connection import EtcdConnection
 from edl.coordination.etcd.etcd_errors import LeaseGone
 from edl.coordination.etcd.etcd_messages import LEASE_REVOKE, LeaseRevokeRequest
-from edl.coordination.etcd.etcd_process import EtcdProcess
+from edl.coordination.etcd.etcd_server import LocalEtcd
 from edl.coordination.etcd.etcd_store import EtcdStore
-from edl.coordination.local_place import free_port
+from edl.coordination.local_place import LOOPBACK, free_port
 from edl.errors import StoreUnavailable
 
 _START_S = 60.0
@@ -32,18 +31,20 @@ class EtcdCluster:
         ports = [free_port() for _ in range(2 * size)]
         urls = {f"etcd{n}": f"http://{LOOPBACK}:{port}" for n, port in enumerate(ports[size:])}
         token = secrets.token_hex(8)
-        self.servers: list[EtcdProcess] = []
+        self.servers: list[LocalEtcd] = []
         for (name, url), port in zip(urls.items(), ports, strict=False):
             own = folder / name
             own.mkdir(mode=0o700, parents=True)
-            peers = {
+            flags = {
                 "name": name,
+                "heartbeat-interval": "100",
+                "election-timeout": "1000",
                 "listen-peer-urls": url,
                 "initial-advertise-peer-urls": url,
                 "initial-cluster": ",".join(f"{other}={there}" for other, there in urls.items()),
                 "initial-cluster-token": token,
             }
-            self.servers.append(EtcdProcess(own, own / "data", LOOPBACK, port, peers=peers))
+            self.servers.append(LocalEtcd(own, LOOPBACK, port, flags=flags))
 
     @property
     def coordinator(self) -> Coordinator:

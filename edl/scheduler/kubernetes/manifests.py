@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.coordination.etcd.etcd_process import HISTORY
+from edl.coordination.etcd.etcd_program import HISTORY
 from edl.scheduler.cluster_home import OWN
 
 HOME: Final = "/edl"

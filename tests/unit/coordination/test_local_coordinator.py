@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.coordination import java
-from edl.coordination.etcd.etcd_process import find_etcd
+from edl.coordination.etcd.etcd_program import find_etcd
 from edl.coordination.local_coordinator import choose
 from edl.errors import ConfigError
 

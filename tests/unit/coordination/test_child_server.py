@@ -1,4 +1,4 @@
-"""How a ZooKeeper server is started, without one."""
+"""How a local server is started, without one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from edl.coordination import gate
+from edl.coordination import child_server, gate
 from edl.coordination.child_server import dying_with
+from edl.coordination.etcd import etcd_server
+from edl.coordination.etcd.etcd_server import LocalEtcd
+from edl.errors import ConfigError
+
+
+async def test_one_without_a_program_leaves_nothing_outside_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sockets lie elsewhere where its folder's name is long."""
+    sockets = tmp_path / "sockets"
+    monkeypatch.setenv("EDL_ETCD", str(tmp_path / "none"))
+    monkeypatch.setattr(etcd_server, "_for_sockets", lambda _: sockets)
+    sockets.mkdir()
+    with pytest.raises(ConfigError, match="is no program that can be run"):
+        await child_server.started(LocalEtcd(tmp_path, "127.0.0.1", 0))
+    assert not sockets.exists()
 
 
 def test_a_command_whose_parent_was_gone_before_the_kernel_knew_does_not_begin() -> None:
