@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
 import random
 import socket
 from pathlib import Path
 
 from edl.errors import ConfigError
+from edl.file_lock import open_lock, take
 
 LOOPBACK = "127.0.0.1"
 LOCK = "lock"  # the file's name in a folder
@@ -62,10 +62,10 @@ async def lock_folder(folder: Path, name: str) -> int:
 
     A server that was just killed holds its lock until its last thread is gone, so this waits up to `_LOCK_S`.
     """
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_lock(folder / LOCK)
     try:
         async with asyncio.timeout(_LOCK_S):
-            while not _try_lock(descriptor):  # noqa: ASYNC110 - the kernel does not tell when a lock is free
+            while not take(descriptor):  # noqa: ASYNC110 - the kernel does not tell when a lock is free
                 await asyncio.sleep(0.05)
     except BaseException as error:
         os.close(descriptor)
@@ -81,14 +81,6 @@ def is_same(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:
         return False
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def check_free(address: str, port: int) -> None:

@@ -7,7 +7,6 @@ job is doing (`edl.outside.job_client` asks its leader); it keeps the last statu
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import secrets
@@ -22,7 +21,7 @@ from edl.clock import SystemClock
 from edl.config import Settings
 from edl.config.home import OWN_HOME, check_home
 from edl.errors import ConfigError
-from edl.host.file_lock import hold, is_held
+from edl.file_lock import hold, is_held, open_lock, turn
 from edl.host.host_id import pid_space
 from edl.host.host_processes import process_start_time
 from edl.launch.job_names import invent
@@ -243,9 +242,8 @@ def _lock(home: Path) -> Iterator[None]:
     try:
         for folder in (home, home / "jobs"):  # one by one: `parents=True` would not give the mode to the first
             folder.mkdir(mode=0o700, parents=folder is home, exist_ok=True)
-        file = open(home / "lock", "wb", opener=_private)  # noqa: SIM115 - closed below, after the yield
+        file = open_lock(home / "lock")
     except OSError as error:
         raise ConfigError(f"EDL_HOME={home}: cannot keep records there: {error.strerror}; {OWN_HOME}") from None
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with turn(file):
         yield

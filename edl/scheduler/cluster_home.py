@@ -7,12 +7,10 @@ queue, which is in the coordinator (`edl.scheduler.queue_store`).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import secrets
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,10 @@ import msgspec
 from edl.config.home import check_home
 from edl.coordination.coordinator_settings import Coordinator, from_environment
 from edl.errors import ConfigError, UsageError
+from edl.file_lock import is_held, open_lock, take
 from edl.host.credentials import with_secret
 
-ASKING_S = 0.5
+ASKING_S = 0.5  # a process that only asks for the pid holds the lock for a moment
 OWN = "EDL_CLUSTER_OWN"  # a variable
 
 
@@ -158,9 +157,9 @@ class ClusterHome:
     @contextlib.contextmanager
     def lived(self, name: str) -> Iterator[bool]:
         """Holds the name for as long as this process lives; False: another one has it."""
-        file = os.open(self.run / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = open_lock(self.run / f"{name}.lock")
         try:
-            if not _taken(file):
+            if not take(file, ASKING_S):
                 yield False
                 return
             os.ftruncate(file, 0)
@@ -173,19 +172,11 @@ class ClusterHome:
         """Return the pid of the process that holds the name; None: no process does; 0: the process is so new that it
         has not written its pid.
         """
-        try:
-            file = os.open(self.run / f"{name}.lock", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
+        path = self.run / f"{name}.lock"
+        if not is_held(path):
             return None
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others who only ask are no holders
-        except BlockingIOError:
-            text = os.pread(file, 20, 0)
-            return int(text) if text.isdigit() else 0
-        else:
-            return None
-        finally:
-            os.close(file)
+        text = path.read_bytes()
+        return int(text) if text.isdigit() else 0
 
     def names(self) -> list[str]:
         """Return the names of all processes that the cluster ever had."""
@@ -193,19 +184,6 @@ class ClusterHome:
 
     def living(self) -> dict[str, int]:
         return {name: pid for name in self.names() if (pid := self.pid(name)) is not None}
-
-
-def _taken(file: int) -> bool:
-    """Take the lock. Try for a while: a process that only asks for the pid holds the lock for a moment."""
-    until = time.monotonic() + ASKING_S
-    while time.monotonic() < until:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(ASKING_S / 20)
-        else:
-            return True
-    return False
 
 
 def put_once(path: Path, content: bytes) -> None:

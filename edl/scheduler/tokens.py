@@ -5,7 +5,6 @@ Owns: these files. Does not own: what a token opens (`edl.cluster.queue.authoriz
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -17,6 +16,7 @@ import msgspec
 from edl.cluster.queue.authorization import TokenHolder, caller_of, digest
 from edl.cluster.queue.submission import USER
 from edl.errors import ConfigError
+from edl.file_lock import open_lock, turn
 from edl.scheduler.cluster_home import ClusterHome, put, put_once
 
 _BOOK = msgspec.json.Decoder(dict[str, str])
@@ -59,13 +59,9 @@ class TokenBook:
         self._change(user, None)
 
     def _change(self, user: str, value: str | None) -> None:
-        lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with turn(open_lock(self._lock)):
             users = {name: known for name, known in self.users().items() if name != user}
             put(self._users, msgspec.json.encode(users if value is None else {**users, user: value}))
-        finally:
-            os.close(lock)
 
     def caller(self, header: str) -> TokenHolder | None:
         """Return whose request it is; None: the token is no user's. Raises ConfigError."""

@@ -16,7 +16,7 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
-from edl.host.file_lock import is_held
+from edl.file_lock import is_held
 from edl.host.host_id import pid_space
 from edl.host.host_processes import process_start_time
 from edl.launch.job_processes import marked

@@ -10,7 +10,6 @@ has used for `UNUSED_S` is deleted when a new one is added.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -22,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
+from edl.file_lock import open_lock, take
 from edl.sources.record_places import Table
 
 logger = logging.getLogger("edl")
 
 VERSION = "1"  # version of the entries' form; entries of other versions are ignored
 UNUSED_S = 30 * 24 * 3600.0
-POLL_S = 0.1
 
 
 class Cache:
@@ -96,24 +95,19 @@ class Cache:
     def _open_lock(self, path: Path) -> int | None:
         try:
             self._make_folder()
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return open_lock(path)
         except OSError as error:
             logger.warning("cannot keep what is found out about files in %s: %s", self.folder, error.strerror)
             return None
 
     def _locked(self, lock: int) -> bool:
-        until = time.monotonic() + self._patience_s
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    logger.warning("another process has counted records for %g s: doing it here too", self._patience_s)
-                    return False
-                time.sleep(POLL_S)
-            except OSError:  # a file system without locks
-                return False
+        try:
+            mine = take(lock, self._patience_s)
+        except OSError:  # a file system without locks
+            return False
+        if not mine:
+            logger.warning("another process has counted records for %g s: doing it here too", self._patience_s)
+        return mine
 
     def _keep(self, path: Path, write: Callable[[Path], None]) -> None:
         try:

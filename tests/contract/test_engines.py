@@ -24,7 +24,7 @@ from real_slurm import RealSlurm, real_slurm
 from edl.cluster.queue.agent_machine import WorkerFound
 from edl.cluster.queue.end_causes import EndEvidence, classify
 from edl.cluster.queue.queue_entries import Submission, WorkerOrder, WorkerWish
-from edl.host.file_lock import is_held
+from edl.file_lock import is_held
 from edl.host.host_processes import process_start_time
 from edl.launch.job_processes import is_running, marked
 from edl.scheduler import cluster_home, worker_folders

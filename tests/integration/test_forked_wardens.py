@@ -18,7 +18,7 @@ from test_forked_worker import BESIDE, SCRIPT
 
 from edl.cluster.queue.end_causes import EndEvidence
 from edl.cluster.queue.queue_entries import Submission, WorkerOrder, WorkerWish
-from edl.host.file_lock import is_held
+from edl.file_lock import is_held
 from edl.launch.child_worker import search_path
 from edl.scheduler.local_engine import LocalEngine
 from edl.scheduler.worker_engine import Start
