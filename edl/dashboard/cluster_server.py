@@ -1,6 +1,6 @@
 """The server of the cluster's page, with the rules of a job's page (`edl.dashboard.access`).
 
-Owns: the answers, and how many are sent at a time. Does not own: what is shown (`edl.dashboard.cluster_view`).
+Owns: the answers. Does not own: what is shown (`edl.dashboard.cluster_view`).
 
 Each message has whole parts in their present form: a browser that lost its connection gets all parts with the next
 message.
@@ -13,60 +13,43 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, Response
 
 from edl.dashboard.access import HEADERS, Access
 from edl.dashboard.cluster_feed import ClusterFeed
 from edl.dashboard.cluster_page import cluster_parts, page
 from edl.dashboard.cluster_view import SPAN, SPANS, ClusterSight, cluster_sight
-from edl.dashboard.page_server import BEAT_S, STREAMS
-from edl.dashboard.site import GuardedSite, message, plain
+from edl.dashboard.site import BEAT_S, GuardedSite, message, plain
 
 
 class ClusterPageServer(GuardedSite):
     """The server of one cluster's page."""
 
     def __init__(self, feed: ClusterFeed, access: Access) -> None:
-        super().__init__(access)
+        super().__init__(access, {"": self._page, "events": self._events})
         self._feed = feed
-        self._streams = 0
         self._made: dict[int, tuple[int, dict[str, str]]] = {}  # by span: the number of the read, and the parts
-        place = access.place
-        self.app = self.site([Route(f"{place}/", self._page), Route(f"{place}/events", self._events)])
 
     async def _page(self, request: Request) -> Response:
-        if refusal := self.refusal(request):
-            return refusal
         if (view := self._view(_span(request))) is None:
             return plain("the cluster is not heard of yet; reload in a moment", 503)
         return HTMLResponse(page(view), headers=HEADERS)
 
     async def _events(self, request: Request) -> Response:
-        if refusal := self.refusal(request):
-            return refusal
-        if self._streams >= STREAMS:
-            return plain("too many look at this page just now", 503)
-        return StreamingResponse(self._tell(_span(request)), media_type="text/event-stream", headers=HEADERS)
+        return self.streamed(self._tell(_span(request)))
 
     async def _tell(self, span: int) -> AsyncIterator[str]:
-        self._streams += 1
         told: dict[str, str] = {}
-        try:
-            while True:
-                news = self._feed.news
-                if self._feed.away:
-                    yield message("away", {"words": "the cluster does not answer"})
-                elif parts := self._parts(span):
-                    yield message(
-                        "look", {"parts": {key: part for key, part in parts.items() if told.get(key) != part}}
-                    )
-                    told = parts
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(BEAT_S):
-                        await news.wait()
-        finally:
-            self._streams -= 1
+        while True:
+            news = self._feed.news
+            if self._feed.away:
+                yield message("away", {"words": "the cluster does not answer"})
+            elif parts := self._parts(span):
+                yield message("look", {"parts": {key: part for key, part in parts.items() if told.get(key) != part}})
+                told = parts
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    await news.wait()
 
     def _parts(self, span: int) -> dict[str, str]:
         """Make the parts once per read for all browsers with that span; return {} if the cluster

@@ -1,7 +1,7 @@
 """The server of a job's page: starlette on uvicorn, on loopback.
 
-Owns: the answers, and how many are sent at a time. Does not own: access (`edl.dashboard.access`), what is shown
-(`edl.dashboard.feed_values`), nor the actions of buttons (`edl.dashboard.buttons`).
+Owns: the answers. Does not own: access (`edl.dashboard.access`), what is shown (`edl.dashboard.feed_values`), nor the
+actions of buttons (`edl.dashboard.buttons`).
 
 A browser that lost its connection sends the number of the last event it has seen, and gets the events after it.
 """
@@ -14,24 +14,21 @@ from urllib.parse import parse_qs
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from edl.dashboard import feed_values, page_html
 from edl.dashboard.access import HEADERS, Access
 from edl.dashboard.page_feed import Feed
 from edl.dashboard.page_view import change_of, event_of
-from edl.dashboard.site import GuardedSite, message, plain
+from edl.dashboard.site import BEAT_S, GuardedSite, message, plain
 
 HEAD: Final = (
     '<link rel="icon" href="data:,"><link rel="stylesheet" href="uPlot.min.css">'
     '<link rel="stylesheet" href="page.css">'
     '<script src="uPlot.iife.min.js" defer></script><script src="page.js" defer></script>'
 )
-STREAMS: Final = 32  # browsers that get live messages
 FORM_BYTES: Final = 4096
 DRAWN_EACH: Final = 3  # charts are drawn anew after this many statuses
-BEAT_S: Final = 5.0  # longest time without a message, so that browser and server notice a dead connection
 Act = Callable[[str], Awaitable[str]]
 
 
@@ -39,27 +36,17 @@ class PageServer(GuardedSite):
     """The server of one job's page. `act` carries out a button by its name; None means that there are no buttons."""
 
     def __init__(self, feed: Feed, access: Access, act: Act | None = None) -> None:
-        super().__init__(access)
+        super().__init__(access, {"": self._page, "events": self._events}, self._press)
         self._feed = feed
         self._act = act
         self._said = ""
-        self._streams = 0
         self._charts: tuple[tuple[int, int], page_html.Charts] | None = (
             None  # numbers of status and event, and their charts
         )
-        place = access.place
-        routes = [
-            Route(f"{place}/", self._page),
-            Route(f"{place}/events", self._events),
-            Route(f"{place}/act", self._press, methods=["POST"]),
-        ]
-        self.app = self.site(routes)
 
     # ------------------------------------------------------------------------------------------------- what is asked
 
-    async def _page(self, request: Request) -> Response:
-        if refusal := self.refusal(request):
-            return refusal
+    async def _page(self, _: Request) -> Response:
         if self._feed.status is None:
             return plain("the job is not heard of yet; reload in a moment", 503)
         controls = None if self._act is None else page_html.Controls(self._access.check, self._said)
@@ -67,33 +54,25 @@ class PageServer(GuardedSite):
         return HTMLResponse(page_html.page(*shown, HEAD, controls), headers=HEADERS)
 
     async def _events(self, request: Request) -> Response:
-        if refusal := self.refusal(request):
-            return refusal
-        if self._streams >= STREAMS:
-            return plain("too many look at this page just now", 503)
         given = request.headers.get("last-event-id") or request.query_params.get("after", "0")
         after = int(given) if given.isdecimal() and len(given) < 12 else 0
-        return StreamingResponse(self._tell(after), media_type="text/event-stream", headers=HEADERS)
+        return self.streamed(self._tell(after))
 
     async def _tell(self, after: int) -> AsyncIterator[str]:
-        self._streams += 1
-        try:
-            looks, changed = -1, False  # `changed`: the ring has changed since charts were drawn
-            while True:
-                news = self._feed.news
-                for number, flat in self._feed.after(after):
-                    yield _happened(number, flat)
-                    after, changed = number, changed or change_of(flat) is not None
-                if self._feed.looks != looks and self._feed.status is not None:
-                    looks = self._feed.looks
-                    drawn = changed or looks % DRAWN_EACH == 0
-                    changed = changed and not drawn
-                    yield self._look(drawn=drawn)
-                elif not news.is_set():
-                    yield ": beat\n\n"
-                await self._feed.wait(news, BEAT_S)
-        finally:
-            self._streams -= 1
+        looks, changed = -1, False  # `changed`: the ring has changed since charts were drawn
+        while True:
+            news = self._feed.news
+            for number, flat in self._feed.after(after):
+                yield _happened(number, flat)
+                after, changed = number, changed or change_of(flat) is not None
+            if self._feed.looks != looks and self._feed.status is not None:
+                looks = self._feed.looks
+                drawn = changed or looks % DRAWN_EACH == 0
+                changed = changed and not drawn
+                yield self._look(drawn=drawn)
+            elif not news.is_set():
+                yield ": beat\n\n"
+            await self._feed.wait(news, BEAT_S)
 
     def _look(self, *, drawn: bool) -> str:
         """Make the message after another status of the job. With `drawn` it includes the charts, which are larger than
@@ -121,8 +100,6 @@ class PageServer(GuardedSite):
     # ---------------------------------------------------------------------------------------------------- the buttons
 
     async def _press(self, request: Request) -> Response:
-        if refusal := self.refusal(request):
-            return refusal
         if self._act is None:
             return plain("this page has no buttons: `edl dashboard --allow-scale` has", 403)
         body = b""

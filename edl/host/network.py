@@ -1,10 +1,11 @@
-"""The address by which others reach this host: loopback if all workers are on one host."""
+"""Addresses of this host: by which others reach it, loopback if all workers are on one host."""
 
 from __future__ import annotations
 
 import fcntl
 import socket
 import struct
+from ipaddress import ip_address
 
 from edl.errors import ConfigError
 
@@ -25,6 +26,14 @@ def address_towards(host: str, port: int) -> str:
 def family_of(address: str) -> socket.AddressFamily:
     """Return the family of a numeric address, or of a name that resolves to IPv4."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a numeric address, or `localhost`, is reached from this machine only."""
+    try:
+        return ip_address(LOOPBACK if host == "localhost" else host).is_loopback
+    except ValueError:
+        return False
 
 
 def address_of(interface: str) -> str:

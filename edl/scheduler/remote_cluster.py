@@ -13,7 +13,6 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from ipaddress import ip_address
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -25,7 +24,7 @@ from edl.cluster.queue.usage_accounts import Accounts
 from edl.config import Settings
 from edl.coordination.peer_user import ForeignServer, check_server
 from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
-from edl.host.network import LOOPBACK
+from edl.host.network import LOOPBACK, is_loopback
 from edl.scheduler.cluster_access import Write
 from edl.scheduler.cluster_client import PATIENCE_S, ClusterStatus
 from edl.scheduler.worker_logs import LogPiece, LogPlace
@@ -224,7 +223,7 @@ def _address(url: str) -> tuple[bool, str, int, int]:
         raise ConfigError(f"--cluster {url}: must be http://HOST:PORT or https://HOST:PORT")
     if named and parts.scheme == "https":
         raise ConfigError(f"--cluster {url}: its certificate says whose the server is: leave out {named}@")
-    if parts.scheme == "http" and not _is_loopback(host):
+    if parts.scheme == "http" and not is_loopback(host):
         raise ConfigError(
             f"--cluster {url}: the token would cross the network in the clear: use https://, or a tunnel "
             f"(ssh -L 8000:127.0.0.1:{port or 80} {host}) and http://127.0.0.1:8000"
@@ -233,15 +232,6 @@ def _address(url: str) -> tuple[bool, str, int, int]:
         host = LOOPBACK  # where the server listens: at [::1] another user may, and would be sent the token
     port = port or (443 if parts.scheme == "https" else 80)
     return parts.scheme == "https", host, port, int(named) if named else os.geteuid()
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _context(ca_file: str | None) -> ssl.SSLContext:

@@ -12,7 +12,6 @@ import os
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import quote, urlencode, urlsplit
@@ -20,7 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from edl.errors import ConfigError, EdlError
-from edl.host.network import LOOPBACK
+from edl.host.network import LOOPBACK, is_loopback
 from edl.scheduler.cluster_home import KubernetesGiven
 
 ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # in each Pod that has one
@@ -256,18 +255,11 @@ def address_of(url: str) -> tuple[bool, str, int]:
     if parts.scheme not in {"http", "https"} or not host or parts.path.strip("/") or parts.query or parts.username:
         raise ConfigError(f"--kubernetes {url}: must be the API server's address, such as https://10.0.0.1:6443")
     tls = parts.scheme == "https"
-    if not tls and not _is_loopback(host):
+    if not tls and not is_loopback(host):
         raise ConfigError(f"--kubernetes {url}: the token would cross the network in the clear: name it by https://")
     if not tls and host == "localhost":
         host = LOOPBACK  # where `kubectl proxy` listens: at [::1] another user may, and would be sent the token
     return tls, host, port or (443 if tls else 80)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(LOOPBACK if host == "localhost" else host).is_loopback
-    except ValueError:
-        return False
 
 
 def found_here(environ: Mapping[str, str] = os.environ) -> str | None:

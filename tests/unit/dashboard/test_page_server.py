@@ -16,8 +16,8 @@ from seen_job import EVIL, event, feed, scaled, status
 from edl.dashboard import feed_values
 from edl.dashboard.access import Access
 from edl.dashboard.page_feed import Feed
-from edl.dashboard.page_server import STREAMS, PageServer
-from edl.dashboard.site import FILES
+from edl.dashboard.page_server import PageServer
+from edl.dashboard.site import FILES, STREAMS
 from edl.errors import ConfigError
 from edl.host import http_serving
 from edl.host.http_serving import CONNECTIONS, MOST_CONNECTIONS, listen
@@ -176,6 +176,10 @@ async def test_a_thousand_connections_are_bounded_and_those_who_look_go_on() -> 
         assert time.monotonic() - began < 5.0
         for _, writer in [*streams, *crowd]:
             writer.close()
+        async with asyncio.timeout(10):  # those who left make room
+            while b" 200 " not in await (await page.open("/events", **page.cookie)).readline():
+                page.writer.close()
+        page.writer.close()
         mine.close()
         for _, writer in crowd:
             with contextlib.suppress(OSError):
