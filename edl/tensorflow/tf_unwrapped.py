@@ -19,8 +19,8 @@ import keras
 
 from edl.tensorflow.keras_optimizer import GradientsFirst, is_keras
 from edl.tensorflow.tf_variables import named
+from edl.trainer.framework_port import WRAP_IT
 
-REMEDY = "edl.Optimizer was not given: wrap it; or, if it trains what is each worker's own, call edl.local(optimizer)"
 SEVERAL = 2
 
 
@@ -77,7 +77,7 @@ def of(optimizer: Any) -> list[Any]:
 
 def word_for(variable: Any, word: str) -> str:
     """Name a variable, and say why it may differ from that of other workers."""
-    return f"{named(variable)[0]}, {word}, which {REMEDY}"
+    return f"{named(variable)[0]}, {word}, which {WRAP_IT}"
 
 
 def optimizers_of(model: Any) -> list[Any]:

@@ -42,10 +42,10 @@ from edl.torch.torch_state import (
 )
 from edl.torch.torch_state_split import TorchApart
 from edl.torch.torch_tensors import TorchTensors
-from edl.torch.torch_unwrapped import REMEDY, TorchUnwrapped
+from edl.torch.torch_unwrapped import TorchUnwrapped
 from edl.torch.unlearned_state import Rest, statistics
 from edl.torch.wrapped import Wrapped, make_equal
-from edl.trainer.framework_port import StepPort
+from edl.trainer.framework_port import WRAP_IT, StepPort
 from edl.trainer.updates_due import UpdatesDue
 
 CPU = torch.device("cpu")
@@ -322,7 +322,7 @@ class TorchFramework:
         alone = {id(one): (f"{word}, which", one) for one, word in self.unwrapped.trained(self._backward.owners)}
         for name, tensor in learned.values():
             if not is_lazy(tensor):
-                yield (f"{name}, {alone[id(tensor)][0]} {REMEDY}" if id(tensor) in alone else name), tensor
+                yield (f"{name}, {alone[id(tensor)][0]} {WRAP_IT}" if id(tensor) in alone else name), tensor
         for optimizer, which in zip(self._optimizers, of, strict=True):
             parameters = [learned[id(parameter)][0] for parameter in parameters_of(optimizer)]
             for key, state in states(optimizer).items():
@@ -331,7 +331,7 @@ class TorchFramework:
         known = {leaf.data_ptr() for _, leaf in more if isinstance(leaf, torch.Tensor)}
         for word, tensor in alone.values():
             if id(tensor) not in learned and not is_lazy(tensor) and tensor.data_ptr() not in known:
-                yield f"{word} {REMEDY}", tensor
+                yield f"{word} {WRAP_IT}", tensor
         others = {id(one) for one in (*self._backward.owners, *self.unwrapped.all_trained())}
         for word, tensor in self.unwrapped.by_hand.find({*learned, *buffers, *others}):
             if tensor.data_ptr() not in known:

@@ -19,7 +19,6 @@ from edl.torch.hand_updates import HandUpdates
 from edl.torch.optimizer import Elastic
 from edl.torch.torch_state import parameters_of
 
-REMEDY = "edl.Optimizer was not given: wrap it; or, if it trains what is each worker's own, call edl.local(optimizer)"
 ONCE, AGAIN = 1, 2
 
 

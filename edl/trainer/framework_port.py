@@ -18,6 +18,7 @@ from edl.trainer.value_tree import Tensors
 from edl.transport.state_stream import Contents
 
 LONG_BYTES = 1 << 25  # of the host's memory: to read them takes long enough for a thread of its own
+WRAP_IT = "edl.Optimizer was not given: wrap it; or, if it trains what is each worker's own, call edl.local(optimizer)"
 
 
 class Parted(NamedTuple):

@@ -45,11 +45,11 @@ from typing import Any
 from benchmarks.harness import compared
 from edl.core.audit.sample_account import account
 from tests.soaks.hosts_job import LAUNCHES, Launch, NotComeTrue, Options, Written
+from tests.soaks.partition_job import Watched
 from tests.soaks.ssh_hosts import SshHosts, why_no_ssh_hosts
 
 NAMES = ("alpha", "beta", "gamma")
 BOOT_S, CHANGE_S, END_S = 240.0, 120.0, 90.0
-LOOK_S = 0.1
 FRESH_S = 1.5  # who has made a step since then trains
 STEADY_S = 3.0  # between two changes
 
@@ -85,7 +85,7 @@ class Result:
     wrong: list[str] = field(default_factory=list)
 
 
-class Trial:
+class Trial(Watched):
     """From the first worker's start to the last one's end."""
 
     def __init__(self, launch: Launch, hosts: SshHosts, written: Written, cut_s: float, say: Say) -> None:
@@ -93,6 +93,7 @@ class Trial:
         self._slots = dict.fromkeys(NAMES, 1)
         self._ends = False
         self.result = Result("")
+        super().__init__(self.result.wrong)
 
     def run(self) -> None:
         self._change("started", 3, lambda: None, BOOT_S)
@@ -216,24 +217,6 @@ class Trial:
             if generation == 1 and not _grouped(members):
                 wrong.append("generation 1: ranks are not grouped by host")
             self.result.wrong += wrong
-
-    # ------------------------------------------------------------------------------------------------------ small parts
-
-    def _let_pass(self, until: float) -> None:
-        while (left_s := until - time.monotonic()) > 0:
-            self._look()
-            time.sleep(min(LOOK_S, left_s))
-
-    def _wait(self, ready: Callable[[], object], patience_s: float, what: str, *, fatal: bool = True) -> None:
-        deadline = time.monotonic() + patience_s
-        while not ready():
-            self._look()
-            if time.monotonic() > deadline:
-                if fatal:
-                    raise NotComeTrue(f"not within {patience_s:g} s: {what}")
-                self.result.wrong.append(f"not within {patience_s:g} s: {what}")
-                return
-            time.sleep(LOOK_S)
 
     def _look(self) -> None:
         if self._ends:

@@ -39,11 +39,10 @@ from pathlib import Path
 
 from benchmarks.harness import DIGITS, compared
 from edl.core.audit.sample_account import account
-from tests.soaks.partition_job import SESSION_S, Job, NotComeTrue, Server
+from tests.soaks.partition_job import SESSION_S, Job, NotComeTrue, Server, Watched
 from tests.soaks.partition_net import CUT, OPEN, Network, Way, why_not
 
 BOOT_S, TRAIN_ON_S, END_S = 240.0, 60.0, 60.0
-LOOK_S = 0.1
 STEPS = 40  # before the fault, and after it
 BAD = Way(loss=0.05, delay_s=0.2)
 
@@ -88,7 +87,7 @@ class Result:
     wrong: list[str] = field(default_factory=list)
 
 
-class Trial:
+class Trial(Watched):
     """One case, from the workers' start to their end."""
 
     def __init__(self, name: str, network: Network, job: Job, say: Callable[[str], None]) -> None:
@@ -96,6 +95,7 @@ class Trial:
         self._cut: list[str] = []
         self._others: list[str] = []
         self.result = Result(name)
+        super().__init__(self.result.wrong)
 
     def run(self) -> Result:
         job, case, result = self._job, self._case, self.result
@@ -215,24 +215,6 @@ class Trial:
             result.wrong.append(f"{result.lost_samples} samples lost, {result.repeated} repeated, {data.wrong} wrong")
         if weights["different"]:
             result.wrong.append(f"weights differ after {weights['different']} switches")
-
-    # --------------------------------------------------------------------------------------------------- small parts
-
-    def _let_pass(self, until: float) -> None:
-        while (left_s := until - time.monotonic()) > 0:
-            self._look()
-            time.sleep(min(LOOK_S, left_s))
-
-    def _wait(self, ready: Callable[[], object], patience_s: float, what: str, *, fatal: bool = True) -> None:
-        deadline = time.monotonic() + patience_s
-        while not ready():
-            self._look()
-            if time.monotonic() > deadline:
-                if fatal:
-                    raise NotComeTrue(f"not within {patience_s:g} s: {what}")
-                self.result.wrong.append(f"not within {patience_s:g} s: {what}")
-                return
-            time.sleep(LOOK_S)
 
     def _look(self) -> None:
         for name, worker in self._job.workers.items():

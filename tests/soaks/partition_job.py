@@ -1,7 +1,7 @@
 """The job of `partition.py`: a ZooKeeper and three workers, each on a host of its own, that share a disk.
 
-Owns: how they are started, and reading what they write down. Does not own: the hosts (`partition_net`), nor what
-happens to their links (`partition`).
+Owns: how they are started, reading what they write down, and waiting for it. Does not own: the hosts (`partition_net`),
+nor what happens to their links (`partition`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import asyncio
 import json
 import os
 import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +28,38 @@ JOB = "partition"
 SESSION_S, STEP_TIMEOUT_S, STEP_S = 6.0, 10.0, 0.02
 PORT = 2181
 START_S = 60.0
+LOOK_S = 0.1
 
 
 class NotComeTrue(Exception):
     """What was waited for did not happen in time."""
+
+
+class Watched(ABC):
+    """A trial that looks, while it waits, whether what it waits for can still come true; `wrong` is what did not."""
+
+    def __init__(self, wrong: list[str]) -> None:
+        self._wrong = wrong
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Raises NotComeTrue."""
+
+    def _let_pass(self, until: float) -> None:
+        while (left_s := until - time.monotonic()) > 0:
+            self._look()
+            time.sleep(min(LOOK_S, left_s))
+
+    def _wait(self, ready: Callable[[], object], patience_s: float, what: str, *, fatal: bool = True) -> None:
+        deadline = time.monotonic() + patience_s
+        while not ready():
+            self._look()
+            if time.monotonic() > deadline:
+                if fatal:
+                    raise NotComeTrue(f"not within {patience_s:g} s: {what}")
+                self._wrong.append(f"not within {patience_s:g} s: {what}")
+                return
+            time.sleep(LOOK_S)
 
 
 class Server(LocalServer):
