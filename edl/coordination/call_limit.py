@@ -1,14 +1,18 @@
 """A limit on concurrent calls to the coordinator.
 
-Owns: how long a call may wait, and when it gives up. Does not own: the calls (`zookeeper`, `etcd.store`).
+Owns: how long a call may wait, when it gives up, and where none may be made. Does not own: the calls (`zookeeper`,
+`etcd.etcd_store`, `embedded.embedded_store`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+from edl.errors import StoreUnavailable, UsageError
 
 
 class Turns:
@@ -23,6 +27,7 @@ class Turns:
         self._places = asyncio.Semaphore(at_once)
         self._answered_within_s = answered_within_s
         self._last_silence = -math.inf
+        self._pid = os.getpid()
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -40,3 +45,16 @@ class Turns:
             except TimeoutError:
                 self._last_silence = loop.time()
                 raise
+
+    @asynccontextmanager
+    async def call(self, hosts: str, *, closed: bool) -> AsyncIterator[None]:
+        """Hold a turn for a call of a store, which may be `closed`. Each error is one of the port."""
+        if os.getpid() != self._pid:
+            raise UsageError("a session with the coordinator does not survive a fork: connect in the child process")
+        if closed:
+            raise StoreUnavailable("the store is closed")
+        try:
+            async with self.turn():
+                yield
+        except TimeoutError as error:
+            raise StoreUnavailable(f"no answer from the coordinator {hosts} in time") from error

@@ -74,13 +74,13 @@ class MemoryStore(TreeStore):
     def __init__(self, server: MemoryServer) -> None:
         super().__init__(Link.CONNECTED)
         self._server = server
-        self._session = server._open(self)
+        self._session_id = server._open(self)
         self._drops_reply = False
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._server._end(self._session)
+            self._server._end(self._session_id)
             self._move(Link.LOST)
 
     async def _read(self, path: str) -> StoredNode | None:
@@ -92,7 +92,7 @@ class MemoryStore(TreeStore):
 
     async def _commit(self, ops: tuple[Op, ...], *, fence: str | None = None, parents: bool = False) -> Results:
         state = await self._reach()
-        prepared = state.prepare_commit(self._session, ops, fence=fence, parents=parents)
+        prepared = state.prepare_commit(self._session_id, ops, fence=fence, parents=parents)
         self._server._accept(prepared)
         if self._drops_reply:
             self._drops_reply = False
@@ -105,15 +105,15 @@ class MemoryStore(TreeStore):
         await asyncio.sleep(0)  # a real store always lets others run, so that tests meet the same interleavings
         if self._closed:
             raise StoreUnavailable("the store is closed")
-        if self._link is not Link.CONNECTED or self._session not in self._server._state.sessions:
+        if self._link is not Link.CONNECTED or self._session_id not in self._server._state.sessions:
             raise StoreUnavailable("not connected to the store")
         return self._server._state
 
     def _reconnect(self) -> None:
         if self._closed:
             return
-        if self._session not in self._server._state.sessions:
+        if self._session_id not in self._server._state.sessions:
             self._move(Link.LOST)
-            self._session = self._server._open(self)
+            self._session_id = self._server._open(self)
         self._move(Link.CONNECTED)
         self._wake(self._watches)

@@ -1,7 +1,7 @@
-"""The common part of the stores on a server of edl's own, in this process or beside it: calls, watches and the link.
+"""The common part of the stores whose changes are all transactions: calls, watches and the link.
 
 Owns: how the port's calls become transactions, and that watches last and merge. Does not own: reaching the server
-(`memory`, `embedded.embedded_store`), nor what a transaction does (`tree`).
+(`memory_store`, `embedded.embedded_store`, `etcd.etcd_store`), nor what a transaction does (`node_tree`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class TreeStore(ABC):
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._session = 0
+        self._session_id = 0
         self._closed = False
         self._watches: dict[str, set[TreeWatch]] = {}
-        self._link_watches: list[TreeLinkWatch] = []
+        self._link_watches: list[LinkWatch] = []
 
     @property
     def link(self) -> Link:
@@ -43,7 +43,7 @@ class TreeStore(ABC):
 
     @property
     def session(self) -> int:
-        return self._session
+        return self._session_id
 
     async def read(self, path: str) -> StoredNode | None:
         check_path(path)
@@ -84,7 +84,7 @@ class TreeStore(ABC):
         return watch
 
     def watch_link(self, wake: Callable[[Link], None]) -> Watch:
-        return TreeLinkWatch(wake, self._link_watches)
+        return LinkWatch(wake, self._link_watches)
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -109,9 +109,7 @@ class TreeStore(ABC):
     def _move(self, link: Link) -> None:
         if self._link is not link:
             self._link = link
-            for watch in list(self._link_watches):
-                if watch in self._link_watches:  # not closed by an earlier callback
-                    watch.wake(link)
+            tell_link(self._link_watches, link)
 
 
 class TreeWatch:
@@ -139,10 +137,10 @@ class TreeWatch:
             self._due = None
 
 
-class TreeLinkWatch:
+class LinkWatch:
     """A watch of the connection's state."""
 
-    def __init__(self, wake: Callable[[Link], None], siblings: list[TreeLinkWatch]) -> None:
+    def __init__(self, wake: Callable[[Link], None], siblings: list[LinkWatch]) -> None:
         self.wake = wake
         self._siblings = siblings
         siblings.append(self)
@@ -151,3 +149,9 @@ class TreeLinkWatch:
         """Close the watch; no wake follows."""
         if self in self._siblings:
             self._siblings.remove(self)
+
+
+def tell_link(watches: list[LinkWatch], link: Link) -> None:
+    for watch in list(watches):
+        if watch in watches:  # not closed by an earlier callback
+            watch.wake(link)

@@ -36,8 +36,9 @@ from edl.coordination.store import (
     check_size,
     parent_of,
 )
-from edl.coordination.zookeeper_watch import LinkWatch, NodeWatch
-from edl.errors import ConfigError, Fenced, StoreUnavailable, UsageError
+from edl.coordination.tree_store import LinkWatch, tell_link
+from edl.coordination.zookeeper_watch import NodeWatch
+from edl.errors import ConfigError, Fenced, StoreUnavailable
 
 _IN_FLIGHT = 64
 """kazoo wakes its thread through a socket pair that takes some 270 unread bytes; beyond that a call blocks the loop."""
@@ -182,18 +183,12 @@ class ZookeeperStore:
 
     async def _call(self, path: str, start: Callable[[KazooClient], Any]) -> Any:
         """Carry out one request of kazoo's; every error comes out as an error of the port."""
-        if os.getpid() != self._pid:
-            raise UsageError("a session with the coordinator does not survive a fork: connect in the child process")
-        if self._closed:
-            raise StoreUnavailable("the store is closed")
         try:
-            async with self._turns.turn():
+            async with self._turns.call(self._settings.hosts, closed=self._closed):
                 # kazoo would queue the request, and send it after the caller gave up.
                 if self.link is not Link.CONNECTED:
                     raise StoreUnavailable(f"not connected to the coordinator {self._settings.hosts}")
                 return await kazoo_client.settle(start(self._client))
-        except TimeoutError as error:
-            raise StoreUnavailable(f"no answer from the coordinator {self._settings.hosts} in time") from error
         except KAZOO_ERRORS as error:
             raise translate(error, path) from error
 
@@ -271,8 +266,7 @@ class ZookeeperStore:
             self._replacing = self._loop.create_task(self._replace_client(), name="replace the client")
         for watch in list(self._watches):
             watch.moved(client, link)
-        for link_watch in list(self._link_watches):
-            link_watch.moved(link)
+        tell_link(self._link_watches, link)
 
     async def _replace_client(self) -> None:
         """Replace the client by a new one if a server is there but no longer accepts the old client.

@@ -80,22 +80,3 @@ class NodeWatch:
     def _fire(self) -> None:
         self._due = None
         self._wake()
-
-
-class LinkWatch:
-    """A watch of the connection's state."""
-
-    def __init__(self, wake: Callable[[Link], None], siblings: list[LinkWatch]) -> None:
-        self._wake = wake
-        self._siblings = siblings
-        siblings.append(self)
-
-    def moved(self, link: Link) -> None:
-        """Pass the state on, unless an earlier callback has closed this watch."""
-        if self in self._siblings:
-            self._wake(link)
-
-    def close(self) -> None:
-        """Close the watch; no wake follows."""
-        if self in self._siblings:
-            self._siblings.remove(self)

@@ -185,7 +185,7 @@ class EmbeddedStore(TreeStore):
         self._closed = True
         if os.getpid() == self._pid:  # a forked child has the connection, but no business with it
             if self._line is not None:
-                self._line.say(EndSession(self._session))
+                self._line.say(EndSession(self._session_id))
                 await asyncio.wait({self._loop.create_task(self._line.lost.wait())}, timeout=STOP_S)
             self._running.cancel()
             await asyncio.wait({self._running})
@@ -211,17 +211,10 @@ class EmbeddedStore(TreeStore):
     @asynccontextmanager
     async def _reached(self) -> AsyncIterator[EmbeddedLine]:
         """Yield the connection, with a bound on the calls in flight; every error comes out as an error of the port."""
-        if os.getpid() != self._pid:
-            raise UsageError("a session with the coordinator does not survive a fork: connect in the child process")
-        if self._closed:
-            raise StoreUnavailable("the store is closed")
-        try:
-            async with self._turns.turn():
-                if self._line is None or self.link is not Link.CONNECTED:
-                    raise StoreUnavailable(f"not connected to the coordinator {self._settings.hosts}")
-                yield self._line
-        except TimeoutError as error:
-            raise StoreUnavailable(f"no answer from the coordinator {self._settings.hosts} in time") from error
+        async with self._turns.call(self._settings.hosts, closed=self._closed):
+            if self._line is None or self.link is not Link.CONNECTED:
+                raise StoreUnavailable(f"not connected to the coordinator {self._settings.hosts}")
+            yield self._line
 
     def _begin_watch(self, path: str) -> None:
         if self._line is not None:
@@ -250,7 +243,7 @@ class EmbeddedStore(TreeStore):
         try:
             asked_at = self._loop.time()
             async with asyncio.timeout(patience_s(self._timeout_s)):
-                session = await line.begin(self._session, self._timeout_s)
+                session = await line.begin(self._session_id, self._timeout_s)
             self._begin(line, session, asked_at)
             await self._beat_on(line)
         except (StoreUnavailable, TimeoutError) as error:
@@ -263,9 +256,9 @@ class EmbeddedStore(TreeStore):
         return served
 
     def _begin(self, line: EmbeddedLine, session: int, asked_at: float) -> None:
-        if session != self._session:
+        if session != self._session_id:
             self._move(Link.LOST)
-        self._line, self._session, self._trusted_until = line, session, asked_at + self._timeout_s
+        self._line, self._session_id, self._trusted_until = line, session, asked_at + self._timeout_s
         for path in [path for path, watches in self._watches.items() if not watches]:
             del self._watches[path]
         for path in self._watches:

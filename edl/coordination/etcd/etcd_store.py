@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import cast
 
 from edl.coordination.call_limit import Turns
 from edl.coordination.connection_diagnosis import explain
@@ -37,19 +36,15 @@ from edl.coordination.etcd.etcd_messages import (
 from edl.coordination.etcd.etcd_session import Session
 from edl.coordination.etcd.etcd_transactions import EtcdPlan, Seen, Snapshot
 from edl.coordination.store import (
-    ANY,
-    Create,
-    Delete,
     Link,
     Op,
     StoredNode,
     Watch,
-    Write,
-    check_ops,
     check_path,
-    check_size,
 )
-from edl.errors import ConfigError, StoreUnavailable, UsageError
+from edl.coordination.store_state import Results
+from edl.coordination.tree_store import TreeStore
+from edl.errors import ConfigError, StoreUnavailable
 
 _IN_FLIGHT = 64
 
@@ -86,19 +81,18 @@ async def connect(settings: Coordinator, session_timeout_s: float, *, connect_ti
     return store
 
 
-class EtcdStore:
+class EtcdStore(TreeStore):
     """A store with one session at a time at etcd; `edl.coordination.store.Store` has every guarantee."""
 
     def __init__(self, settings: Coordinator, session_timeout_s: float) -> None:
+        super().__init__(Link.LOST)
         self._settings = settings
         self._session_timeout_s = session_timeout_s
         self._pid = os.getpid()
         self._layout = KeyLayout(settings.chroot or DEFAULT_PREFIX)
         self._reads = Turns(_IN_FLIGHT, session_timeout_s)
         self._writes = Turns(1, session_timeout_s)  # carries out writes in the order of their calls, as ZooKeeper does
-        self._link_watches: list[EtcdLinkWatch] = []
-        self._closed = False
-        self._session = Session(settings, self._layout, session_timeout_s, self._moved)
+        self._session = Session(settings, self._layout, session_timeout_s, self._move)
 
     @property
     def link(self) -> Link:
@@ -110,55 +104,9 @@ class EtcdStore:
 
     # ------------------------------------------------------------------------------------------------- the port
 
-    async def read(self, path: str) -> StoredNode | None:
-        check_path(path)
-        found = await self._range(RangeRequest(self._layout.node(path)), path)
-        return to_node(found.kvs[0]) if found.kvs else None
-
-    async def children(self, path: str) -> tuple[str, ...]:
-        check_path(path)
-        first, end = self._layout.children(path)
-        found = await self._range(RangeRequest(first, end, keys_only=True), path)
-        return tuple(sorted(name_in(kv.key) for kv in found.kvs))
-
-    async def create(
-        self, path: str, value: bytes = b"", *, ephemeral: bool = False, sequence: bool = False, parents: bool = True
-    ) -> str:
-        check_path(path)
-        check_size(path, len(value))
-        create = Create(path, value, ephemeral, sequence)
-        paths = etcd_transactions.touched([create]) | (
-            dict.fromkeys(etcd_transactions.ancestors(path), False) if parents else {}
-        )
-
-        def decided(snapshot: Snapshot) -> EtcdPlan:
-            ops = etcd_transactions.with_parents(create, snapshot) if parents else [create]
-            return etcd_transactions.plan(self._layout, snapshot, ops, None, self.session)
-
-        return cast("str", (await self._change(path, paths, decided))[-1])
-
-    async def write(self, path: str, value: bytes, version: int = ANY) -> int:
-        check_path(path)
-        check_size(path, len(value))
-        (new_version,) = await self._commit([Write(path, value, version)], None)
-        return cast("int", new_version)
-
-    async def delete(self, path: str, version: int = ANY) -> None:
-        check_path(path)
-        await self._commit([Delete(path, version)], None)
-
-    async def commit(self, ops: Sequence[Op], *, fence: str | None = None) -> tuple[str | int | None, ...]:
-        check_ops(ops)
-        if not ops and fence is None:
-            return ()
-        return await self._commit(ops, fence)
-
     def watch(self, path: str, wake: Callable[[], None]) -> Watch:
         check_path(path)
         return self._session.watches.add(path, wake)
-
-    def watch_link(self, wake: Callable[[Link], None]) -> Watch:
-        return EtcdLinkWatch(wake, self._link_watches)
 
     async def close(self) -> None:
         if not self._closed:
@@ -167,6 +115,15 @@ class EtcdStore:
                 await self._session.end()
 
     # --------------------------------------------------------------------------------------------------- reading
+
+    async def _read(self, path: str) -> StoredNode | None:
+        found = await self._range(RangeRequest(self._layout.node(path)), path)
+        return to_node(found.kvs[0]) if found.kvs else None
+
+    async def _children(self, path: str) -> tuple[str, ...]:
+        first, end = self._layout.children(path)
+        found = await self._range(RangeRequest(first, end, keys_only=True), path)
+        return tuple(sorted(name_in(kv.key) for kv in found.kvs))
 
     async def _range(self, request: RangeRequest, path: str) -> RangeResponse:
         async with self._reached(self._reads) as connection:
@@ -177,26 +134,25 @@ class EtcdStore:
     @asynccontextmanager
     async def _reached(self, turns: Turns) -> AsyncIterator[EtcdConnection]:
         """Yield the connection, with a bound on the calls in flight; every error comes out as an error of the port."""
-        if os.getpid() != self._pid:
-            raise UsageError("a session with the coordinator does not survive a fork: connect in the child process")
-        if self._closed:
-            raise StoreUnavailable("the store is closed")
-        try:
-            async with turns.turn():
-                yield self._session.connection
-        except TimeoutError as error:
-            raise StoreUnavailable(f"no answer from the coordinator {self._settings.hosts} in time") from error
+        async with turns.call(self._settings.hosts, closed=self._closed):
+            yield self._session.connection
 
     # --------------------------------------------------------------------------------------------------- writing
 
-    async def _commit(self, ops: Sequence[Op], fence: str | None) -> tuple[str | int | None, ...]:
+    async def _commit(self, ops: tuple[Op, ...], *, fence: str | None = None, parents: bool = False) -> Results:
+        if not ops and fence is None:
+            return ()
         paths = etcd_transactions.touched(ops, fence)
-        path = fence or ops[0].path
-        return await self._change(
-            path, paths, lambda seen: etcd_transactions.plan(self._layout, seen, ops, fence, self.session)
-        )
+        if parents:
+            paths |= dict.fromkeys(etcd_transactions.ancestors(ops[0].path), False)
 
-    async def _change(self, path: str, paths: dict[str, bool], decided: Planner) -> tuple[str | int | None, ...]:
+        def decided(snapshot: Snapshot) -> EtcdPlan:
+            whole = etcd_transactions.with_parents(ops[0], snapshot) if parents else ops
+            return etcd_transactions.plan(self._layout, snapshot, whole, fence, self.session)
+
+        return (await self._change(fence or ops[0].path, paths, decided))[-len(ops) :]
+
+    async def _change(self, path: str, paths: dict[str, bool], decided: Planner) -> Results:
         """Read, plan, and write if nothing has changed; else start again."""
         async with self._reached(self._writes) as connection:
             while True:
@@ -247,12 +203,6 @@ class EtcdStore:
         self._session.saw(answer.header)
         return answer
 
-    # ------------------------------------------------------------------------------------------------------ link
-
-    def _moved(self, link: Link) -> None:
-        for watch in list(self._link_watches):
-            watch.moved(link)
-
 
 def _found(answer: TxnResponse, number: int) -> RangeResponse:
     found = answer.responses[number].response_range
@@ -261,22 +211,3 @@ def _found(answer: TxnResponse, number: int) -> RangeResponse:
 
 def _only(kvs: tuple[KeyValue, ...]) -> KeyValue | None:
     return kvs[0] if kvs else None
-
-
-class EtcdLinkWatch:
-    """A watch of the connection's state."""
-
-    def __init__(self, wake: Callable[[Link], None], siblings: list[EtcdLinkWatch]) -> None:
-        self._wake = wake
-        self._siblings = siblings
-        siblings.append(self)
-
-    def moved(self, link: Link) -> None:
-        """Pass the state on, unless an earlier callback has closed this watch."""
-        if self in self._siblings:
-            self._wake(link)
-
-    def close(self) -> None:
-        """Close the watch; no wake follows."""
-        if self in self._siblings:
-            self._siblings.remove(self)

@@ -64,7 +64,7 @@ def touched(ops: Sequence[Op], fence: str | None = None) -> dict[str, bool]:
     return paths
 
 
-def with_parents(create: Create, snapshot: Snapshot) -> list[Op]:
+def with_parents(create: Op, snapshot: Snapshot) -> list[Op]:
     """Return the creation, preceded by the creation of missing parents."""
     ops: list[Op] = [create]
     above = parent_of(create.path)

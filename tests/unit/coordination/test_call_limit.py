@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
 from edl.coordination.call_limit import Turns
+from edl.errors import StoreUnavailable, UsageError
 
 
 async def test_a_queue_longer_than_the_time_of_one_call_is_served():
@@ -56,3 +58,20 @@ async def test_a_cancelled_call_gives_its_turn_on():
     holder.cancel()
     async with turns.turn():
         assert holder.cancelled()
+
+
+async def test_each_error_of_a_call_is_one_of_the_port(monkeypatch):
+    turns = Turns(1, answered_within_s=0.1)
+
+    async def call(*, closed=False):
+        async with turns.call("there:1", closed=closed):
+            await asyncio.Event().wait()
+
+    with pytest.raises(StoreUnavailable, match=r"^no answer from the coordinator there:1 in time$"):
+        await call()
+    with pytest.raises(StoreUnavailable, match=r"^the store is closed$"):
+        await call(closed=True)
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    with pytest.raises(UsageError, match="does not survive a fork"):
+        await call()
