@@ -10,9 +10,11 @@ import pytest
 
 from edl.coordination import child_server, gate
 from edl.coordination.child_server import dying_with
+from edl.coordination.embedded.embedded_server import LocalEmbedded
 from edl.coordination.etcd import etcd_server
 from edl.coordination.etcd.etcd_server import LocalEtcd
 from edl.errors import ConfigError
+from edl.file_lock import open_lock
 
 
 async def test_one_without_a_program_leaves_nothing_outside_of_its_folder(
@@ -26,6 +28,20 @@ async def test_one_without_a_program_leaves_nothing_outside_of_its_folder(
     with pytest.raises(ConfigError, match="is no program that can be run"):
         await child_server.started(LocalEtcd(tmp_path, "127.0.0.1", 0))
     assert not sockets.exists()
+
+
+async def test_a_server_inherits_the_lock_of_its_folder(tmp_path: Path) -> None:
+    """So that no other begins there while it lives, though its launcher was killed."""
+
+    class Listing(LocalEmbedded):
+        def _command(self) -> list[str]:
+            return ["ls", "-l", "/proc/self/fd"]
+
+    server = Listing(tmp_path, "127.0.0.1", 0, open_lock(tmp_path / "lock"))
+    server.spawn()
+    assert await server.wait_exit() == 0
+    assert str(tmp_path / "lock") in server.log.read_text()
+    await server.stop()
 
 
 def test_a_command_whose_parent_was_gone_before_the_kernel_knew_does_not_begin() -> None:
