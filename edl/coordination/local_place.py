@@ -84,6 +84,7 @@ def is_same(descriptor: int, path: Path) -> bool:
 
 
 def check_free(address: str, port: int) -> None:
+    """Raises ConfigError where a server cannot listen."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -24,7 +24,7 @@ from edl.cluster.policies import registry
 from edl.coordination.coordinator_settings import ETCD, Coordinator
 from edl.coordination.etcd.etcd_program import lasting_socket
 from edl.coordination.local_coordinator import choose
-from edl.coordination.local_place import free_port
+from edl.coordination.local_place import check_free, free_port
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
 from edl.host.network import LOOPBACK, family_of
 from edl.scheduler import foreign_workers, worker_processes
@@ -376,9 +376,7 @@ def port_of(before: ClusterConfig | None) -> int:
     place = None if before is None or not before.own_coordinator else Coordinator(before.coordinator)
     if place is not None and not place.socket:
         port = place.endpoints[0][1]
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
+        with contextlib.suppress(ConfigError):
+            check_free(LOOPBACK, port)
+            return port
     return free_port()

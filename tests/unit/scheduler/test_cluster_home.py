@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import re
+import socket
 from pathlib import Path
 
 import msgspec
@@ -92,6 +93,8 @@ def test_where_the_name_of_a_socket_would_be_too_long_an_etcd_has_a_port(
     assert re.fullmatch(r"etcd://127\.0\.0\.1:\d+", found)
     long.write(_config(found))
     assert cluster_start.own_coordinator(long, None) == found
+    with socket.create_server(("127.0.0.1", int(found.rpartition(":")[2]))):
+        assert cluster_start.own_coordinator(long, None) != found
 
 
 def test_a_coordinator_of_others_is_opened_by_their_user_and_its_own_by_the_secret(home: ClusterHome) -> None:
