@@ -112,14 +112,12 @@ class TreeStore(ABC):
             tell_link(self._link_watches, link)
 
 
-class TreeWatch:
-    """A lasting watch of one node and of the list of its children."""
+class MergingWatch:
+    """A watch whose wakes merge: all that come before the first is delivered are one."""
 
-    def __init__(self, wake: Callable[[], None], siblings: set[TreeWatch]) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._siblings = siblings
         self._due: asyncio.Handle | None = None
-        siblings.add(self)
 
     def wake_soon(self) -> None:
         if self._due is None:
@@ -131,10 +129,22 @@ class TreeWatch:
 
     def close(self) -> None:
         """Close the watch; no wake follows."""
-        self._siblings.discard(self)
         if self._due is not None:
             self._due.cancel()
             self._due = None
+
+
+class TreeWatch(MergingWatch):
+    """A lasting watch of one node and of the list of its children."""
+
+    def __init__(self, wake: Callable[[], None], siblings: set[TreeWatch]) -> None:
+        super().__init__(wake)
+        self._siblings = siblings
+        siblings.add(self)
+
+    def close(self) -> None:
+        self._siblings.discard(self)
+        super().close()
 
 
 class LinkWatch:

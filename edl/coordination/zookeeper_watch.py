@@ -1,6 +1,6 @@
 """Lasting watches over ZooKeeper's one-time watches.
 
-Owns: re-arming after each event and each reconnect, and merging wakes. Does not own: what the caller does after a wake.
+Owns: re-arming after each event and each reconnect. Does not own: what the caller does after a wake.
 
 The order matters: a watch is armed again *before* any waiting task is woken. The request to arm is then in kazoo's
 queue ahead of any read that the wake causes, and a session's requests are served in order, so that no change is missed
@@ -17,21 +17,20 @@ from kazoo.protocol.states import EventType
 
 from edl.coordination.kazoo_client import watcher
 from edl.coordination.store import Link
+from edl.coordination.tree_store import MergingWatch
 
 
-class NodeWatch:
+class NodeWatch(MergingWatch):
     """A lasting watch of one node and of the list of its children."""
 
     def __init__(self, at: str, wake: Callable[[], None], siblings: list[NodeWatch]) -> None:
+        super().__init__(wake)
         self._at = at
-        self._wake = wake
         self._siblings = siblings
-        self._loop = asyncio.get_running_loop()
         self._client: KazooClient | None = None
-        self._due: asyncio.Handle | None = None
         self._open = True
         # Always the same function object: kazoo keeps watches in sets, so that arming twice is arming once.
-        self._watcher = watcher(self._loop, self._event_came)
+        self._watcher = watcher(asyncio.get_running_loop(), self._event_came)
         siblings.append(self)
 
     def arm(self, client: KazooClient) -> None:
@@ -44,7 +43,7 @@ class NodeWatch:
         """Renew the watches on a new connection, because they ended with the old one."""
         if link is Link.CONNECTED:
             self.arm(client)
-            self._wake_soon()
+            self.wake_soon()
 
     def close(self) -> None:
         """Close the watch; no wake follows. The server forgets its one-time watch when it fires, or
@@ -53,8 +52,7 @@ class NodeWatch:
         if self._open:
             self._open = False
             self._siblings.remove(self)
-        if self._due is not None:
-            self._due.cancel()
+        super().close()
 
     def _event_came(self, kind: str) -> None:
         if not self._open or kind == EventType.NONE:  # NONE: the link changed, which `moved` handles
@@ -63,7 +61,7 @@ class NodeWatch:
             self._arm_value()
         if kind != EventType.CHANGED:  # a node just created or deleted (and back already, perhaps) counts as both
             self._arm_children()
-        self._wake_soon()
+        self.wake_soon()
 
     def _arm_value(self) -> None:
         if self._client is not None:
@@ -72,11 +70,3 @@ class NodeWatch:
     def _arm_children(self) -> None:
         if self._client is not None:
             self._client.get_children_async(self._at, self._watcher)
-
-    def _wake_soon(self) -> None:
-        if self._due is None:
-            self._due = self._loop.call_soon(self._fire)
-
-    def _fire(self) -> None:
-        self._due = None
-        self._wake()

@@ -1,7 +1,7 @@
 """Lasting watches over etcd's watches.
 
-Owns: which keys show a change of a node or of its list of children, from which revision on they are watched, and
-merging wakes. Does not own: the stream's connection (`session`), nor what the caller does after a wake.
+Owns: which keys show a change of a node or of its list of children, and from which revision on they are watched. Does
+not own: the stream's connection (`etcd_session`), nor what the caller does after a wake.
 
 A watch of the port is three of etcd's: on the node's own key; on its count of children, which every creation below
 changes; and on removals among its children, without the values. So no child's value is ever sent for a watch.
@@ -27,6 +27,7 @@ from edl.coordination.etcd.etcd_messages import (
     WatchRequest,
     WatchResponse,
 )
+from edl.coordination.tree_store import MergingWatch
 from edl.errors import StoreUnavailable
 
 logger = logging.getLogger("edl")
@@ -132,28 +133,15 @@ def _create(key: bytes, end: bytes, start: int, number: int, filters: tuple[int,
     return WatchRequest(create_request=WatchCreateRequest(key, end, start, filters, number))
 
 
-class EtcdWatch:
+class EtcdWatch(MergingWatch):
     """A lasting watch of one node and of the list of its children."""
 
     def __init__(self, number: int, path: str, wake: Callable[[], None], all_watches: Watches) -> None:
+        super().__init__(wake)
         self.number = number
         self.path = path
-        self._wake = wake
         self._all = all_watches
-        self._loop = asyncio.get_running_loop()
-        self._due: asyncio.Handle | None = None
-
-    def wake_soon(self) -> None:
-        if self._due is None:
-            self._due = self._loop.call_soon(self._fire)
 
     def close(self) -> None:
-        """Close the watch; no wake follows."""
         self._all.drop(self)
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-
-    def _fire(self) -> None:
-        self._due = None
-        self._wake()
+        super().close()
