@@ -15,15 +15,13 @@ import pytest
 from edl.coordination import zookeeper
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.embedded import embedded_store
-from edl.coordination.embedded.embedded_chaos import end_session
 from edl.coordination.embedded.embedded_server import LocalEmbedded
 from edl.coordination.etcd import etcd_store as etcd
-from edl.coordination.etcd.etcd_chaos import expire_lease
 from edl.coordination.etcd.etcd_server import LocalEtcd
 from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Store
-from edl.coordination.zookeeper_chaos import expire_session
 from edl.coordination.zookeeper_server import LocalServer
+from tests.soaks.coordinator_faults import expire
 
 SESSION_TIMEOUT_S = 4.0
 
@@ -151,7 +149,7 @@ class ZookeeperWorld(RealWorld):
         return await zookeeper.connect(Coordinator(hosts), SESSION_TIMEOUT_S)
 
     async def expire(self, store: zookeeper.ZookeeperStore) -> None:
-        await expire_session(store, Coordinator(f"127.0.0.1:{self._port}"))
+        await expire(store, Coordinator(f"127.0.0.1:{self._port}"))
 
 
 class EtcdWorld(RealWorld):
@@ -159,7 +157,7 @@ class EtcdWorld(RealWorld):
         return await etcd.connect(Coordinator(f"etcd://{hosts}"), SESSION_TIMEOUT_S)
 
     async def expire(self, store: etcd.EtcdStore) -> None:
-        await expire_lease(store, Coordinator(f"etcd://127.0.0.1:{self._port}"))
+        await expire(store, Coordinator(f"etcd://127.0.0.1:{self._port}"))
 
 
 class EmbeddedWorld:
@@ -183,11 +181,11 @@ class EmbeddedWorld:
         await self._wires[store].mend()
 
     async def expire(self, store: Any) -> None:
-        await end_session(store, self._coordinator)
+        await expire(store, self._coordinator)
 
     async def close(self) -> None:
         for store in self._wires:
-            await end_session(store, self._coordinator)  # some are cut off
+            await expire(store, self._coordinator)  # some are cut off
             await store.close()
         await asyncio.gather(*(wire.cut() for wire in self._wires.values()))
         for wire in self._wires.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import random
@@ -20,12 +21,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from edl.coordination.child_server import ChildServer
 from edl.coordination.coordinator_settings import Coordinator, Digest
 from edl.coordination.embedded.embedded_server import LocalEmbedded
-from edl.coordination.etcd.etcd_chaos import EtcdCluster
 from edl.coordination.etcd.etcd_server import LocalEtcd
-from edl.coordination.zookeeper_chaos import Ensemble
 from edl.coordination.zookeeper_server import LocalServer
+from tests.soaks.coordinator_faults import Ensemble, etcd_ensemble, zookeeper_ensemble
 
 SETTLE_S = 60.0
 
@@ -33,16 +34,14 @@ SETTLE_S = 60.0
 class Standalone:
     """One server; its fault is to be killed and come back."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._server: LocalServer | LocalEtcd | LocalEmbedded
+    def __init__(self, kind: type[ChildServer], folder: Path) -> None:
+        self._kind, self._folder = kind, folder
+        self._server: ChildServer
 
     async def start(self) -> Coordinator:
-        self._server = await self._started(Digest("edl", "chaos"))
+        """Start it closed by a password, and an etcd at a port."""
+        self._server = await self._kind.start(self._folder, digest=Digest("edl", "chaos"), address="127.0.0.1")
         return self._server.coordinator
-
-    async def _started(self, digest: Digest) -> LocalServer | LocalEtcd | LocalEmbedded:
-        return await LocalServer.start(self._folder / "zk", digest=digest)
 
     async def break_server(self, _: random.Random) -> None:
         self._server.signal(signal.SIGKILL)
@@ -56,11 +55,8 @@ class Standalone:
 class Trio:
     """Three servers, of which one at a time is killed and comes back."""
 
-    def __init__(self, folder: Path) -> None:
-        self._ensemble = self._several(folder)
-
-    def _several(self, folder: Path) -> Ensemble | EtcdCluster:
-        return Ensemble(folder)
+    def __init__(self, several: Callable[[Path], Ensemble], folder: Path) -> None:
+        self._ensemble = several(folder)
 
     async def start(self) -> Coordinator:
         await self._ensemble.start()
@@ -75,33 +71,12 @@ class Trio:
         await self._ensemble.stop()
 
 
-class StandaloneEtcd(Standalone):
-    """One etcd, at a port and closed by a password."""
-
-    async def _started(self, digest: Digest) -> LocalEtcd:
-        return await LocalEtcd.start(self._folder / "etcd", digest=digest, address="127.0.0.1")
-
-
-class StandaloneEmbedded(Standalone):
-    """edl's own."""
-
-    async def _started(self, digest: Digest) -> LocalEmbedded:
-        return await LocalEmbedded.start(self._folder / "embedded", digest=digest)
-
-
-class EtcdTrio(Trio):
-    """Three etcds."""
-
-    def _several(self, folder: Path) -> EtcdCluster:
-        return EtcdCluster(folder)
-
-
-SERVICES = {
-    ("zookeeper", "standalone"): Standalone,
-    ("zookeeper", "ensemble"): Trio,
-    ("etcd", "standalone"): StandaloneEtcd,
-    ("etcd", "ensemble"): EtcdTrio,
-    ("embedded", "standalone"): StandaloneEmbedded,
+SERVICES: dict[tuple[str, str], Callable[[Path], Standalone | Trio]] = {
+    ("zookeeper", "standalone"): functools.partial(Standalone, LocalServer),
+    ("zookeeper", "ensemble"): functools.partial(Trio, zookeeper_ensemble),
+    ("etcd", "standalone"): functools.partial(Standalone, LocalEtcd),
+    ("etcd", "ensemble"): functools.partial(Trio, etcd_ensemble),
+    ("embedded", "standalone"): functools.partial(Standalone, LocalEmbedded),
 }
 
 

@@ -18,14 +18,9 @@ from benchmarks.harness import lines, tell
 from edl.coordination import coordinator_settings
 from edl.coordination.connect import connect
 from edl.coordination.election import Candidate, Reign
-from edl.coordination.embedded.embedded_chaos import end_session
-from edl.coordination.embedded.embedded_store import EmbeddedStore
-from edl.coordination.etcd.etcd_chaos import expire_lease
-from edl.coordination.etcd.etcd_store import EtcdStore
 from edl.coordination.store import Create, Link, Store
-from edl.coordination.zookeeper import ZookeeperStore
-from edl.coordination.zookeeper_chaos import expire_session
 from edl.errors import ConfigError, Fenced, StoreUnavailable
+from tests.soaks.coordinator_faults import expire
 
 ROOT = "/chaos/election"
 LOG = "/chaos/log"
@@ -84,16 +79,6 @@ class Contender:
             if not self._fenced and self._candidate.reign != reign and self._store.link is Link.CONNECTED:
                 patience -= 1
             await asyncio.sleep(WRITE_EVERY_S)
-
-
-async def expire(store: Store) -> None:
-    if isinstance(store, EtcdStore):
-        await expire_lease(store, store._settings)
-    elif isinstance(store, EmbeddedStore):
-        await end_session(store, store._settings)
-    else:
-        assert isinstance(store, ZookeeperStore)
-        await expire_session(store, coordinator_settings.Coordinator(store._settings.hosts))
 
 
 async def main() -> int:
