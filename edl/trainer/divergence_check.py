@@ -107,7 +107,7 @@ class Comparison:
         """
         if self._told is not None:
             return False
-        reading = self._framework.fingerprints_begun(self._extras._compared())
+        reading = self._framework.fingerprints_begun(self._extras.compared())
         ring, known = self._framework.ring, [] if reading else self._fingerprints()
         begun = self._begun = _Begun(ring, self._shell.machine.step, reading, known)
         if reading is None:
@@ -246,7 +246,7 @@ class Comparison:
         return self._shell.link.worker in found.workers
 
     def _fingerprints(self) -> list[Fingerprint]:
-        return self._framework.fingerprints(self._extras._compared())
+        return self._framework.fingerprints(self._extras.compared())
 
     def _waiting(self, answer: Callable[[], bool]) -> bool:
         began = time.perf_counter_ns()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from edl.errors import RingBroken, UsageError
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import Registered, check_registrable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,7 +57,7 @@ class SeatPort(Protocol):
 
     def notify_batch_end(self, samples: int | None = None) -> bool: ...
 
-    def register(self, **values: Any) -> Extras: ...
+    def register(self, **values: Any) -> Registered: ...
 
     def on_resize(self, callback: Callable[[int, int], object]) -> None: ...
 
@@ -105,7 +105,7 @@ class Run:
         self._states.append(state)
         return f"elastic.{len(self._states)}"
 
-    def register(self, values: dict[str, dict[str, Any]]) -> Extras:
+    def register(self, values: dict[str, dict[str, Any]]) -> Registered:
         return self._trainer.register(**values)
 
     def on_resize(self, callback: Callable[[], object]) -> None:
@@ -294,7 +294,7 @@ class State:
         # Registered values are what members receive at a change.
         values = self._values()
         for name, value in values.items():
-            self._shared._check(f"{type(self).__name__}({name}=...)", value)
+            check_registrable(self._shared, f"{type(self).__name__}({name}=...)", value)
         setattr(self._shared, self._key, values)
 
     def _take(self) -> None:

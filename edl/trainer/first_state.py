@@ -81,7 +81,7 @@ class Resuming:
         state = [one for one in manifest.tensors if one.belongs != "registered"]
         self._framework.restore(manifest.state, lambda number, into: found.read(state[number].name, into))
         more = [one for one in manifest.tensors if one.belongs == "registered"]
-        self._extras._restore(
+        self._extras.restore(
             self._framework,
             manifest.registered,
             lambda number, into: found.read(more[number].name, into),

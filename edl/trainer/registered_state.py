@@ -37,56 +37,55 @@ class Stored(NamedTuple):
     contents: Sequence[StoredContent]
 
 
-class Extras:
+class Registered:
     """Registered values as attributes. Assign to them freely; what counts is what they hold at a switch.
 
     Values travel into what is here: tensors, arrays, variables, lists and dicts stay the objects that the script knows.
     """
 
-    _values: dict[str, Any]
-    _own: dict[str, frozenset[str]]  # by name: where each worker's own values were when it was registered
-    _sorts: tuple[Tensors, ...]
+    _extras: Extras
 
-    def __init__(self, *sorts: Tensors) -> None:
-        """`sorts`: what has contents, besides numpy's arrays."""
-        object.__setattr__(self, "_values", {})
-        object.__setattr__(self, "_own", {})
-        object.__setattr__(self, "_sorts", (*sorts, Arrays()))
+    def __init__(self, extras: Extras) -> None:
+        object.__setattr__(self, "_extras", extras)
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return self._values[name]
+            return self._extras.values[name]
         except KeyError:
-            raise AttributeError(f"{name!r} was not registered; registered are {sorted(self._values)}") from None
+            known = sorted(self._extras.values)
+            raise AttributeError(f"{name!r} was not registered; registered are {known}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._values:
+        if name not in self._extras.values:
             raise AttributeError(f"{name!r} was not registered: call edl.register({name}=...) first")
         if not isinstance(value, CONTAINERS):  # to look through those, in each step, is not worth an earlier error
-            self._check(_call(name), value)
-        self._values[name] = value
+            self._extras.check(_call(name), value)
+        self._extras.values[name] = value
 
-    def _add(self, values: Mapping[str, Any]) -> Extras:
+
+class Extras:
+    """Registered values by name: `values`, which the script changes through `Registered`."""
+
+    def __init__(self, *sorts: Tensors) -> None:
+        """`sorts`: what has contents, besides numpy's arrays."""
+        self.values: dict[str, Any] = {}
+        self._own: dict[str, frozenset[str]] = {}  # by name: where each worker's own values were when it was registered
+        self._sorts: tuple[Tensors, ...] = (*sorts, Arrays())
+
+    def add(self, values: Mapping[str, Any]) -> Registered:
         """Register values. Raises UsageError for what cannot travel."""
         for name, value in values.items():
-            self._check(_call(name), value)
-        self._values.update(values)
+            self.check(_call(name), value)
+        self.values.update(values)
         own = {name: frozenset(own_paths(value, _call(name), self._sorts)) for name, value in values.items()}
         self._own.update(own)
-        return self
-
-    def _get(self, name: str) -> Any:
-        return self._values.get(name)
-
-    def _put(self, name: str, value: Any) -> None:
-        """Set a value of edl's own, which is registered already and can travel."""
-        self._values[name] = value
+        return Registered(self)
 
     def _mine(self, name: str) -> Any:
         """Return the object that an incoming value is put into; None: no object of this process."""
-        return None if name == STANDING else self._values.get(name)  # a callback may hold what is in that one
+        return None if name == STANDING else self.values.get(name)  # a callback may hold what is in that one
 
-    def _check(self, call: str, value: Any) -> None:
+    def check(self, call: str, value: Any) -> None:
         """Raise UsageError for what cannot travel."""
         try:
             Packing(self._sorts).of(value, call)
@@ -95,12 +94,12 @@ class Extras:
 
     def _packed(self) -> tuple[dict[str, Node], list[Content]]:
         packing = Packing(self._sorts)
-        return {name: packing.of(value, _call(name)) for name, value in self._values.items()}, packing.contents
+        return {name: packing.of(value, _call(name)) for name, value in self.values.items()}, packing.contents
 
-    def _synchronize(self, framework: Framework, root: int, *, is_root: bool) -> None:
+    def synchronize(self, framework: Framework, root: int, *, is_root: bool) -> None:
         """Give all members the values of rank `root`. Raises RingBroken, and UsageError where they differ in form."""
         place = framework.ring.place
-        if not self._values or (place is not None and place.size == 1):
+        if not self.values or (place is not None and place.size == 1):
             return
         if is_root:
             nodes, contents = self._packed()
@@ -109,27 +108,27 @@ class Extras:
             return
         coming, contents = self._coming(root, framework.ring.broadcast(None, root))
         framework.broadcast(contents, root)
-        self._values.update({name: value() for name, value in coming.items()})
+        self.values.update({name: value() for name, value in coming.items()})
 
-    def _synchronize_statistics(self, framework: Framework, root: int) -> None:
+    def synchronize_statistics(self, framework: Framework, root: int) -> None:
         """Give members whose other values are equal what forward passes have updated by themselves."""
         place = framework.ring.place
         statistics = [content.contents for content in self._packed()[1] if content.is_statistic]
         if statistics and (place is None or place.size > 1):
             framework.broadcast(statistics, root)
 
-    def _parted(self, apart: Apart) -> tuple[bytes, bytes]:
+    def parted(self, apart: Apart) -> tuple[bytes, bytes]:
         """Return all values: their tree, and their contents."""
         nodes, contents = self._packed()
         return msgspec.msgpack.encode(nodes), apart.raw([content.contents for content in contents])
 
-    def _take(self, apart: Apart, root: int, tree: bytes, raw: memoryview) -> None:
+    def take(self, apart: Apart, root: int, tree: bytes, raw: memoryview) -> None:
         """Take over the values of rank `root`. Raises UsageError where they differ in form."""
         coming, contents = self._coming(root, tree)
         apart.put(contents, raw)
-        self._values.update({name: value() for name, value in coming.items()})
+        self.values.update({name: value() for name, value in coming.items()})
 
-    def _stored(self, framework: Framework) -> Stored:
+    def stored(self, framework: Framework) -> Stored:
         """Copy all values for a checkpoint."""
         nodes, contents = self._packed()
         copies = [(content, framework.bytes_of(content.contents)) for content in contents]
@@ -146,7 +145,7 @@ class Extras:
             ],
         )
 
-    def _restore(
+    def restore(
         self, framework: Framework, tree: bytes, fill: Callable[[int, memoryview], None], sizes: Sequence[int]
     ) -> None:
         """Take over values from a checkpoint. `fill` puts contents of so many bytes, by number, into a buffer.
@@ -154,7 +153,7 @@ class Extras:
         Raises UsageError where they differ in form.
         """
         nodes = msgspec.msgpack.decode(tree, type=dict[str, Node])
-        if missing := nodes.keys() - self._values.keys() - {STANDING}:
+        if missing := nodes.keys() - self.values.keys() - {STANDING}:
             raise UsageError(f"edl.register(): {', '.join(sorted(missing))} of the checkpoint is not registered here")
         unpacking = Unpacking(self._sorts, "{path} is not what it is in the checkpoint")
         coming = {name: unpacking.of(node, self._mine(name), _call(name)) for name, node in nodes.items()}
@@ -162,7 +161,7 @@ class Extras:
             raw = bytearray(size)
             fill(number, memoryview(raw))
             framework.put_bytes(contents, memoryview(raw))
-        self._values.update({name: value() for name, value in coming.items()})
+        self.values.update({name: value() for name, value in coming.items()})
 
     def _coming(self, root: int, tree: bytes) -> tuple[dict[str, Callable[[], Any]], list[Any]]:
         """Return functions that give each value once its contents have come, and what these go into."""
@@ -171,7 +170,7 @@ class Extras:
         coming = {name: unpacking.of(node, self._mine(name), _call(name)) for name, node in nodes.items()}
         return coming, unpacking.contents
 
-    def _remember(self, framework: Framework) -> Callable[[], None]:
+    def remember(self, framework: Framework) -> Callable[[], None]:
         """Remember all values. Return a function that restores them, in place as at a newcomer."""
         nodes, contents = self._packed()
         copies = framework.copied([content.contents for content in contents])
@@ -180,18 +179,18 @@ class Extras:
             unpacking = Unpacking(self._sorts, "{path} is not what it was before a step without samples")
             coming = {name: unpacking.of(node, self._mine(name), _call(name)) for name, node in nodes.items()}
             framework.fill(unpacking.contents, copies)
-            self._values.update({name: value() for name, value in coming.items()})
+            self.values.update({name: value() for name, value in coming.items()})
 
         return put_back
 
-    def _compared(self) -> list[Leaf]:
+    def compared(self) -> list[Leaf]:
         """Return what must be equal on all workers, in one order, as dicts keep an order of their own.
 
         The script's standing is left out: a newcomer may know less of it.
         """
         found = (
             compared(value, _call(name), self._sorts, own=self._own.get(name, ()))
-            for name, value in self._values.items()
+            for name, value in self.values.items()
             if name != STANDING
         )
         return sorted((leaf for leaves in found for leaf in leaves), key=lambda leaf: leaf[0])
@@ -214,6 +213,11 @@ def value_of_root(framework: Framework, value: Any, root: int, call: str) -> Any
     coming = unpacking.of(node, None, call)
     framework.broadcast(unpacking.contents, root)
     return coming()
+
+
+def check_registrable(registered: Registered, call: str, value: Any) -> None:
+    """Raise UsageError, which begins with `call`, for what cannot travel."""
+    registered._extras.check(call, value)
 
 
 def _call(name: str) -> str:

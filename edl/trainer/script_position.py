@@ -33,7 +33,7 @@ class ScriptStanding:
         """Register the position, on all workers that train on edl's data, before they enter a ring of others."""
         if not self._registered:
             self._registered = True
-            self._extras._add({STANDING: self.heard})
+            self._extras.add({STANDING: self.heard})
 
     def note_end(self, end: LastStep) -> None:
         """Note the mini-batch that is about to end; it may be void."""
@@ -47,12 +47,12 @@ class ScriptStanding:
         if self._registered:
             end = next((end for end in reversed(self._ends) if end.step == step), LastStep(step, None))
             told = {"step": step, "epoch": end.epoch, "at_end": at_end, "pass": list(so_far)}
-            self._extras._put(STANDING, {**told, "results": list(results), "fit": self._fit})
+            self._extras.values[STANDING] = {**told, "results": list(results), "fit": self._fit}
 
     @property
     def heard(self) -> dict[str, Any]:
         """Position that came with the newest state, or was told here since."""
-        return self._extras._get(STANDING) or {}
+        return self._extras.values.get(STANDING) or {}
 
     @property
     def fit(self) -> dict[str, Any]:
@@ -63,4 +63,4 @@ class ScriptStanding:
     def fit(self, fit: dict[str, Any]) -> None:
         self._fit = fit
         if self._registered:
-            self._extras._put(STANDING, {**self.heard, "fit": fit})
+            self._extras.values[STANDING] = {**self.heard, "fit": fit}

@@ -180,7 +180,7 @@ class Copier:
         from edl.checkpoints.part_files import cut
 
         snapshot = self._framework.snapshot(beside=beside)
-        registered = self._extras._stored(self._framework)
+        registered = self._extras.stored(self._framework)
         early = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.early]
         more = [StoredTensor(registered_tensor(one.path), *one.form, "registered") for one in registered.contents]
         late = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.late]

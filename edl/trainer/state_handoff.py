@@ -178,7 +178,7 @@ class Beside:
             return  # the newcomers have not got the portion before, and this ring comes to nothing
         parted, tree, registered = apart.parted(portion), b"", b""
         if portion.is_first or portion.is_last:
-            tree, registered = self._extras._parted(apart)
+            tree, registered = self._extras.parted(apart)
         head = Head(parted.description, len(parted.early), tree, len(registered))
         contents = CopiedState((parted.early, registered), parted.late)
         giver.give(msgspec.msgpack.encode(head), contents, portion.first)
@@ -226,7 +226,7 @@ class Beside:
             late = apart.take_early(head.description, copies[: head.early_bytes])
             unpacked = self._begin_unpacking(taker, late, early_bytes)
             if portion.is_first or portion.is_last:
-                self._extras._take(apart, source.root, head.tree, copies[head.early_bytes :])
+                self._extras.take(apart, source.root, head.tree, copies[head.early_bytes :])
             return Coming(late, early_bytes, unpacked)
 
         if not (portion.is_first or portion.is_last):

@@ -230,7 +230,7 @@ class BatchEnds:
 
     def _compare(self) -> None:
         # It comes after the script's callbacks and in the ring that goes on: there all workers have done the same.
-        if not (self._is_known or self._framework.knows or self._extras._compared()):
+        if not (self._is_known or self._framework.knows or self._extras.compared()):
             logger.warning(
                 "after step %d edl knows of nothing that this script trains: no optimizer was given to edl.Optimizer, "
                 "so nothing is averaged over %d workers, nor sent to a newcomer",

@@ -39,7 +39,7 @@ class Kept:
         """
         if self._put_extras_back is None:
             self._framework.keep_hyper_parameters()
-            self._put_extras_back = self._extras._remember(self._framework)
+            self._put_extras_back = self._extras.remember(self._framework)
 
     def drop(self) -> None:
         # A pipeline's thread had asked for the samples of a mini-batch, and the others went past it: it never came.

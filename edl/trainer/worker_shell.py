@@ -549,15 +549,15 @@ class WorkerShell:
 
     def _copy_state(self, command: CopyState) -> None:
         self._framework.synchronize(command.root)
-        self._extras._synchronize(self._framework, command.root, is_root=command.is_root)
+        self._extras.synchronize(self._framework, command.root, is_root=command.is_root)
         self.state_came()
 
     def _copy_rest(self, command: CopyRest) -> None:
         self._framework.synchronize_rest(command.root, only_statistics=not command.unsure)
         if command.unsure:  # a void mini-batch may have changed them, on some
-            self._extras._synchronize(self._framework, command.root, is_root=command.is_root)
+            self._extras.synchronize(self._framework, command.root, is_root=command.is_root)
         else:
-            self._extras._synchronize_statistics(self._framework, command.root)
+            self._extras.synchronize_statistics(self._framework, command.root)
 
     def _set_weight(self, command: SetWeight) -> None:
         """Unless another thread has carried out a newer one: that of the next ring, say."""

@@ -43,7 +43,7 @@ class RateFactors:
         if rule == Scaling.ADASCALE and self._noise is None:
             self.measure(EVERY)
         self._following = FollowingRate(rule, base_batch, steps, lambda: self.noise)
-        self._extras._add({"edl.rate": self._following})
+        self._extras.add({"edl.rate": self._following})
         self._framework.scale_rates()
 
     def measure(self, every: int) -> None:
@@ -52,7 +52,7 @@ class RateFactors:
         meter = NoiseMeter(every)
         self._framework.measure_noise()
         self._noise = meter
-        self._extras._add({"edl.noise": meter})
+        self._extras.add({"edl.noise": meter})
         self._shell.hear(RatesHold(0))
 
     @property
@@ -64,7 +64,7 @@ class RateFactors:
         self._check_once("edl.schedule_rate()", self._scheduled)
         self._scheduled = ScheduledRate(schedule, epochs)
         self._tuner = schedule if isinstance(schedule, RateTuner) else None
-        self._extras._add({"edl.schedule": self._scheduled})
+        self._extras.add({"edl.schedule": self._scheduled})
         self._framework.scale_rates()
         self._shell.hear(RatesHold(0))  # no step is a usual one
 

@@ -213,7 +213,8 @@ class FakeTrainer:
 def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any]) -> None:
     """Obeys until the input ends. Besides `commands` there are those of the ring. An answer is `of` a command."""
     own = Own()
-    extras = Extras(framework.sort)._add(registered)
+    extras = Extras(framework.sort)
+    extras.add(registered)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else prints must not get between the answers
 
@@ -252,7 +253,7 @@ def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any
 
     def synchronize(root: int) -> None:
         framework.synchronize(root)
-        extras._synchronize(framework, root, is_root=framework.ring.place.rank == root)
+        extras.synchronize(framework, root, is_root=framework.ring.place.rank == root)
 
     known = {
         "abort": framework.ring.abort,

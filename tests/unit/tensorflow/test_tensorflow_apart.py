@@ -80,7 +80,8 @@ class Worker:
         if build:
             self.optimizer.build(self.weights)
         self.ema = tf.Variable(float(seed))
-        self.extras = Extras(self.framework.sort)._add({"ema": self.ema, "losses": [0.5] * seed, "seen": np.ones(5)})
+        self.extras = Extras(self.framework.sort)
+        self.extras.add({"ema": self.ema, "losses": [0.5] * seed, "seen": np.ones(5)})
         self.step(steps)
         self.traced = tf.function(self._step)
 
@@ -125,8 +126,8 @@ class Worker:
         mine.expect()
         late = mine.take_early(parted.description, memoryview(bytearray(parted.early)))
         if portion.is_first or portion.is_last:
-            tree, raw = root.extras._parted(theirs)
-            self.extras._take(mine, 0, tree, memoryview(bytearray(raw)))
+            tree, raw = root.extras.parted(theirs)
+            self.extras.take(mine, 0, tree, memoryview(bytearray(raw)))
         came = whole(parted.late)
         assert late.unpack is not None
         late.unpack(lambda size: came[:size])
@@ -211,7 +212,7 @@ def test_a_newcomer_is_equal_bit_for_bit_and_stays_so(root, rehearsed):
     assert float(newcomer.optimizer.learning_rate) == float(root.optimizer.learning_rate)
     take()
     assert newcomer.state() == root.state()
-    assert newcomer.extras.losses == [0.5]
+    assert newcomer.extras.values["losses"] == [0.5]
     assert newcomer.framework.counts() == root.framework.counts()
     root.step()
     newcomer.step()

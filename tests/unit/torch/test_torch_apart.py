@@ -49,7 +49,8 @@ class Worker:
         self.framework.track(self.optimizer)
         self.framework.track(self.model)
         self.ema = torch.nn.Linear(3, 3)
-        self.extras = Extras(self.framework.sort)._add({"ema": self.ema, "losses": [0.5] * seed, "seen": torch.ones(5)})
+        self.extras = Extras(self.framework.sort)
+        self.extras.add({"ema": self.ema, "losses": [0.5] * seed, "seen": torch.ones(5)})
         self.step(steps)
 
     def step(self, times: int = 1) -> None:
@@ -89,15 +90,15 @@ def test_a_newcomer_is_equal_bit_for_bit_and_stays_so(kind: str, rehearsed: int)
     parameters = list(newcomer.model.parameters())
     parted = root.framework.apart.parted()
     late = newcomer.framework.apart.take_early(parted.description, memoryview(bytearray(parted.early)))
-    tree, raw = root.extras._parted(root.framework.apart)
-    newcomer.extras._take(newcomer.framework.apart, 0, tree, memoryview(bytearray(raw)))
+    tree, raw = root.extras.parted(root.framework.apart)
+    newcomer.extras.take(newcomer.framework.apart, 0, tree, memoryview(bytearray(raw)))
     check_equal(newcomer.model[1].running_mean, root.model[1].running_mean)
     assert newcomer.optimizer.param_groups[0]["lr"] == root.optimizer.param_groups[0]["lr"]
     take(late, whole(parted.late))
     assert parted.late.whole()
     check_equal(newcomer.state(), root.state())
     check_equal(newcomer.ema.state_dict(), root.ema.state_dict())
-    assert newcomer.extras.losses == [0.5]
+    assert newcomer.extras.values["losses"] == [0.5]
     assert all(mine is before for mine, before in zip(newcomer.model.parameters(), parameters, strict=True))
     root.step()
     newcomer.step()
@@ -136,7 +137,8 @@ class Deep:
         self.ema = torch.optim.swa_utils.AveragedModel(
             self.model, avg_fn=torch.optim.swa_utils.get_ema_avg_fn(0.9), use_buffers=False
         )
-        self.extras = Extras(self.framework.sort)._add({"ema": self.ema, "schedule": self.schedule})
+        self.extras = Extras(self.framework.sort)
+        self.extras.add({"ema": self.ema, "schedule": self.schedule})
         self.step(steps)
 
     def step(self, times: int = 1) -> None:
@@ -164,8 +166,8 @@ class Deep:
         parted, apart = root.framework.apart.parted(portion), self.framework.apart
         late = apart.take_early(parted.description, memoryview(bytearray(parted.early)))
         if portion.is_first or portion.is_last:
-            tree, raw = root.extras._parted(root.framework.apart)
-            self.extras._take(apart, 0, tree, memoryview(bytearray(raw)))
+            tree, raw = root.extras.parted(root.framework.apart)
+            self.extras.take(apart, 0, tree, memoryview(bytearray(raw)))
         else:
             assert parted.early == b""
         return lambda: (take(late, whole(parted.late)), parted.late.size)[1]

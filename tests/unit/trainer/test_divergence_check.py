@@ -133,7 +133,7 @@ def member(
 ) -> tuple[FakeSeat, Comparison]:
     ring, link = FakeRing(rank, states, new), FakeLink()
     shell, extras = FakeSeat(ring, link, on_divergence, ended), Extras()
-    extras._add({"own": rank, "state": Stateful()})  # a plain value may be each worker's own
+    extras.add({"own": rank, "state": Stateful()})  # a plain value may be each worker's own
     return shell, Comparison(FakeFramework(ring, large), shell, extras)  # type: ignore[arg-type]
 
 

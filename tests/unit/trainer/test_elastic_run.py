@@ -8,7 +8,7 @@ import pytest
 
 from edl.errors import RingBroken, UsageError
 from edl.trainer.elastic_run import Run, State
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import Extras, Registered
 
 
 class FakeTrainer:
@@ -62,8 +62,8 @@ class FakeTrainer:
                 callback(2, 3)
         return not void
 
-    def register(self, **values: Any) -> Extras:
-        return self.extras._add(values)
+    def register(self, **values: Any) -> Registered:
+        return self.extras.add(values)
 
     def on_resize(self, callback: Any) -> None:
         self.callbacks.append(callback)
@@ -222,7 +222,7 @@ def test_the_loop_of_another_takes_the_values_along_and_is_not_left(run: Run, tr
             if at == 2:
                 trainer.void(RingBroken("gone"))
             run.end_batch_of_loop()
-            given.append(trainer.extras._get("elastic.1"))
+            given.append(trainer.extras.values.get("elastic.1"))
 
     state: Any = State(run, {"batch": 0}, {})
     train(state)

@@ -82,18 +82,24 @@ def send(root: Extras, newcomer: Extras, statistics: bool = False) -> None:
     wire: Any = Wire()
     for wire.rank, extras in enumerate((root, newcomer)):
         if statistics:
-            extras._synchronize_statistics(wire, 0)
+            extras.synchronize_statistics(wire, 0)
         else:
-            extras._synchronize(wire, 0, is_root=wire.rank == 0)
+            extras.synchronize(wire, 0, is_root=wire.rank == 0)
     assert not wire.heads
     assert not wire.bodies
 
 
+def having(values: dict[str, Any]) -> Extras:
+    extras = Extras(Nets())
+    extras.add(values)
+    return extras
+
+
 def sent(there: Any, here: Any = None) -> Any:
     """What `here` becomes at a newcomer, when the root has `there`."""
-    newcomer = Extras(Nets())._add({"x": here})
-    send(Extras(Nets())._add({"x": there}), newcomer)
-    return newcomer.x
+    newcomer = having({"x": here})
+    send(having({"x": there}), newcomer)
+    return newcomer.values["x"]
 
 
 class Point(NamedTuple):
@@ -207,7 +213,7 @@ def test_a_module_arrives_in_place() -> None:
 
 def test_statistics_travel_alone_where_the_rest_is_equal() -> None:
     there, here = (Net(a=np.full(3, value), mean=np.full(2, value)) for value in (1.0, 2.0))
-    send(Extras(Nets())._add({"ema": there}), Extras(Nets())._add({"ema": here}), statistics=True)
+    send(having({"ema": there}), having({"ema": here}), statistics=True)
     assert here.tensors["a"].tolist() == [2.0] * 3
     assert here.tensors["mean"].tolist() == [1.0] * 2
 
@@ -222,13 +228,13 @@ def test_what_has_a_state_loads_it() -> None:
 
 def test_nothing_changes_before_all_is_there() -> None:
     """A ring that breaks meanwhile leaves at most contents behind, of which the seat knows."""
-    root, here = Extras()._add({"a": [1], "b": np.ones(3)}), Extras()._add({"a": [0], "b": np.zeros(2)})
+    root, here = having({"a": [1], "b": np.ones(3)}), having({"a": [0], "b": np.zeros(2)})
     wire: Any = Wire()
-    root._synchronize(wire, 0, is_root=True)
+    root.synchronize(wire, 0, is_root=True)
     wire.rank, wire.bodies = 1, []
     with pytest.raises(IndexError):
-        here._synchronize(wire, 0, is_root=False)
-    assert (here.a, here.b.tolist()) == ([0], [0, 0])
+        here.synchronize(wire, 0, is_root=False)
+    assert (here.values["a"], here.values["b"].tolist()) == ([0], [0, 0])
 
 
 @pytest.mark.parametrize(
@@ -262,22 +268,22 @@ def test_a_state_that_is_not_loaded_is_told() -> None:
     ],
 )
 def test_what_cannot_travel_is_refused_in_one_short_line(value: Any, complaint: str) -> None:
-    extras = Extras()._add({"x": 0})
+    registered = Extras().add({"x": 0})
     with pytest.raises(UsageError, match=complaint) as refusal:
-        Extras()._add({"x": value})
+        Extras().add({"x": value})
     assert len(str(refusal.value)) < 250
     assert "\n" not in str(refusal.value)
     if not isinstance(value, (list, dict)):
         with pytest.raises(UsageError):
-            extras.x = value
-        assert extras.x == 0
+            registered.x = value
+        assert registered.x == 0
 
 
 def test_what_contains_itself_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(UsageError, match="a list that contains itself cannot travel"):
-        Extras()._add({"x": endless})
+        Extras().add({"x": endless})
 
 
 class Schedule:
@@ -296,9 +302,9 @@ class Schedule:
 def test_modules_tensors_and_states_are_compared_in_one_order_and_plain_values_are_the_scripts_own() -> None:
     nets = {"z": Net(a=np.ones(1), mean=np.ones(3)), "b": Net(a=np.zeros(2))}
     schedule = Schedule(rate=0.5, at=[1, 2], moments=np.zeros(4))
-    extras = Extras(Nets())._add({"seen": 3, "schedule": schedule, "confusion": np.ones(2), "nets": nets, "log": ["a"]})
-    other = Extras(Nets())._add({"nets": dict(reversed(nets.items())), "seen": 4, "schedule": schedule})
-    names = [name for name, _ in extras._compared()]
+    extras = having({"seen": 3, "schedule": schedule, "confusion": np.ones(2), "nets": nets, "log": ["a"]})
+    other = having({"nets": dict(reversed(nets.items())), "seen": 4, "schedule": schedule})
+    names = [name for name, _ in extras.compared()]
     assert names == [
         "edl.register(nets=...)['b'].a",
         "edl.register(nets=...)['z'].a",
@@ -307,38 +313,39 @@ def test_modules_tensors_and_states_are_compared_in_one_order_and_plain_values_a
         "edl.register(schedule=...).state_dict()['moments']",
         "edl.register(schedule=...).state_dict()['rate']",
     ]
-    assert [name for name, _ in other._compared()] == names
+    assert [name for name, _ in other.compared()] == names
 
 
 def test_what_was_registered_as_a_plain_value_stays_the_scripts_own_whatever_is_in_its_place_later() -> None:
-    extras = Extras(Nets())._add(
+    extras = Extras(Nets())
+    registered = extras.add(
         {"best": 9e9, "kept": {"loss": None, "net": Net(a=np.ones(1))}, "late": {}, "means": np.ones(2)}
     )
-    extras._add({"schedule": Schedule()})
+    extras.add({"schedule": Schedule()})
     names = ["edl.register(kept=...)['net'].a"]
-    assert [name for name, _ in extras._compared()] == names
-    extras.best = extras.means = Net(b=np.ones(1))
-    extras.kept["loss"] = extras.late["ema"] = Net(c=np.ones(1))
-    extras.schedule.values["rate"] = 0.5
+    assert [name for name, _ in extras.compared()] == names
+    registered.best = registered.means = Net(b=np.ones(1))
+    registered.kept["loss"] = registered.late["ema"] = Net(c=np.ones(1))
+    registered.schedule.values["rate"] = 0.5
     more = ["edl.register(late=...)['ema'].c", "edl.register(schedule=...).state_dict()['rate']"]
-    assert [name for name, _ in extras._compared()] == [*names, *more]
+    assert [name for name, _ in extras.compared()] == [*names, *more]
 
 
 def test_where_a_script_stands_is_not_compared() -> None:
     """What a callback holds is in it, tensors too: a newcomer knows of it what it was told."""
-    extras = Extras(Nets())._add({STANDING: {"fit": {"best": Net(a=np.ones(3))}}, "ema": Schedule(rate=0.5)})
-    assert [name for name, _ in extras._compared()] == ["edl.register(ema=...).state_dict()['rate']"]
+    extras = having({STANDING: {"fit": {"best": Net(a=np.ones(3))}}, "ema": Schedule(rate=0.5)})
+    assert [name for name, _ in extras.compared()] == ["edl.register(ema=...).state_dict()['rate']"]
 
 
 def test_where_a_script_stands_is_put_into_nothing_that_a_callback_holds() -> None:
     """The best weights of Keras's EarlyStopping, say, which are another epoch's on the worker that is copied."""
     held = np.ones(3)
-    extras = Extras()._add({STANDING: {"best_weights": [held]}})
-    put_back = extras._remember(FakeCopies())  # type: ignore[arg-type]
-    extras._put(STANDING, {"best_weights": [held + 1]})
+    extras = having({STANDING: {"best_weights": [held]}})
+    put_back = extras.remember(FakeCopies())  # type: ignore[arg-type]
+    extras.values[STANDING] = {"best_weights": [held + 1]}
     put_back()
-    assert extras._get(STANDING)["best_weights"][0].tolist() == [1.0, 1.0, 1.0]
-    assert extras._get(STANDING)["best_weights"][0] is not held
+    assert extras.values[STANDING]["best_weights"][0].tolist() == [1.0, 1.0, 1.0]
+    assert extras.values[STANDING]["best_weights"][0] is not held
 
 
 class FakeCopies:

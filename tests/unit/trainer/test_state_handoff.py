@@ -80,8 +80,9 @@ class Trainer:
     def __init__(self, rank: int, state: bytes) -> None:
         self.apart = Apart(state)
         framework: Any = SimpleNamespace(apart=self.apart)
-        self.extras = Extras(Arrays())._add({"mean": 0.0, "batches": rank})
-        self.beside = Beside(framework, self.extras)
+        extras = Extras(Arrays())
+        self.registered = extras.add({"mean": 0.0, "batches": rank})
+        self.beside = Beside(framework, extras)
         self.place = Place(2, rank, 3, f"w{rank}", address="127.0.0.1", key=KEY)
 
     def offer(self) -> int:
@@ -93,8 +94,8 @@ class Trainer:
     def update(self) -> None:
         """Something that the script makes of all of the model, as well."""
         self.apart.update()
-        self.extras.mean = 0.5 * self.extras.mean + sum(self.apart.state)
-        self.extras.batches += 1
+        self.registered.mean = 0.5 * self.registered.mean + sum(self.apart.state)
+        self.registered.batches += 1
 
 
 @pytest.fixture
@@ -136,10 +137,10 @@ def test_both_are_equal_after_the_last_portion_and_not_before(ring: list[Trainer
         first += count
         for one in newcomers:
             assert one.apart.state[:first] == root.apart.state[:first]
-            assert one.extras.batches == root.extras.batches
+            assert one.registered.batches == root.registered.batches
             is_whole = first == 5
             assert (one.apart.state == root.apart.state) is is_whole
-            assert (one.extras.mean == root.extras.mean) is is_whole
+            assert (one.registered.mean == root.registered.mean) is is_whole
             assert one.apart.rate == root.apart.rate
     assert [one.beside.idle for one in ring] == [True] * 3
 

@@ -150,7 +150,7 @@ def newcomer(told: Worker) -> tuple[list[int], Worker]:
     """Of which epoch its pass is what is left of the others', and itself."""
     worker = Worker()
     worker.shell.rehearsals.add(1)
-    worker.extras._put(STANDING, told.extras._get(STANDING))
+    worker.extras.values[STANDING] = told.extras.values.get(STANDING)
     worker.shell.state_came()
     [(after, epoch, so_far)] = worker.shards.joined
     assert (after, so_far) == (STEP, told.shards.so_far(STEP))
