@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -84,7 +84,7 @@ class FakeFace:
     needs_elastic = False
     libraries = (SimpleNamespace(taker="one"), SimpleNamespace(taker="two"))
 
-    def __init__(self, module: str) -> None:
+    def __init__(self) -> None:
         self.called: list[str] = []
 
     def call(self, library: SimpleNamespace) -> None:
@@ -109,69 +109,88 @@ class FakeTensors:
         self.reduced.append((library, [one.name for one in tensors]))
 
 
+class Parts(NamedTuple):
+    """Of a ring: the fakes that it is made of."""
+
+    ring: HorovodRing
+    face: FakeFace
+    tensors: FakeTensors
+    one: FakeEngine
+    two: FakeEngine
+
+
 @pytest.fixture
-def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(horovod_ring, "Face", FakeFace)
-    monkeypatch.setattr(horovod_ring, "RingEngine", FakeEngine)
-    tensors: Any = FakeTensors()
-    made: Any = HorovodRing("horovod.none", tensors, lambda error: isinstance(error, Gone), lambda: [BIAS])
-    yield made
-    for engine in made._engines:
-        engine.may_leave.set()
+def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parts]:
+    face, tensors, engines = FakeFace(), FakeTensors(), list[FakeEngine]()
+
+    def engine(library: SimpleNamespace, *, needs_elastic: bool) -> FakeEngine:
+        engines.append(FakeEngine(library, needs_elastic=needs_elastic))
+        return engines[-1]
+
+    monkeypatch.setattr(horovod_ring, "Face", lambda _module: face)
+    monkeypatch.setattr(horovod_ring, "RingEngine", engine)
+    collectives: Any = tensors
+    made = HorovodRing("horovod.none", collectives, lambda error: isinstance(error, Gone), lambda: [BIAS])
+    yield Parts(made, face, tensors, *engines)
+    for one in engines:
+        one.may_leave.set()
 
 
 def place(generation: int, size: int = 2) -> Place:
     return Place(generation, 0, size, "w")
 
 
-def test_a_ring_that_all_prepare_goes_through_the_names_in_its_own_engine(ring: Any) -> None:
+def test_a_ring_that_all_prepare_goes_through_the_names_in_its_own_engine(parts: Parts) -> None:
+    ring, face, tensors, two = parts.ring, parts.face, parts.tensors, parts.two
     ring.enter(place(1), 1.0)
     ring.prepare(place(2), 1.0, all_prepare=True)
-    assert ring._sums.reduced == [("two", ["bias"])]
-    assert (ring.place, ring._face.called) == (place(1), ["one"])
-    before = ring._spare.settled
+    assert tensors.reduced == [("two", ["bias"])]
+    assert (ring.place, face.called) == (place(1), ["one"])
+    before = two.settled
     ring.adopt(2)
-    assert (ring.place, ring._engines[1].settled) == (place(2), before + 1)
+    assert (ring.place, two.settled) == (place(2), before + 1)
 
 
-def test_where_some_enter_in_line_or_nobody_else_is_no_names_are_gone_through(ring: Any) -> None:
+def test_where_some_enter_in_line_or_nobody_else_is_no_names_are_gone_through(parts: Parts) -> None:
+    ring, tensors, two = parts.ring, parts.tensors, parts.two
     ring.enter(place(1), 1.0)
     ring.prepare(place(2), 1.0, all_prepare=False)
     ring.release(2)
-    assert ring._engines[1].left.wait(PATIENCE_S)
+    assert two.left.wait(PATIENCE_S)
     ring.prepare(place(3, size=1), 1.0, all_prepare=True)
     ring.enter(place(4), 1.0)
-    assert ring._sums.asked == []
+    assert tensors.asked == []
 
 
-def test_a_member_that_goes_while_names_are_gone_through_breaks_that_ring_alone(ring: Any) -> None:
+def test_a_member_that_goes_while_names_are_gone_through_breaks_that_ring_alone(parts: Parts) -> None:
+    ring, tensors, one, two = parts.ring, parts.tensors, parts.one, parts.two
     ring.enter(place(1), 1.0)
-    ring._sums.fails = Gone("[/x/gloo.cc:1] connection closed")
+    tensors.fails = Gone("[/x/gloo.cc:1] connection closed")
     with pytest.raises(RingBroken, match=r"^the ring did not form: a member is gone: connection closed$"):
         ring.prepare(place(2), 1.0, all_prepare=True)
-    assert [engine.broken for engine in ring._engines] == [False, True]
-    ring._sums.fails = ValueError("a fault of ours")
-    ring._engines[1].place = None
+    assert [one.broken, two.broken] == [False, True]
+    tensors.fails = ValueError("a fault of ours")
+    two.place = None
     with pytest.raises(ValueError, match="ours"):
         ring.prepare(place(3), 1.0, all_prepare=True)
 
 
-def test_the_next_ring_is_formed_while_the_one_before_is_being_left(ring: Any) -> None:
-    one, two = ring._engines
+def test_the_next_ring_is_formed_while_the_one_before_is_being_left(parts: Parts) -> None:
+    ring, face, one, two = parts.ring, parts.face, parts.one, parts.two
     ring.enter(place(1), 1.0)
     one.may_leave.clear()
     ring.leave()
     ring.enter(place(2), 1.0)
     assert (two.place, one.place, ring.size) == (place(2), place(1), 2)
-    assert ring._face.called == ["one", "two"]
+    assert face.called == ["one", "two"]
     one.may_leave.set()
     assert one.left.wait(PATIENCE_S)
     ring.enter(place(3), 1.0)
-    assert ring._face.called == ["one", "two", "one"]
+    assert face.called == ["one", "two", "one"]
 
 
-def test_a_whole_ring_is_left_before_anything_else(ring: Any) -> None:
-    one, two = ring._engines
+def test_a_whole_ring_is_left_before_anything_else(parts: Parts) -> None:
+    ring, one, two = parts.ring, parts.one, parts.two
     ring.enter(place(1), 1.0)
     one.whole = True
     ring.leave()
@@ -180,8 +199,8 @@ def test_a_whole_ring_is_left_before_anything_else(ring: Any) -> None:
     assert (one.place, two.place) == (place(2), None)
 
 
-def test_while_the_other_engine_is_busy_a_ring_is_left_first(ring: Any) -> None:
-    one, two = ring._engines
+def test_while_the_other_engine_is_busy_a_ring_is_left_first(parts: Parts) -> None:
+    ring, one, two = parts.ring, parts.one, parts.two
     ring.enter(place(1), 1.0)
     two.busy = True  # with a ring that was given up while it formed
     ring.enter(place(2), 1.0)
@@ -189,15 +208,15 @@ def test_while_the_other_engine_is_busy_a_ring_is_left_first(ring: Any) -> None:
     assert (one.place, two.place) == (place(2), None)
 
 
-def test_an_engine_that_is_held_is_not_used(ring: Any) -> None:
-    one, two = ring._engines
+def test_an_engine_that_is_held_is_not_used(parts: Parts) -> None:
+    ring, one, two = parts.ring, parts.one, parts.two
     one.held = True
     ring.enter(place(1), 1.0)
     assert (one.place, two.place) == (None, place(1))
 
 
-def test_beside_an_engine_that_has_refused_rings_are_formed_in_the_other_one(ring: Any) -> None:
-    one, two = ring._engines
+def test_beside_an_engine_that_has_refused_rings_are_formed_in_the_other_one(parts: Parts) -> None:
+    ring, one, two = parts.ring, parts.one, parts.two
     ring.enter(place(1), 1.0)
     two.refused = True
     assert not ring.prepares
@@ -207,8 +226,8 @@ def test_beside_an_engine_that_has_refused_rings_are_formed_in_the_other_one(rin
     assert (one.place, two.place, ring.size) == (place(3), None, 2)
 
 
-def test_an_engine_that_has_refused_is_left_to_itself(ring: Any) -> None:
-    one, two = ring._engines
+def test_an_engine_that_has_refused_is_left_to_itself(parts: Parts) -> None:
+    ring, one, two = parts.ring, parts.one, parts.two
     ring.enter(place(1), 1.0)
     ring.leave()
     one.refused = True
@@ -217,8 +236,9 @@ def test_an_engine_that_has_refused_is_left_to_itself(ring: Any) -> None:
     assert not ring.prepares
 
 
-def test_outside_any_ring_there_is_nothing_to_leave(ring: Any) -> None:
+def test_outside_any_ring_there_is_nothing_to_leave(parts: Parts) -> None:
+    ring, face = parts.ring, parts.face
     ring.leave()
     ring.leave()
     ring.enter(place(1), 1.0)
-    assert ring._face.called == ["one"]
+    assert face.called == ["one"]

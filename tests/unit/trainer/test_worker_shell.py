@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edl.core.worker.worker_inputs import OrdersRead, SetWeight
+from edl.core.worker.worker_inputs import OrdersRead, SetWeight, StillWaiting
 from edl.core.worker.worker_states import TrainerState
 from edl.errors import FAULT, RingBroken, UsageError
 from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
@@ -117,8 +117,8 @@ class Waits(Exception):
 class FakeLink:
     worker, orders = "w", None
 
-    def __init__(self, shell: WorkerShell) -> None:
-        self.shell = shell
+    def __init__(self, shell: WorkerShell, framework: FakeFramework) -> None:
+        self.shell, self.framework = shell, framework
         self.told: list[TrainerStatus] = []
         self.page = Page.unshared()
 
@@ -129,9 +129,10 @@ class FakeLink:
         raise Waits
 
 
-def seated(members: Members, rank: int, step: int, generation: int) -> WorkerShell:
-    shell = WorkerShell(FakeFramework(members, rank, f"of step {step}"), SharedLeases(), Extras())  # type: ignore[arg-type]
-    shell.link = FakeLink(shell)  # type: ignore[assignment]
+def seated(members: Members, rank: int, step: int, generation: int, leases: SharedLeases | None = None) -> WorkerShell:
+    framework = FakeFramework(members, rank, f"of step {step}")
+    shell = WorkerShell(framework, leases or SharedLeases(), Extras())  # type: ignore[arg-type]
+    shell.link = FakeLink(shell, framework)  # type: ignore[assignment]
     shell.count.step, shell.machine.generation = step, generation
     shell.machine.state = TrainerState.WAITING
     return shell
@@ -139,6 +140,10 @@ def seated(members: Members, rank: int, step: int, generation: int) -> WorkerShe
 
 def orders(assignment: Assignment) -> Orders:
     return Orders(1, 1, Verdict.STAY, "", 0, 0, 0, False, assignment, ())
+
+
+def framework_of(shell: WorkerShell) -> FakeFramework:
+    return shell.link.framework  # type: ignore[attr-defined, no-any-return]
 
 
 def told(shell: WorkerShell) -> list[TrainerStatus]:
@@ -174,7 +179,7 @@ def enter(*who: tuple[int, int], after_step: int | None, newcomers: int = 0, boo
 
 
 def models(seats: list[WorkerShell]) -> set[str]:
-    return {shell._framework.model for shell in seats}  # type: ignore[attr-defined]
+    return {framework_of(shell).model for shell in seats}
 
 
 @pytest.mark.parametrize("after_step", [None, 0, 1000])
@@ -236,13 +241,11 @@ class Committed(Audit):
 def test_the_audit_has_the_weight_of_its_step_though_a_pipelines_thread_weighs_the_next_one_meanwhile() -> None:
     shell = seated(Members(1), 0, 70, 3)
     shell.machine.state, shell.audit = TrainerState.TRAINING, Committed()
-    shell._carry_out(SetWeight(1, 3 / 11, False, False))
+    framework_of(shell).weight = 3 / 11
     handle = shell.machine.handle
 
     def counted(happened: Any) -> list[Any]:
-        commands = handle(happened)
-        shell._carry_out(SetWeight(2, 1 / 4, False, False))
-        return commands
+        return [SetWeight(1, 1 / 4), *handle(happened)]
 
     shell.machine.handle = counted  # type: ignore[method-assign]
     shell.end_batch(attention=False)
@@ -251,27 +254,26 @@ def test_the_audit_has_the_weight_of_its_step_though_a_pipelines_thread_weighs_t
 
 
 def test_what_a_pipelines_thread_finds_for_a_ring_that_is_left_weighs_nothing_in_the_next() -> None:
-    shell = seated(Members(1), 0, 70, 3)
-    leases = shell._leases = WhileAnotherRingIsEntered()
-    leases.shell, shell.machine.supply.leases = shell, leases
+    leases = WhileAnotherRingIsEntered()
+    shell = leases.shell = seated(Members(1), 0, 70, 3, leases)
     shell.weigh(shell.while_waiting)
     assert shell.machine.generation == 4
-    assert shell._framework.weight == 1 / 2  # type: ignore[attr-defined]
+    assert framework_of(shell).weight == 1 / 2
     assert shell.machine.unusual.even_until > 80, "the training thread has not yet weighed step 71, and must"
 
 
 def test_of_two_weights_that_two_threads_set_the_one_that_was_decided_last_holds() -> None:
     shell = seated(Members(1), 0, 70, 3)
     of_the_pipeline, of_the_next_ring = SetWeight(1, 5 / 11), SetWeight(2, 1 / 2)
-    shell._carry_out(of_the_next_ring)
-    shell._carry_out(of_the_pipeline)
-    assert shell._framework.weight == 1 / 2  # type: ignore[attr-defined]
+    shell.machine.handle = lambda _: [of_the_next_ring, of_the_pipeline]  # type: ignore[method-assign]
+    shell.hear(StillWaiting(None))
+    assert framework_of(shell).weight == 1 / 2
 
 
 def test_the_daemons_word_cuts_a_collective_in_which_the_training_thread_waits() -> None:
     shell = seated(Members(1), 0, 70, 3)
     shell.machine.state = TrainerState.BETWEEN
-    ring, stuck, cut = shell._framework.ring, threading.Event(), threading.Event()
+    ring, stuck, cut = framework_of(shell).ring, threading.Event(), threading.Event()
 
     def largest(values: Sequence[int]) -> list[int]:
         stuck.set()
@@ -299,24 +301,25 @@ def called_to(generation: int, version: int) -> Orders:
 
 def trains(shell: WorkerShell) -> FakeRing:
     shell.machine.state, shell.step_timeout_s = TrainerState.TRAINING, PATIENCE_S
-    return shell._framework.ring  # type: ignore[return-value]
+    return framework_of(shell).ring
 
 
 def hears_of_ring(shell: WorkerShell, generation: int, version: int) -> None:
     shell.take_news(called_to(generation, version))
 
 
-def await_prepared(shell: WorkerShell) -> None:
-    """Or given up: the newest thread has ended."""
-    assert shell._preparer._thread is not None
-    shell._preparer._thread.join(PATIENCE_S)
+def await_prepared() -> None:
+    """Or given up: the thread has ended."""
+    for thread in threading.enumerate():
+        if thread.name == "edl-preparing":
+            thread.join(PATIENCE_S)
 
 
 def test_a_ring_is_prepared_beside_training_and_adopted_without_leaving_anything() -> None:
     shell = seated(Members(1), 0, 70, 3)
     ring = trains(shell)
     hears_of_ring(shell, 4, version=2)
-    await_prepared(shell)
+    await_prepared()
     assert told(shell)[-1].prepared == (4, "")
     assert (ring.place, list(ring.beside)) == (None, [4])
     shell.machine.state = TrainerState.BETWEEN
@@ -346,7 +349,7 @@ def test_a_death_gives_up_what_is_being_prepared_and_the_next_ring_does_not_wait
     assert ring.place == Place(5, 0, 1, "w")
     assert ring.forming == 4
     ring.may_end.set()
-    await_prepared(shell)
+    await_prepared()
     assert not any(word.prepared[0] for word in told(shell))
     assert ring.beside == {}
 
@@ -394,7 +397,7 @@ def test_the_next_attempt_waits_for_the_end_of_the_one_before_and_no_ring_is_lef
     for version, generation in enumerate((4, 5, 6), 2):
         hears_of_ring(shell, generation, version)
     ring.may_form.set()
-    await_prepared(shell)
+    await_prepared()
     assert [word.prepared for word in told(shell)] == [(6, "")]
     assert list(ring.beside) == [6]
 
@@ -408,7 +411,7 @@ def test_what_cannot_be_prepared_is_told_with_its_reason() -> None:
 
     ring.prepare = prepare  # type: ignore[method-assign]
     hears_of_ring(shell, 4, version=2)
-    await_prepared(shell)
+    await_prepared()
     assert told(shell)[-1].prepared == (4, "no route to host")
     assert shell.machine.state is TrainerState.TRAINING
 
@@ -433,7 +436,7 @@ def test_what_a_ring_raises_while_it_is_prepared_is_told_and_training_goes_on(er
     shell = seated(Members(1), 0, 70, 3)
     break_at(trains(shell), "prepare", error)
     hears_of_ring(shell, 4, version=2)
-    await_prepared(shell)
+    await_prepared()
     assert told(shell)[-1].prepared == (4, FAULT + said)
     assert shell.machine.state is TrainerState.TRAINING
 
@@ -450,7 +453,7 @@ def test_where_no_thread_can_be_begun_for_it_that_is_told(monkeypatch: pytest.Mo
         hears_of_ring(shell, 4, version=2)
     assert told(shell)[-1].prepared == (4, f"{FAULT}RuntimeError: can't start new thread")
     hears_of_ring(shell, 5, version=3)
-    await_prepared(shell)
+    await_prepared()
     assert told(shell)[-1].prepared == (5, "")
 
 
@@ -460,7 +463,7 @@ def test_what_a_ring_raises_on_the_way_into_it_is_told_and_another_one_is_waited
     call: str, error: Exception, said: str
 ) -> None:
     shell = seated(Members(1), 0, 70, 3)
-    break_at(shell._framework.ring, call, error)  # type: ignore[arg-type]
+    break_at(framework_of(shell).ring, call, error)
     goes(shell, Assignment(Place(4, 0, 2, "w"), None, 0))
     assert ring_of(shell) == (Phase.BROKEN, 4, FAULT + said)
 
@@ -469,7 +472,7 @@ def test_what_adopting_raises_is_told() -> None:
     shell = seated(Members(1), 0, 70, 3)
     ring = trains(shell)
     hears_of_ring(shell, 4, version=2)
-    await_prepared(shell)
+    await_prepared()
     break_at(ring, "adopt", ValueError())
     shell.machine.state = TrainerState.BETWEEN
     planned = msgspec.structs.replace(orders(Assignment(Place(4, 0, 1, "w"), 70, 0, prepared=True)), version=3)
@@ -483,7 +486,7 @@ def test_what_giving_up_a_ring_raises_does_not_end_the_link_to_the_daemon(call: 
     shell = seated(Members(1), 0, 70, 3)
     ring = trains(shell)
     hears_of_ring(shell, 4, version=2)
-    await_prepared(shell)
+    await_prepared()
     break_at(ring, call, ValueError())
     forced = msgspec.structs.replace(orders(Assignment(Place(5, 0, 2, "w"), None, 0)), version=3)
     shell.take_news(forced)
@@ -494,7 +497,7 @@ def test_what_giving_up_a_ring_raises_does_not_end_the_link_to_the_daemon(call: 
 def test_an_interrupt_or_what_the_script_did_wrong_ends_the_script(call: str) -> None:
     for error in (KeyboardInterrupt(), UsageError("a lazy module")):
         shell = seated(Members(1), 0, 70, 3)
-        break_at(shell._framework.ring, call, error)  # type: ignore[arg-type]
+        break_at(framework_of(shell).ring, call, error)
         with pytest.raises(type(error)):
             goes(shell, Assignment(Place(4, 0, 2, "w"), None, 0))
 
