@@ -95,6 +95,7 @@ class QueueStore:
         self._bytes: dict[str, int] = {}  # of entries that this process has seen, by job
         self._versions: dict[str, int] = {}  # of the nodes that this process writes
         self._orders: dict[str, bytes] = {}  # as they stand there, by path
+        self._orphans: frozenset[str] = frozenset()  # files of variables that were no job's at the last sweep
         self._ordered: set[str] = set()  # nodes whose orders this process has seen to be those of the entries
 
     async def prepare(self) -> None:
@@ -425,10 +426,20 @@ class QueueStore:
         if self.environs is not None:
             self.environs.forget(set(names) - {""})
 
-    async def forget_orphans(self, names: Collection[str], fence: str) -> None:
-        """Files that are no job's, for all that this process has heard: who leads no more, and has not noticed, may
-        never hear of their jobs. Raises Fenced, StoreUnavailable.
+    async def sweep_environs(self, jobs: Collection[JobEntry], fence: str) -> None:
+        """Remove the variables of `jobs` that are over, and of failed submissions: those that two sweeps in a row found
+        to be no job's. Raises Fenced, StoreUnavailable.
         """
+        if self.environs is None:
+            return
+        there = self.environs.names()
+        self.forget_environs(there & {job.environ for job in jobs if job.over and not job.workers})
+        orphans = there - {job.environ for job in jobs}
+        await self._forget_orphans(orphans & self._orphans, fence)
+        self._orphans = orphans
+
+    async def _forget_orphans(self, names: Collection[str], fence: str) -> None:
+        # A scheduler that leads no more, and has not noticed, may never hear of their jobs.
         if not names:
             return
         jobs = await self.some(sorted(set(map(job_of, names))))

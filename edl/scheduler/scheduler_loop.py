@@ -83,7 +83,6 @@ class QueueReign:
         self._all_looked_at = self._clock.now()
         self._due: float | None = None
         self._swept_at = 0.0
-        self._orphans: frozenset[str] = frozenset()  # files of variables that were no job's at the last look
         self._times = DecisionTimes(self._clock.now())
 
     async def run(self) -> None:
@@ -136,21 +135,9 @@ class QueueReign:
             machine.forget(job.name)
 
     async def _sweep_environs(self) -> None:
-        """Remove the variables of jobs that are over, and of failed submissions: those that two sweeps in a row found
-        to be no job's.
-        """
-        machine, files = self._machine, self._queue.environs
-        assert machine is not None
+        assert self._machine is not None
         self._swept_at = self._clock.now()
-        if files is None:
-            return
-        there = files.names()
-        self._queue.forget_environs(
-            there & {job.environ for job in machine.jobs.values() if job.over and not job.workers}
-        )
-        orphans = there - {job.environ for job in machine.jobs.values()}
-        await self._queue.forget_orphans(orphans & self._orphans, self._reign.fence)
-        self._orphans = orphans
+        await self._queue.sweep_environs(self._machine.jobs.values(), self._reign.fence)
 
     def _watch(self, path: str) -> None:
         def woken() -> None:

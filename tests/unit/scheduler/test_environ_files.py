@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,7 +16,6 @@ from edl.errors import ConfigError, EdlError, Fenced
 from edl.scheduler import environ_files
 from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.queue_store import QueueStore
-from edl.scheduler.scheduler_loop import QueueReign
 
 FENCE = "/fence"
 
@@ -69,13 +66,6 @@ def test_the_folder_is_the_account_of_all_processes(tmp_path: Path, monkeypatch:
     assert len(files.names()) == 4
 
 
-def sweeping(queue: QueueStore, jobs: dict[str, JobEntry]) -> QueueReign:
-    """A scheduler that leads, and has heard of these jobs."""
-    reign = QueueReign(queue, cast("Any", SimpleNamespace(fence=FENCE)), cast("Any", None), cast("Any", None))
-    reign._machine = cast("Any", SimpleNamespace(jobs=jobs))
-    return reign
-
-
 async def queue_in(folder: Path) -> tuple[QueueStore, EnvironFiles]:
     files = EnvironFiles(folder)
     queue = QueueStore(MemoryServer().connect(), files)
@@ -91,14 +81,13 @@ async def test_they_go_with_their_jobs_and_those_of_no_job_at_the_second_look(tm
     jobs = {job.name: job for job in await queue.jobs()}
     jobs["over"] = msgspec.structs.replace(jobs["over"], phase=JobPhase.CANCELLED)
     lost = files.keep(asked("lost"), 100, {})
-    reign = sweeping(queue, jobs)
-    await reign._sweep_environs()
+    await queue.sweep_environs(jobs.values(), FENCE)
     assert files.names() == {jobs["waits"].environ, lost}
     late = files.keep(asked("late"), 100, {})
-    await reign._sweep_environs()
+    await queue.sweep_environs(jobs.values(), FENCE)
     assert files.names() == {jobs["waits"].environ, late}
     jobs["late"] = JobEntry(asked("late"), environ=late)
-    await reign._sweep_environs()
+    await queue.sweep_environs(jobs.values(), FENCE)
     assert files.names() == {jobs["waits"].environ, late}
 
 
@@ -107,12 +96,11 @@ async def test_a_scheduler_that_was_paused_sweeps_nothing_of_jobs_that_it_has_no
     lost = files.keep(asked("lost"), 100, {})
     await queue.submit(asked("late"), {"X": "1"})
     there = files.names()
-    reign = sweeping(queue, {})
-    await reign._sweep_environs()
+    await queue.sweep_environs((), FENCE)
     await queue.store.delete(FENCE)  # another leads
     with pytest.raises(Fenced):
-        await reign._sweep_environs()
+        await queue.sweep_environs((), FENCE)
     assert files.names() == there
     await queue.store.create(FENCE)
-    await reign._sweep_environs()
+    await queue.sweep_environs((), FENCE)
     assert files.names() == there - {lost}

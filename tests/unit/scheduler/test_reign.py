@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +17,10 @@ import pytest
 from edl.cluster.queue.phases import JobPhase
 from edl.cluster.queue.queue_entries import JobEntry, NodeReport, QueueEvent, Submission
 from edl.cluster.queue.scheduler_inputs import (
+    Act,
     BeginLife,
+    CancelAsked,
+    DrainAsked,
     JobLook,
     JobLooked,
     LifeReady,
@@ -23,12 +28,15 @@ from edl.cluster.queue.scheduler_inputs import (
     LookOnce,
     NodeLeftOut,
     NodeReported,
+    QueueInput,
+    Resolved,
     SendAway,
+    SizeWanted,
+    Submitted,
 )
 from edl.coordination.coordinator_settings import Coordinator
-from edl.coordination.election import Reign
 from edl.coordination.memory_store import MemoryServer
-from edl.coordination.store import Store
+from edl.coordination.store import Store, Watch
 from edl.core.job.leader_machine import new_record
 from edl.errors import CheckpointError, Fenced, PeerError
 from edl.outside.job_client import JobClient
@@ -39,15 +47,55 @@ from edl.scheduler import job_poller as observer_module
 from edl.scheduler import queue_store, scheduler_loop
 from edl.scheduler.cluster_home import ClusterHome
 from edl.scheduler.job_poller import JobsObserver
-from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, STORY, WISHES, QueueStore
+from edl.scheduler.queue_store import AGENTS, STORY, QueueStore
 from edl.scheduler.scheduler_loop import QueueReign
 
+FENCE = "/fence"
+JOB = JobEntry(Submission("a", ("train",), "/", "ann", 1.0), life=2)
 
-class Machine:
-    """Of one job."""
 
-    def __init__(self) -> None:
-        self.jobs = {"a": JobEntry(Submission("a", ("train",), "/", "ann", 1.0), life=2)}
+class ScriptedMachine:
+    """It keeps what it hears, and wants `acts` at once."""
+
+    def __init__(self, jobs: Sequence[JobEntry], *acts: Act) -> None:
+        self.jobs = {job.name: job for job in jobs}
+        self.nodes: dict[str, object] = {}
+        self.acts = acts
+        self.heard: list[QueueInput] = []
+        self.forgotten: list[str] = []
+
+    def handle(self, inputs: Sequence[QueueInput], wall: float, now: float) -> Resolved:
+        self.heard += inputs
+        acts, self.acts = self.acts, ()
+        return Resolved(acts=acts)
+
+    def validate(self) -> None: ...
+    def forget(self, job: str) -> None:
+        self.forgotten.append(job)
+
+
+@asynccontextmanager
+async def reigning(queue: QueueStore, observer: Any, machine: ScriptedMachine) -> AsyncIterator[ScriptedMachine]:
+    """Of that machine."""
+    await queue.store.create(FENCE)
+    leads: Any = SimpleNamespace(term=1, fence=FENCE)
+    reign = QueueReign(queue, leads, observer, lambda _: cast("Any", machine))
+    ruling = asyncio.create_task(reign.run())
+    try:
+        async with asyncio.timeout(10):
+            yield machine
+    finally:
+        ruling.cancel()
+        await asyncio.gather(ruling, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - a machine has no event for what only tests look at
+        await asyncio.sleep(0.001)
+
+
+def hears(machine: ScriptedMachine, *inputs: QueueInput) -> bool:
+    return all(one in machine.heard for one in inputs)
 
 
 class FailingObserver:
@@ -65,14 +113,12 @@ class FailingObserver:
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), PeerError("no")])
 async def test_an_act_that_comes_to_nothing_is_answered_for(error: Exception) -> None:
-    observer = cast("JobsObserver", FailingObserver(error))
-    queue = QueueStore(MemoryServer().connect())
-    reign = QueueReign(queue, cast("Reign", None), observer, cast("Any", None))
-    reign._machine = cast("Any", Machine())
-    await reign._act(BeginLife("a", 2))
-    await reign._act(LookOnce("a", 2))
     reason = f"{type(error).__name__}: no"
-    assert reign._inbox == [LifeRefused("a", 2, reason, again=True), JobLooked("a", 2, JobLook(), final=True)]
+    refused = LifeRefused("a", 2, reason, again=True)
+    unknown = JobLooked("a", 2, JobLook(), final=True)
+    machine = ScriptedMachine([JOB], BeginLife("a", 2), LookOnce("a", 2))
+    async with reigning(QueueStore(MemoryServer().connect()), FailingObserver(error), machine):
+        await until(lambda: hears(machine, refused, unknown))
 
 
 @pytest.mark.parametrize(
@@ -145,38 +191,54 @@ async def test_a_scheduler_that_leads_no_more_removes_nothing(tmp_path: Path) ->
     await store.create(node_paths.record("a"), record_codec.encode(new_record("a", 1.0)))
     job = JobEntry(Submission("a", ("train",), "/", "ann", 1.0), life=2, made=2)
     with pytest.raises(Fenced):
-        await JobsObserver(home, cast("Any", None), b"", store, fence="/fence").begin_life(job)
+        await JobsObserver(home, cast("Any", None), b"", store, fence=FENCE).begin_life(job)
     assert await store.read(node_paths.record("a")) is not None
+
+
+class DeafQueue(QueueStore):
+    """No watch of its wakes anybody."""
+
+    def watch(self, path: str, wake: Callable[[], None]) -> Watch:
+        return super().watch(path, lambda: None)
 
 
 async def test_now_and_then_everything_is_read_again_also_while_jobs_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_loop, "ALL_EVERY_S", 0.02)
     monkeypatch.setattr(scheduler_loop, "JOBS_EVERY_S", 0.01)
-    reign = QueueReign(QueueStore(MemoryServer().connect()), cast("Reign", None), cast("Any", None), cast("Any", None))
-    machine = Machine()
-    machine.jobs["a"] = msgspec.structs.replace(machine.jobs["a"], ready=True, phase=JobPhase.RUNNING)
-    reign._machine, reign._there, reign._looking = cast("Any", machine), {"n"}, {"a"}
-    async with asyncio.timeout(10):
-        while not reign._dirty:
-            await reign._rest()
-    assert reign._dirty == {JOBS, WISHES, SIZES, AGENTS, DRAIN, f"{REPORTS}/n"}
+    queue = DeafQueue(MemoryServer().connect())
+    machine = ScriptedMachine([msgspec.structs.replace(JOB, ready=True, phase=JobPhase.RUNNING)])
+    async with reigning(queue, FailingObserver(PeerError("no")), machine):
+        await until(lambda: machine.heard)
+        report, changed = NodeReport("n", (0,)), NodeReport("n", (0, 1))
+        await queue.tell(report)
+        await queue.store.create(f"{AGENTS}/n", ephemeral=True)
+        await queue.submit(Submission("b", ("train",), "/", "ann", 1.0), {})
+        await queue.cancel("b")
+        await queue.ask_size("b", 3)
+        await queue.drain(kill=True)
+        await until(
+            lambda: hears(machine, NodeReported(report), CancelAsked("b"), SizeWanted("b", 3), DrainAsked(True))
+        )
+        assert any(isinstance(one, Submitted) for one in machine.heard)
+        await queue.tell(changed)
+        await until(lambda: hears(machine, NodeReported(changed)))
 
 
 async def test_a_reign_begins_with_the_nodes_that_the_one_before_has_left_out() -> None:
     queue = QueueStore(MemoryServer().connect())
     await queue.prepare()
     await queue.tell(NodeReport("n", (0,)))
-    until = time.time() + 60
+    until_wall = time.time() + 60
     told = [
         QueueEvent(1.0, "node_left_out", "", "long ago", {"node": "n", "until": 2.0}),
-        QueueEvent(3.0, "node_left_out", "", "again", {"node": "n", "until": until}),
+        QueueEvent(3.0, "node_left_out", "", "again", {"node": "n", "until": until_wall}),
         QueueEvent(1.0, "node_left_out", "", "long ago", {"node": "m", "until": 2.0}),
     ]
     await queue.store.create(STORY, msgspec.json.encode(told))
-    leads = cast("Reign", SimpleNamespace(term=1, fence="f"))
-    reign = QueueReign(queue, leads, cast("Any", None), lambda _: cast("Any", SimpleNamespace(jobs={})))
-    await reign._load()
-    assert reign._inbox == [NodeReported(NodeReport("n", (0,))), NodeLeftOut("n", until)]
+    async with reigning(queue, None, ScriptedMachine([])) as machine:
+        await until(lambda: machine.heard)
+        assert machine.heard[:2] == [NodeReported(NodeReport("n", (0,))), NodeLeftOut("n", until_wall)]
+        assert not any(isinstance(one, NodeLeftOut) for one in machine.heard[2:])
 
 
 @pytest.mark.parametrize(
@@ -191,17 +253,14 @@ async def test_a_job_that_is_forgotten_leaves_nothing_in_the_coordinator(
     store = MemoryServer().connect()
     queue = QueueStore(store)
     await queue.prepare()
-    await store.create("/fence")
     await queue.submit(Submission("a", ("train",), "/", "ann", 1.0), {})
     record = msgspec.structs.replace(new_record("a", 1.0), state=state)
     await store.create(node_paths.record("a"), record_codec.encode(record))
-    forgotten: list[str] = []
-    jobs = {job.name: msgspec.structs.replace(job, phase=JobPhase.FINISHED) for job in await queue.jobs()}
-    observer = JobsObserver(cast("Any", None), cast("Any", None), b"", store, "/fence", alone=alone)
-    reign = QueueReign(queue, cast("Reign", SimpleNamespace(fence="/fence")), observer, cast("Any", None))
-    reign._machine = cast("Any", SimpleNamespace(jobs=jobs, forget=forgotten.append))
-    await reign._forget_old()
-    assert (await queue.names(), forgotten) == ((), ["a"])
+    over = [msgspec.structs.replace(job, phase=JobPhase.FINISHED) for job in await queue.jobs()]
+    observer = JobsObserver(cast("Any", None), cast("Any", None), b"", store, FENCE, alone=alone)
+    async with reigning(queue, observer, ScriptedMachine(over)) as machine:
+        await until(lambda: machine.heard)
+    assert (await queue.names(), machine.forgotten) == ((), ["a"])
     assert (await store.read(node_paths.record("a")) is not None) is stays
 
 
@@ -215,7 +274,7 @@ async def test_a_job_is_asked_to_go_in_the_life_that_was_meant(monkeypatch: pyte
     monkeypatch.setattr(JobClient, "_insist", insist)
     store = MemoryServer().connect()
     observer = JobsObserver(cast("Any", None), Coordinator("h:1"), b"", store)
-    reign = QueueReign(QueueStore(store), cast("Any", None), observer, cast("Any", None))
-    reign._machine = cast("Any", SimpleNamespace())
-    await reign._do(SendAway("a", 3, 30.0, "others come first"))
+    machine = ScriptedMachine([], SendAway("a", 3, 30.0, "others come first"))
+    async with reigning(QueueStore(store), observer, machine):
+        await until(lambda: asked)
     assert asked == [AskPreempt("others come first", 30.0, life=3)]
