@@ -13,7 +13,7 @@ import contextlib
 import math
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,16 +21,6 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
-    Callback,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelCheckpoint,
-    StochasticWeightAveraging,
-    Timer,
-)
-from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.plugins.precision import Precision
@@ -40,6 +30,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 import edl.torch as elastic
 from edl.errors import UsageError
 from edl.lightning.checkpoint_io import EdlCheckpointIO
+from edl.lightning.fit_settings import batches_between_validations, check_fit, epoch_limit
 from edl.lightning.lightning_validation import share_out
 from edl.lightning.loops import LightningSteps, make_elastic
 from edl.torch.loader_conversion import StepParts, converted
@@ -49,16 +40,6 @@ from edl.torch.torch_process import trainer as seat
 
 SETTING_UP = frozenset({"pre_setup", "post_setup", "run-stage", "_CheckpointConnector.resume_end"})
 LOADERS = "_dataloader()"
-
-_BEFORE = "it makes trainings of its own first: let it look in a script without edl, and write down what it finds"
-_REFUSED: Mapping[type[Callback], str] = {  # with the remedy
-    GradientAccumulationScheduler: "how many batches make a step is the same in a whole job: say "
-    "Trainer(accumulate_grad_batches=...)",
-    StochasticWeightAveraging: "it changes the schedule and the loop of a worker, and a newcomer would have others; "
-    "WeightAveraging averages weights, and goes with it",
-    LearningRateFinder: _BEFORE,
-    BatchSizeFinder: _BEFORE,
-}
 
 
 class EdlStrategy(Strategy):  # type: ignore[misc]
@@ -216,42 +197,12 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         self._sigterm = signal.getsignal(signal.SIGTERM)
         self._fits = trainer.state.fn == TrainerFn.FITTING
         if self._fits:
-            self._check(trainer)
+            if EdlStrategy._trains is not None:  # a second fit would find the data trained, and do nothing
+                raise UsageError("Trainer.fit(): a job of edl has one fit; start another job for the next one")
+            check_fit(trainer)
         if self._share_evaluation:
             share_out(trainer, self._words, self._between)
         super().setup(trainer)
-
-    def _check(self, trainer: Any) -> None:
-        if EdlStrategy._trains is not None:  # a second fit would find the data trained, and do nothing
-            raise UsageError("Trainer.fit(): a job of edl has one fit; start another job for the next one")
-        if trainer.ckpt_path is not None:
-            raise UsageError(
-                "Trainer.fit(ckpt_path=...): a job goes on at the exact sample by `edl run --checkpoint`; for weights "
-                "alone, LightningModule.load_from_checkpoint()"
-            )
-        refused = {
-            "overfit_batches": (trainer.overfit_batches > 0, "train on a torch.utils.data.Subset"),
-            "reload_dataloaders_every_n_epochs": (
-                trainer.reload_dataloaders_every_n_epochs > 0,
-                "a job trains on one source: leave it away",
-            ),
-            "val_check_interval": (
-                trainer._val_check_time_interval is not None,
-                "by the clock, workers validate at different batches: give a number of batches",
-            ),
-        }
-        for name, (given, remedy) in refused.items():
-            if given:
-                raise UsageError(f"Trainer({name}=...) does not go with strategy='edl': {remedy}")
-        for kind, remedy in _REFUSED.items():
-            if any(isinstance(one, kind) for one in trainer.callbacks):
-                raise UsageError(f"{kind.__name__} does not go with strategy='edl': {remedy}")
-        if trainer.accumulate_grad_batches > 1 and (timed := _asks_the_clock(trainer.callbacks)):
-            raise UsageError(
-                f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) and {timed} do not go together "
-                "with strategy='edl': workers tell each other the time at each batch, and may have different numbers "
-                "of them in a step; leave one away"
-            )
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Make the script's optimizers average gradients."""
@@ -280,7 +231,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         if parts is None:
             raise UsageError("Trainer.fit(): edl trains on a torch.utils.data.DataLoader")
         fit = trainer.fit_loop
-        limit = _limit(trainer)
+        limit = epoch_limit(trainer)
         if math.isfinite(limit) and limit % trainer.accumulate_grad_batches:
             raise UsageError(
                 f"Trainer(limit_train_batches={trainer.limit_train_batches}): its {limit:.0f} batches of an epoch must "
@@ -288,7 +239,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
             )
         fit._combined_loader.limits = None  # limits are counted by the job's counters, on a newcomer too
         fit.max_batches = math.inf  # the number of batches of an epoch changes with the number of workers
-        trainer.val_check_batch = _batches_between_validations(trainer)
+        trainer.val_check_batch = batches_between_validations(trainer)
         EdlStrategy._trains = self
         self._elastic = LightningSteps(trainer, seat, parts, limit)
         make_elastic(self._elastic)
@@ -351,36 +302,6 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
     def on_test_start(self) -> None:
         """Do the same as before a validation."""
         self.on_validation_start()
-
-
-def _batches_between_validations(trainer: Any) -> float:
-    """Return the batches between two validations, in whole steps; infinity for the end of each epoch. A whole 1 is each
-    batch.
-    """
-    if isinstance(trainer.val_check_interval, float) and trainer.val_check_interval == 1.0:
-        return math.inf
-    parts_of_step: int = trainer.accumulate_grad_batches
-    given: float = trainer.val_check_batch
-    return given if math.isinf(given) else math.ceil(given / parts_of_step) * parts_of_step
-
-
-def _limit(trainer: Any) -> float:
-    """Return the batches of an epoch, if the script limits them; else infinity."""
-    limits = trainer.fit_loop._combined_loader.limits
-    if trainer.limit_train_batches == 1.0 or not limits:
-        return math.inf
-    found: float = limits[0]
-    return found
-
-
-def _asks_the_clock(callbacks: list[Any]) -> str:
-    """Name the callback that looks at the clock at each batch, in the script's words; else ""."""
-    for one in callbacks:
-        if isinstance(one, ModelCheckpoint) and one._train_time_interval is not None:
-            return "ModelCheckpoint(train_time_interval=...)"
-        if isinstance(one, Timer) and one._duration is not None and one._interval == Interval.step:
-            return "max_time, or Timer(interval='step'),"
-    return ""
 
 
 def _modules_of(callbacks: list[Any]) -> dict[str, torch.nn.Module]:

@@ -18,15 +18,16 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.strategies.strategy import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
 
 from edl.errors import UsageError
-from edl.lightning.strategy import EdlStrategy, _batches_between_validations
+from edl.lightning.fit_settings import batches_between_validations, check_fit
+from edl.lightning.strategy import EdlStrategy
 
 
 def strategy() -> Any:
-    made = EdlStrategy.__new__(EdlStrategy)  # of no job
-    made._elastic, made._lightning_module = None, None
-    return made
+    """Of no job."""
+    return EdlStrategy.__new__(EdlStrategy)
 
 
 def made_with(**settings: Any) -> pl.Trainer:
@@ -35,10 +36,15 @@ def made_with(**settings: Any) -> pl.Trainer:
     return trainer
 
 
+def test_a_fit_of_no_special_wishes_is_taken() -> None:
+    check_fit(made_with())
+
+
 def test_validation_by_the_clock_is_refused() -> None:
     trainer = made_with(val_check_interval=timedelta(minutes=5))
+    trainer.state.fn = TrainerFn.FITTING
     with pytest.raises(UsageError, match="give a number of batches") as caught:
-        strategy()._check(trainer)
+        strategy().setup(trainer)
     assert "\n" not in str(caught.value)
 
 
@@ -52,9 +58,9 @@ def test_validation_by_the_clock_is_refused() -> None:
 )
 def test_the_time_at_each_batch_does_not_go_with_parts_of_a_step(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named) as caught:
-        strategy()._check(made_with(accumulate_grad_batches=2, **settings))
+        check_fit(made_with(accumulate_grad_batches=2, **settings))
     assert "\n" not in str(caught.value)
-    strategy()._check(made_with(**settings))
+    check_fit(made_with(**settings))
 
 
 @pytest.mark.parametrize(
@@ -64,12 +70,12 @@ def test_the_time_at_each_batch_does_not_go_with_parts_of_a_step(settings: dict[
 def test_validations_come_at_the_end_of_steps(interval: Any, batch: int, parts: int, wanted: float) -> None:
     trainer = made_with(val_check_interval=interval, accumulate_grad_batches=parts)
     trainer.val_check_batch = batch
-    assert _batches_between_validations(trainer) == wanted
+    assert batches_between_validations(trainer) == wanted
 
 
 def test_other_numbers_of_batches_in_a_step_are_refused() -> None:
     with pytest.raises(UsageError, match="accumulate_grad_batches") as caught:
-        strategy()._check(made_with(callbacks=[GradientAccumulationScheduler({0: 2})]))
+        check_fit(made_with(callbacks=[GradientAccumulationScheduler({0: 2})]))
     assert "\n" not in str(caught.value)
 
 
@@ -83,14 +89,14 @@ def test_other_numbers_of_batches_in_a_step_are_refused() -> None:
 )
 def test_a_callback_that_changes_the_training_of_one_worker_is_refused(callback: pl.Callback, remedy: str) -> None:
     with pytest.raises(UsageError, match=remedy) as caught:
-        strategy()._check(made_with(callbacks=[callback]))
+        check_fit(made_with(callbacks=[callback]))
     assert str(caught.value).startswith(f"{type(callback).__name__} does not go with strategy='edl': ")
     assert "\n" not in str(caught.value)
 
 
 def test_a_worker_that_leaves_a_batch_out_goes_on_with_a_loss_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     one, module = strategy(), pl.LightningModule()
-    one._lightning_module = module
+    one.connect(module)
     given = iter([None, torch.tensor(2.0), None])
     monkeypatch.setattr(Strategy, "training_step", lambda *_: next(given))
     monkeypatch.setattr(EdlStrategy, "root_device", torch.device("cpu"))
@@ -103,7 +109,7 @@ def test_a_worker_that_leaves_a_batch_out_goes_on_with_a_loss_of_nothing(monkeyp
 
 
 def test_the_time_at_each_epoch_goes_with_them() -> None:
-    strategy()._check(made_with(accumulate_grad_batches=2, callbacks=[Timer("00:01:00:00", interval="epoch")]))
+    check_fit(made_with(accumulate_grad_batches=2, callbacks=[Timer("00:01:00:00", interval="epoch")]))
 
 
 class AveragedSGD(torch.optim.SGD):
@@ -132,7 +138,7 @@ class PrecisionThatLooks:
 def test_gradients_are_averaged_before_they_are_clipped_also_on_a_worker_without_a_loss(loss: Any) -> None:
     one, optimizer = strategy(), AveragedSGD([torch.zeros(1, requires_grad=True)])
     optimizer.happened = []
-    one._precision_plugin = PrecisionThatLooks()
+    one.precision_plugin = PrecisionThatLooks()
 
     def closure() -> Any:
         optimizer.happened.append("backward")
@@ -140,12 +146,13 @@ def test_gradients_are_averaged_before_they_are_clipped_also_on_a_worker_without
 
     assert one.optimizer_step(optimizer, closure, pl.LightningModule()) is loss
     assert optimizer.happened == ["backward", "averaged", "looked at"]
-    assert not one._precision_plugin.leaves_out
+    assert not one.precision_plugin.leaves_out
 
 
 def test_a_second_trainer_in_a_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one's strategy has trained all that the job has: another one would find nothing, and say nothing."""
-    strategy()._check(made_with())
     monkeypatch.setattr(EdlStrategy, "_trains", strategy())
+    second = made_with()
+    second.state.fn = TrainerFn.FITTING
     with pytest.raises(UsageError, match="one fit; start another job"):
-        strategy()._check(made_with())
+        strategy().setup(second)
