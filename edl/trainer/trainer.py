@@ -76,17 +76,22 @@ class Trainer:
     """The process's one seat in its job. Methods belong to the thread that called `init` unless they say otherwise."""
 
     def __init__(
-        self, framework: Framework, kind: Callable[[Settings], RingKind] = horovod_alone, *, rehearsals: int = 1
+        self,
+        framework: Framework,
+        kind: Callable[[Settings], RingKind] = horovod_alone,
+        *,
+        rehearsals: int = 1,
+        shell: WorkerShell | None = None,
     ) -> None:
         """`kind` returns the framework's ring for these settings, or raises ConfigError. `rehearsals`: mini-batches
-        until the framework has traced and compiled all for a script.
+        until the framework has traced and compiled all for a script. `shell`: of this trainer, where the caller needs
+        to hold it too.
         """
         self._framework = framework
         self._kind = kind
         self._settings: Settings | None = None
-        self._leases = SharedLeases()
-        self._extras = Extras(framework.sort)
-        self._shell = WorkerShell(framework, self._leases, self._extras, rehearsals)
+        self._shell = shell or WorkerShell(framework, SharedLeases(), Extras(framework.sort), rehearsals)
+        self._leases, self._extras = self._shell.leases, self._shell.extras
         # The shell's own; here, as each look at a cold object costs the hot path.
         self._count: Count | AuditedCount = self._shell.count
         self._machine = self._shell.machine
@@ -154,22 +159,13 @@ class Trainer:
         settings = msgspec.structs.replace(settings, ring=self._kind(settings))
         ownership.claim()
         ownership.in_children(self._be_inherited)
-        self._settings = settings
-        self._saved = self._ends.saved = bool(settings.checkpoint)
-        self._shell.thread = threading.get_ident()
-        self._stand_in = 0 if self._settings.stand_in is None else os.getppid()
-        worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
-        if self._settings.audit is not None:
-            folder, job = self._settings.audit, self._settings.job or ""
+        self._stand_in = 0 if settings.stand_in is None else os.getppid()
+        worker = settings.worker_id or f"w{secrets.token_hex(4)}"
+        if settings.audit is not None:
+            folder, job = settings.audit, settings.job or ""
             self._shell.audit = AuditFile(folder, job, worker, lambda: life_begun(self._machine.orders))
-        link = self._shell.link = DaemonLink(
-            self._settings, worker, self._shell.take_news, lambda: self._machine.status
-        )
-        self._count = self._shell.count
-        if self._shell.audit.on:
-            self._count = AuditedCount(
-                self._shell.count, self._shell.audit, lambda: self._machine.generation, self._framework.applied
-            )
+        link = DaemonLink(settings, worker, self._shell.take_news, lambda: self._machine.status)
+        self.take_seat(settings, link)
         # Python ends by looking through all that lives, twice: 0.8 s with a framework, of a worker that is to go. What
         # lives now is left out, and at the end what the script has made: survivors have use for the core then.
         self._framework.note_living()
@@ -178,11 +174,23 @@ class Trainer:
         ownership.at_exit(self.shutdown)
         note_failures(self._note_failure)
         leave_on_sigterm(self._ask_to_leave, self._shell.interruption)
-        self._shell.step_timeout_s = self._settings.step_timeout_s
         self._shell.introduce()
         link.start()
         self._watch.begin(self._framework.ring)
         self._shell.take_first()
+
+    def take_seat(self, settings: Settings, link: DaemonLink) -> None:
+        """Begin by these settings, with a link to a daemon that need not be started yet. `init` does it."""
+        self._settings = settings
+        self._saved = self._ends.saved = bool(settings.checkpoint)
+        self._shell.thread = threading.get_ident()
+        self._shell.step_timeout_s = settings.step_timeout_s
+        self._shell.link = link
+        self._count = self._shell.count
+        if self._shell.audit.on:
+            self._count = AuditedCount(
+                self._shell.count, self._shell.audit, lambda: self._machine.generation, self._framework.applied
+            )
 
     def shutdown(self) -> None:
         """Leave the job; implied at exit. Harmless twice."""

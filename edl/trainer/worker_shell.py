@@ -134,8 +134,8 @@ class WorkerShell:
         self.state_changes: Callable[[], object] = lambda: None  # by an update: it waits for those who read it
         self._framework = framework
         self._at_boot = rehearsals
-        self._leases = leases
-        self._extras = extras
+        self.leases = leases
+        self.extras = extras
         self._kept = Kept(framework, extras)
         self.beside = Beside(framework, extras)
         self._preparer = Preparer(framework, self.beside, self.hear)
@@ -314,8 +314,8 @@ class WorkerShell:
         nothing of the next one, whose steps are weighed by the thread that trains.
         """
         generation, step = self.machine.generation, self.machine.step + 1
-        while not self._leases.covers(step):
-            if self._leases.ends_before(step):
+        while not self.leases.covers(step):
+            if self.leases.ends_before(step):
                 return
             while_waiting()
             self.link.wait_news(self.link.orders)
@@ -323,7 +323,7 @@ class WorkerShell:
 
     def weigh_if_known(self) -> None:
         """The same, without waiting: a thread that needs the weight before the data has come waits in `weigh`."""
-        if self.machine.weight_is_due and self._leases.covers(self.machine.step + 1):
+        if self.machine.weight_is_due and self.leases.covers(self.machine.step + 1):
             self.weigh(self.while_waiting)
 
     def keep_registered(self) -> None:
@@ -549,15 +549,15 @@ class WorkerShell:
 
     def _copy_state(self, command: CopyState) -> None:
         self._framework.synchronize(command.root)
-        self._extras.synchronize(self._framework, command.root, is_root=command.is_root)
+        self.extras.synchronize(self._framework, command.root, is_root=command.is_root)
         self.state_came()
 
     def _copy_rest(self, command: CopyRest) -> None:
         self._framework.synchronize_rest(command.root, only_statistics=not command.unsure)
         if command.unsure:  # a void mini-batch may have changed them, on some
-            self._extras.synchronize(self._framework, command.root, is_root=command.is_root)
+            self.extras.synchronize(self._framework, command.root, is_root=command.is_root)
         else:
-            self._extras.synchronize_statistics(self._framework, command.root)
+            self.extras.synchronize_statistics(self._framework, command.root)
 
     def _set_weight(self, command: SetWeight) -> None:
         """Unless another thread has carried out a newer one: that of the next ring, say."""

@@ -9,18 +9,27 @@ import pytest
 
 from edl.errors import RingBroken
 from edl.trainer.arrays import Arrays
+from edl.trainer.data.shared_leases import SharedLeases
+from edl.trainer.registered_state import Extras
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue
+from edl.trainer.worker_shell import WorkerShell
 
 DEATH = RingBroken("a peer is gone")
 
 
 @pytest.fixture
-def trainer() -> Trainer:
+def shell() -> WorkerShell:
+    framework: Any = SimpleNamespace(ring=None, sort=Arrays())
+    shell = WorkerShell(framework, SharedLeases(), Extras())
+    shell.count.step = 7
+    return shell
+
+
+@pytest.fixture
+def trainer(shell: WorkerShell) -> Trainer:
     framework: Any = SimpleNamespace(ring=None, sort=Arrays(), updates_due=UpdatesDue())
-    one = Trainer(framework)
-    one._machine.count.step = 7
-    return one
+    return Trainer(framework, shell=shell)
 
 
 def test_before_the_update_the_mini_batch_is_void(trainer: Trainer) -> None:
@@ -40,36 +49,35 @@ def test_one_without_an_update_counts_once_the_loop_has_said_so(trainer: Trainer
     assert not trainer.voided
 
 
-def test_the_next_one_is_void(trainer: Trainer) -> None:
+def test_the_next_one_is_void(trainer: Trainer, shell: WorkerShell) -> None:
     trainer.before_update()
-    trainer._machine.count.step += 1
+    shell.count.step += 1
     trainer.void_beside(DEATH)
     assert trainer.voided
 
 
-def test_gradients_that_are_not_averaged_void_it_still(trainer: Trainer) -> None:
+def test_gradients_that_are_not_averaged_void_it_still(trainer: Trainer, shell: WorkerShell) -> None:
     trainer.settle_step()  # of the first of two optimizers
-    trainer._shell.void(DEATH, keep=False)
+    shell.void(DEATH, keep=False)
     assert trainer.voided
 
 
-def test_a_void_mini_batch_is_not_settled_when_it_comes_again(trainer: Trainer) -> None:
-    machine = trainer._machine
+def test_a_void_mini_batch_is_not_settled_when_it_comes_again(trainer: Trainer, shell: WorkerShell) -> None:
     trainer.void_beside(DEATH)
     trainer.before_update()  # which is left out
-    machine.void = None  # the next ring stands, and its samples are here again
+    shell.machine.void = None  # the next ring stands, and its samples are here again
     trainer.void_beside(DEATH)
     assert trainer.voided
 
 
 def test_nor_is_one_whose_first_optimizer_had_made_its_update(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+    trainer: Trainer, shell: WorkerShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer.before_update()
-    trainer._shell.void(DEATH, keep=False)  # at the gradients of the second one
-    monkeypatch.setattr(trainer._shell, "hear", lambda _: None)  # of no daemon
-    trainer._shell.end_uncommitted_batch()
+    shell.void(DEATH, keep=False)  # at the gradients of the second one
+    monkeypatch.setattr(shell, "hear", lambda _: None)  # of no daemon
+    shell.end_uncommitted_batch()
     monkeypatch.undo()
-    trainer._machine.void = None
+    shell.machine.void = None
     trainer.void_beside(DEATH)
     assert trainer.voided

@@ -53,7 +53,7 @@ def test_a_framework_whose_gradients_horovod_alone_averages(monkeypatch: pytest.
     with pytest.raises(ConfigError, match="EDL_RING=torch: here gradients are averaged by Horovod alone") as caught:
         trainer.init()
     assert "\n" not in str(caught.value)
-    assert trainer._settings is None
+    assert not trainer.began
 
 
 def test_under_horovodrun_the_ring_is_horovods(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from edl.config import Settings
 from edl.core.worker.next_move import NEVER
 from edl.core.worker.worker_inputs import OrdersHeard
 from edl.core.worker.worker_machine import WorkerMachine
@@ -17,8 +17,12 @@ from edl.protocol.divergence_report import Fingerprint
 from edl.protocol.leader_messages import Phase
 from edl.protocol.ring_places import Place
 from edl.trainer.arrays import Arrays
+from edl.trainer.data.shared_leases import SharedLeases
+from edl.trainer.registered_state import Extras
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue
+from edl.trainer.worker_shell import WorkerShell
+from edl.transport.shared_page import Page
 
 BEYOND = Orders(1, 5, Verdict.STAY, "", 0, 0, 0, False, Assignment(Place(2, 0, 1, "w"), None, 0), ())
 LEASED = Share(2, 0, (Lease(1, 0, 4, 4, (Range(0, 0, 16),)),), (Totals(4, 16),), 4, 1, last=True)
@@ -61,7 +65,8 @@ class FakeLink:
     folder = Path("/nowhere")
 
     def __init__(self) -> None:
-        self.orders, self.page, self.told = BEYOND, SimpleNamespace(attention_step=NEVER), list[Phase]()
+        self.orders, self.page, self.told = BEYOND, Page.unshared(), list[Phase]()
+        self.page.attention_step = NEVER
 
     def tell(self) -> None:
         self.told.append(self.machine.status.phase)
@@ -73,11 +78,11 @@ class FakeLink:
 
 def test_it_is_given_an_uncounted_mini_batch_and_then_trains_in_the_ring_that_follows() -> None:
     framework: Any = FakeFramework()
-    trainer = Trainer(framework)
-    trainer._settings = SimpleNamespace(step_timeout_s=1.0, batch_size=4, home=None)  # type: ignore[assignment]
+    shell = WorkerShell(framework, SharedLeases(), Extras(framework.sort))
+    trainer = Trainer(framework, shell=shell)
     link: Any = FakeLink()
-    trainer._shell._link = link
-    machine = link.machine = trainer._machine
+    machine = link.machine = shell.machine
+    trainer.take_seat(Settings(step_timeout_s=1.0, batch_size=4), link)
     machine.state, machine.generation, machine.size = TrainerState.TRAINING, 1, 2
     machine.handle(OrdersHeard(BEYOND))
     batches = trainer.elastic_shard_generator(16, epochs=1).batches(4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,16 +11,22 @@ import msgspec
 import numpy as np
 import pytest
 
+from edl.config import Settings
 from edl.core.worker.next_move import NEVER
-from edl.core.worker.worker_inputs import SetWeight
+from edl.core.worker.worker_inputs import SetWeight, StillWaiting
 from edl.core.worker.worker_states import TrainerState
 from edl.errors import RingBroken, UsageError
 from edl.protocol.assignment import Share
 from edl.protocol.data_nouns import DataSpec, Lease, Range, Totals
 from edl.trainer.arrays import Arrays
+from edl.trainer.data.shared_leases import SharedLeases
+from edl.trainer.rates.rate_factors import FollowingRate
 from edl.trainer.rates.tuner import RateTuner
+from edl.trainer.registered_state import Extras
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue
+from edl.trainer.worker_shell import WorkerShell
+from edl.transport.shared_page import Page
 
 MINE = Lease(1, 0, 4, 4, (Range(0, 0, 8),))  # two steps of four samples, then two without
 TOTALS = (
@@ -91,18 +96,16 @@ class Script:
     def __init__(self) -> None:
         self.framework = Framework()
         framework: Any = self.framework
-        self.trainer = Trainer(framework)
-        self.trainer._settings = SimpleNamespace(step_timeout_s=1.0)  # type: ignore[assignment]
-        seat = self.seat = self.trainer._shell
-        seat.thread = threading.get_ident()
-        link: Any = SimpleNamespace(
-            orders=None, page=SimpleNamespace(attention_step=NEVER), tell=lambda: None, folder=Path("/nowhere")
-        )
-        seat._link = link
+        seat = self.seat = WorkerShell(framework, SharedLeases(), Extras(framework.sort))
+        self.trainer = Trainer(framework, shell=seat)
+        page = Page.unshared()
+        page.attention_step = NEVER
+        link: Any = SimpleNamespace(orders=None, page=page, tell=lambda: None, folder=Path("/nowhere"))
+        self.trainer.take_seat(Settings(step_timeout_s=1.0), link)
         machine = self.machine = seat.machine
         machine.state, machine.generation, machine.size = TrainerState.TRAINING, 1, 2
         self.open(DataSpec(16, 1, 4))
-        self.trainer._leases.adopt(Share(1, 0, (MINE,), TOTALS, 4, 1, last=True), (1, 1))
+        seat.leases.adopt(Share(1, 0, (MINE,), TOTALS, 4, 1, last=True), (1, 1))
         machine.unusual.even_until = 0
         self.scheduler = Scheduler()
         self.average = np.zeros(2)
@@ -148,13 +151,15 @@ def test_statistics_of_stand_ins_are_not_kept() -> None:
     assert (script.scheduler.steps, script.extra.batches) == (3, 3)  # an update was made: the others have samples
 
 
-def test_what_was_kept_for_a_step_that_the_others_went_past_is_forgotten() -> None:
+def test_what_was_kept_for_a_step_that_the_others_went_past_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipeline's thread weighs the coming step, and then the ring changes: all go on after a later one."""
     script = Script()
     for _ in range(2):
         script.train()
     script.seat.weigh(lambda: None)  # step 3 is of stand-ins here
-    script.seat._set_weight(SetWeight(99, 0.5))  # as in the ring that the others have gone on to
+    with monkeypatch.context() as gone_on:  # to the ring of the others
+        gone_on.setattr(script.machine, "handle", lambda _: [SetWeight(99, 0.5)])
+        script.seat.hear(StillWaiting(None))
     script.framework.statistics = 7  # copied from them
     script.train()
     assert script.framework.statistics == 8
@@ -216,14 +221,11 @@ def test_what_goes_by_steps_does_not_count_one_without_samples() -> None:
     script.open(None)
     script.trainer.scale_rate("linear", 8, steps=4)
     script.trainer.schedule_rate(tuner)
-    script.open(DataSpec(16, 1, 4))
-    script.trainer._rates.begin(DataSpec(16, 1, 4))
-    script.trainer._rates.follow()
+    next(script.trainer.elastic_shard_generator(16, epochs=1).batches(4))
+    following: FollowingRate = script.seat.extras.values["edl.rate"]
     for _ in range(3):
         script.train()
-    following = script.trainer._rates._following
-    assert following is not None
-    ramp, tried = following._ramp, tuner._tried_step
+    ramp, tried = following.state_dict()["ramp"], tuner.state_dict()["tried_step"]
     assert script.train() is False
-    assert (following._ramp.began, tuner._tried_step) == (ramp.began + 1, tried + 1)
-    assert following._made == 4
+    assert following.state_dict() == {"made": 4, "ramp": {**ramp, "began": ramp["began"] + 1}}
+    assert tuner.state_dict()["tried_step"] == tried + 1

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from edl.config import Settings
 from edl.core.worker.next_move import NEVER
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
@@ -17,8 +17,12 @@ from edl.protocol.divergence_report import Fingerprint
 from edl.protocol.leader_messages import Phase
 from edl.protocol.ring_places import Place
 from edl.trainer.arrays import Arrays
+from edl.trainer.data.shared_leases import SharedLeases
+from edl.trainer.registered_state import Extras
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue
+from edl.trainer.worker_shell import WorkerShell
+from edl.transport.shared_page import Page
 
 ALONE = Orders(1, 1, Verdict.STAY, "", 0, 1, 1, True, None, ())
 THEN = Assignment(Place(2, 0, 1, "w"), 0, 0)
@@ -70,7 +74,8 @@ class Link:
     worker, folder = "w", Path("/nowhere")
 
     def __init__(self, machine: WorkerMachine) -> None:
-        self.orders, self.page, self.machine = ALONE, SimpleNamespace(attention_step=NEVER), machine
+        self.orders, self.page, self.machine = ALONE, Page.unshared(), machine
+        self.page.attention_step = NEVER
         self.rehearsed = 0
 
     def tell(self) -> None:
@@ -83,11 +88,11 @@ class Link:
 
 def newcomer(rehearsals: int) -> tuple[Trainer, Link, Framework]:
     framework: Any = Framework()
-    trainer = Trainer(framework, rehearsals=rehearsals)
-    link: Any = Link(trainer._machine)
-    trainer._settings = SimpleNamespace(step_timeout_s=1.0, batch_size=4, home=None)  # type: ignore[assignment]
-    trainer._shell._link = link
-    trainer._shell.take_first()
+    shell = WorkerShell(framework, SharedLeases(), Extras(framework.sort), rehearsals)
+    trainer = Trainer(framework, shell=shell)
+    link: Any = Link(shell.machine)
+    trainer.take_seat(Settings(step_timeout_s=1.0, batch_size=4), link)
+    shell.take_first()
     return trainer, link, framework
 
 
