@@ -140,7 +140,9 @@ class DaemonLink:
                 if self._closed or time.monotonic() > deadline:
                     raise ConfigError(f"edl's daemon does not listen; its log is {self._log}") from None
             else:
-                self._pipe = pipe
+                dead, self._pipe = self._pipe, pipe
+                if dead is not None:
+                    dead.close()
                 return
 
     def _end_of_daemon(self) -> EdlError:
