@@ -114,18 +114,18 @@ class Feed:
         if where.coordinator is not None and not (self.status is not None and self.status.state in OVER):
             before = 0 if where.record is None else where.record.events_before
             async with where.client() as client:
-                self._add([event.flat() for event in (await client.events(max(0, self.count - before)))[1]])
-                self._see(await client.status())
+                self.take_events([event.flat() for event in (await client.events(max(0, self.count - before)))[1]])
+                self.take_status(await client.status())
 
     def _read(self, where: Whereabouts) -> None:
         """Read the launcher's record: the events from the beginning, those of earlier lives included."""
         if where.folder is None or where.record is None:
             return
-        self._add(_kept(where.folder, self.count))
+        self.take_events(_kept(where.folder, self.count))
         self.history.take(read_figures(where.folder))
         status = recorded_status(where.folder, where.record)
         if self.status is None or status.state in OVER:
-            self._see(status)
+            self.take_status(status)
 
     async def _follow(self, where: Whereabouts) -> None:
         """Follow this life of the job to its end. Raises EdlError."""
@@ -134,8 +134,8 @@ class Feed:
             looking = asyncio.create_task(self._look(client))
             try:
                 async for event in client.follow(max(0, self.count - before)):
-                    self._add([event.flat()])
-                self._see(await client.status())
+                    self.take_events([event.flat()])
+                self.take_status(await client.status())
             finally:
                 looking.cancel()
                 await asyncio.gather(looking, return_exceptions=True)
@@ -143,10 +143,10 @@ class Feed:
     async def _look(self, client: JobClient) -> None:
         while True:
             with contextlib.suppress(EdlError):
-                self._see(await client.status())
+                self.take_status(await client.status())
             await asyncio.sleep(LOOK_S)
 
-    def _see(self, status: Status) -> None:
+    def take_status(self, status: Status) -> None:
         self.status, self.seen_at = status, self._clock.wall()
         self.spendings.take(status)
         if (point := point_of(status, self.seen_at)) is not None and status.state not in OVER:
@@ -154,7 +154,7 @@ class Feed:
         self.looks += 1
         self._wake()
 
-    def _add(self, events: list[dict[str, Any]]) -> None:
+    def take_events(self, events: list[dict[str, Any]]) -> None:
         if not events:
             return
         self.story += events

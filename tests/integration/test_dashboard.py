@@ -173,7 +173,7 @@ async def test_charts_keep_their_titles_when_a_job_reports_something_new(edl) ->
             after = [["Throughput", "samples/s"], ["loss", "loss"], ["accuracy", "accuracy"]]
 
             def drawn() -> bool:
-                loop.call_soon_threadsafe(shown._see, still)  # another look at the job
+                loop.call_soon_threadsafe(shown.take_status, still)  # another look at the job
                 return bool(browser.run(TITLES) == after)
 
             edl.wait(drawn, "the new one beside them", 60)

@@ -53,7 +53,7 @@ class StepModel(msgspec.Struct, frozen=True):
 
     def sigma(self, workers: Floats, nodes: Floats, samples: Floats) -> Floats:
         """Return the standard deviation of the logarithm of a step's time."""
-        slopes = _slopes(self.parameters, workers, nodes, samples)[1]
+        slopes = log_slopes(self.parameters, workers, nodes, samples)[1]
         return np.asarray(np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes) + NOISE**2))
 
 
@@ -68,7 +68,7 @@ def fit(seen: MeasuredSteps) -> StepModel:
         return np.concatenate([(np.concatenate(_predicted(x, *where)) - told) / NOISE, (x - centres) / WIDTHS])
 
     def jacobian(x: Floats) -> Floats:
-        return np.vstack([np.vstack(_slopes(x, *where)) / NOISE, np.diag(1 / WIDTHS)])
+        return np.vstack([np.vstack(log_slopes(x, *where)) / NOISE, np.diag(1 / WIDTHS)])
 
     found = least_squares(residuals, centres, jacobian, method="lm", ftol=1e-4, xtol=1e-4, max_nfev=50)
     slopes = jacobian(found.x)
@@ -90,7 +90,7 @@ def _predicted(x: Floats, workers: Floats, nodes: Floats, samples: Floats) -> tu
     return grad, np.where(workers > 1, together, grad)
 
 
-def _slopes(x: Floats, workers: Floats, nodes: Floats, samples: Floats) -> tuple[Floats, Floats]:
+def log_slopes(x: Floats, workers: Floats, nodes: Floats, samples: Floats) -> tuple[Floats, Floats]:
     """Return the derivatives of ln T_grad and ln T_step by each parameter: a row for each kind of step."""
     a, b = np.exp(x[0]), np.exp(x[1])
     share = a / (a + b * samples)

@@ -140,11 +140,11 @@ async def test_events_come_as_they_happen_and_go_on_where_they_broke_off() -> No
         first = await messages(reader, 2)
         assert [one["event"] for one in first] == ["happened", "look"]
         assert first[0]["id"] == "2" and "2 → 3 workers" in json.loads(first[0]["data"])["html"]
-        page.feed._add([event(3, "worker_lost", worker="w", was="x", reason=f"{EVIL}\n\ndata: x")])
+        page.feed.take_events([event(3, "worker_lost", worker="w", was="x", reason=f"{EVIL}\n\ndata: x")])
         (third,) = await messages(reader, 1)
         assert third["id"] == "3" and "<script>" not in third["data"]
         page.writer.close()
-        page.feed._add([event(4)])
+        page.feed.take_events([event(4)])
         again = await page.open("/events?after=0", Last_Event_ID="2", **page.cookie)
         assert [one.get("id") for one in await messages(again, 2)] == ["3", "4"]
         page.writer.close()
@@ -170,7 +170,7 @@ async def test_a_thousand_connections_are_bounded_and_those_who_look_go_on() -> 
         for _ in range(1000):
             with contextlib.suppress(OSError):
                 crowd.append(await asyncio.open_connection("127.0.0.1", page.access.port))
-        page.feed._add([event(2)])
+        page.feed.take_events([event(2)])
         began = time.monotonic()
         assert (await messages(reader, 1))[0]["id"] == "2"
         assert time.monotonic() - began < 5.0
@@ -208,7 +208,7 @@ async def test_connections_that_ask_nothing_make_room_for_those_who_look(monkeyp
         stream = await page.open("/events", **page.cookie)
         await asyncio.wait_for(stream.readuntil(b"event: look"), 10)
         await asyncio.sleep(ask_s + 0.5)
-        page.feed._add([event(2)])
+        page.feed.take_events([event(2)])
         await asyncio.wait_for(stream.readuntil(b"id: 2"), 10)  # one that is being answered stays
         page.writer.close()
 
@@ -232,7 +232,7 @@ async def test_charts_are_made_once_for_all_who_look(monkeypatch: pytest.MonkeyP
     async with served(feed([event(1)])) as page:
         assert [(await page.ask(**page.cookie))[0] for _ in range(3)] == [200] * 3
         assert len(made) == 1
-        page.feed._add([event(2)])
+        page.feed.take_events([event(2)])
         await page.ask(**page.cookie)
         assert len(made) == 2
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from edl.cluster.analyzer import throughput
 from edl.cluster.analyzer.batch_worth import Noise
 from edl.cluster.analyzer.predicted import Batches
 from edl.cluster.analyzer.speed_analyzer import KINDS, Analyzer
-from edl.cluster.analyzer.throughput import CENTRES, MeasuredSteps, fit
+from edl.cluster.analyzer.throughput import CENTRES, MeasuredSteps, StepModel, fit, log_slopes
 from edl.cluster.speed_tables import Table
 from edl.cluster.views import Aim, Provenance
 from edl.errors import ConfigError
@@ -26,13 +27,13 @@ class TrueJob:
 
     def step_s(self, workers: int, nodes: int, samples: int) -> tuple[float, float]:
         where = (np.array([float(workers)]), np.array([float(nodes)]), np.array([float(samples)]))
-        grad, step = throughput._predicted(self.parameters, *where)
-        return float(np.exp(grad[0])), float(np.exp(step[0]))
+        model = StepModel(self.parameters, np.zeros((8, 8)))
+        return float(model.pass_s(where[2])[0]), float(model.step_s(*where)[0])
 
     def report(self, analyzer: Analyzer, workers: int, samples: int, *, nodes: int = 0, noise: float = 9.0) -> None:
         nodes = nodes or -(-workers // 4)
         pass_s, step_s = self.step_s(workers, nodes, samples)
-        analyzer.observe("job", workers, nodes, samples, step_s, step_s - pass_s, 1.0, noise)
+        analyzer.observe("job", workers, nodes, samples, step_s, max(0.0, step_s - pass_s), 1.0, noise)
 
 
 def analyzer_of(batches: Batches = BATCHES) -> Analyzer:
@@ -85,21 +86,20 @@ def test_one_worker_is_taken_to_scale_well_and_not_without_loss() -> None:
     assert 0.5 * 8 < progress[7] / progress[0] <= 8 * 1.05
 
 
+def log_times(parameters: Any, where: Any) -> Any:
+    """Of a pass, and of a step."""
+    model = StepModel(parameters, np.zeros((8, 8)))
+    return np.log(np.concatenate([model.pass_s(where[2]), model.step_s(*where)]))
+
+
 def test_the_slopes_are_those_of_the_model() -> None:
     rng = np.random.default_rng(0)
     workers, samples = np.array([1, 2, 3, 4, 5, 8, 16.0]), np.array([10, 20, 30, 40, 50, 60, 70.0])
     where = (workers, np.ceil(workers / 4), samples)
     for _ in range(5):
         x = rng.normal(CENTRES, 0.5)
-        slopes = np.vstack(throughput._slopes(x, *where))
-        steps = [
-            (
-                np.concatenate(throughput._predicted(x + step, *where))
-                - np.concatenate(throughput._predicted(x - step, *where))
-            )
-            / 2e-6
-            for step in 1e-6 * np.eye(len(x))
-        ]
+        slopes = np.vstack(log_slopes(x, *where))
+        steps = [(log_times(x + step, where) - log_times(x - step, where)) / 2e-6 for step in 1e-6 * np.eye(len(x))]
         assert np.allclose(slopes, np.stack(steps, axis=1), atol=1e-6)
 
 
@@ -135,11 +135,14 @@ def test_a_fit_depends_on_what_was_seen_and_not_on_its_order() -> None:
     assert np.allclose(found[0], found[1], rtol=1e-3)
 
 
-def test_what_it_keeps_is_bounded() -> None:
+def test_what_it_keeps_is_bounded(monkeypatch) -> None:
+    fitted = []
+    monkeypatch.setattr("edl.cluster.analyzer.speed_analyzer.fit", lambda seen: fitted.append(seen) or fit(seen))
     analyzer, job = analyzer_of(), TrueJob(0)
     for samples in range(1, 4 * KINDS):
         job.report(analyzer, 1, samples)
-    assert len(analyzer._jobs["job"].steps) == KINDS
+    analyzer.speed("job")
+    assert [len(seen.workers) for seen in fitted] == [KINDS]
     analyzer.forget("job")
     with pytest.raises(KeyError):
         analyzer.speed("job")

@@ -285,7 +285,7 @@ def test_who_is_sent_away_by_the_policy_is_told_for_whom() -> None:
     play = QueuePlay(n=1)
     play.submit("a")
     play.look("a")
-    play.machine._policy = Turns()
+    play.policy = Turns()
     play.submit("b")
     assert play.job("a").reason == "its devices are for job b"
     assert "from 1 to 0 workers: its devices are for job b" in [event.words for event in play.job("a").story]
@@ -412,7 +412,7 @@ def test_a_policy_that_fails_is_told_of_and_ends_nothing() -> None:
 
     play = QueuePlay(n=2)
     play.submit("a")
-    play.machine._policy = Broken()
+    play.policy = Broken()
     play.submit("b")
     assert (play.job("a").phase, play.job("b").phase) == (JobPhase.STARTING, JobPhase.QUEUED)
     assert "policy_failed" in play.told
@@ -470,7 +470,7 @@ def test_a_batch_is_asked_for_within_the_jobs_range() -> None:
             return ClusterDecision({job.name: Allotment(1, 512, "it learns as fast") for job in cluster.jobs})
 
     play = QueuePlay(n=1)
-    play.machine._policy = Batchy()
+    play.policy = Batchy()
     play.submit("a", batch_range=(32, 256))
     play.look("a", batch=64)
     play(CancelAsked("nobody"))

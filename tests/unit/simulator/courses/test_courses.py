@@ -12,6 +12,7 @@ from simulated import conditions, job, run, trace
 from small_traces import APPLICATIONS, POLLUX
 
 from edl.cluster.views import Aim, Provenance
+from edl.simulator.courses.course import BatchSpan
 from edl.simulator.courses.epochs import Epochs
 from edl.simulator.courses.timing import rotated
 from edl.simulator.simulated_cluster import ClusterSimulation
@@ -24,13 +25,18 @@ VISION = read_application(APPLICATIONS / "vision").course
 YOLO = read_application(APPLICATIONS / "yolov3").course
 
 
+def span_of(course: Epochs) -> BatchSpan:
+    assert course.span is not None
+    return course.span
+
+
 def stepwise(course: Epochs, done: float, batch: int, steps: float) -> float:
     """Epoch by epoch, as their simulator goes: what a step is worth changes at each end of one."""
     ends = [end for end in course._ends if end > done]
     while ends and steps > 0:
         noise = course.noise(done, batch)
         assert noise is not None
-        scale = batch / course._span.own
+        scale = batch / span_of(course).own
         gain = (noise.var + noise.sqr) / (noise.var / scale + noise.sqr)
         taken = min(steps, (ends[0] - done) / gain)
         steps -= taken
@@ -80,11 +86,11 @@ def test_the_batch_is_shared_out_and_made_in_passes_that_fit() -> None:
 @pytest.mark.parametrize("course", [VISION, YOLO])
 def test_the_best_batch_is_better_than_any_other_that_is_tried(course: Epochs) -> None:
     best = course.rates(0.3 * course.total, 16, 4, Aim.PROGRESS, 0)
-    for batch in sorted({course._span.own, 512, course._span.largest}):
+    for batch in sorted({span_of(course).own, 512, span_of(course).largest}):
         fixed = course.rates(0.3 * course.total, 16, 4, Aim.GIVEN, batch)
         assert np.all(best.progress >= fixed.progress * 0.97)  # it tries fifty
     assert set(best.provenance) == {Provenance.ORACLE}
-    assert np.all((best.batch >= course._span.own) & (best.batch <= course._span.largest))
+    assert np.all((best.batch >= span_of(course).own) & (best.batch <= span_of(course).largest))
 
 
 @pytest.mark.parametrize("course", [VISION, YOLO])
@@ -92,7 +98,7 @@ def test_the_batch_with_most_samples_in_a_second_may_make_less_progress(course: 
     best, fastest = (course.rates(0.0, 16, 4, aim, 0) for aim in (Aim.PROGRESS, Aim.THROUGHPUT))
     assert np.all(fastest.throughput >= best.throughput) and np.any(fastest.throughput > 1.05 * best.throughput)
     assert np.all(fastest.progress <= best.progress) and np.any(fastest.progress < 0.95 * best.progress)
-    for batch in (course._span.own, 512, course._span.largest):
+    for batch in (span_of(course).own, 512, span_of(course).largest):
         assert np.all(fastest.throughput >= course.rates(0.0, 16, 4, Aim.GIVEN, batch).throughput * 0.97)
 
 
