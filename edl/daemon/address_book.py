@@ -276,7 +276,8 @@ class Introduction:
     def began(self, mesh: str) -> None:
         """Begin an exchange: the trainer is about to need the others' addresses."""
         exchange = self._meshes[mesh] = Exchange(self._place.rank, self._place.size)
-        self._tasks.add(task := asyncio.ensure_future(self._run_all(mesh, exchange)))
+        task = asyncio.create_task(self._run_all(mesh, exchange), name=f"addresses of ring {self.generation}")
+        self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def wrote(self, mesh: str, parcels: Sequence[bytes]) -> None:

@@ -36,7 +36,7 @@ class Gathering:
         self.refusals = Refusals()
         self.daemons: list[Introductions] = []
         self._servers: list[MemoryListener] = []
-        self._addresses: list[str] = []
+        self.addresses: list[str] = []
 
     async def open(self) -> list[Place]:
         for name in self._names:
@@ -50,7 +50,7 @@ class Gathering:
         """A daemon hears the orders of a ring of all."""
         size = len(self._names)
         place = Place(generation or self._generation, rank, size, self._names[rank])
-        peers = tuple(Peer(peer, self._addresses[peer]) for peer in partners(rank, size))
+        peers = tuple(Peer(peer, self.addresses[peer]) for peer in partners(rank, size))
         return msgspec.structs.replace(
             place, rendezvous=self.daemons[rank].follow(orders(Assignment(place, None, 0, peers)))
         )
@@ -81,7 +81,7 @@ class Gathering:
         )
         address = f"{name}:{await server.start(name)}"
         place = slice(len(self.daemons), None) if rank is None else slice(rank, rank + 1)
-        self.daemons[place], self._servers[place], self._addresses[place] = [daemon], [server], [address]
+        self.daemons[place], self._servers[place], self.addresses[place] = [daemon], [server], [address]
 
 
 def orders(assignment: Assignment | None, version: int = 1) -> Orders:

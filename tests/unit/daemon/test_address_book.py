@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
 import msgspec
 import pytest
 
+from edl.collectives.rendezvous import Heard
 from edl.core.switch.address_exchange import TRADE
 from edl.daemon import address_book as module
-from edl.daemon.address_book import Here, Introduction, Keys, located, through_with
+from edl.daemon.address_book import Here, Keys, located, through_with
 from edl.protocol.assignment import Assignment, Summons
 from edl.protocol.leader_messages import AskAddresses, Phase
 from edl.protocol.ring_places import Place
@@ -23,16 +25,50 @@ from tests.model.address_meeting import JOB, Gathering, orders
 MESH = "global"
 
 
-class Trainer:
-    """What its daemon is told and told by, without the HTTP (tests/unit/collectives/test_rendezvous.py has that)."""
+class FakeRendezvous:
+    """A trainer's rendezvous without the HTTP (tests/unit/collectives/test_rendezvous.py has that)."""
 
-    def __init__(self, gathering: Gathering, place: Place) -> None:
-        self.place = place
+    opened: ClassVar[dict[str, FakeRendezvous]] = {}  # by address
+    awaited: frozenset[int] = frozenset()
+
+    def __init__(self, worker: str, rank: int, size: int, heard: Heard, *, on_refused: object) -> None:
+        self.rank, self.heard = rank, heard
         self.got: dict[int, bytes] = {}
-        opened = gathering.daemons[place.rank]._open
-        assert opened is not None
-        self.daemon: Introduction = opened
-        self.daemon._server.deliver = self._take  # type: ignore[assignment, method-assign]
+        self.stopped = False
+
+    def open(self) -> str:
+        address = f"address {len(self.opened)}"
+        self.opened[address] = self
+        return address
+
+    def deliver(self, mesh: str, addresses: Mapping[int, bytes]) -> None:
+        assert mesh == MESH
+        assert {**addresses, **self.got} == {**self.got, **addresses}
+        assert self.rank not in addresses
+        self.got |= addresses
+
+    def fail(self, reason: str) -> None: ...
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture(autouse=True)
+def without_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Rendezvous", FakeRendezvous)
+
+
+class Trainer:
+    """What its daemon is told and told by."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.rendezvous = FakeRendezvous.opened[place.rendezvous]
+        self.daemon = self.rendezvous.heard
+
+    @property
+    def got(self) -> dict[int, bytes]:
+        return self.rendezvous.got
 
     def write(self, mesh: str = MESH) -> None:
         """Begins to build a mesh, and says where it listens."""
@@ -43,12 +79,6 @@ class Trainer:
     def knows_all(self) -> bool:
         ranks = set(range(self.place.size)) - {self.place.rank}
         return self.got == {rank: parcel(rank, self.place.rank) for rank in ranks}
-
-    def _take(self, mesh: str, addresses: Mapping[int, bytes]) -> None:
-        assert mesh == MESH
-        assert {**addresses, **self.got} == {**self.got, **addresses}
-        assert self.place.rank not in addresses
-        self.got |= addresses
 
 
 def parcel(sender: int, receiver: int) -> bytes:
@@ -67,7 +97,7 @@ async def gathered(size: int, hold_s: float = 5.0) -> AsyncIterator[tuple[Gather
     gathering = Gathering([f"w{number}" for number in range(size)], hold_s=hold_s)
     places = await gathering.open()
     try:
-        yield gathering, [Trainer(gathering, place) for place in places]
+        yield gathering, [Trainer(place) for place in places]
     finally:
         await gathering.stop()
 
@@ -79,6 +109,11 @@ async def all_know(trainers: Sequence[Trainer]) -> None:
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - there is no event for what only tests look at
         await asyncio.sleep(0.001)
+
+
+def asks() -> bool:
+    """Tell whether any daemon asks another one, or waits to."""
+    return any(task.get_name().startswith("addresses of ring") for task in asyncio.all_tasks())
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 9, 40])
@@ -106,10 +141,10 @@ async def test_a_daemon_that_has_not_heard_of_the_ring_yet_lets_questions_wait()
     await gathering.open()
     for daemon in gathering.daemons:
         daemon.end(1)
-    early = Trainer(gathering, gathering.follow(0, 2))
+    early = Trainer(gathering.follow(0, 2))
     early.write()
     await asyncio.sleep(0.02)
-    late = Trainer(gathering, gathering.follow(1, 2))
+    late = Trainer(gathering.follow(1, 2))
     late.write()
     await all_know([early, late])
     assert gathering.refusals.snapshot() == {}
@@ -148,11 +183,11 @@ async def test_a_question_of_a_ring_that_is_over_is_refused_and_counted() -> Non
         for trainer in trainers:
             trainer.write()
         gathering.daemons[1].end(1)
-        caller = gathering.network.client(b"a secret of tests", JOB, "w0", gathering._addresses[1])
+        caller = gathering.network.client(b"a secret of tests", JOB, "w0", gathering.addresses[1])
         with pytest.raises(Refused) as caught:
             await caller.call(question(), object, term=0, deadline_s=5)
         assert caught.value.reason is Reason.GENERATION
-        await until(lambda: not trainers[0].daemon._tasks)
+        await until(lambda: not asks())
         assert not trainers[0].knows_all, "none asks on: that ring cannot form"
         assert set(gathering.refusals.snapshot()) == {"generation"}
 
@@ -160,7 +195,7 @@ async def test_a_question_of_a_ring_that_is_over_is_refused_and_counted() -> Non
 async def test_a_stranger_is_told_nothing() -> None:
     async with gathered(2) as (gathering, trainers):
         trainers[1].write()
-        caller = gathering.network.client(b"another secret!!", JOB, "w0", gathering._addresses[1])
+        caller = gathering.network.client(b"another secret!!", JOB, "w0", gathering.addresses[1])
         with pytest.raises((Unauthentic, Refused, Unreachable)):
             await caller.call(question(), object, term=0, deadline_s=5)
         assert set(gathering.refusals.snapshot()) == {"unauthentic"}
@@ -188,12 +223,12 @@ async def test_a_newer_ring_takes_the_place_of_one_that_never_formed() -> None:
     async with gathered(3) as (gathering, trainers):
         for trainer in trainers[:2]:
             trainer.write()
-        again = [Trainer(gathering, gathering.follow(rank, 2)) for rank in range(3)]
+        again = [Trainer(gathering.follow(rank, 2)) for rank in range(3)]
         assert len({trainer.place.rendezvous for trainer in [*trainers, *again]}) == 6
         for trainer in again:
             trainer.write()
         await all_know(again)
-        await until(lambda: not any(trainer.daemon._tasks for trainer in trainers))
+        await until(lambda: not asks())
 
 
 async def test_orders_said_again_change_nothing() -> None:
@@ -209,16 +244,14 @@ async def test_a_ring_that_is_over_is_not_opened_again() -> None:
     async with gathered(2) as (gathering, trainers):
         gathering.daemons[0].end(1)
         assert gathering.follow(0).rendezvous == ""
-        assert gathering.daemons[0]._open is None
-        del trainers
+        await until(lambda: trainers[0].rendezvous.stopped)
 
 
 async def test_orders_without_a_ring_free_the_trainer() -> None:
     async with gathered(2) as (gathering, trainers):
         trainers[0].write()
         assert gathering.daemons[0].follow(orders(None, 2)) == ""
-        await until(lambda: trainers[0].daemon._server._acceptor is None)
-        assert not trainers[0].daemon._tasks
+        await until(lambda: trainers[0].rendezvous.stopped and not asks())
 
 
 async def test_a_daemon_that_was_started_anew_is_asked_where_it_listens_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +263,7 @@ async def test_a_daemon_that_was_started_anew_is_asked_where_it_listens_now(monk
         await asyncio.sleep(0.02)  # they ask an address where nothing listens
         for rank in (0, 1):
             gathering.follow(rank)
-        last = Trainer(gathering, gathering.follow(2))
+        last = Trainer(gathering.follow(2))
         last.write()
         await all_know([*trainers[:2], last])
 
