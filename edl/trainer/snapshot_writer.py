@@ -257,8 +257,7 @@ class _Copying:
             file.touch(mode=0o600)
         with file.open("r+b", buffering=0) as opened:
             views = (read()[piece.offset : piece.end] for read, piece in self._pieces)
-            for together in _grouped(views):
-                _write_all(opened.fileno(), together)
+            write_together(opened.fileno(), views)
             opened.truncate()
 
     def _tell(self) -> None:
@@ -293,6 +292,12 @@ def _touch(spare: Path, size: int) -> None:
             os.posix_fallocate(opened.fileno(), 0, size)
     except OSError as error:
         logger.debug("no memory is touched before the first copy: %s", said_of(error))
+
+
+def write_together(file: int, views: Iterator[memoryview]) -> None:
+    """Write all views one behind the other, many in one call."""
+    for group in _grouped(views):
+        _write_all(file, group)
 
 
 def _grouped(views: Iterator[memoryview]) -> Iterator[list[memoryview]]:

@@ -28,25 +28,39 @@ def test_pieces_of_all_sizes_lie_one_behind_the_other(tmp_path, monkeypatch):
     contents = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
     monkeypatch.setattr(os, "writev", lambda file, views: os.write(file, b"".join(views)[:29]))
     with (tmp_path / "part").open("wb", buffering=0) as opened:
-        for together in snapshot_writer._grouped(memoryview(one) for one in contents):
-            snapshot_writer._write_all(opened.fileno(), together)
+        snapshot_writer.write_together(opened.fileno(), (memoryview(one) for one in contents))
     assert (tmp_path / "part").read_bytes() == b"".join(contents)
 
 
-def test_small_pieces_are_written_together():
-    groups = list(snapshot_writer._grouped(memoryview(b"abc") for _ in range(2000)))
-    assert [len(group) for group in groups] == [512, 512, 512, 464]
+def test_small_pieces_are_written_together(monkeypatch):
+    calls = []
+
+    def writev(_file: int, views: list[memoryview]) -> int:
+        calls.append(len(views))
+        return sum(map(len, views))
+
+    monkeypatch.setattr(os, "writev", writev)
+    snapshot_writer.write_together(0, (memoryview(b"abc") for _ in range(2000)))
+    assert calls == [512, 512, 512, 464]
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_collection_is_afterwards_as_it_was(collects):
+def test_collection_waits_for_a_description_and_is_afterwards_as_it_was(collects, tmp_path):
+    seen = []
+
+    def describe(*, beside):
+        seen.append(gc.isenabled())
+        raise UsageError("a session")
+
     (gc.enable if collects else gc.disable)()
     try:
-        with snapshot_writer._no_collection():
-            assert not gc.isenabled()
+        snapshot_writer.Copier(SimpleNamespace(snapshot=describe), Extras(), lambda _: None).prepare(
+            Place(1, 0, 1, "w"), tmp_path
+        )
         assert gc.isenabled() == collects
     finally:
         gc.enable()
+    assert seen == [False]
 
 
 @pytest.mark.parametrize(
