@@ -37,6 +37,9 @@ FRAGMENTS = frozenset(
     )
 )
 
+# Public in spite of the underscore, as the standard library documents them: of os, sys and every NamedTuple.
+PUBLIC = frozenset({"_exit", "_getframe", "_asdict", "_fields", "_make", "_replace"})
+
 
 def tracked(folder: str, ending: str) -> list[Path]:
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "--", folder]
@@ -118,7 +121,7 @@ def _depth(node: ast.AST | None) -> int:
 def private_uses(source: Source) -> Iterator[str]:
     """Yield private attributes of what is not the test's own."""
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr) and node.attr not in PUBLIC:
             owner = node.value
             if not (isinstance(owner, ast.Name) and owner.id in {"self", "cls"}):
                 yield f"{source.name}:{node.lineno}: .{node.attr}"

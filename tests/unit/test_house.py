@@ -38,7 +38,8 @@ def test_a_method_that_decides_nothing_is_a_pass_through(method: str, passes: bo
 def test_what_a_file_holds_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("house.ROOT", tmp_path)
     path = tmp_path / "a.py"
-    path.write_text('"""Words."""\n\nimport os\nfrom edl.a import _b\n\n# why\nx = (1,\n     2)\nself._x = y._z\n')
+    first = '"""Words."""\n\nimport os\nfrom edl.a import _b\n\n'
+    path.write_text(f"{first}# why\nx = (1,\n     2)\nself._x = y._z\nos._exit(y._replace(a=1))\n")
     source = Source(path)
-    assert (source.lines, source.code_lines()) == (9, 3)
+    assert (source.lines, source.code_lines()) == (10, 4)
     assert list(private_uses(source)) == ["a.py:4: _b", "a.py:9: ._z"]
