@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from edl.errors import RingBroken, UsageError
-from edl.trainer.registered_state import Registered, check_registrable
+from edl.trainer.registered_state import RegisteredValues, check_registrable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,7 +57,7 @@ class SeatPort(Protocol):
 
     def notify_batch_end(self, samples: int | None = None) -> bool: ...
 
-    def register(self, **values: Any) -> Registered: ...
+    def register(self, **values: Any) -> RegisteredValues: ...
 
     def on_resize(self, callback: Callable[[int, int], object]) -> None: ...
 
@@ -105,7 +105,7 @@ class Run:
         self._states.append(state)
         return f"elastic.{len(self._states)}"
 
-    def register(self, values: dict[str, dict[str, Any]]) -> Registered:
+    def register(self, values: dict[str, dict[str, Any]]) -> RegisteredValues:
         return self._trainer.register(**values)
 
     def on_resize(self, callback: Callable[[], object]) -> None:

@@ -37,7 +37,7 @@ class Stored(NamedTuple):
     contents: Sequence[StoredContent]
 
 
-class Registered:
+class RegisteredValues:
     """Registered values as attributes. Assign to them freely; what counts is what they hold at a switch.
 
     Values travel into what is here: tensors, arrays, variables, lists and dicts stay the objects that the script knows.
@@ -64,7 +64,7 @@ class Registered:
 
 
 class Extras:
-    """Registered values by name: `values`, which the script changes through `Registered`."""
+    """Registered values by name: `values`, which the script changes through `RegisteredValues`."""
 
     def __init__(self, *sorts: Tensors) -> None:
         """`sorts`: what has contents, besides numpy's arrays."""
@@ -72,14 +72,14 @@ class Extras:
         self._own: dict[str, frozenset[str]] = {}  # by name: where each worker's own values were when it was registered
         self._sorts: tuple[Tensors, ...] = (*sorts, Arrays())
 
-    def add(self, values: Mapping[str, Any]) -> Registered:
+    def add(self, values: Mapping[str, Any]) -> RegisteredValues:
         """Register values. Raises UsageError for what cannot travel."""
         for name, value in values.items():
             self.check(_call(name), value)
         self.values.update(values)
         own = {name: frozenset(own_paths(value, _call(name), self._sorts)) for name, value in values.items()}
         self._own.update(own)
-        return Registered(self)
+        return RegisteredValues(self)
 
     def _mine(self, name: str) -> Any:
         """Return the object that an incoming value is put into; None: no object of this process."""
@@ -215,7 +215,7 @@ def value_of_root(framework: Framework, value: Any, root: int, call: str) -> Any
     return coming()
 
 
-def check_registrable(registered: Registered, call: str, value: Any) -> None:
+def check_registrable(registered: RegisteredValues, call: str, value: Any) -> None:
     """Raise UsageError, which begins with `call`, for what cannot travel."""
     registered._extras.check(call, value)
 

@@ -46,7 +46,7 @@ from edl.trainer.framework_port import Framework
 from edl.trainer.rates.factors import RateFactors
 from edl.trainer.rates.noise_meter import EVERY
 from edl.trainer.rates.rate_factors import AnySchedule, Rule
-from edl.trainer.registered_state import Extras, Registered
+from edl.trainer.registered_state import Extras, RegisteredValues
 from edl.trainer.reported_metrics import FigureSender
 from edl.trainer.sample_source import Samples
 from edl.trainer.script_metrics import ScriptMetrics
@@ -355,7 +355,7 @@ class Trainer:
         self._ends.resized.append(callback)
         self._shell.beside.withheld = True  # it may look at the model, or change it
 
-    def register(self, **values: Any) -> Registered:
+    def register(self, **values: Any) -> RegisteredValues:
         """Register state that a newcomer must receive. Return it as attributes.
 
         Numbers, text, bytes; arrays and tensors; modules, models, layers; what has a `state_dict()`; and lists, tuples,

@@ -52,7 +52,7 @@ class Daemons:
         asyncio.run_coroutine_threadsafe(self._listen(Path(environ["FOLDER"]) / "pipe"), self._loop).result(10)
         return NO_PROCESS
 
-    def say(self, message: say.FromDaemon) -> None:
+    def send(self, message: say.FromDaemon) -> None:
         assert self._newest is not None
         self._loop.call_soon_threadsafe(self._newest.send, message)
 
@@ -176,12 +176,12 @@ def test_one_that_does_not_answer_is_ended_before_another_is_started(link, daemo
 def test_the_end_is_told_by_the_next_daemon_where_one_dies_just_then(link, daemons):
     daemons.die()
     until(lambda: len(daemons.heard) == 2)
-    daemons.say(say.Noted())
+    daemons.send(say.Noted())
     assert link.wait_noted(10.0)
 
 
 def test_a_daemon_that_gave_up_is_not_and_the_script_ends_after_its_step(link, daemons):
-    daemons.say(say.GaveUp("the job's leader has given this worker up"))
+    daemons.send(say.GaveUp("the job's leader has given this worker up"))
     daemons.die()
     until(lambda: link.page.attention_step == 0)
     assert daemons.spawned == 1

@@ -8,7 +8,7 @@ import pytest
 
 from edl.errors import RingBroken, UsageError
 from edl.trainer.elastic_run import Run, State
-from edl.trainer.registered_state import Extras, Registered
+from edl.trainer.registered_state import Extras, RegisteredValues
 
 
 class FakeTrainer:
@@ -62,7 +62,7 @@ class FakeTrainer:
                 callback(2, 3)
         return not void
 
-    def register(self, **values: Any) -> Registered:
+    def register(self, **values: Any) -> RegisteredValues:
         return self.extras.add(values)
 
     def on_resize(self, callback: Any) -> None:

@@ -143,7 +143,7 @@ def orders(assignment: Assignment) -> Orders:
 
 
 def framework_of(shell: WorkerShell) -> FakeFramework:
-    return shell.link.framework  # type: ignore[attr-defined, no-any-return]
+    return shell.link.framework  # type: ignore[attr-defined]
 
 
 def told(shell: WorkerShell) -> list[TrainerStatus]:
@@ -265,7 +265,7 @@ def test_what_a_pipelines_thread_finds_for_a_ring_that_is_left_weighs_nothing_in
 def test_of_two_weights_that_two_threads_set_the_one_that_was_decided_last_holds() -> None:
     shell = seated(Members(1), 0, 70, 3)
     of_the_pipeline, of_the_next_ring = SetWeight(1, 5 / 11), SetWeight(2, 1 / 2)
-    shell.machine.handle = lambda _: [of_the_next_ring, of_the_pipeline]  # type: ignore[method-assign]
+    shell.machine.handle = lambda _: [of_the_next_ring, of_the_pipeline]  # type: ignore[method-assign, assignment]
     shell.hear(StillWaiting(None))
     assert framework_of(shell).weight == 1 / 2
 
