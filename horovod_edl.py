@@ -46,7 +46,7 @@ def main() -> int:
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as in `edl run &`
     if heeded:
         signal.signal(signal.SIGINT, _interrupted)
-    if sys.argv[1:2] == ["run"]:  # `edl.launch.early_signals` lets them through, once it is known what they mean
+    if sys.argv[1:2] == ["run"]:  # `edl.cli.run` lets them through, once it is known what they mean
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     try:
         complaint = foreign_package()

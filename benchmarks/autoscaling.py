@@ -29,13 +29,12 @@ from typing import Any
 from edl import client
 from edl.errors import EdlError
 from edl.events import Event, Kind
-from edl.policy.efficiency import Efficiency
+from edl.policy.efficiency import Efficiency, Search
 from edl.policy.policy_engine import Engine, Pacing
 from edl.policy.policy_job_view import View, WorkerView
-from edl.policy.search import Search
 from edl.policy.stragglers import Paces, Spent
-from edl.protocol.measurements import Rate
 from edl.protocol.record import Status
+from edl.protocol.tally import Rate
 
 # Seconds for the whole job with so many workers all the time, and samples in it; where theirs settled; their stride.
 PUBLISHED = {

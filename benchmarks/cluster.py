@@ -33,12 +33,11 @@ import numpy as np
 from benchmarks.real_cluster import BATCH, LOOK_S, SAMPLES, Line, RealCluster
 from edl.cluster.analyzer.predicted import Batches
 from edl.cluster.analyzer.speed_analyzer import Analyzer
-from edl.cluster.decision import Allotment, ClusterDecision, ClusterPolicy
 from edl.cluster.policies import registry
 from edl.cluster.queue.queue_entries import JobEntry, QueueEvent
 from edl.cluster.queue.shrink_order import yielded
 from edl.cluster.speed_tables import Guess
-from edl.cluster.views import ClusterView, Node, Speed
+from edl.cluster.views import Allotment, ClusterDecision, ClusterPolicy, ClusterView, Node, Speed
 from edl.simulator.change_cost import ChangeCost
 from edl.simulator.courses.iterations import Iterations
 from edl.simulator.simulated_cluster import ClusterSimulation, Conditions

@@ -49,8 +49,7 @@ from edl.core.data.sample_ledger import Ledger
 from edl.daemon.metrics.metrics_server import KEPT_S
 from edl.host.credentials import digest_of
 from edl.protocol import leader_messages, node_paths
-from edl.protocol.data_nouns import DataSpec, Range
-from edl.protocol.ledger_value import LedgerSnapshot
+from edl.protocol.data_nouns import DataSpec, LedgerSnapshot, Range
 from edl.transport.rpc import Client
 
 JOB = "size"

@@ -33,8 +33,7 @@ from edl.daemon.metrics.metrics_server import MetricsServer
 from edl.host.credentials import with_secret
 from edl.protocol import leader_messages, node_paths
 from edl.protocol.record import Record
-from edl.transport.call_errors import Reason, Refused
-from edl.transport.refusals import Refusals
+from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.rpc import Server
 from edl.transport.service import Call
 

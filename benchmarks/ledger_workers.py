@@ -30,7 +30,7 @@ from edl.protocol.record import Identity
 from edl.protocol.trainer_messages import TrainerStatus
 from edl.trainer.data.audit_files import Audit
 from edl.trainer.data.epoch_cursor import Pass
-from edl.trainer.data.rehearsal_count import Rehearsals
+from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.sample_ids import SampleIds
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.transport.shared_page import Page

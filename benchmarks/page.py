@@ -90,9 +90,8 @@ from edl.host.network import LOOPBACK
 from edl.launch.locate_job import Whereabouts
 from edl.launch.progress_log import Point
 from edl.protocol.data_nouns import DataCounts
-from edl.protocol.measurements import Rate, Usage
 from edl.protocol.record import JobState, Stable, Status, WorkerState, WorkerStatus
-from edl.protocol.tally import Doing, Tally
+from edl.protocol.tally import Doing, Rate, Tally, Usage
 
 if TYPE_CHECKING:
     from benchmarks.page_browser import PageBrowser

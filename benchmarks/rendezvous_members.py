@@ -31,8 +31,7 @@ from edl.protocol.assignment import Orders
 from edl.protocol.record import Identity
 from edl.protocol.ring_places import Place
 from edl.protocol.trainer_messages import TrainerStatus
-from edl.transport.call_errors import Reason, Refused
-from edl.transport.refusals import Refusals
+from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.rpc import Client, Server
 from edl.transport.service import Call
 from edl.transport.shared_page import Page

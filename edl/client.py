@@ -11,17 +11,24 @@
 
 Synchronous, for one thread at a time. Owns: the calls and their checks. Does not own: asking a leader, and that each
 request counts once (`edl.outside.job_client`); which sizes a job may have (its leader decides).
+
+Coroutines run in one event loop of the process, in a thread of its own: so calls work in notebooks and inside other
+loops, sessions stay alive between calls, and gRPC meets one loop only.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
-from collections.abc import Collection, Iterator
+import threading
+from collections.abc import Collection, Coroutine, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from edl import ownership
 from edl.config import Given, Settings
 from edl.errors import EdlError, NoSuchJob, UsageError
 from edl.events import Event, from_flat
@@ -30,13 +37,49 @@ from edl.launch.host_slots import parse_rooms
 from edl.launch.job_events import story
 from edl.launch.locate_job import Whereabouts, kept_status, locate, recorded_status
 from edl.outside.job_client import Ack, JobClient, Retry
-from edl.outside.loop_thread import loop_thread
-from edl.outside.migrate_request import moved
-from edl.outside.save_requests import PREEMPT_S, PREEMPTED, preempted, saved
+from edl.outside.save_requests import PREEMPT_S, PREEMPTED, moved, preempted, saved
 from edl.outside.size_profile import BATCHES, TIMEOUT_S, Profile, Wish, profile
 from edl.protocol.job_policy import MOST
 from edl.protocol.migration_record import Room
 from edl.protocol.record import JobState, Status, WorkerState, WorkerStatus
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """A thread that runs an event loop until the process ends."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="edl-client", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        ownership.at_exit(self._stop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine and return its result. An interrupt of the caller (Ctrl-C) cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=1.0)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+@functools.cache
+def loop_thread() -> LoopThread:
+    """Return the process's only LoopThread; the first call starts it."""
+    thread = LoopThread()
+    thread.start()
+    return thread
+
 
 __all__ = ["Ack", "Event", "Job", "JobState", "Profile", "Retry", "Status", "WorkerState", "WorkerStatus"]
 

@@ -1,7 +1,7 @@
 """Accelerate's Accelerator, for a job whose workers come and go.
 
-Owns: the objects that `prepare()` makes elastic, adding gradients up, and which worker writes. Does not own: where
-steps end (`edl.torch.batches`).
+Owns: the objects that `prepare()` makes elastic, adding gradients up, which worker writes, and which logs a line with
+which rank in it. Does not own: where steps end (`edl.torch.batches`).
 
 Accelerate's own state stays that of one process: there is no process group. Loaders of data other than the training
 data are shared out in rounds (`edl.accelerate.shared_loader`), while the script is between two passes over the training
@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.logging import MultiProcessAdapter
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import recursively_apply, send_to_device
 
 import edl.torch as elastic
-from edl.accelerate.rank_logger import log_by_rank
 from edl.accelerate.shared_loader import EvaluationRound, SharedLoader, joined, lengths, padded, told_by_all
 from edl.torch.batches import ElasticBatches
 from edl.torch.loader_conversion import converted
@@ -30,6 +31,28 @@ from edl.torch.loop_collectives import RingWords
 from edl.torch.shared_batches import shared_batches
 from edl.torch.torch_process import framework
 from edl.torch.torch_process import trainer as seat
+
+
+def log_by_rank(is_main: Callable[[], bool], rank: Callable[[], int]) -> None:
+    """Let loggers of this process (`accelerate.logging.get_logger`) use the job's ranks. Both functions are called at
+    each line.
+
+    To Accelerate each worker is alone, so it would let all of them log, and call each of them `[RANK 0]`. Scripts make
+    their loggers at the top, before there is an Accelerator: so the class is changed, and existing loggers follow.
+    """
+
+    def should_log(main_process_only: bool) -> bool:
+        return is_main() or not main_process_only
+
+    def process(
+        adapter: logging.LoggerAdapter[Any], message: Any, given: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        message, given = logging.LoggerAdapter.process(adapter, message, given)
+        given.setdefault("stacklevel", 2)  # the place in the script, as Accelerate has it
+        return f"[RANK {rank()}] {message}", given
+
+    MultiProcessAdapter._should_log = staticmethod(should_log)
+    MultiProcessAdapter.process = process
 
 
 class ElasticScheduler(AcceleratedScheduler):  # type: ignore[misc]

@@ -48,7 +48,7 @@ def write_part(
 ) -> StoredFile:
     """Write a part; it is durable on return. Raises CheckpointError; then no manifest can name the file.
 
-    `slices` are those of `edl.checkpoints.part_shares`; `contents` is all of their bytes in that order, in any number
+    `slices` are those of `edl.checkpoints.part_files`; `contents` is all of their bytes in that order, in any number
     of pieces.
     """
     layout = lay_out(title, slices, tensors)

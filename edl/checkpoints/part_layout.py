@@ -1,6 +1,6 @@
 """The form of a part: a safetensors file, so that any tool opens it.
 
-Owns: its header, and where each slice lies. Does not own: which slices (`edl.checkpoints.part_shares`), nor their
+Owns: its header, and where each slice lies. Does not own: which slices (`edl.checkpoints.part_files`), nor their
 bytes.
 
 A header is never parsed. It follows from the manifest, byte by byte; a reader makes it anew and compares. So a header
@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edl.checkpoints.checkpoint_names import CheckpointName
-from edl.checkpoints.dtypes import PLAIN, stored_type
-from edl.checkpoints.manifest import FORMAT, Broken, Slice, StoredTensor
+from edl.checkpoints.manifest import FORMAT, PLAIN, Broken, Slice, StoredTensor, stored_type
 
 HEADER_ALIGNED = 64  # contents begin at a multiple of this, so that elements of any type are aligned
 

@@ -1,9 +1,14 @@
-"""`edl checkpoint ls|show|verify`: inspect a folder of checkpoints. These commands need no job, and change nothing."""
+"""`edl checkpoint` and `edl preempt`: save a job now, and perhaps end it; inspect a folder of checkpoints.
+
+`edl checkpoint ls|show|verify` need no job, and change nothing.
+"""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -15,8 +20,11 @@ from edl.checkpoints.checkpoint_paths import JobFolder, Located, look
 from edl.checkpoints.checkpoint_reader import Checkpoint, Unfinished, chosen, open_checkpoint
 from edl.checkpoints.manifest import Broken, Manifest
 from edl.cli import tables
+from edl.cli.commands import heed_interrupts, located, seconds
 from edl.config import Settings
-from edl.errors import CheckpointError
+from edl.errors import CheckpointError, EdlError
+from edl.launch.locate_job import Whereabouts, kept_status
+from edl.outside.save_requests import PREEMPT_S, preempted, saved
 
 BROKEN = 1
 
@@ -150,3 +158,41 @@ def _megabytes(size: int) -> str:
 
 def _when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+REASON = "preempted by `edl preempt`"
+
+
+def checkpoint(arguments: argparse.Namespace) -> int:
+    where = located(arguments)
+    tables.say(asyncio.run(_checkpoint(where, wait=arguments.wait)))
+    return 0
+
+
+async def _checkpoint(where: Whereabouts, *, wait: bool) -> str:
+    heed_interrupts()
+    try:
+        async with where.client() as job:
+            if not wait:
+                await job.checkpoint(secrets.token_hex(8))
+                return f"job {where.job}: a checkpoint is asked for"
+            return f"job {where.job} is saved: {await saved(job)}"
+    except asyncio.CancelledError:
+        raise EdlError("interrupted; the checkpoint stays asked for") from None
+
+
+def preempt(arguments: argparse.Namespace) -> int:
+    where = located(arguments)
+    deadline_s = seconds(arguments.deadline, "--deadline", or_none=True)
+    status = asyncio.run(_preempt(where, PREEMPT_S if deadline_s is None else deadline_s))
+    tables.say(f"job {where.job} is preempted: {status}")
+    return 1 if "could not be saved" in status else 0
+
+
+async def _preempt(where: Whereabouts, deadline_s: float) -> str:
+    heed_interrupts()
+    try:
+        async with where.client() as job:
+            return (await preempted(job, REASON, deadline_s, lambda: kept_status(where))).reason
+    except asyncio.CancelledError:
+        raise EdlError(f"interrupted; job {where.job} goes all the same") from None

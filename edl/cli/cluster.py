@@ -109,8 +109,7 @@ async def _start(home: ClusterHome, config: ClusterConfig, progress: tables.Prog
 
 
 def print_manifests(arguments: argparse.Namespace) -> int:
-    from edl.scheduler.kubernetes.manifests import manifests
-    from edl.scheduler.kubernetes.yaml_text import as_yaml
+    from edl.scheduler.kubernetes.manifests import as_yaml, manifests
 
     sys.stdout.write(as_yaml(manifests(_manifests_wanted(arguments, Settings.from_given(arguments.given, os.environ)))))
     return 0

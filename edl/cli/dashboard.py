@@ -1,4 +1,6 @@
-"""`edl dashboard`: serve a job's page until Ctrl-C, and print the link that opens it."""
+"""`edl dashboard`, `edl report` and `edl top`: serve a job's page until Ctrl-C, and print the link that opens it; write
+the page as one file; or show the job in the terminal while it runs.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,20 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import msgspec
+from rich.live import Live
 
 from edl.cli import tables
 from edl.cli.cluster_handle import home_of, is_remote, reached
-from edl.cli.commands import heed_interrupts, settings_for
+from edl.cli.commands import heed_interrupts, located, settings_for
 from edl.cluster.queue.job_view import JobShown
 from edl.config import Settings
 from edl.config.value_parsers import any_port
+from edl.dashboard import page_report as dashboard_report
+from edl.dashboard.page_feed import Feed
+from edl.dashboard.terminal import print_screen, screen
 from edl.errors import ConfigError, EdlError
 from edl.host.network import LOOPBACK
 from edl.launch.locate_job import Whereabouts, locate
@@ -125,3 +132,64 @@ async def _serve(where: Whereabouts, settings: Settings, ear: socket.socket, *, 
     finally:
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    where, target = located(arguments), Path(arguments.html).expanduser()
+    if not target.parent.is_dir():
+        raise ConfigError(f"--html {target}: there is no folder {target.parent}")
+    text = asyncio.run(_page(where))
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {target}: cannot be written: {error.strerror}") from None
+    tables.say(f"job {where.job}: {target}, {len(text) // 1000} kB")
+    return 0
+
+
+async def _page(where: Whereabouts) -> str:
+    """Render the page of a job that is over, or was started elsewhere and can be asked."""
+    feed = Feed(lambda: where)
+    await feed.read_all()
+    return dashboard_report.report(feed)
+
+
+TOP_LOOK_S = 10.0  # for the first status of a job to arrive
+FIRST_S = 1.5  # for a second report: the use of workers' time is the difference of two
+REDRAW_S = 0.25
+
+
+def top(arguments: argparse.Namespace) -> int:
+    settings = settings_for(arguments)
+    where = locate(settings)
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        asyncio.run(_show(where, msgspec.structs.replace(settings, job=where.job)))
+    return 0
+
+
+async def _show(where: Whereabouts, settings: Settings) -> None:
+    heed_interrupts()
+    feed = Feed(lambda: locate(settings))
+    feeding = asyncio.create_task(feed.run())
+    try:
+        if not await feed.heard(TOP_LOOK_S):
+            raise EdlError(f"job {where.job} is not heard of: `edl status {where.job}` says more")
+        await (_live(feed, feeding) if sys.stdout.isatty() else _once(feed, feeding))
+    finally:
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+
+
+async def _once(feed: Feed, feeding: asyncio.Task[None]) -> None:
+    await asyncio.wait({feeding}, timeout=FIRST_S)
+    print_screen(feed)
+
+
+async def _live(feed: Feed, feeding: asyncio.Task[None]) -> None:
+    with Live(screen(feed), auto_refresh=False, screen=True) as live:
+        while not feeding.done():
+            news = feed.news
+            live.update(screen(feed), refresh=True)
+            await feed.wait(news, 1.0)
+            await asyncio.sleep(REDRAW_S)
+    print_screen(feed)  # so that the final state stays on the terminal

@@ -1,8 +1,11 @@
-"""Arguments of the commands about one job: to start, show, change and end it."""
+"""Arguments of the commands about one job: to start, show (also as a page), change, save and end it; and
+about checkpoints and the audit of a job's samples.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Final
 
 from edl.cli.cluster_flags import add_elsewhere
@@ -15,6 +18,7 @@ from edl.cli.command_arguments import (
     add_value,
     add_values,
     command,
+    group,
     grouped,
     later,
 )
@@ -176,7 +180,7 @@ def add_scale(found: Commands) -> None:
 
 def add_batch(found: Commands) -> None:
     summary = "ask for another batch: samples a step, of all workers together"
-    parser = command(found, "batch", later("batch", "batch"), summary, BATCH_EXAMPLES)
+    parser = command(found, "batch", later("scale", "batch"), summary, BATCH_EXAMPLES)
     add_job(parser)
     parser.add_argument("samples", metavar="N", help="samples of each step, of all workers together")
 
@@ -210,14 +214,14 @@ def add_hosts(found: Commands) -> None:
 
 def add_preempt(found: Commands) -> None:
     summary = "save a job and end it, so that it can be gone on with"
-    parser = command(found, "preempt", later("save_commands", "preempt"), summary, PREEMPT_EXAMPLES)
+    parser = command(found, "preempt", later("checkpoint", "preempt"), summary, PREEMPT_EXAMPLES)
     add_job(parser)
     add_value(parser, "--deadline", "SECONDS", "it ends then, saved or not (default: 25)")
 
 
 def add_migrate(found: Commands) -> None:
     summary = "move a job's workers from one host to others while it trains"
-    parser = command(found, "migrate", later("migrate", "migrate"), summary, MIGRATE_EXAMPLES)
+    parser = command(found, "migrate", later("scale", "migrate"), summary, MIGRATE_EXAMPLES)
     add_job(parser)
     add_value(parser, "--from", "HOST", "host to be left: its name or address, as `edl status` shows it", field="left")
     others = "hosts to go to, filled in this order (default: the others of the job)"
@@ -231,3 +235,135 @@ def add_clean(found: Commands) -> None:
     parser = command(found, "clean", later("clean", "clean"), summary, CLEAN_EXAMPLES)
     add_job(parser, nargs="?")
     add_value(parser, "--older-than", "SECONDS", "only what has been over for so long (default: 0)")
+
+
+DASHBOARD_EXAMPLES = """
+examples:
+  edl dashboard                   of the job that runs here; prints the link that opens its page
+  edl dashboard mnist --port 8000 --allow-scale
+                                  always at the same port, with buttons: grow, shrink, checkpoint, stop
+  edl dashboard                   of the cluster, where one runs here: its queue, its nodes, who had which device
+  edl dashboard --cluster https://node1:8443
+  ssh -L 8000:127.0.0.1:8000 node1
+                                  and then that link, from your own machine
+
+The page is served on 127.0.0.1 until Ctrl-C. Who has the link can look; the job does not notice.
+"""
+TOP_EXAMPLES = """
+examples:
+  edl top                         the job that runs here; Ctrl-C leaves it
+  edl top mnist | head -20        once, as plain lines, where the output is no terminal
+"""
+REPORT_EXAMPLES = """
+examples:
+  edl report mnist --html mnist.html
+                                  one file with all that is on record of the job: open it in any browser
+"""
+
+
+def add_dashboard(found: Commands) -> None:
+    summary = "show a job as a page that lives"
+    parser = command(found, "dashboard", later("dashboard", "dashboard"), summary, DASHBOARD_EXAMPLES)
+    add_job(parser, nargs="?")
+    add_value(parser, "--port", "PORT", "of this machine (default: any free one)", default="0")
+    add_elsewhere(parser)
+    add_switch(parser, "--allow-scale", "give the page buttons: grow, shrink, checkpoint, stop")
+
+
+def add_top(found: Commands) -> None:
+    parser = command(found, "top", later("dashboard", "top"), "show a job in the terminal as it goes on", TOP_EXAMPLES)
+    add_job(parser, nargs="?")
+
+
+def add_report(found: Commands) -> None:
+    summary = "write the page of a job as one file"
+    parser = command(found, "report", later("dashboard", "report"), summary, REPORT_EXAMPLES)
+    add_job(parser)
+    add_value(parser, "--html", "FILE", "the file", required=True)
+
+
+DATA_EXAMPLES = """
+example:
+  edl data verify audit           what became of every sample of a job that was run with --audit audit
+"""
+VERIFY_SUMMARY = "say whether every sample was trained once"
+VERIFY_EXAMPLES = """
+examples:
+  edl run --audit audit python train.py
+  edl data verify audit           per epoch: how many samples were trained, lost, repeated, and the first of those
+  edl data verify audit --json | jq .clean
+  edl data verify audit-1 audit-2 all lives of a job that was resumed, where each had a folder of its own
+
+Exit code: 0 when nothing is lost or repeated, 1 when something is, 2 when DIR holds no audit that can be read.
+"""
+CHECKPOINT_EXAMPLES = """
+examples:
+  edl checkpoint mnist --wait                   save job mnist now; returns once that is durable
+  edl checkpoint ls checkpoints                 all checkpoints of all jobs in that folder
+  edl checkpoint verify s3://bucket/checkpoints --job mnist
+"""
+LS_EXAMPLES = """
+examples:
+  edl checkpoint ls checkpoints
+  edl checkpoint ls checkpoints --job mnist --json | jq '.checkpoints[0].step'
+
+The newest comes first. "durable": the manifest is right, and all files are as long as it says. `verify` reads them.
+"""
+SHOW_EXAMPLES = """
+examples:
+  edl checkpoint show checkpoints/mnist         the newest that is whole
+  edl checkpoint show checkpoints/mnist/0001-000001-000000000500 --json | jq .ledger
+"""
+CHECK_EXAMPLES = """
+examples:
+  edl checkpoint verify checkpoints             each byte of each checkpoint there
+  edl checkpoint verify checkpoints/mnist/0001-000001-000000000500
+
+Exit code: 0 when the newest checkpoint of each job is whole, 1 when one is not, 2 when DIR holds no checkpoint.
+"""
+NOW_EXAMPLES = """
+examples:
+  edl checkpoint mnist               ask for a checkpoint
+  edl checkpoint mnist --wait        and return once it is durable: prints its path
+"""
+NOW = "now"
+CHECKPOINTS = {
+    "ls": ("ls", "list checkpoints", LS_EXAMPLES),
+    "show": ("show_one", "show what a checkpoint has", SHOW_EXAMPLES),
+    "verify": ("verify", "say whether every byte of them is as it was written", CHECK_EXAMPLES),
+}
+
+
+def job_named(argv: Sequence[str]) -> list[str]:
+    """Read `edl checkpoint JOB` as `edl checkpoint now JOB`: a word that is none of its commands is the name of a
+    job.
+    """
+    words = list(argv)
+    if words[:1] == ["checkpoint"] and len(words) > 1 and words[1] not in {*CHECKPOINTS, NOW, "-h", "--help"}:
+        words.insert(1, NOW)
+    return words
+
+
+def add_data(found: Commands) -> None:
+    commands = group(found, "data", "check what became of a job's samples", DATA_EXAMPLES)
+    parser = command(commands, "verify", later("data_commands", "verify"), VERIFY_SUMMARY, VERIFY_EXAMPLES)
+    parser.add_argument(
+        "folders",
+        metavar="DIR",
+        nargs="+",
+        help="the folder that EDL_AUDIT or --audit named; several, where lives of the job had one each",
+    )
+    add_switch(parser, "--json", "one JSON object")
+
+
+def add_checkpoint(found: Commands) -> None:
+    commands = group(found, "checkpoint", "save a job now, or look at checkpoints", CHECKPOINT_EXAMPLES)
+    summary = "save a job now: `edl checkpoint JOB`"
+    parser = command(commands, NOW, later("checkpoint", "checkpoint"), summary, NOW_EXAMPLES)
+    add_job(parser)
+    add_switch(parser, "--wait", "return once the checkpoint is durable, and print where it is")
+    for name, (act, summary, examples) in CHECKPOINTS.items():
+        parser = command(commands, name, later("checkpoint", act), summary, examples)
+        parser.add_argument("folder", metavar="DIR", help="a folder or URL of checkpoints, of a job's, or one of them")
+        add_settings(parser, "job", text="only those of this job")
+        add_switch(parser, "--json", "one JSON object")

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 
 from edl import __version__
-from edl.cli import cluster_flags, job_flags, page_flags, saved_flags, simulate_flags
+from edl.cli import cluster_flags, job_flags
 from edl.cli.command_arguments import Commands, Parser, add_switch, command, later
-from edl.cli.saved_flags import job_named
+from edl.cli.job_flags import job_named
 from edl.errors import UsageError
 
 GROUPS = {
@@ -72,18 +72,18 @@ def build() -> Parser:
     job_flags.add_stop(found)
     job_flags.add_profile(found)
     job_flags.add_hosts(found)
-    saved_flags.add_data(found)
-    saved_flags.add_checkpoint(found)
+    job_flags.add_data(found)
+    job_flags.add_checkpoint(found)
     job_flags.add_preempt(found)
     job_flags.add_migrate(found)
     job_flags.add_clean(found)
-    simulate_flags.add_simulate(found)
+    cluster_flags.add_simulate(found)
     cluster_flags.add_cluster(found)
     cluster_flags.add_submit(found)
     cluster_flags.add_jobs(found)
-    page_flags.add_dashboard(found)
-    page_flags.add_top(found)
-    page_flags.add_report(found)
+    job_flags.add_dashboard(found)
+    job_flags.add_top(found)
+    job_flags.add_report(found)
     _add_doctor(found)
     _add_own(found, parser)
     summaries = {action.dest: action.help for action in found._choices_actions}

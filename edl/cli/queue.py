@@ -23,11 +23,11 @@ from edl.cluster.queue.queue_entries import NAME
 from edl.cluster.queue.submission import USER, JobWish
 from edl.config import Settings
 from edl.errors import ConfigError, EdlError, UsageError
-from edl.launch.job_names import invent
+from edl.launch.job_records import invent
 from edl.launch.job_stop import TIMEOUT_S
 from edl.protocol.record import JobState, Status
 from edl.scheduler.cluster_access import ReachedCluster
-from edl.scheduler.job_environment import handed_on
+from edl.scheduler.environ_files import handed_on
 
 SHOWN_OVER = 10  # most finished jobs in a list for people
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}

@@ -1,4 +1,12 @@
-"""`edl run`: what was asked for is checked here, before anything is started."""
+"""`edl run`: what was asked for is checked here, before anything is started.
+
+Owns: these checks, signals that come before there is an event loop, and `--detach`: the launcher runs in the
+background, and the command returns once the job has begun. Does not own: signals that come later
+(`edl.launch.job_run`).
+
+While Python imports edl, `horovod_edl` holds SIGTERM and SIGHUP back: what they mean is not known before the settings
+are. From then until the loop takes over, one of them ends the process at once, as nothing was started yet.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +20,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
 from edl.checkpoints.resume_choice import GOES_ON, only_job
 from edl.cli.cluster_flags import OF_REACH
 from edl.cli.command_arguments import TWINS
-from edl.cli.detached_run import in_background, wait_begun
 from edl.cluster.queue.end_causes import REFUSED
 from edl.config import TABLE, Given, Settings, mistyped
 from edl.control_characters import visible
@@ -31,7 +41,6 @@ from edl.host.folders import check_parent
 from edl.host.host_processes import raise_open_files
 from edl.launch import export_process
 from edl.launch.child_worker import search_path
-from edl.launch.early_signals import EarlyEnd, ends_early
 from edl.launch.job_records import Folder, launch_record, new_name
 from edl.launch.job_run import Lives
 from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, LaunchVerdict
@@ -40,6 +49,82 @@ from edl.launch.worker_output import OutputFile
 from edl.protocol.record import JobState
 from edl.protocol.tally import LossCause
 from edl.trainer.data.audit_files import check_free, prepare
+
+LOOK_S = 0.05
+HINTS = """edl: job {0} runs in the background
+  edl status {0}             how far it is
+  edl logs {0} --follow      what its workers print
+  edl dashboard {0}          a page of it: prints the link
+  edl stop {0}               ends it
+"""
+
+
+def in_background() -> tuple[int, int] | None:
+    """Fork. In the parent, return the launcher's pid and the pipe with its messages; None in the launcher, which no
+    terminal reaches any more.
+    """
+    heard, said = os.pipe()
+    if pid := os.fork():
+        os.close(said)
+        return pid, heard
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor, end in enumerate((null, null, said)):
+        os.dup2(end, descriptor)
+    for descriptor in (heard, said, null):
+        os.close(descriptor)
+    return None
+
+
+def wait_begun(launcher: int, heard: int, folder: Folder) -> int:
+    """Wait until the job has a coordinator, or its launcher has ended. Return the exit code."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda number, _: os.kill(launcher, number))
+    pid = status = 0
+    while not pid and not _has_begun(folder, launcher):
+        time.sleep(LOOK_S)
+        pid, status = os.waitpid(launcher, os.WNOHANG)
+    os.set_blocking(heard, False)
+    with contextlib.suppress(BlockingIOError):
+        sys.stderr.write(os.read(heard, 1 << 16).decode(errors="replace"))
+    if code := os.waitstatus_to_exitcode(status):
+        return abs(code)
+    sys.stderr.write(HINTS.format(folder.path.name))
+    sys.stdout.write(f"{folder.path.name}\n")
+    return 0
+
+
+def _has_begun(folder: Folder, launcher: int) -> bool:
+    record = folder.read()
+    return record is not None and record.launcher_pid == launcher and bool(record.coordinator)
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class EarlyEnd(NamedTuple):
+    code: int
+    line: str
+
+
+@contextlib.contextmanager
+def ends_early(end: Callable[[signal.Signals], EarlyEnd]) -> Iterator[None]:
+    """End the process at once on a signal, until the loop's own handlers replace these. Call it in the main thread."""
+
+    def act(number: int, _frame: FrameType | None) -> NoReturn:
+        code, line = end(signal.Signals(number))
+        os.write(2, f"edl: {line}\n".encode())
+        os._exit(code)
+
+    heeded = [one for one in SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]  # nohup edl run ...
+    before = {one: signal.signal(one, act) for one in heeded}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
 
 # ring -> its module, and what to do where it is not there
 PACKAGES = {

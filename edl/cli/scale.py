@@ -1,4 +1,4 @@
-"""`edl scale`: ask for a size, and report progress."""
+"""`edl scale`, `batch`, `migrate`: ask for a size, a batch, or that all workers leave a host; report progress."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from edl.cli import tables
 from edl.cli.commands import cluster_with, heed_interrupts, located, seconds
 from edl.errors import EdlError, NoSuchJob, ScaleRejected, TimedOut, UsageError
 from edl.events import Event, Kind
+from edl.launch.host_slots import parse_rooms
 from edl.launch.locate_job import Whereabouts
 from edl.outside.job_client import when_back
+from edl.outside.save_requests import moved
+from edl.protocol.job_policy import MOST
+from edl.protocol.migration_record import Room
 from edl.protocol.record import Status
 
 ASK_S = 60.0  # time for a coordinator and a leader to be back, unless `--timeout` is given (I11, I12)
@@ -93,3 +97,59 @@ def pause(new: list[Event]) -> str:
     pauses = [event.details.get("pause_ms") for event in new if event.kind is Kind.SCALED]
     known = [one for one in pauses if one is not None]
     return f"; its survivors paused for {known[-1]:.0f} ms" if known else ""
+
+
+def batch(arguments: argparse.Namespace) -> int:
+    if not arguments.samples.isdecimal() or not 1 <= int(arguments.samples) <= MOST:
+        raise UsageError(f"{arguments.samples}: the samples of a step must be a whole number from 1 to {MOST:,}")
+    where, samples = located(arguments), int(arguments.samples)
+    try:
+        asyncio.run(_batch(where, samples))
+    except ScaleRejected as rejected:
+        raise EdlError(f"job {where.job} cannot have a batch of {samples}: {rejected.reason}") from None
+    except asyncio.CancelledError:
+        raise EdlError("interrupted") from None
+    tables.say(f"job {where.job}: {samples} samples a step asked for, of all workers together")
+    return 0
+
+
+async def _batch(where: Whereabouts, samples: int) -> None:
+    heed_interrupts()
+    async with where.client() as job:
+        await job.batch(samples)
+
+
+def migrate(arguments: argparse.Namespace) -> int:
+    if not arguments.left:
+        raise UsageError("--from HOST is missing: `edl status` shows the hosts of a job's workers")
+    to, within_s = _hosts(arguments.to), seconds(arguments.timeout)
+    where, host, progress = located(arguments), arguments.left, tables.Progress(sys.stderr)
+    try:
+        line = asyncio.run(_migrate(where, host, to, within_s or 0.0, progress))
+    except ScaleRejected as rejected:
+        raise EdlError(f"job {where.job} does not leave {host}: {rejected.reason}") from None
+    finally:
+        progress.end()
+    tables.say(line)
+    return 0
+
+
+def _hosts(text: str | None) -> tuple[Room, ...]:
+    try:
+        return parse_rooms(text) if text else ()
+    except ValueError as error:
+        raise UsageError(f"--to {text}: {error}") from None
+
+
+async def _migrate(
+    where: Whereabouts, host: str, to: tuple[Room, ...], within_s: float, progress: tables.Progress
+) -> str:
+    heed_interrupts()
+    try:
+        async with where.client() as job:
+            after, _ = await job.events()
+            await moved(job, host, to, within_s, lambda status: progress.show(tables.moving(status)))
+            _, new = await job.events(after)
+    except asyncio.CancelledError:
+        raise EdlError(f"interrupted; job {where.job} leaves {host} all the same") from None
+    return f"job {where.job} has left {host}{pause(new)}"

@@ -1,7 +1,7 @@
-"""The view that a policy has of a cluster: nodes with devices, jobs with their limits, and each job's speed.
+"""The view that a policy has of a cluster: nodes, jobs with their limits, each job's speed; and a policy's decision.
 
 The simulator makes the same views from a trace as a scheduler makes from live jobs. A worker takes one device. Owns:
-the forms. Does not own: where a speed is known from (`edl.cluster.speed_tables`), nor the decisions.
+the forms. Does not own: where a speed is known from (`edl.cluster.speed_tables`), nor the policies.
 """
 
 from __future__ import annotations
@@ -118,3 +118,28 @@ class ClusterView(msgspec.Struct, frozen=True):
     @property
     def devices_per_node(self) -> int:
         return max((node.devices for node in self.nodes), default=1)
+
+
+class Allotment(msgspec.Struct, frozen=True):
+    """The workers and the batch of one job from now on."""
+
+    workers: int
+    batch: int = 0  # of all workers together; 0: the job's own
+    reason: str = ""  # of the change, in words for the job's owner
+
+
+class ClusterDecision(msgspec.Struct, frozen=True):
+    """The workers and the batch of each job, with a reason for each change.
+
+    Jobs that are not in `allotments` get no worker. `notes` come back with the next view of the jobs.
+    """
+
+    allotments: dict[str, Allotment]
+    notes: dict[str, dict[str, float]] = {}
+    look_again: float | None = None  # decide anew at that time, even if nothing has happened by then
+
+
+class ClusterPolicy(Protocol):
+    """Decide anew from each view. A policy has parameters, and no memory but the notes."""
+
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision: ...

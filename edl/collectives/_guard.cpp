@@ -43,7 +43,7 @@
 //    Beside training that is well, as it leaves the cores to those who train; after a death all wait for the ring.
 // 11. Horovod waits for a member that does not come, for ever: its threads go on talking to each other while one member's
 //    script hangs, so that nothing of gloo's is under way that could time out. Whether something moves is seen here, and
-//    edl ends the wait (edl/collectives/ring_wait_times.py).
+//    edl ends the wait (edl/collectives/ring_port.py).
 //
 // What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
 // libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:

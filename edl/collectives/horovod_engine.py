@@ -1,25 +1,120 @@
 """A ring engine: one copy of Horovod's native library with its guard and its environment; it holds one ring at a time.
 
-Owns: forming that ring, leaving it, cutting it. Does not own: which engine's ring the process trains in
+Owns: forming that ring (Horovod's native start, under a deadline, and survivable), leaving it, cutting it, and for how
+long a worker polls for a collective. Does not own: which engine's ring the process trains in
 (`edl.collectives.horovod_ring`), nor the tensors that it reduces.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from edl.collectives.busy_wait import Spinning, spinning
 from edl.collectives.horovod_environment import variables
 from edl.collectives.horovod_libraries import Library
-from edl.collectives.ring_start import Forming
-from edl.collectives.ring_wait_times import Pulse
+from edl.collectives.library_guard import Guard
+from edl.collectives.ring_port import Pulse
 from edl.errors import RingBroken
 from edl.protocol.ring_places import Place
+
+GRACE_S = 5.0  # from giving up to the end of the native call
+LOOK_S = 0.02  # how often a failed start is looked for; a successful one is reported at once
+GENTLE_INIT = (None, 0, None, None, 0)  # arguments of horovod_init: all ranks, no process sets but the global one
+
+_attempts = itertools.count(1)
+
+
+class Forming:
+    """A single attempt to form a ring. The native call runs in its own thread, so that a stuck call can be given up."""
+
+    def __init__(self, native: Any, guard: Guard, generation: int) -> None:
+        self.generation = generation
+        self._native = native
+        self._guard = guard
+        self._attempt = next(_attempts)
+        self._done = threading.Event()
+        self._given_up = threading.Event()
+        self._formed = False
+        self.refused = False  # by this library for ever: a start that failed late leaves a mark that nothing takes away
+
+    def wait(self, timeout_s: float) -> None:
+        """Return once the ring is formed. Raises RingBroken; then Horovod is ready for another attempt."""
+        threading.Thread(target=self._form, name="edl-forming", daemon=True).start()
+        reason = self._outcome(timeout_s)
+        if reason == "" and not self._given_up.is_set():
+            return
+        if reason is None:
+            self.give_up()
+            reason = f"not all members came within {timeout_s:g} s"
+            if self._outcome(GRACE_S) is None:
+                raise RingBroken(f"the ring did not form, and Horovod does not let go of it: {reason}")
+        elif self._given_up.is_set():
+            reason = "it was aborted"
+        self._guard.cut()  # so that peers which have connected to us learn of it at once
+        self._native.horovod_shutdown()  # joins what is left of the attempt
+        raise RingBroken(f"the ring did not form: {reason}")
+
+    def give_up(self) -> None:
+        """End the attempt. Any thread may call it."""
+        self._given_up.set()
+        self._guard.set_hurry(True)
+
+    @property
+    def ended(self) -> bool:
+        """Tell whether Horovod can be started again."""
+        return self._done.is_set() or self._guard.failure(self._attempt) is not None
+
+    def _outcome(self, timeout_s: float) -> str | None:
+        """Return '' when formed, else the reason; None if neither is known in time."""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            if self._done.wait(LOOK_S):
+                self.refused = not self._formed
+                return "" if self._formed else "Horovod said no"
+            failure = self._guard.failure(self._attempt)
+            if failure is not None:
+                return failure or "for an unknown reason"
+            if self._given_up.is_set():
+                self._guard.cut()  # again and again: asking the rendezvous is tried three times
+        return None
+
+    def _form(self) -> None:
+        said = self._guard.start(self._attempt, self._native.horovod_init, GENTLE_INIT)
+        if said is not None:
+            self._formed = said
+            self._done.set()
+
+
+LONG_S, SHORT_S = 0.05, 0.001  # where there is a core for each worker of this host, and where there is none
+SETTLING_S = 0.5
+NAME = "EDL_SPIN_MS"
+
+
+class Spinning(NamedTuple):
+    usual_s: float
+    settling_s: float  # it is short for so long, in a ring that begins
+
+
+def spinning(workers: int, environment: Mapping[str, str], cores: int | None = None) -> Spinning:
+    """Choose for so many workers on this host for how long a worker polls for a collective in Horovod's loop before it
+    naps between two looks (`_guard.cpp`). `edl.config` has checked the variable.
+
+    A nap makes the wait a little longer. Without naps the worker keeps a core busy, which no other worker needs as long
+    as there is one for each: a step's wait is over by then. Where a host has more workers than cores, it takes the core
+    from those that it waits for. So it does everywhere for a moment in each ring that begins: daemons agree on it,
+    other members come, one that crashed is started again.
+    """
+    given = environment.get(NAME, "")
+    if given:
+        return Spinning(float(given) / 1000, 0.0)
+    return Spinning(LONG_S if workers <= (cores or len(os.sched_getaffinity(0))) else SHORT_S, SETTLING_S)
+
 
 LEAVE_TIMEOUT_S = 10.0  # a healthy ring is left within milliseconds; see RingEngine._leave
 REFUSED = "Horovod cannot be started again in this process, as a start of it has failed: start another worker instead"
@@ -77,7 +172,7 @@ class RingEngine:
         return self.place is not None and self.place.generation == generation and not self._guard.hurries
 
     def settle(self) -> None:
-        """Begin the time of short waits (`edl.collectives.busy_wait`) at the next wait."""
+        """Begin the time of short waits (`edl.collectives.horovod_engine`) at the next wait."""
         self._guard.set_spin(*self._spin)
 
     def form(

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from edl.collectives.library_copy import private_copy
-from edl.collectives.library_guard import Guard
+from edl.collectives.library_guard import Guard, private_copy
 
 
 @dataclass(frozen=True)

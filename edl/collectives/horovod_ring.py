@@ -29,8 +29,7 @@ from edl.collectives.horovod_environment import tell_scripts
 from edl.collectives.horovod_python import Face
 from edl.collectives.library_guard import plain
 from edl.collectives.name_warmup import Named, Sums, go_through
-from edl.collectives.ring_port import is_fault, never
-from edl.collectives.ring_wait_times import Pulse
+from edl.collectives.ring_port import Pulse, is_fault, never
 from edl.errors import RingBroken, RingFault
 from edl.protocol.leader_messages import GRADIENTS
 from edl.protocol.ring_places import Place

@@ -105,7 +105,7 @@ class Rendezvous:
     async def stop(self) -> None:
         """Cut connections that still wait: Horovod tries three times, 0.5 s apart, and fails. Harmless twice.
 
-        Without the guard, which `edl.collectives.ring_start` uses, that ends their processes.
+        Without the guard, which `edl.collectives.horovod_engine` uses, that ends their processes.
         """
         if self._acceptor is None:
             return

@@ -1,17 +1,56 @@
 """Port of the all-reduce ring, as the runtime uses it; gradients go through the adapters of the frameworks.
 
-Owns: entering and leaving a ring, forming the next one beside it, moving bytes inside it, and freeing threads that are
-stuck in it. Does not own: who is in it (`edl.core`), nor when to change it (`edl.trainer`).
+Owns: entering and leaving a ring, forming the next one beside it, moving bytes inside it, freeing threads that are
+stuck in it, the time in which nothing has moved in it, and the weight of this worker's gradients in its average. Does
+not own: applying that weight (the adapters), nor computing it from the data; who is in it (`edl.core`), when to change
+it (`edl.trainer`), nor how long a wait is too long (`edl.trainer.wait_bounds`).
+
+Neither Horovod nor gloo tells when a wait is to end. Horovod waits for ever for a member whose script hangs, as its
+threads go on talking; gloo has a time-out of its own for each part of an operation. So edl looks at the ring now and
+then, on a thread of its own: a usual step is not touched by that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from edl.collectives.ring_wait_times import Pulse
 from edl.errors import EdlError
 from edl.protocol.ring_places import Place
+
+
+class Pulse(NamedTuple):
+    """A snapshot of what has moved in a ring."""
+
+    waiting: int  # collectives that this process has begun, and that not all members have come to
+    begun: int  # times that one was
+    turns: int | None  # of the ring's own thread, which takes none while it waits or reduces; None: it has no thread
+    bytes: int  # that have gone over the ring's connections, both ways
+
+
+class Patience:
+    """Follow how long a process waits in vain in its ring."""
+
+    def __init__(self) -> None:
+        self._at = (0, 0)
+        self._last: Pulse | None = None
+        self._moved_at = 0.0
+
+    def look(self, at: tuple[int, int], pulse: Pulse | None, now: float) -> float:
+        """Return the seconds for which nothing has moved in this generation and step (`at`). `pulse` None: no wait."""
+        last, self._last = self._last, pulse
+        if pulse is None or last is None or at != self._at or _moved(last, pulse):
+            self._at, self._moved_at = at, now
+        return now - self._moved_at
+
+
+def _moved(last: Pulse, pulse: Pulse) -> bool:
+    if pulse.turns is None and pulse.waiting == 0:
+        return True
+    if pulse.turns == last.turns:  # an operation may be under way for long, or a member's process says nothing
+        return (pulse.bytes, pulse.begun) != (last.bytes, last.begun)
+    return pulse.waiting == 0 or (pulse.waiting, pulse.begun) != (last.waiting, last.begun)
 
 
 def never() -> bool:
@@ -103,3 +142,26 @@ def of_all_members(ring: Ring, mine: bytes) -> list[bytes]:
     if place is None:
         return [mine]
     return [ring.broadcast(mine if root == place.rank else None, root) for root in range(place.size)]
+
+
+class Weight:
+    """Samples of this worker divided by samples of all workers; equal for all workers until `set` is called."""
+
+    def __init__(self) -> None:
+        self._weight: float | None = None
+        self.weightless = False  # no worker has samples: whatever gradients are, there is no update (I13)
+
+    def set(self, weight: float, *, weightless: bool = False) -> None:
+        if not 0.0 <= weight <= 1.0:
+            raise ValueError(f"a share is between 0 and 1, not {weight}")
+        self._weight, self.weightless = weight, weightless
+
+    def factor(self, size: int) -> float:
+        """Return the factor for gradients by which their average over `size` workers becomes the weighted sum.
+
+        Exactly 1.0 in the even case, so that callers can skip the multiplication.
+        """
+        if self._weight is None or size == 0:
+            return 1.0
+        factor = self._weight * size
+        return 1.0 if math.isclose(factor, 1.0, rel_tol=1e-12) else factor

@@ -1,7 +1,8 @@
 """The settings of one process, read from its keywords, flags and environment, and checked.
 
-Owns: where each setting comes from, how settings agree with one another, and how they are handed down to a child. Does
-not own: their names and forms (`edl.config.settings_table`, `edl.config.value_parsers`).
+Owns: where each setting comes from, how settings agree with one another, how they are handed down to a child, and that
+EDL_HOME belongs to the user who runs edl, or to root. Does not own: their names and forms (`edl.config.settings_table`,
+`edl.config.value_parsers`).
 """
 
 from __future__ import annotations
@@ -10,13 +11,30 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from edl.config.settings_table import MORE_VARIABLES, TABLE, Setting
 from edl.config.value_parsers import AUTO
 from edl.errors import ConfigError, did_you_mean
+
+OWN_HOME: Final = "set EDL_HOME to a folder of your own"
+
+
+def check_home(home: Path, *inside: Path) -> None:
+    """Raise ConfigError if `home` or one of the paths `inside` belongs to another user than this one or root."""
+    for path in (home, *inside):
+        try:
+            owner = path.stat().st_uid
+        except OSError:  # the path is missing or unreadable: the code that reads it raises the error
+            continue
+        if owner not in {os.geteuid(), 0}:
+            raise ConfigError(
+                f"EDL_HOME={home}: {path} belongs to another user (uid {owner}), who could change what edl keeps "
+                f"there, its secrets too: {OWN_HOME}"
+            )
+
 
 # Fields that mean nothing to a job without checkpoints.
 OF_CHECKPOINTS = ("checkpoint_every", "checkpoint_overhead", "keep_checkpoints", "resume")

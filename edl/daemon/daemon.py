@@ -48,21 +48,19 @@ from edl.daemon.roll_caller import Neighbours
 from edl.daemon.trainer_view import Observer
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
 from edl.host.credentials import coordinator_of, shared_secret
-from edl.host.host_id import host_id
-from edl.host.host_processes import halted, raise_open_files, used_by, watch_exit, yield_to_trainers
+from edl.host.host_processes import halted, host_id, raise_open_files, used_by, watch_exit, yield_to_trainers
 from edl.host.life_lock import LIFE, watch_life
 from edl.host.network import LOOPBACK, address_of, address_towards, interface_of
 from edl.protocol import leader_messages, node_paths
 from edl.protocol import trainer_messages as say
 from edl.protocol.assignment import Orders
 from edl.protocol.checkpoint_record import PartInfo
-from edl.protocol.driver_messages import Word
 from edl.protocol.job_policy import JobPolicy
+from edl.protocol.leader_messages import Word
 from edl.protocol.record import Identity
 from edl.protocol.ring_places import RingKind
-from edl.transport.call_errors import Reason, Refused
+from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.pipe import Connection, PipeServer
-from edl.transport.refusals import Refusals
 from edl.transport.rpc import Client, Server
 from edl.transport.service import Call
 from edl.transport.shared_page import Page

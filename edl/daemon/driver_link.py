@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from edl.protocol.driver_messages import Ask, Word
+from edl.protocol.leader_messages import Ask, Word
 from edl.transport.call_errors import PipeClosed
 from edl.transport.pipe import PipeClient
 

@@ -47,8 +47,7 @@ from edl.facts import LeaderElected
 from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
 from edl.protocol.record import OVER, Record, Status
-from edl.transport.call_errors import Reason, Refused
-from edl.transport.refusals import Refusals
+from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.service import Call
 
 logger = logging.getLogger("edl")

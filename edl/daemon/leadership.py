@@ -3,7 +3,7 @@ lead.
 
 Owns: the leader in this process, that a leader whose task has ended, for any reason, makes room for another, and that a
 write without an answer begins another term. Does not own: one term (`edl.daemon.leader_shell`), the election
-(`edl.coordination.election`), nor when a job has failed because no daemon can lead it (`edl.core.job.leaders_failed`).
+(`edl.coordination.election`), nor when a job has failed because no daemon can lead it (`edl.core.job.resignations`).
 """
 
 from __future__ import annotations

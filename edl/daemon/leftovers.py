@@ -18,8 +18,8 @@ from enum import Enum, auto
 import msgspec
 
 from edl.coordination.store import MAX_OPS, AccessDenied, Check, Delete, NoNode, NotEmpty, Store, StoreRefused
-from edl.protocol import node_paths, record_codec
-from edl.protocol.record import OVER
+from edl.protocol import node_paths
+from edl.protocol.record import OVER, decode_record
 
 AT_ONCE = MAX_OPS - 1  # nodes that are deleted in one transaction, besides the check
 
@@ -63,7 +63,7 @@ async def look(store: Store, job: str) -> Remains | None:
     if node is None:
         return None
     try:
-        record = record_codec.decode(node.value)
+        record = decode_record(node.value)
         newest = await _newest_event(store, job)
     except (msgspec.MsgspecError, zlib.error):
         return None

@@ -32,8 +32,8 @@ from edl.core.job.leader_inputs import Tell
 from edl.core.job.leader_machine import new_record
 from edl.daemon import leftovers
 from edl.errors import StoreUnavailable, UsageError
-from edl.protocol import node_paths, record_codec
-from edl.protocol.record import Record
+from edl.protocol import node_paths
+from edl.protocol.record import Record, decode_record, encode_record
 
 logger = logging.getLogger("edl")
 
@@ -67,7 +67,7 @@ class Chronicle(Generic[A]):
         node = await patiently(lambda: self._store.read(node_paths.record(self._job)))
         if node is None:
             node = await patiently(self._found)
-        record = record_codec.decode(node.value)
+        record = decode_record(node.value)
         self._writing = Writing(record, node.version, self._reign.term)
         return record
 
@@ -105,7 +105,7 @@ class Chronicle(Generic[A]):
         return version
 
     def _ops(self, commit: Commit) -> list[Op]:
-        value = record_codec.encode(commit.record)
+        value = encode_record(commit.record)
         added = [events_node(self._job, self._reign.term, self._clock.wall(), commit.told)] if commit.told else []
         _check_size(commit.record, len(value), sum(len(node.value) for node in added))
         return [Write(node_paths.record(self._job), value, commit.version), *added]
@@ -118,7 +118,7 @@ class Chronicle(Generic[A]):
 
     async def _found(self) -> StoredNode:
         """Create the job's folders, and a record to be overwritten, so that all later writes are alike."""
-        empty = record_codec.encode(new_record(self._job, self._clock.wall()))
+        empty = encode_record(new_record(self._job, self._clock.wall()))
         for path in (node_paths.record(self._job), node_paths.events(self._job), node_paths.workers(self._job)):
             try:
                 await self._store.create(path, empty if path == node_paths.record(self._job) else b"")

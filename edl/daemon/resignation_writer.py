@@ -1,7 +1,7 @@
 """The last write of a leader that cannot lead: its resignation, the cause, and whether another one shall try.
 
 Owns: the contents of that write, in the transaction that ends the term. Does not own: that transaction
-(`edl.coordination.election`), nor whether another one shall try (`edl.core.job.leaders_failed`).
+(`edl.coordination.election`), nor whether another one shall try (`edl.core.job.resignations`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import msgspec
 from edl.clock import Clock
 from edl.coordination.election import Reign
 from edl.coordination.store import MAX_VALUE_BYTES, Create, NodeExists, Op, Store, StoredNode, Write
-from edl.core.job import leaders_failed
+from edl.core.job import resignations
 from edl.core.job.leader_inputs import Tell
+from edl.core.job.resignations import Resignation, decode, encode
 from edl.daemon.record_store import events_node
 from edl.errors import InvalidTransition
 from edl.facts import Fact, JobHasFailed, LeaderResigned
-from edl.protocol import node_paths, record_codec
-from edl.protocol.record import OVER, Record
-from edl.protocol.resignations import Resignation, decode, encode
+from edl.protocol import node_paths
+from edl.protocol.record import OVER, Record, decode_record, encode_record
 
 REASON_LENGTH: Final = 500
 SPARE_BYTES: Final = 100_000  # space for the nodes written with the record
@@ -58,7 +58,7 @@ class LastWords:
         row, put = await self._row(0 if record is None else record.version)
         ops, told = [put], list[Fact]([LeaderResigned(worker=self._worker, reason=self.reason)])
         daemons = len(await self._store.children(node_paths.workers(self._job)))
-        if reason := leaders_failed.verdict(row, daemons):
+        if reason := resignations.verdict(row, daemons):
             ops.append(_put(node_paths.record(self._job), kept, self._end(record, reason)))
             told += [] if self.job_was_over else [JobHasFailed(reason=reason)]
         self.ends_job = bool(reason)
@@ -77,13 +77,11 @@ class LastWords:
         be led.
         """
         whole = (
-            record_codec.encode(leaders_failed.ended(record, reason))
-            if record is not None and not self.job_was_over
-            else b""
+            encode_record(resignations.ended(record, reason)) if record is not None and not self.job_was_over else b""
         )
         if 0 < len(whole) <= MAX_VALUE_BYTES - SPARE_BYTES:
             return whole
-        return record_codec.encode(leaders_failed.remains(self._job, 0 if record is None else record.version, reason))
+        return encode_record(resignations.remains(self._job, 0 if record is None else record.version, reason))
 
     def _events(self, record: Record | None, facts: Sequence[Fact]) -> Create:
         generation = 0 if record is None else record.generation
@@ -95,7 +93,7 @@ class LastWords:
 def _decoded(node: StoredNode | None) -> Record | None:
     """Decode a record; None if there is none, or it cannot be read."""
     try:
-        return None if node is None else record_codec.decode(node.value)
+        return None if node is None else decode_record(node.value)
     except (msgspec.MsgspecError, zlib.error, UnicodeDecodeError):
         return None
 

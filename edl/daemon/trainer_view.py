@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable
 
 from edl.core.worker.observed_trainer import ObservedTrainer, has_entered
-from edl.protocol.driver_messages import Word
-from edl.protocol.leader_messages import Observation, Phase
-from edl.protocol.measurements import Usage
+from edl.protocol.leader_messages import Observation, Phase, Word
+from edl.protocol.tally import Usage
 from edl.protocol.trainer_messages import TrainerStatus
 from edl.transport.shared_page import Page
 

@@ -1,7 +1,7 @@
 """The data of a job's page: its events as they happen, its status each second, and its earlier history.
 
-Owns: following one job through its lives, leaders and outages, and waking the tasks that wait for news. Does not own:
-what is shown (`edl.dashboard.page_view`).
+Owns: following one job through its lives, leaders and outages, waking the tasks that wait for news, and converting the
+data to what a page shows. Does not own: what is shown (`edl.dashboard.page_view`).
 
 The feed is an ordinary client of the job, in a process of its own: however many browsers are open, the leader is asked
 once a second. An event's number is its place in the job's history, which is equal after a reload and in a later report.
@@ -17,7 +17,9 @@ from typing import Any, Final
 import msgspec
 
 from edl.clock import Clock, SystemClock
-from edl.dashboard.series import History
+from edl.dashboard.page_html import Charts
+from edl.dashboard.page_view import ROWS, Sight, ToldEvent, change_of, event_of, sizes_of, view_of
+from edl.dashboard.series import History, series_of
 from edl.dashboard.time_shares import Spendings
 from edl.errors import EdlError
 from edl.launch.job_records import Folder
@@ -25,6 +27,33 @@ from edl.launch.locate_job import Whereabouts, recorded_status
 from edl.launch.progress_log import point_of, read_figures
 from edl.outside.job_client import JobClient
 from edl.protocol.record import OVER, Status
+
+
+def view(feed: Feed) -> Sight:
+    status = feed.status
+    assert status is not None
+    spendings = {worker.id: feed.spendings.of(worker.id) for worker in status.workers}
+    return view_of(status, spendings, feed.seen_at)
+
+
+def newest(feed: Feed, most: int = ROWS) -> list[ToldEvent]:
+    """Return the newest events, newest first."""
+    return [event_of(number, flat) for number, flat in reversed(feed.after(max(0, feed.count - most)))]
+
+
+def earlier(feed: Feed) -> int:
+    """Return the number of events before those that a page shows."""
+    return max(0, feed.count - ROWS)
+
+
+def charts(feed: Feed) -> Charts:
+    end = feed.story[-1]["ts"] if feed.story and feed.status is not None and view(feed).over else feed.seen_at
+    at, sizes = sizes_of(feed.story, feed.status, end)
+    changes = [change for flat in feed.story if (change := change_of(flat)) is not None][-len(at) :]
+    marks: list[Any] = [[round(one.ts, 3), one.size, one.pause_ms, one.words] for one in changes]
+    size = {"at": [round(ts, 3) for ts in at], "size": sizes, "changes": marks}
+    return Charts(size, series_of(feed.history.points))
+
 
 LOOK_S: Final = 1.0
 AGAIN_S: Final = 0.25  # between attempts to connect to a job

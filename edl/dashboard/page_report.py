@@ -7,7 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from edl.dashboard import feed_values, page_html
+from edl.dashboard import page_feed, page_html
 from edl.dashboard.page_feed import Feed
 from edl.dashboard.page_view import REPORT_ROWS
 
@@ -16,7 +16,7 @@ SHIPPED: Final = Path(__file__).with_name("shipped")
 
 def report(feed: Feed) -> str:
     """Make the page. Its policy allows the two scripts and styles in it, by their digests, and no loading."""
-    shown = feed_values.view(feed), feed_values.newest(feed, REPORT_ROWS), feed_values.charts(feed)
+    shown = page_feed.view(feed), page_feed.newest(feed, REPORT_ROWS), page_feed.charts(feed)
     styles = [_shipped(name) for name in ("uPlot.min.css", "page.css")]
     scripts = [_shipped(name) for name in ("uPlot.iife.min.js", "page.js")]
     policy = (

@@ -1,6 +1,6 @@
 """The server of a job's page: starlette on uvicorn, on loopback.
 
-Owns: the answers. Does not own: access (`edl.dashboard.access`), what is shown (`edl.dashboard.feed_values`), nor the
+Owns: the answers. Does not own: access (`edl.dashboard.access`), what is shown (`edl.dashboard.page_feed`), nor the
 actions of buttons (`edl.dashboard.buttons`).
 
 A browser that lost its connection sends the number of the last event it has seen, and gets the events after it.
@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from edl.dashboard import feed_values, page_html
+from edl.dashboard import page_feed, page_html
 from edl.dashboard.access import HEADERS, Access
 from edl.dashboard.page_feed import Feed
 from edl.dashboard.page_view import change_of, event_of
@@ -50,7 +50,7 @@ class PageServer(GuardedSite):
         if self._feed.status is None:
             return plain("the job is not heard of yet; reload in a moment", 503)
         controls = None if self._act is None else page_html.Controls(self._access.check, self._said)
-        shown = feed_values.view(self._feed), feed_values.newest(self._feed), self._drawn()
+        shown = page_feed.view(self._feed), page_feed.newest(self._feed), self._drawn()
         return HTMLResponse(page_html.page(*shown, HEAD, controls), headers=HEADERS)
 
     async def _events(self, request: Request) -> Response:
@@ -78,14 +78,14 @@ class PageServer(GuardedSite):
         """Make the message after another status of the job. With `drawn` it includes the charts, which are larger than
         all else.
         """
-        view = feed_values.view(self._feed)
+        view = page_feed.view(self._feed)
         parts = {
             "state": page_html.state(view),
             "tiles": page_html.tiles(view.tiles),
             "workers": page_html.workers(view.rows, view.more_workers),
             "data": page_html.bar(view.data, "samples"),
             "time": page_html.time_bar(view.time),
-            "earlier": page_html.earlier_events(view.job, feed_values.earlier(self._feed)),
+            "earlier": page_html.earlier_events(view.job, page_feed.earlier(self._feed)),
         }
         charts = msgspec.to_builtins(self._drawn()) if drawn or view.over else None
         return message("look", {"parts": parts, "charts": charts, "over": view.over})
@@ -94,7 +94,7 @@ class PageServer(GuardedSite):
         """Make the charts once for all browsers."""
         now = self._feed.looks, self._feed.count
         if self._charts is None or self._charts[0] != now:
-            self._charts = now, feed_values.charts(self._feed)
+            self._charts = now, page_feed.charts(self._feed)
         return self._charts[1]
 
     # ---------------------------------------------------------------------------------------------------- the buttons

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.control_characters import visible
-from edl.dashboard import feed_values
+from edl.dashboard import page_feed
 from edl.dashboard.page_feed import Feed
 from edl.dashboard.page_view import Sight, ToldEvent, WorkerRow, lasting
 
@@ -21,7 +21,7 @@ EVENTS: Final = 12
 
 def screen(feed: Feed) -> Group:
     """Make the whole screen."""
-    view = feed_values.view(feed)
+    view = page_feed.view(feed)
     return Group(
         _head(view),
         _tiles(view),
@@ -29,7 +29,7 @@ def screen(feed: Feed) -> Group:
         _workers(view.rows, view.more_workers),
         _parts(view),
         Text(),
-        _story(feed_values.newest(feed)[:EVENTS]),
+        _story(page_feed.newest(feed)[:EVENTS]),
     )
 
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from edl.protocol.measurements import Usage
 from edl.protocol.record import Status, WorkerStatus
+from edl.protocol.tally import Usage
 
 WINDOW_S: Final = 10.0
 SLOW: Final = 0.8  # of the median pace, as `edl.policy.stragglers` has it

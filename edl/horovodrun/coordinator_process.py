@@ -23,7 +23,7 @@ import msgspec
 import edl
 from edl.clock import SystemClock
 from edl.config import Settings
-from edl.config.home import check_home
+from edl.config.settings import check_home
 from edl.coordination import connect
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.store import Store

@@ -7,8 +7,11 @@ each recount, so each stand-in that has asked the driver writes the entry again.
 The store is open to all that reach its port. So the job's secret goes into it only if the job may span hosts and no
 file with a secret was given (docs/security.md).
 
-The stand-in that begins the job also chooses, once for all, the checkpoint that this life resumes from
-(`edl.horovodrun.horovod_resume`).
+The stand-in that begins the job also chooses, once for all, the checkpoint that this life resumes from.
+
+Owns: the meeting, when a life begins here, and the messages about it. Does not own: the choice of the checkpoint
+(`edl.checkpoints.resume_choice`), nor the nodes that an earlier life has left in a coordinator
+(`edl.launch.job_leftovers`).
 """
 
 from __future__ import annotations
@@ -25,10 +28,50 @@ from edl.config import Settings
 from edl.errors import ConfigError, PeerError
 from edl.horovodrun.coordinator_process import start_keeper
 from edl.horovodrun.driver_requests import Driver
-from edl.horovodrun.horovod_resume import GoesOnFrom, begin, name_of
 from edl.host.horovodrun_env import HorovodrunEnv
 from edl.host.network import address_of
 from edl.launch.job_records import Folder, find, new_name
+
+
+class GoesOnFrom(msgspec.Struct, frozen=True):
+    """The checkpoint that one life of a job resumes from."""
+
+    life: int = 1  # number of the life
+    path: str = ""  # of the checkpoint; empty: the job begins anew
+
+
+async def name_of(settings: Settings) -> str | None:
+    """Return the job's name: the given one, or that of the only job saved in the folder. Raises CheckpointError."""
+    if settings.job is not None or not settings.checkpoint:
+        return settings.job
+    from edl.checkpoints.resume_choice import only_job  # here and below: imports for jobs that are saved only
+    from edl.launch.job_run import in_a_thread
+
+    return await in_a_thread(lambda: only_job(settings.checkpoint))
+
+
+async def begin(settings: Settings, say: Callable[[str], object]) -> GoesOnFrom:
+    """Begin a life of the job; return the checkpoint that it resumes from. Raises ConfigError, UsageError,
+    CheckpointError.
+    """
+    job = settings.job
+    if not settings.checkpoint or job is None:
+        return GoesOnFrom()
+    if settings.coordinator is not None:
+        from edl.launch.job_leftovers import clear
+
+        living = await clear(settings, say)
+        if living is not None:  # begun by another command line, which these workers join
+            return GoesOnFrom(path=living.resumed)
+    from edl.checkpoints import resume_choice
+    from edl.launch.job_run import in_a_thread
+
+    found = await in_a_thread(lambda: resume_choice.to_go_on_from(settings.checkpoint, job, settings.resume))
+    life = await in_a_thread(lambda: resume_choice.begin(settings.checkpoint, job, found))
+    for line in resume_choice.words_of(job, found):
+        say(line)
+    return GoesOnFrom(life.number, "" if life.checkpoint is None else life.checkpoint.path)
+
 
 SCOPE, KEY = "edl", "job"
 AT_DRIVER, ELSEWHERE = b"at the driver", b"elsewhere"  # values under a rank's number: where that stand-in is

@@ -27,10 +27,8 @@ import msgspec
 from edl.clock import SystemClock
 from edl.config import Settings
 from edl.errors import EdlError, PeerError
-from edl.horovodrun.driver_requests import Driver
+from edl.horovodrun.driver_requests import Driver, Notices
 from edl.horovodrun.find_coordinator import WayToMeeting
-from edl.horovodrun.host_updates import Notices
-from edl.horovodrun.output_reader import Hearing
 from edl.horovodrun.parent_processes import Launcher
 from edl.horovodrun.proxy_machine import (
     DriverGone,
@@ -45,14 +43,14 @@ from edl.horovodrun.proxy_machine import (
     StartTrainer,
     TrainerEnded,
 )
-from edl.horovodrun.trainer_output import Outlet
+from edl.horovodrun.trainer_output import Hearing, Outlet
 from edl.host import horovodrun_env
 from edl.host.credentials import coordinator_of
 from edl.host.host_processes import watch_exit
 from edl.host.network import address_of
 from edl.launch.job_records import OVER
 from edl.launch.worker_output import LinePrefixer, LineTarget, Printer, ToldOnce, forward_file
-from edl.protocol.driver_messages import Ask, Word
+from edl.protocol.leader_messages import Ask, Word
 from edl.protocol.record import Status, WorkerState
 from edl.transport.pipe import Connection, PipeServer
 
@@ -92,7 +90,7 @@ class StandIn:
         self._outlets = [Outlet(1), Outlet(2)]
         self._adopt(trainer, outputs, lambda: os.waitstatus_to_exitcode(os.waitpid(trainer, 0)[1]))
         meeting = WayToMeeting(self._about, self._settings, self._driver, folder)
-        server = PipeServer(folder / "socket", Ask, self._on_message, self._on_gone)
+        server = PipeServer(folder / "socket", Ask, self._on_message, self._daemons.discard)
         hearing: Hearing | None = None
         try:
             try:
@@ -284,9 +282,6 @@ class StandIn:
             self._daemons.add(daemon)
             daemon.send(self._word)
         self._ask(message.recount)
-
-    def _on_gone(self, daemon: Connection) -> None:
-        self._daemons.discard(daemon)
 
     def _on_sigterm(self, launcher: Launcher) -> None:
         self._spawn(self._judge(launcher))

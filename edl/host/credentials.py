@@ -18,8 +18,8 @@ from edl.config import Settings
 from edl.coordination.coordinator_settings import Coordinator, Digest, from_environment
 from edl.coordination.store import NodeExists, Store
 from edl.errors import JobFailed, PeerError
-from edl.protocol import node_paths, record_codec
-from edl.protocol.record import OVER
+from edl.protocol import node_paths
+from edl.protocol.record import OVER, decode_record
 
 
 def digest_of(secret: bytes) -> Digest:
@@ -77,7 +77,7 @@ async def known_secret(store: Store, job: str, given: bytes) -> bytes:
 
 async def _check_goes_on(store: Store, job: str) -> None:
     node = await store.read(node_paths.record(job))
-    record = None if node is None else record_codec.decode(node.value)
+    record = None if node is None else decode_record(node.value)
     if record is not None and record.state in OVER:
         raise JobFailed(
             f"job {job} is over ({record.reason or record.state.value}): start it under another name, or "

@@ -49,7 +49,7 @@ FIRST_TO_KILL = "1000"  # of oom_score_adj
 THREADS_END_S = 2.0  # for threads that their library ends before a fork, such as those of OpenBLAS
 ADOPTED_S = 5.0
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/dxg", "/dev/nvmap", "/dev/nvhost")
-LIBRARY = r"/memfd:edl-.+\.so \(deleted\)"  # a copy that `edl.collectives.library_copy` has made
+LIBRARY = r"/memfd:edl-.+\.so \(deleted\)"  # a copy that `edl.collectives.library_guard` has made
 SHARED = ("socket:", "pipe:", "anon_inode:", "/dev/shm/", "/memfd:")  # noqa: S108 - one and the same in all forks
 
 

@@ -25,7 +25,7 @@ import msgspec
 
 import horovod_edl
 from edl.config import Settings
-from edl.config.home import OWN_HOME
+from edl.config.settings import OWN_HOME
 from edl.coordination.coordinator_settings import EMBEDDED, ETCD, ZOOKEEPER
 from edl.coordination.etcd.etcd_program import INSTALL as INSTALL_ETCD
 from edl.coordination.etcd.etcd_program import find_etcd
@@ -35,7 +35,7 @@ from edl.coordination.local_coordinator import OWN, LocalChoice, choose
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.errors import ConfigError
-from edl.launch.end_timeouts import Bounds
+from edl.launch.supervisor_inputs import Bounds
 
 PYTHON = (3, 11)  # what scripts/setup makes, with Horovod
 PYTHONS = (PYTHON, (3, 12), (3, 13))  # what was tried

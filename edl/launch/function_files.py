@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from edl.config.home import OWN_HOME, check_home
+from edl.config.settings import OWN_HOME, check_home
 from edl.errors import ConfigError, UsageError
 from edl.host.folders import make_folder
 

@@ -20,8 +20,9 @@ from edl.errors import EdlError
 from edl.host.credentials import coordinator_of
 from edl.host.job_discovery import completed
 from edl.launch.job_records import Folder, LaunchRecord, keep
-from edl.protocol import node_paths, record_codec
+from edl.protocol import node_paths
 from edl.protocol.migration_record import Room
+from edl.protocol.record import decode_record
 
 PATIENCE_S = 3.0  # horovodrun's driver waits meanwhile
 SESSION_S = 10.0
@@ -164,4 +165,4 @@ async def _recorded(coordinator: Coordinator, job: str) -> int | None:
             node = await store.read(node_paths.record(job))
         finally:
             await store.close()
-    return None if node is None else record_codec.decode(node.value).target
+    return None if node is None else decode_record(node.value).target

@@ -1,7 +1,8 @@
 """Records of the jobs started on this machine: one folder per job under $EDL_HOME/jobs.
 
-Owns: who may use a job's name here, the files of a record and their modes, and when old ones go. Does not own: what the
-job is doing (`edl.outside.job_client` asks its leader); it keeps the last status for later.
+Owns: who may use a job's name here, and the names of jobs that were given none; the files of a record and their modes,
+and when old ones go. Does not own: what the job is doing (`edl.outside.job_client` asks its leader); it keeps the last
+status for later.
 """
 
 from __future__ import annotations
@@ -19,13 +20,31 @@ import msgspec
 
 from edl.clock import SystemClock
 from edl.config import Settings
-from edl.config.home import OWN_HOME, check_home
+from edl.config.settings import OWN_HOME, check_home
 from edl.errors import ConfigError
 from edl.file_lock import hold, is_held, open_lock, turn
-from edl.host.host_id import pid_space
-from edl.host.host_processes import process_start_time
-from edl.launch.job_names import invent
+from edl.host.host_processes import pid_space, process_start_time
 from edl.launch.job_processes import is_running
+
+QUALITIES = (
+    "amber", "bold", "brave", "brisk", "calm", "clear", "clever", "cosy", "eager", "early", "fair", "fleet",
+    "fresh", "gentle", "glad", "golden", "grand", "happy", "jolly", "keen", "kind", "light", "lively", "lucky",
+    "mellow", "merry", "mild", "neat", "nimble", "noble", "plain", "proud", "quick", "quiet", "ready", "rosy",
+    "sharp", "silver", "smart", "spry", "steady", "sunny", "swift", "tidy", "warm", "wise", "witty", "young",
+)  # fmt: skip
+ANIMALS = (
+    "badger", "beaver", "bison", "crane", "deer", "dove", "eagle", "falcon", "finch", "fox", "gecko", "goose",
+    "hare", "hawk", "heron", "horse", "ibex", "jay", "koala", "lark", "lemur", "lion", "llama", "lynx", "magpie",
+    "marten", "mole", "moose", "newt", "otter", "owl", "panda", "pony", "puffin", "quail", "raven", "robin", "seal",
+    "shrew", "sparrow", "stork", "swan", "tapir", "tern", "tiger", "trout", "turtle", "vole", "weasel", "whale",
+    "wolf", "wren", "yak", "zebra",
+)  # fmt: skip
+
+
+def invent(chance: random.Random) -> str:
+    """Return a name like brisk-otter-42."""
+    return f"{chance.choice(QUALITIES)}-{chance.choice(ANIMALS)}-{chance.randrange(10, 100)}"
+
 
 KEEP = 20  # records of jobs that are over
 OVER = frozenset({"finished", "failed", "preempted"})

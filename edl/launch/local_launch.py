@@ -30,7 +30,6 @@ from edl.errors import ConfigError, EdlError, JobFailed
 from edl.host.folders import sweep
 from edl.host.host_processes import wait_exit
 from edl.launch.child_worker import Worker, WorkersTold, search_path, start_process
-from edl.launch.end_timeouts import TELL_GRACE_S, Bounds
 from edl.launch.forking import Forks
 from edl.launch.job_coordinator import coordinator_of
 from edl.launch.job_processes import MARK, end_marked, wait_marked_gone
@@ -39,8 +38,10 @@ from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.launch.status_poller import JobWatch
 from edl.launch.supervisor import RUNNING, Stage, Supervisor
 from edl.launch.supervisor_inputs import (
+    TELL_GRACE_S,
     AskedToGo,
     AskForLastWord,
+    Bounds,
     Command,
     DeadlineReached,
     EndWorkers,

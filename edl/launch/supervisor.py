@@ -22,11 +22,15 @@ from enum import Enum
 
 from edl.cluster.queue.end_causes import REFUSED, describe_exit, signal_of
 from edl.errors import InvalidTransition
-from edl.launch.end_timeouts import END_GRACE_S, GO_GRACE_S, KILL_GRACE_S, TELL_GRACE_S, Bounds
 from edl.launch.life_outcome import INTERRUPTED, LOST, NOT_BEGUN, SPENT, LaunchVerdict, cause_of_failure
 from edl.launch.supervisor_inputs import (
+    END_GRACE_S,
+    GO_GRACE_S,
+    KILL_GRACE_S,
+    TELL_GRACE_S,
     AskedToGo,
     AskForLastWord,
+    Bounds,
     Command,
     DeadlineReached,
     EndWorkers,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from lightning.pytorch.strategies import StrategyRegistry
 
-from edl.lightning.checkpoint_io import EdlCheckpointIO
-from edl.lightning.strategy import EdlStrategy
+from edl.lightning.strategy import EdlCheckpointIO, EdlStrategy
 
 NAME = "edl"
 

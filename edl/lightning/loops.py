@@ -1,8 +1,7 @@
 """Lightning's training loop, whose mini-batches end at `edl.notify_batch_end()`.
 
 Owns: where a mini-batch of Lightning's ends, and whether the loop goes on to the next or repeats it. Does not own: the
-counters (`edl.lightning.progress`), the state that travels (`edl.lightning.lightning_state`), the ring
-(`edl.lightning.strategy`).
+counters and the state that travels (`edl.lightning.lightning_state`), nor the ring (`edl.lightning.strategy`).
 
 A mini-batch ends after its callbacks (`on_train_batch_end`) and before anything that may follow it: a validation, the
 end of an epoch. There all workers are in the same state, and so is a newcomer after its rehearsal; it goes on as they
@@ -23,8 +22,7 @@ from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimizatio
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from edl.lightning.lightning_state import Traveller
-from edl.lightning.progress import Counters
+from edl.lightning.lightning_state import Counters, Traveller
 from edl.torch.loader_conversion import StepParts
 from edl.torch.loop_steps import LoopSteps, StepEnd, StepSeat
 

@@ -1,6 +1,7 @@
 """The strategy: one device per worker, gradients averaged by edl, and as many workers as the job has at the moment.
 
-Owns: the interface that Lightning asks of its strategy. Does not own: the training loop (`edl.lightning.loops`),
+Owns: the interface that Lightning asks of its strategy, and writing its checkpoints by the rules of edl's own. Does not
+own: their content, nor reading and removing them, which are Lightning's; the training loop (`edl.lightning.loops`),
 collectives (`edl.torch.loop_collectives`), the data (`edl.torch.loader_conversion`).
 
 There is no process group of torch's, and no sampler is put in: edl deals out the samples. Size and rank are asked anew
@@ -10,15 +11,18 @@ each time.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.core.optimizer import _MockOptimizer
@@ -28,8 +32,8 @@ from lightning.pytorch.strategies.strategy import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 import edl.torch as elastic
+from edl.checkpoints.local_folders import put
 from edl.errors import UsageError
-from edl.lightning.checkpoint_io import EdlCheckpointIO
 from edl.lightning.fit_settings import batches_between_validations, check_fit, epoch_limit
 from edl.lightning.lightning_validation import share_out
 from edl.lightning.loops import LightningSteps, make_elastic
@@ -37,6 +41,25 @@ from edl.torch.loader_conversion import StepParts, converted
 from edl.torch.loop_collectives import Ask, RingWords
 from edl.torch.torch_process import framework
 from edl.torch.torch_process import trainer as seat
+
+
+class EdlCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
+    """Lightning's checkpoint files, written whole and flushed before a file gets its name."""
+
+    # `ModelCheckpoint` removes the best checkpoint so far after this: after a power cut the new file must be whole.
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Write the file; Lightning calls this on the first worker alone. Raises CheckpointError if it cannot be
+        written.
+        """
+        if storage_options is not None or not _is_local_file_protocol(path):
+            super().save_checkpoint(checkpoint, path, storage_options)  # an object is whole or absent by itself
+            return
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        put(Path(get_filesystem(path)._strip_protocol(str(path))), content.getvalue())
+
 
 SETTING_UP = frozenset({"pre_setup", "post_setup", "run-stage", "_CheckpointConnector.resume_end"})
 LOADERS = "_dataloader()"

@@ -27,9 +27,9 @@ from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleReject
 from edl.events import Event
 from edl.host.credentials import known_secret, with_secret
 from edl.protocol import leader_messages as say
-from edl.protocol import node_paths, record_codec
+from edl.protocol import node_paths
 from edl.protocol.leader_messages import Ack
-from edl.protocol.record import OVER, JobState, Record, Status
+from edl.protocol.record import OVER, JobState, Record, Status, decode_record
 from edl.transport.call_errors import Unauthentic
 from edl.transport.rpc import Client
 from edl.transport.transport_port import Caller
@@ -259,7 +259,7 @@ class JobClient:
             raise NoSuchJob(
                 f"there is no job {self._job} at {self._coordinator.hosts}: `edl status` lists those known here"
             )
-        return record_codec.decode(node.value)
+        return decode_record(node.value)
 
     async def _wish(self, wish: Wish, request: str, timeout_s: float) -> Ack | Retry:
         """Make a relative request. If the same request got no answer before, repeat it under the same id."""

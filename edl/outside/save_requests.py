@@ -1,4 +1,4 @@
-"""Requests to a job with checkpoints: save it now, or save it and end it.
+"""Requests to a job that take a while: save it now, save it and end it, or leave a host.
 
 Owns: waiting for the result. Does not own: the requests' messages (`edl.outside.job_client`).
 """
@@ -12,7 +12,23 @@ from typing import Final
 
 from edl.errors import JobFailed, StoreUnavailable, TimedOut
 from edl.outside.job_client import LOOK_S, JobClient
+from edl.protocol.leader_messages import AskMigrate
+from edl.protocol.migration_record import Room
 from edl.protocol.record import OVER, Status
+
+
+async def moved(
+    job: JobClient, host: str, to: tuple[Room, ...], within_s: float, seen: Callable[[Status], object] = lambda _: None
+) -> None:
+    """Wait until no worker is left on `host`. Each status goes to `seen`. Newcomers have `within_s` seconds to be
+    ready; 0 means the time that a boot may take. Raises ScaleRejected with the reason when the migration fails,
+    JobFailed, PeerError.
+    """
+    asked = AskMigrate(secrets.token_hex(8), host, to, within_s)
+    while not await job.migrate(asked):
+        seen(await job.status())
+        await asyncio.sleep(LOOK_S)
+
 
 PREEMPT_S: Final = 25.0  # a machine that is reclaimed usually gets half a minute of notice
 SLACK_S: Final = 60.0  # beyond the deadline, for a new leader to be elected and to record the end

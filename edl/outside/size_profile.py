@@ -15,8 +15,8 @@ import msgspec
 from edl.errors import EdlError, JobFailed, TimedOut, UsageError
 from edl.outside.job_client import JobClient
 from edl.policy.efficiency import scaling_efficiency
-from edl.protocol.measurements import Rate
 from edl.protocol.record import OVER, JobState, Status
+from edl.protocol.tally import Rate
 
 LOOK_S: Final = 0.5
 BATCHES: Final = 100  # measured at each size

@@ -15,10 +15,9 @@ from typing import Final
 
 from edl.errors import ConfigError
 from edl.policy import utility
-from edl.policy.efficiency import Efficiency, Worth
+from edl.policy.efficiency import Condition, Efficiency, Search, Worth
 from edl.policy.policy_engine import Pacing
 from edl.policy.policy_job_view import Policy
-from edl.policy.search import Condition, Search
 
 GROUP: Final = "edl.policies"
 BATCHES: Final = 100

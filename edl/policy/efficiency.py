@@ -1,15 +1,28 @@
 """Conditions for more or fewer workers, after Or, Zhang and Freedman (MLSys 2020): pure arithmetic.
 
 Both compare measurements of two sizes. `True` means that the larger size is worth its workers.
+
+The search for the size beyond which more workers are not worth it is a pure function from the measured rates of sizes
+to the size that comes next:
+
+1. one size is known: measure the next larger one, or, at the maximum already, the next smaller one; 2. each pair of
+neighbouring sizes is judged; 3. all pass: go to the next larger size, or stay at the maximum for good; 4. else, if too
+few of the smallest sizes have passed: go to the next smaller size, down to the minimum; 5. else stay for good at the
+first size whose step up fails.
+
+A size counts as known once `batches` of its batches were measured. Unlike in the paper, a size is measured fully before
+it is left and not only before the search ends, so no decision rests on a handful of steps and no size is visited twice.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
 
-from edl.policy.policy_job_view import View
+from edl.policy.policy_job_view import Decision, View
 from edl.policy.utility import Utility
-from edl.protocol.measurements import Rate
+from edl.protocol.tally import Rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +97,63 @@ class Worth:
 def _end_s(view: View, rate: Rate) -> float:
     left = view.samples_left or 0
     return view.now + (left / rate.samples_s if rate.samples_s > 0 else float("inf"))
+
+
+class Condition(Protocol):
+    """The condition that the size of `larger` is worth its workers."""
+
+    def passes(self, view: View, smaller: Rate, larger: Rate, /) -> bool: ...
+
+    def judge(self, view: View, smaller: Rate, larger: Rate, /) -> Finding: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A policy whose decision depends on nothing but the view."""
+
+    condition: Condition
+    stride: int = 1  # workers more or fewer at once
+    batches: int = 100  # batches measured at a size until it counts as known
+    passes: int = (
+        3  # successive pairs, from the smallest size on, that must pass until smaller sizes are no longer tried
+    )
+
+    def decide(self, view: View) -> Decision:
+        known = [rate for rate in view.rates if rate.batches >= self.batches]
+        if not any(rate.size == view.size for rate in known):
+            have = view.rate.batches if view.rate else 0
+            return self._stay(view, f"{have} of {self.batches} batches are measured at a size of {view.size}")
+        if len(known) == 1:
+            return self._second(view)
+        pairs = list(pairwise(known))
+        failed = next((place for place, pair in enumerate(pairs) if not self.condition.passes(view, *pair)), None)
+        verdict = self.condition.judge(view, *pairs[-1 if failed is None else failed])
+        if failed is None:
+            return self._beyond(view, known[-1], verdict)
+        below = view.bounded(known[0].size - self.stride)
+        if failed < self.passes and below < known[0].size:
+            return _decision(below, verdict, f"perhaps {below} are enough")
+        best = known[failed].size
+        return _decision(view.bounded(best), verdict, f"{best} are enough")
+
+    def _second(self, view: View) -> Decision:
+        above, below = view.bounded(view.size + self.stride), view.bounded(view.size - self.stride)
+        if above > view.size:
+            return Decision(above, f"no other size than {view.size} is measured: what would {above} do?")
+        if below < view.size:
+            return Decision(below, f"no other size than {view.size}, the largest, is measured: what would {below} do?")
+        return self._stay(view, f"no other size than {view.size} is allowed")
+
+    def _beyond(self, view: View, largest: Rate, verdict: Finding) -> Decision:
+        above = view.bounded(largest.size + self.stride)
+        if above > largest.size:
+            return _decision(above, verdict, f"what would {above} do?")
+        return _decision(view.bounded(largest.size), verdict, "and no more are allowed")
+
+    @staticmethod
+    def _stay(view: View, reason: str) -> Decision:
+        return Decision(view.size, reason)
+
+
+def _decision(size: int, verdict: Finding, so: str) -> Decision:
+    return Decision(size, f"{verdict.reason}: {so}", numbers=verdict.numbers)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from edl.protocol.measurements import Rate
+from edl.protocol.tally import Rate
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from edl.protocol.measurements import Rate
+from edl.protocol.tally import Rate
 
 SETTLE_STEPS: Final = 2  # first steps of a generation, which the switch and empty pipelines slow down: not measured
 WINDOW_S: Final = 60.0  # older observations say little about the present

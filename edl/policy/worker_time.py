@@ -12,7 +12,7 @@ import msgspec
 
 from edl.policy.policy_job_view import WorkerView
 from edl.policy.stragglers import Spent
-from edl.protocol.measurements import Usage
+from edl.protocol.tally import Usage
 
 
 class Seated(msgspec.Struct, frozen=True):

@@ -12,14 +12,14 @@ from typing import Annotated, Final
 
 import msgspec
 
-from edl.protocol.ledger_value import LedgerSnapshot
+from edl.protocol.data_nouns import LedgerSnapshot
 
 PREEMPTED_CODE: Final = 75  # exit code of a preempted job, which can be resumed (EX_TEMPFAIL)
 SPARE: Final = "copy.spare"  # a trainer's copy that its daemon has finished with, in their folder: written again
 
 
 class Auto(msgspec.Struct, frozen=True):
-    """An interval that the job chooses by itself (`edl.core.checkpoint.interval`), within these bounds."""
+    """An interval that the job chooses by itself (`edl.core.checkpoint.due_times`), within these bounds."""
 
     # the share of its time that training may lose to checkpoints
     overhead: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.01

@@ -11,12 +11,11 @@ from edl.protocol.assignment import Orders
 from edl.protocol.checkpoint_record import PartInfo, Resumed
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.divergence_report import Divergence, Fingerprint
-from edl.protocol.driver_messages import Word
 from edl.protocol.job_policy import Count, JobPolicy
-from edl.protocol.measurements import Usage
 from edl.protocol.migration_record import Room
 from edl.protocol.record import KEEP_S, Identity, Status
 from edl.protocol.ring_places import RingKind
+from edl.protocol.tally import Usage
 
 LONGEST_REASON: Final = 2000
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
@@ -28,6 +27,29 @@ GRADIENTS: Final = "the gradients"  # the awaited collective of a step; any othe
 def clipped(reason: str) -> str:
     """Shorten a reason to the longest that is accepted."""
     return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3]}..."
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """A daemon asks the stand-in of its slot to ask the driver for the rank, once for each recount; 0: for none."""
+
+    recount: int
+
+
+class Word(msgspec.Struct, frozen=True, tag="word"):
+    """The complete state of the stand-in, for its daemon.
+
+    The driver counts its workers anew when its hosts change: it waits until each slot has asked for its new rank, frees
+    the slots that it has no room for, and starts the missing ones. Such a count is a recount. The leader numbers
+    recounts.
+    """
+
+    noticed: float = 0.0  # when the driver has told of a change of hosts, by this host's wall clock
+    answered: int = 0  # the newest recount that the driver has answered
+    freed: bool = False  # by that answer the slot is none of the driver's workers any more
+    size: int = 0  # workers in that count
+    slots: int = 0  # workers of this host in that count
+    gone: bool = False  # the stand-in itself is gone: to the driver the slot has failed
+    leave: bool = False  # the driver gives up this host, or the user gives up this worker
 
 
 class Phase(StrEnum):

@@ -33,8 +33,7 @@ from edl.cluster.queue.queue_entries import NodeReport, Submission, WorkerOrder
 from edl.cluster.queue.queue_ownership import AgentHere
 from edl.coordination.store import Store, StoreRefused
 from edl.errors import EdlError, Fenced, StoreUnavailable, UsageError, said_of
-from edl.host.host_id import pid_space
-from edl.host.host_processes import process_start_time
+from edl.host.host_processes import pid_space, process_start_time
 from edl.launch.child_worker import search_path
 from edl.scheduler.cluster_home import ClusterHome, NodeGiven
 from edl.scheduler.environ_files import EnvironFiles, VariablesLost

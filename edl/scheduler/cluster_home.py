@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from edl.config.home import check_home
+from edl.config.settings import check_home
 from edl.coordination.coordinator_settings import Coordinator, from_environment
 from edl.errors import ConfigError, UsageError
 from edl.file_lock import is_held, open_lock, take

@@ -31,7 +31,7 @@ from edl.scheduler import foreign_workers, worker_processes
 from edl.scheduler.cluster_client import ClusterClient, opened
 from edl.scheduler.cluster_home import ClusterConfig, ClusterHome, HttpGiven, NodeGiven, put, put_once
 from edl.scheduler.cluster_processes import KEEPER, spawn, speeds_of
-from edl.scheduler.job_environment import handed_on
+from edl.scheduler.environ_files import handed_on
 from edl.scheduler.queue_store import QueueRefused, owner_of
 from edl.scheduler.tokens import TokenBook
 

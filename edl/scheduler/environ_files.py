@@ -7,7 +7,8 @@ of all that waits. What a process adds counts at once, and what others add withi
 A file is as durable as edl's own coordinator: it outlives all processes. Its name says its size, so that one that a
 power cut has shortened is noticed.
 
-Owns: these files. Does not own: the bounds (`edl.cluster.queue.queue_bounds`), nor which job has which (`queue_store`).
+Owns: these files, and which variables of its owner's shell a job gets. Does not own: what each life is given besides
+(`edl.scheduler.agent_process`), the bounds (`edl.cluster.queue.queue_bounds`), nor which job has which (`queue_store`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import msgspec
 
 from edl.cluster.queue.queue_bounds import ENVIRON_BYTES, QueueAccount, QueueFull, QueueShare
 from edl.cluster.queue.queue_entries import Submission
+from edl.config import TABLE
 from edl.errors import ConfigError, EdlError, UsageError
 
 COUNT_S: Final = 1.0  # the folder is listed again after that
@@ -119,3 +121,32 @@ def _safe(user: str) -> str:
 def _share(name: str) -> QueueShare:
     _, _, entry_bytes, environ_bytes, _ = name.split(MARK)
     return QueueShare(1, int(entry_bytes), int(environ_bytes))
+
+
+# Settings that are the cluster's to give to each life of a job, whatever this shell has, or the worker that this is.
+OF_THE_LIFE = frozenset(
+    ("job", "secret_file", "np", "min_workers", "max_workers", "resume_from", "life", "batch_size", "stand_in",
+     "driver_slot")
+)  # fmt: skip
+KEPT_OUT = frozenset(("EDL_HOME", "EDL_WORKER_ID", "EDL_LAUNCH", "EDL_SLOT", "EDL_CLUSTER_OWN")) | {
+    name for setting in TABLE if setting.field in OF_THE_LIFE for name in setting.variables
+}
+OF_SUBMIT = (
+    "EDL_NAME", "EDL_USER", "EDL_PRIORITY", "EDL_DEADLINE", "EDL_BATCH_RANGE", "EDL_JSON", "EDL_SPREAD", "EDL_CLUSTER",
+    "EDL_TOKEN_FILE", "EDL_CA_FILE", "EDL_FOLDER", "EDL_ENV",
+)  # fmt: skip
+
+
+def handed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the owner's variables that a job gets. Raises ConfigError."""
+    left_out = KEPT_OUT | set(OF_SUBMIT)
+    handed = {}
+    for name, value in environ.items():
+        if name in left_out or name.startswith("EDL_COORDINATOR"):
+            continue
+        try:
+            (name + value).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"the variable {ascii(name)[1:-1]} is not UTF-8: unset it") from None
+        handed[name] = value
+    return handed

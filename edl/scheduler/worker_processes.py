@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edl.file_lock import is_held
-from edl.host.host_id import pid_space
-from edl.host.host_processes import process_start_time
+from edl.host.host_processes import pid_space, process_start_time
 from edl.launch.job_processes import marked
 from edl.scheduler.worker_folders import mark_of
 from edl.scheduler.worker_wrapper import ListedProcess, below, listed

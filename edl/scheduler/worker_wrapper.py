@@ -245,7 +245,7 @@ def say_who(folder: str, worker: int) -> None:
     try:
         here, pids = listed(), os.stat("/proc/self/ns/pid")
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
-            space = f"{boot.read().strip()}:{pids.st_dev}:{pids.st_ino}"  # as edl.host.host_id.pid_space has it
+            space = f"{boot.read().strip()}:{pids.st_dev}:{pids.st_ino}"  # as edl.host.host_processes.pid_space has it
         text = " ".join([space, *(f"{pid} {here[pid].started}" for pid in (os.getpid(), worker))])
         file = os.open(os.path.join(folder, "processes"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.write(file, text.encode())

@@ -4,27 +4,50 @@ With rounds, a policy is asked every `interval_s`: devices that become free betw
 Without rounds, it is asked whenever a job comes or ends, a node fails or comes back, and at the time at which it asked
 to be asked again.
 
-Owns: events, and carrying out decisions. Does not own: a job's progress (`simulated_job`), nor the results (`figures`).
+Owns: events, faults of nodes among them, and carrying out decisions. Does not own: a job's progress (`simulated_job`),
+nor the results (`figures`).
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import random
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 
 import msgspec
 
-from edl.cluster.decision import Allotment, ClusterDecision, ClusterPolicy
 from edl.cluster.placement import Rule, place
-from edl.cluster.views import ClusterView, JobView, Node
+from edl.cluster.views import Allotment, ClusterDecision, ClusterPolicy, ClusterView, JobView, Node
 from edl.errors import ConfigError, EdlError
 from edl.simulator.change_cost import ChangeCost, uniform
-from edl.simulator.node_faults import Faults
+from edl.simulator.simulated_fitting import Speeds
 from edl.simulator.simulated_job import SimulatedJob
 from edl.simulator.trace import Trace
-from edl.simulator.visible_speeds import Speeds
+
+
+class Faults(msgspec.Struct, frozen=True):
+    """A kind of fault: each node has one every `mean_s` seconds on average, which lasts `length_s`. A `mean_s` of 0
+    means none.
+
+    Each node has fault times of its own, drawn from the seed and its name: the same seed gives the same faults under
+    every policy.
+    """
+
+    mean_s: float = 0.0
+    length_s: float = 0.0
+    much: float = 0.0  # failures: seconds of training that a job loses; stragglers: how many times longer steps take
+
+    def times(self, seed: int, kind: str, node: str) -> Iterator[tuple[float, float]]:
+        """Yield begin and end of each fault, without end."""
+        source = random.Random(f"{seed} {kind} {node}")  # noqa: S311 - it guards nothing
+        now = 0.0
+        while self.mean_s:
+            now += source.expovariate(1 / self.mean_s)
+            yield now, now + self.length_s
+            now += self.length_s
+
 
 NEAR_S = 1e-6  # events that are so near to each other happen at once
 

@@ -1,18 +1,51 @@
-"""Speeds that an analyzer fits to reports of simulated jobs: the analyzer of live jobs, in simulated time.
+"""The speeds of jobs that policies see: the true ones, or those that an analyzer fits to reports of simulated jobs.
 
-A job reports values that it would measure itself: the time of its steps, the part of it that it waited for its peers,
-and its gradients' statistics. The analyzer never sees a table of the trace.
+The analyzer is that of live jobs, in simulated time. A job reports values that it would measure itself: the time of its
+steps, the part of it that it waited for its peers, and its gradients' statistics. The analyzer never sees a table of
+the trace.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from edl.cluster.analyzer.predicted import Batches
 from edl.cluster.analyzer.speed_analyzer import Analyzer
 from edl.cluster.views import Speed
 from edl.simulator.simulated_job import SimulatedJob
-from edl.simulator.trace import TraceJob
+from edl.simulator.trace import TraceJob, TrueSpeed
+
+
+class Speeds(Protocol):
+    """The speeds of all jobs of a cluster."""
+
+    def begin(self, one: SimulatedJob) -> None:
+        """Note that a job has come."""
+
+    def hear(self, one: SimulatedJob) -> None:
+        """Note that a job has run for a while in its present form."""
+
+    def end(self, one: SimulatedJob) -> None:
+        """Note that a job is over."""
+
+    def speed(self, one: SimulatedJob) -> Speed: ...
+
+
+class Truth:
+    """The true speeds, as an oracle knows them."""
+
+    def begin(self, one: SimulatedJob) -> None:
+        """Do nothing: the oracle knows all jobs."""
+
+    def hear(self, one: SimulatedJob) -> None:
+        """Do nothing: the oracle needs no reports."""
+
+    def end(self, one: SimulatedJob) -> None:
+        """Do nothing: the oracle keeps no state."""
+
+    def speed(self, one: SimulatedJob) -> Speed:
+        return TrueSpeed(one.job.course, one.done, one.job.batch)
+
 
 SHARE: Final = 64  # samples of one worker, if the trace has no batch
 LONGEST_WAIT: Final = 0.99  # of a step

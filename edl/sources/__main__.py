@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from edl.config import Settings
-from edl.config.home import check_home
+from edl.config.settings import check_home
 from edl.errors import ConfigError, DataError, UsageError
 from edl.sources.cache import Cache
 from edl.sources.formats import FORMATS

@@ -5,23 +5,32 @@ where nothing can be kept (a home on a full or read-only disk) each makes its ow
 
 An entry's key names its content (file, size, time of change), so no entry is ever out of date. An entry that no process
 has used for `UNUSED_S` is deleted when a new one is added.
+
+Files packed by gzip are unpacked once per host, because nothing inside them can be reached by its offset:
+docs/decisions/files.md says why there is no index into the packed file instead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import logging
 import os
 import secrets
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fsspec
 import numpy as np
 
 from edl.file_lock import open_lock, take
+from edl.sources.file_errors import corrupt, fault, unreadable
+from edl.sources.formats import PACKED
+from edl.sources.listing import DataFile
 from edl.sources.record_places import Table
 
 logger = logging.getLogger("edl")
@@ -158,3 +167,38 @@ def _loaded(path: Path, usable: Callable[[Table], bool]) -> Table | None:
         logger.warning("%s is of no use (%s): counting records again", path, error)
         return None
     return table if usable(table) else None
+
+
+CHUNK = 1 << 20
+
+
+def unpacked(file: DataFile, cache: Cache) -> DataFile:
+    """Return `file`, or its unpacked copy if it is packed. Raises DataError."""
+    if not file.name.endswith(PACKED):
+        return file
+    try:
+        path = cache.file(f"gz\n{file.name}\n{file.size}\n{file.version}", lambda draft: _unpack(file, draft))
+        size = path.stat().st_size
+    except OSError as error:
+        what = f"cannot be unpacked into {cache.folder}: {error.strerror}; EDL_HOME names another folder"
+        raise fault(file.name, what) from error
+    return DataFile(fsspec.filesystem("file"), str(path), f"{file.name} (unpacked)", size, file.version, True)
+
+
+def _unpack(file: DataFile, draft: Path) -> None:
+    with draft.open("wb") as target:
+        for chunk in _chunks(file):
+            target.write(chunk)
+
+
+def _chunks(file: DataFile) -> Iterator[bytes]:
+    done = 0
+    try:
+        with file.fs.open(file.path, "rb") as packed, gzip.open(packed, "rb") as stream:
+            while chunk := stream.read(CHUNK):
+                done += len(chunk)
+                yield chunk
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise corrupt(file.name, f"byte {done} of what is packed in it", f"no gzip: {error}") from None
+    except Exception as error:  # whatever the file system's library raises
+        raise unreadable(file.name, f"byte {done} of what is packed in it", error) from error

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from edl.sources import record_places
 from edl.sources.byte_records import RowSource
-from edl.sources.cache import Cache
+from edl.sources.cache import Cache, unpacked
 from edl.sources.csv_rows import CsvRows
 from edl.sources.formats import format_of
 from edl.sources.lines import JsonLines, TextLines
@@ -22,7 +22,6 @@ from edl.sources.record_places import Table
 from edl.sources.scanning import Layout, scan
 from edl.sources.source_port import Source
 from edl.sources.tfrecord import TFRecords
-from edl.sources.unpacking import unpacked
 
 logger = logging.getLogger("edl")
 

@@ -33,7 +33,7 @@ from edl.tensorflow.tape import AveragingTape
 from edl.tensorflow.tf_framework import is_wrapped
 from edl.tensorflow.tf_process import framework as _framework
 from edl.tensorflow.tf_process import trainer as _trainer
-from edl.tensorflow.void_on_failure import Voidable
+from edl.tensorflow.tf_reducer import Voidable
 from edl.trainer.data.shards import ShardGenerator
 from edl.trainer.exit_paths import Leaving
 from edl.trainer.module_aliases import alias

@@ -18,12 +18,20 @@ from edl.collectives.horovod_ring import HorovodRing
 from edl.collectives.ring_port import of_all_members
 from edl.errors import RingBroken
 from edl.tensorflow.fit_position import NO_FIT, FitStanding, begin_of, count_on, counts_of, fit_of, is_stream
-from edl.tensorflow.keras_metrics import Numbers, build, count, counted, total
 from edl.tensorflow.keras_optimizer import check_fit
-from edl.tensorflow.keras_validation import EpochCounted, SharedValidation, epoch_total
+from edl.tensorflow.keras_validation import (
+    EpochCounted,
+    Numbers,
+    SharedValidation,
+    build,
+    count,
+    counted,
+    epoch_total,
+    total,
+)
 from edl.tensorflow.rank0_callbacks import Writers, check_callbacks
-from edl.tensorflow.void_on_failure import Voidable
-from edl.trainer.data.rehearsal_count import Rehearsals
+from edl.tensorflow.tf_reducer import Voidable
+from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.shards import Held, ShardGenerator
 from edl.trainer.framework_port import StepPort
 from edl.trainer.script_position import ScriptStanding

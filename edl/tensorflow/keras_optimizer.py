@@ -19,7 +19,7 @@ import tensorflow as tf
 from edl.errors import UsageError
 from edl.tensorflow.tf_rate import PacedKeras, TensorRate
 from edl.tensorflow.tf_reducer import Reducer
-from edl.tensorflow.tf_variables import behind, named
+from edl.tensorflow.tf_tensors import behind, named
 
 
 class GradientsFirst:

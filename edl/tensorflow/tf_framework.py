@@ -23,7 +23,6 @@ from edl.collectives.name_warmup import Named
 from edl.errors import RingBroken, UsageError
 from edl.protocol.divergence_report import Fingerprint
 from edl.tensorflow import keras_optimizer, tf_random_states, v1_optimizer
-from edl.tensorflow.averaged_marks import Averaged
 from edl.tensorflow.counted_updates import CountedUpdates
 from edl.tensorflow.kernels import kernels_for
 from edl.tensorflow.ring_bytes import TensorFlowCollectives
@@ -31,7 +30,7 @@ from edl.tensorflow.tf_fingerprints import fingerprints, fingerprints_begun, fin
 from edl.tensorflow.tf_gradient_weight import TensorShare
 from edl.tensorflow.tf_noise import TensorNoise
 from edl.tensorflow.tf_rate import TensorRate
-from edl.tensorflow.tf_reducer import Measures, Reducer
+from edl.tensorflow.tf_reducer import Averaged, Measures, Reducer
 from edl.tensorflow.tf_snapshot import TensorFlowSnapshot, restore
 from edl.tensorflow.tf_state import (
     EagerVariables,
@@ -43,12 +42,19 @@ from edl.tensorflow.tf_state import (
     synchronize,
 )
 from edl.tensorflow.tf_state_split import InParts, TensorFlowApart
-from edl.tensorflow.tf_tensors import TensorFlowTensors, batch_norm_of, metrics_of, statistics_of
+from edl.tensorflow.tf_tensors import (
+    TensorFlowTensors,
+    batch_norm_of,
+    behind,
+    has_all,
+    metrics_of,
+    named,
+    statistics_of,
+)
 from edl.tensorflow.tf_unwrapped import KerasUnwrapped, optimizers_of, word_for
-from edl.tensorflow.tf_variables import behind, has_all, named
 from edl.tensorflow.wait_meter import Waiting
+from edl.trainer.first_state import check_same
 from edl.trainer.framework_port import StepPort
-from edl.trainer.same_model import check_same
 
 WORDS_OF_HOROVOD = ("Horovod", "gloo")  # what the message of a failed collective is about
 

@@ -1,6 +1,6 @@
 """The share that this worker has of the samples, where TensorFlow can read it.
 
-Owns: the share as a value of TensorFlow. Does not own: what it is (`edl.collectives.gradient_weight`).
+Owns: the share as a value of TensorFlow. Does not own: what it is (`edl.collectives.ring_port`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.python.eager import context
 
-from edl.collectives.gradient_weight import Weight
+from edl.collectives.ring_port import Weight
 
 
 class Scale(NamedTuple):

@@ -12,7 +12,7 @@ import horovod.tensorflow as hvd
 from edl.errors import RingBroken, UsageError
 from edl.tensorflow.tape import as_it_stands, average
 from edl.tensorflow.tf_process import framework, trainer
-from edl.tensorflow.tf_variables import behind
+from edl.tensorflow.tf_tensors import behind
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 

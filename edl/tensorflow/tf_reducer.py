@@ -1,7 +1,8 @@
 """Gradients of one optimizer, summed over the ring with each worker's share.
 
-Owns: the collectives of a step. Does not own: applying the update (`edl.tensorflow.keras_optimizer`,
-`edl.tensorflow.v1_optimizer`), nor what a failure leads to (`edl.trainer.trainer`).
+Owns: the collectives of a step, that a failed one makes the mini-batch void (I8), and the memory of what a tape has
+averaged already. Does not own: applying the update (`edl.tensorflow.keras_optimizer`, `edl.tensorflow.v1_optimizer`),
+nor what a failure leads to (`edl.trainer.trainer`).
 
 Eagerly, all gradients are there before the first is reduced: one grouped all-reduce does it, and a failed one voids the
 mini-batch (I8).
@@ -23,22 +24,95 @@ TensorFlow's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from edl.collectives.horovod_ring import HorovodRing
+from edl.collectives.library_guard import plain
 from edl.collectives.name_warmup import Named
-from edl.errors import UsageError
-from edl.tensorflow.averaged_marks import Averaged
+from edl.errors import RingBroken, UsageError
 from edl.tensorflow.kernels import AVERAGED, SUMMED, kernels_for
 from edl.tensorflow.tf_gradient_weight import TensorShare
 from edl.tensorflow.tf_noise import TensorNoise
-from edl.tensorflow.void_on_failure import Voidable
+from edl.tensorflow.tf_tensors import behind
 from edl.tensorflow.wait_meter import Waiting, when
 from edl.trainer.framework_port import StepPort
+
+MARK = "edl_averaged"  # a collection of the graph
+
+
+class Averaged:
+    """The memory, of one process, of whose gradients a tape has averaged already, for the optimizer that applies them.
+    script has made of them. Eagerly it holds for one step; of what is traced, for the function around it.
+
+    To average what is averaged would be right as well, as shares add up to one, but would cost as much once more. So
+    what is not known here is averaged: a function that is traced may be called by another, and eagerly.
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._eagerly: set[int] = set()
+
+    def note(self, variables: Iterable[Any], step: int) -> None:
+        """Note that gradients of these were averaged."""
+        ids = {_identity(variable) for variable in variables}
+        if tf.executing_eagerly():
+            self._of(step).update(ids)
+            return
+        graph = tf.compat.v1.get_default_graph()
+        while graph is not None:  # a loop's body, and what is around it
+            graph.get_collection_ref(MARK).extend(ids)
+            graph = getattr(graph, "outer_graph", None)
+
+    def take(self, variables: Sequence[Any], step: int) -> bool:
+        """Tell whether gradients of all of these were averaged since they were applied last, and forget it."""
+        eagerly = tf.executing_eagerly()
+        noted = self._of(step) if eagerly else set(tf.compat.v1.get_default_graph().get_collection_ref(MARK))
+        ids = {_identity(variable) for variable in variables}
+        if not ids or not ids <= noted:
+            return False
+        noted -= ids
+        if not eagerly:
+            tf.compat.v1.get_default_graph().get_collection_ref(MARK)[:] = noted
+        return True
+
+    def _of(self, step: int) -> set[int]:
+        if step != self._step:
+            self._step, self._eagerly = step, set()
+        return self._eagerly
+
+
+def _identity(variable: Any) -> int:
+    """Keras's variables stand for one of TensorFlow's."""
+    return id(behind(variable))
+
+
+class Voidable:
+    """Make the mini-batch void where something fails inside because a peer is gone; anything else is raised.
+
+    Eager code, `fit` and PyTorch have edl there anyway. What is inside a `tf.function` or a session cannot be caught
+    inside: TensorFlow has no `try` in a graph. So the script has one line around the call, `with edl.voidable():`.
+    """
+
+    def __init__(self, trainer: StepPort, ring: HorovodRing) -> None:
+        self._trainer, self._ring = trainer, ring
+
+    def __enter__(self) -> None:
+        if not tf.executing_eagerly():
+            self._trainer.keep_in_step()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        failed = isinstance(error, Exception) and self._ring.is_failure(error)
+        if failed:
+            self._trainer.void(RingBroken(f"the gradients were not averaged: {plain(str(error))}"))
+        return failed
+
 
 Gradient = Any  # a tf.Tensor, or tf.IndexedSlices, or None
 CONVERTED = {tf.bfloat16: tf.float32}  # what Horovod does not take, and what carries it

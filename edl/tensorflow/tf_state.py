@@ -21,7 +21,7 @@ from tensorflow.python.eager import context
 
 from edl.collectives.horovod_ring import HorovodRing
 from edl.errors import RingBroken, UsageError
-from edl.trainer.same_model import ALIKE
+from edl.trainer.first_state import ALIKE
 
 LARGE_BYTES = 4 * 1024 * 1024  # from here on a variable travels alone; smaller ones share a message
 

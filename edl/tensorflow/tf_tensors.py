@@ -1,7 +1,8 @@
 """TensorFlow's variables and tensors, and what Keras makes of them, among the values that travel
 (`edl.trainer.value_tree`).
 
-Owns: their form, and which are filled in place. Does not own: moving them (`edl.tensorflow.tf_state`).
+Owns: their form, which are filled in place, which variable is behind one of Keras, and by what name. Does not own:
+moving them (`edl.tensorflow.tf_state`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,27 @@ import tensorflow as tf
 
 from edl.trainer.arrays import as_bytes
 from edl.trainer.value_tree import CannotTravel, Destination, Differs, Form, TensorPart
+
+
+def behind(variable: Any) -> Any:
+    """Return TensorFlow's variable behind a variable of Keras, or `variable` itself."""
+    return variable.value if hasattr(variable, "path") else variable
+
+
+def named(variable: Any) -> tuple[str, Any]:
+    """Return the variable behind this one, with the name that is the same on all workers."""
+    return getattr(variable, "path", variable.name), behind(variable)
+
+
+def has_all(model: Any) -> bool:
+    """Tell whether all variables of this model are there. A model of models is never built itself, where the script
+    calls only its parts: as a GAN does.
+    """
+    if getattr(model, "built", True):
+        return True
+    layers = model._flatten_layers(include_self=False) if isinstance(model, keras.Model) else ()
+    return bool(model.variables) and all(layer.built for layer in layers)
+
 
 VARIABLE, TENSOR = "tf.Variable", "tf.Tensor"
 KERAS = (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)

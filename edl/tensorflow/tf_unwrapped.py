@@ -18,7 +18,7 @@ from typing import Any
 import keras
 
 from edl.tensorflow.keras_optimizer import GradientsFirst, is_keras
-from edl.tensorflow.tf_variables import named
+from edl.tensorflow.tf_tensors import named
 from edl.trainer.framework_port import WRAP_IT
 
 SEVERAL = 2

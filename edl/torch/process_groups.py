@@ -29,7 +29,7 @@ from torch.distributed.distributed_c10d import AllreduceOptions, Store
 from edl.collectives.library_guard import plain
 from edl.collectives.rendezvous_board import TORCH
 from edl.collectives.rendezvous_client import Asking
-from edl.collectives.ring_wait_times import Pulse
+from edl.collectives.ring_port import Pulse
 from edl.collectives.sockets import Connections
 from edl.collectives.torch_addresses import listening
 from edl.errors import RingBroken

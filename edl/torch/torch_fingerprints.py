@@ -18,8 +18,7 @@ import torch
 
 from edl import background
 from edl.core.worker import digest
-from edl.core.worker.digest import OF_HALVES, OF_WORDS, ROW
-from edl.core.worker.digest_sums import HALF
+from edl.core.worker.digest import HALF, OF_HALVES, OF_WORDS, ROW
 from edl.protocol.divergence_report import Fingerprint
 from edl.trainer.framework_port import LONG_BYTES
 

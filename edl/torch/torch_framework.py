@@ -1,12 +1,14 @@
 """PyTorch behind the runtime's port.
 
-Owns: what the script has wrapped, and torch's ring. Does not own: the steps (`edl.torch.torch_reducer`), nor moving
+Owns: what the script has wrapped, torch's ring, and a copy of what is not learned: buffers, which forward passes update
+by themselves, and hyper-parameters. Does not own: the steps (`edl.torch.torch_reducer`), nor moving
 state (`edl.torch.torch_state`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from edl import ownership
-from edl.collectives.gradient_weight import Weight
 from edl.collectives.horovod_environment import prepare_environment
 from edl.collectives.name_warmup import Named
+from edl.collectives.ring_port import Weight
 from edl.core.worker.digest import leaves
 from edl.errors import RingBroken, UsageError
 from edl.protocol.divergence_report import Fingerprint
@@ -34,6 +37,7 @@ from edl.torch.torch_reducer import USUAL, Manner, Reducer
 from edl.torch.torch_snapshot import TorchSnapshot, bytes_of, put_bytes, put_random_states, random_states, restore
 from edl.torch.torch_state import (
     broadcast_tensors,
+    hyper_parameters,
     named_hyper_parameters,
     parameters_of,
     states,
@@ -43,10 +47,38 @@ from edl.torch.torch_state import (
 from edl.torch.torch_state_split import TorchApart
 from edl.torch.torch_tensors import TorchTensors
 from edl.torch.torch_unwrapped import TorchUnwrapped
-from edl.torch.unlearned_state import Rest, statistics
 from edl.torch.wrapped import Wrapped, make_equal
 from edl.trainer.framework_port import WRAP_IT, StepPort
 from edl.trainer.updates_due import UpdatesDue
+
+
+def statistics(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """The parts of them that keep statistics of their forward passes in each worker for itself."""
+    return [part for model in models for part in model.modules() if isinstance(part, _NormBase)]
+
+
+class Rest:
+    """Buffers of some modules and hyper-parameters of some optimizers, as they are now."""
+
+    def __init__(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()) -> None:
+        self._buffers = [
+            (model, {name: buffer.detach().clone() for name, buffer in model.named_buffers()}) for model in models
+        ]
+        self._hyper = [
+            (group, copy.deepcopy(hyper))
+            for optimizer in optimizers
+            for group, hyper in zip(optimizer.param_groups, hyper_parameters(optimizer), strict=True)
+        ]
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for model, values in self._buffers:
+                for name, buffer in model.named_buffers():  # by name, as a module may put another tensor there
+                    if name in values:
+                        buffer.copy_(values[name])
+        for group, hyper in self._hyper:
+            group.update(hyper)
+
 
 CPU = torch.device("cpu")
 

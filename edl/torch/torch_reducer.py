@@ -29,9 +29,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
-from edl.collectives.gradient_weight import Weight
 from edl.collectives.name_warmup import Named
-from edl.collectives.ring_port import is_fault
+from edl.collectives.ring_port import Weight, is_fault
 from edl.errors import RingBroken, RingFault, UsageError
 from edl.policy.gradient_noise import of_step
 from edl.torch.absence import are_absent, takes_gradients
@@ -150,10 +149,6 @@ class Reducer:
             return False
         self._expected.remove(added)
         return True
-
-    @property
-    def voided(self) -> bool:
-        return self._trainer.voided
 
     @property
     def moot(self) -> bool:

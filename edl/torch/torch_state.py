@@ -18,8 +18,8 @@ from edl.core.worker.digest import leaves
 from edl.errors import RingBroken, UsageError
 from edl.torch.tensor_ring import TensorRing
 from edl.torch.torch_tensors import TorchTensors, form
+from edl.trainer.first_state import ALIKE
 from edl.trainer.packing import Packing, Unpacking
-from edl.trainer.same_model import ALIKE
 from edl.trainer.value_tree import Dictionary, Elements, Form, Node, Scalar
 
 LARGE_BYTES = 256 * 1024  # from here on a tensor travels alone and in place; smaller ones share a message

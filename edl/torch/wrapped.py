@@ -17,7 +17,7 @@ import torch
 from edl.torch.tensor_ring import TensorRing
 from edl.torch.torch_state import synchronize
 from edl.torch.torch_tensors import form
-from edl.trainer.same_model import check_same
+from edl.trainer.first_state import check_same
 
 
 class Wrapped(NamedTuple):

@@ -1,7 +1,8 @@
 """A trainer's link to its own daemon: starts it, hears the leader's orders through it, and knows at once when it dies.
 
-Owns: the daemon's process, the pipe and the page, seen from the trainer. Does not own: what the orders mean
-(`edl.core.worker.next_move`), nor what the trainer does about them (`edl.trainer.trainer`).
+Owns: the daemon's process, the pipe and the page, seen from the trainer, and how often a dying daemon is started again.
+Does not own: what the orders mean (`edl.core.worker.next_move`), nor what the trainer does about them
+(`edl.trainer.trainer`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from edl.config import Settings
-from edl.core.job.daemon_restarts import MOST, Restarts
 from edl.errors import ConfigError, EdlError, JobFailed, PeerError
 from edl.host.daemon_process import COMMAND, environ_of, fork_daemon
 from edl.host.folders import make_folder
@@ -30,6 +31,26 @@ from edl.protocol.assignment import Orders
 from edl.transport.call_errors import PipeClosed
 from edl.transport.pipe import PipeClient
 from edl.transport.shared_page import Page
+
+MOST_RESTARTS: Final = 5
+RESTART_SESSIONS: Final = 6.0  # so many session time-outs make the time within which `MOST_RESTARTS` are too many
+
+
+class Restarts:
+    """Restarts of a daemon: without limit for one that dies now and then, but not for one that keeps dying (I12)."""
+
+    def __init__(self, session_timeout_s: float) -> None:
+        self.within_s = RESTART_SESSIONS * session_timeout_s
+        self._started: list[float] = []
+
+    def allow(self, now: float) -> bool:
+        """Tell whether another restart is allowed, and count it."""
+        self._started = [at for at in self._started if now - at < self.within_s]
+        if len(self._started) >= MOST_RESTARTS:
+            return False
+        self._started.append(now)
+        return True
+
 
 logger = logging.getLogger("edl")
 
@@ -248,7 +269,7 @@ class DaemonLink:
         words, started = "", False
         while not (started or self._closed):
             if not self._restarts.allow(time.monotonic()):
-                often = f"{MOST + 1} times within {self._restarts.within_s:g} s"
+                often = f"{MOST_RESTARTS + 1} times within {self._restarts.within_s:g} s"
                 self._give_up(f"edl's daemon has died {often}; its log is {self._log}{words}")
                 return
             logger.warning("the daemon of worker %s died: starting another", self.worker)

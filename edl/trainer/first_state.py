@@ -1,6 +1,7 @@
 """Starting from equal models before the first mini-batch; a resumed job starts from its checkpoint.
 
-Owns: taking that over, once for each ring that begins before the first step. Does not own: the checkpoint
+Owns: taking that over, once for each ring that begins before the first step; checking that all members are about to
+train the same model, and what is said where models differ. Does not own: the checkpoint
 (`edl.checkpoints`), its data (`edl.core.data.resume_position`), nor what the state is made of
 (`edl.trainer.framework_port`).
 """
@@ -27,6 +28,11 @@ from edl.trainer.worker_shell import WorkerShell
 
 if TYPE_CHECKING:
     from edl.checkpoints.checkpoint_reader import Checkpoint
+import hashlib
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from edl.collectives.ring_port import Ring, of_all_members
 
 logger = logging.getLogger("edl")
 
@@ -119,3 +125,26 @@ def _opened(path: str) -> Checkpoint:
     from edl.checkpoints.checkpoint_reader import open_checkpoint
 
     return open_checkpoint(*placed(path))
+
+
+ALIKE = "All workers must build the same model and wrap the same optimizers, in the same order"
+
+
+def check_same(ring: Ring, parts: Sequence[str]) -> None:
+    """Check `parts`, which describe this member's model, against all members', who call it at the same place.
+
+    Raises RingBroken, and on all of them UsageError.
+    """
+    mine = msgspec.msgpack.encode(parts)
+    if ring.same(int.from_bytes(hashlib.blake2b(mine, digest_size=8).digest(), "little"))():
+        return
+    by_rank = [msgspec.msgpack.decode(one, type=list[str]) for one in of_all_members(ring, mine)]
+    raise UsageError(f"edl.Optimizer: {difference(by_rank)}. {ALIKE}")
+
+
+def difference(by_rank: Sequence[Sequence[str]]) -> str:
+    """Say how the first rank with a model other than rank 0's differs."""
+    rank = next(rank for rank, of_rank in enumerate(by_rank) if of_rank != by_rank[0])
+    pairs = zip_longest(by_rank[0], by_rank[rank], fillvalue="nothing more")
+    first, here = next((first, here) for first, here in pairs if first != here)
+    return f"the model of rank {rank} is not that of rank 0: {here} on rank {rank}, {first} on rank 0"

@@ -14,7 +14,7 @@ from typing import Any
 from edl.core.worker.worker_inputs import DataWanted
 from edl.errors import UsageError
 from edl.protocol.data_nouns import DataSpec
-from edl.trainer.data.rehearsal_count import Rehearsals
+from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.shards import Held, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.first_state import Resuming

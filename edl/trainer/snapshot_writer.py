@@ -35,10 +35,24 @@ from edl.protocol.ring_places import Place
 from edl.trainer import random_states
 from edl.trainer.framework_port import Framework, Snapshot
 from edl.trainer.registered_state import Extras, Stored
-from edl.trainer.versions import versions
 
 if TYPE_CHECKING:
     from edl.checkpoints.manifest import Slice, StoredTensor
+import platform
+import sys
+from typing import Final
+
+LIBRARIES: Final = ("torch", "tensorflow", "keras", "horovod", "numpy", "lightning", "transformers", "accelerate")
+
+
+def versions() -> dict[str, str]:
+    """Return Python's version, and those of libraries that are imported in this process.
+
+    A checkpoint keeps them, to explain why two runs differ.
+    """
+    imported = {name: getattr(sys.modules.get(name), "__version__", None) for name in LIBRARIES}
+    return {"python": platform.python_version(), **{name: str(one) for name, one in imported.items() if one}}
+
 
 logger = logging.getLogger("edl")
 

@@ -114,7 +114,7 @@ class BatchEnds:
             self._samples.check_trained(samples)
         self._evaluations.begin_batch()
         self._note_end()
-        shell.put_back()
+        shell.kept.put_back()
         shell.end_beside()
         if not machine.generation and shell.rehearsals.left > 1:
             self._rates.rehearse()

@@ -35,7 +35,8 @@ class Kept:
     def keep_registered(self) -> None:
         """Remember registered values, if no worker has samples or the mini-batch is void, before gradients are used.
 
-        Not earlier: what the script does between two mini-batches, at the end of an epoch say, is no part of either.
+        Not earlier than the script has come to its gradients: what it does between two mini-batches, at the end of an
+        epoch say, is no part of either.
         """
         if self._put_extras_back is None:
             self._framework.keep_hyper_parameters()
@@ -48,6 +49,9 @@ class Kept:
             self._framework.drop_kept()
 
     def put_back(self) -> None:
+        """End the mini-batch: the forward pass of one of stand-ins leaves nothing behind, nor does what the script did
+        after its gradients in a void one.
+        """
         put_extras_back, self._put_extras_back = self._put_extras_back, None
         if self._statistics or put_extras_back is not None:
             self._statistics = False

@@ -35,7 +35,7 @@ from edl.sources.source_port import Source
 from edl.trainer import fork_stand_in
 from edl.trainer.daemon_link import DaemonLink
 from edl.trainer.data.audit_files import AuditedCount, AuditFile
-from edl.trainer.data.rehearsal_count import Rehearsals
+from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.sample_ids import Ids
 from edl.trainer.data.shards import Held, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
@@ -43,8 +43,7 @@ from edl.trainer.data.source import files_of
 from edl.trainer.exit_paths import Leaving, leave_on_sigterm, note_failures, spare_the_collector
 from edl.trainer.first_state import Resuming, life_begun
 from edl.trainer.framework_port import Framework
-from edl.trainer.rates.factors import RateFactors
-from edl.trainer.rates.noise_meter import EVERY
+from edl.trainer.rates.factors import EVERY, RateFactors
 from edl.trainer.rates.rate_factors import AnySchedule, Rule
 from edl.trainer.registered_state import Extras, RegisteredValues
 from edl.trainer.reported_metrics import FigureSender
@@ -55,7 +54,7 @@ from edl.trainer.shared_evaluation import Work
 from edl.trainer.step_end import BatchEnds
 from edl.trainer.wait_bounds import RingWatch
 from edl.trainer.worker_shell import WorkerShell
-from edl.transport.step_counter import Count
+from edl.transport.shared_page import Count
 
 logger = logging.getLogger("edl")
 
@@ -603,7 +602,7 @@ class Trainer:
     def begin_anew(self) -> None:
         """Leave the iteration over the data; the next one begins at the first step that is not trained."""
         if self.voided:
-            self._shell.put_back()  # now, as the script may put back more by itself
+            self._shell.kept.put_back()  # now, as the script may put back more by itself
         if self.shards is not None:
             self.shards.give_up()
 
@@ -611,7 +610,7 @@ class Trainer:
         if self._machine.weight_is_due:
             self._samples.weigh()
         if self._machine.weightless or self.voided:
-            self._shell.keep_registered()
+            self._shell.kept.keep_registered()
 
     def before_update(self) -> None:
         # A state may be under way beside this mini-batch, from here or to here. Then the update is made: it counts.

@@ -5,7 +5,7 @@ step time-out that this worker waits for, that thread cuts the ring: this worker
 another trainer the same thread says where its script stands, as it may be the one that all wait for.
 
 Owns: that thread, how long is too long, and where a script stands. Does not own: what has moved
-(`edl.collectives.ring_wait_times`), what follows (`edl.trainer.worker_shell`), nor which worker is lost
+(`edl.collectives.ring_port`), what follows (`edl.trainer.worker_shell`), nor which worker is lost
 (`edl.core.job.deadlines`).
 """
 
@@ -20,8 +20,7 @@ from types import FrameType
 from typing import Final
 
 import edl
-from edl.collectives.ring_port import Ring
-from edl.collectives.ring_wait_times import Patience
+from edl.collectives.ring_port import Patience, Ring
 from edl.core.job.deadlines import Deadlines
 from edl.core.worker.worker_inputs import ScriptStands
 from edl.core.worker.worker_machine import WorkerMachine

@@ -73,7 +73,7 @@ from edl.protocol.leader_messages import Pause
 from edl.protocol.ring_places import solo
 from edl.trainer.daemon_link import DaemonLink
 from edl.trainer.data.audit_files import Audit
-from edl.trainer.data.rehearsal_count import Rehearsals
+from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.exit_paths import Interruption, Leaving, exit_preempted
 from edl.trainer.framework_port import Framework
@@ -136,7 +136,7 @@ class WorkerShell:
         self._at_boot = rehearsals
         self.leases = leases
         self.extras = extras
-        self._kept = Kept(framework, extras)
+        self.kept = Kept(framework, extras)
         self.beside = Beside(framework, extras)
         self._preparer = Preparer(framework, self.beside, self.hear)
         self.copier = Copier(framework, extras, self.hear)
@@ -217,7 +217,7 @@ class WorkerShell:
         what it does to registered values from here on counts as little. On the training thread.
         """
         if keep:
-            self._kept.keep_registered()
+            self.kept.keep_registered()
         awaited = self._awaited_here()
         self.hear(Void(self._why(error), awaited.what, awaited.waited_s))
 
@@ -325,16 +325,6 @@ class WorkerShell:
         """The same, without waiting: a thread that needs the weight before the data has come waits in `weigh`."""
         if self.machine.weight_is_due and self.leases.covers(self.machine.step + 1):
             self.weigh(self.while_waiting)
-
-    def keep_registered(self) -> None:
-        """No worker has samples in this mini-batch, or it is void, and the script has come to its gradients."""
-        self._kept.keep_registered()
-
-    def put_back(self) -> None:
-        """The mini-batch is over: if it was one of stand-ins, its forward pass leaves nothing behind; if it is void,
-        nor does what the script did after its gradients.
-        """
-        self._kept.put_back()
 
     # --------------------------------------------------------------------------------------------------- the hands
 
@@ -565,9 +555,9 @@ class WorkerShell:
             if command.number > self._weighed:
                 self._weighed = command.number
                 self._framework.set_weight(command.weight, weightless=command.weightless)
-                self._kept.drop()
+                self.kept.drop()
                 if command.stand_ins:
-                    self._kept.keep_statistics(of_nobody=command.weightless)
+                    self.kept.keep_statistics(of_nobody=command.weightless)
 
     def _pause(self) -> Pause:
         """Return the cost of the change of rings that ends now, in milliseconds. `total` begins at the end of a void

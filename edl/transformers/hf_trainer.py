@@ -1,8 +1,9 @@
 """Hugging Face's Trainer as an elastic training loop.
 
-Owns: `EdlTrainer`, and the one loop over the steps of an epoch that replaces the Trainer's. Does not own: the steps
-(`edl.transformers.hf_loop`), which worker writes (`edl.transformers.hf_arguments`), the length of the training
-(`edl.transformers.hf_plan`).
+Owns: `EdlTrainer`, the one loop over the steps of an epoch that replaces the Trainer's, and which worker writes, by
+`TrainingArguments`' process indices: asked anew each time. Does not own: the steps and the length of the training
+(`edl.transformers.hf_loop`), nor the number of processes, which stays 1: whatever the Trainer derives from it (a
+sampler, an exchange of its own over torch's process group) is done by edl, or not at all.
 
 The rest is the Trainer's: arguments, losses, callbacks, evaluation, saving. Accelerate's state stays that of one
 process. A step ends after its update and the schedule, and before callbacks, logs, evaluation and saving.
@@ -11,6 +12,7 @@ process. A step ends after its update and the schedule, and before callbacks, lo
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import inspect
 import sys
@@ -27,10 +29,51 @@ from edl.torch.loop_steps import StepEnd
 from edl.torch.shared_batches import shared_batches
 from edl.torch.torch_process import framework
 from edl.torch.torch_process import trainer as seat
-from edl.transformers import hf_arguments, hf_plan
+from edl.transformers import hf_loop
 from edl.transformers.hf_evaluation import PredictedBatches
-from edl.transformers.hf_loop import Parts, TrainerSteps
-from edl.transformers.hf_plan import UpdatePlan
+from edl.transformers.hf_loop import Parts, TrainerSteps, UpdatePlan
+
+
+class ElasticArguments:
+    """The mixin for the class of the arguments, in front of it."""
+
+    log_on_each_node: bool
+    save_on_each_node: bool
+
+    @property
+    def process_index(self) -> int:
+        """Return the rank; for a newcomer that rehearses, a rank that does not write."""
+        return max(1, seat.rank()) if seat.rehearsing() else seat.rank()
+
+    @property
+    def local_process_index(self) -> int:
+        """Return the rank among the workers of the same host."""
+        return seat.local_rank()
+
+    @property
+    def should_log(self) -> bool:
+        """Tell whether this worker logs: one worker of the job does."""
+        return self.process_index == 0
+
+    @property
+    def should_save(self) -> bool:
+        """Tell whether this worker saves: one worker of the job does, or the first of each host."""
+        if not self.save_on_each_node:
+            return self.process_index == 0
+        return self.local_process_index == 0 and not seat.rehearsing()
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        """Pickle the arguments by their original class."""
+        # The Trainer stores them beside a model, to be read where there is no job.
+        return copyreg._reconstructor, (type(self).__mro__[2], object, None), dict(vars(self))  # type: ignore[attr-defined]
+
+
+def make_elastic(arguments: Any) -> None:
+    """Mix `ElasticArguments` into the arguments' class; the object stays the same."""
+    kind = type(arguments)
+    if not issubclass(kind, ElasticArguments):
+        arguments.__class__ = type(kind.__name__, (ElasticArguments, kind), {"__module__": kind.__module__})
+
 
 ONE_TRAINING = "Trainer.train(): a job of edl has one training; start another job for the next one"
 
@@ -56,7 +99,7 @@ class EdlTrainerMixin:
         if given is None:
             given = kwargs["args"] = TrainingArguments()
         _check(given)
-        hf_arguments.make_elastic(given)
+        make_elastic(given)
         self._words = RingWords(framework, seat, self._between)
         self._steps: TrainerSteps | None = None
         self._in_loop = False
@@ -245,7 +288,7 @@ class EdlTrainerMixin:
         moves = hasattr(schedule, "get_last_lr") and not _goes_by_metrics(schedule)
         if moves and not self.accelerator.optimizer_step_was_skipped:
             if planned.position != schedule.last_epoch + 1 and self._created_lr_scheduler:
-                hf_plan.move(schedule, planned.position)
+                hf_loop.move(schedule, planned.position)
             else:
                 schedule.step()
         self.state.global_step += 1

@@ -1,4 +1,4 @@
-/* The same as `Count` in step_counter.py, which tells what it is for; without a compiler, that one serves.
+/* The same as `Count` in shared_page.py, which tells what it is for; without a compiler, that one serves.
  *
  * The buffers keep the page mapped as long as there are pointers into it. The words are aligned, so that a plain load
  * or store moves each whole; another process writes `attention` and reads `step`, and concludes nothing from their

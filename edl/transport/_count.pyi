@@ -1,1 +1,1 @@
-from edl.transport.step_counter import Count as Count
+from edl.transport.shared_page import Count as Count

@@ -1,10 +1,12 @@
 """The failures of a call to a peer. All are PeerError: the caller may ask again, or ask another leader.
 
-Owns: the failures of a call and the reasons of a refusal. Does not own: the reaction to them (`edl.daemon`).
+Owns: the failures of a call, the reasons of a refusal, and the counts of refusals by reason. Does not own: the reaction
+to them (`edl.daemon`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 
 from edl.errors import PeerError
@@ -53,3 +55,21 @@ class Refused(PeerError):
 
 class PipeClosed(PeerError):
     """The other end of the private socket is gone, or does not read any more."""
+
+
+class Refusals:
+    """Count refusals by reason (I10): a misbehaving peer must not be able to fill a log.
+
+    A counter of the process, shared by all parts that refuse messages. Belongs to the event loop's thread.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def count(self, reason: StrEnum, of: str = "") -> None:
+        """Count a refusal. `of`: a server other than the transport's, which has reasons of its own."""
+        self._counts[f"{of}_{reason.value}" if of else reason.value] += 1
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the number of refusals by reason, without reasons that never occurred."""
+        return dict(self._counts)

@@ -16,8 +16,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from edl.transport.call_errors import DeadlineExceeded, Unreachable
-from edl.transport.refusals import Refusals
+from edl.transport.call_errors import DeadlineExceeded, Refusals, Unreachable
 from edl.transport.service import Handler, Service, Speaker, being_cancelled
 
 R = TypeVar("R")

@@ -14,8 +14,7 @@ import grpc.aio
 import msgspec
 
 from edl.errors import ConfigError
-from edl.transport.call_errors import DeadlineExceeded, Reason, Refused, Unauthentic, Unreachable
-from edl.transport.refusals import Refusals
+from edl.transport.call_errors import DeadlineExceeded, Reason, Refusals, Refused, Unauthentic, Unreachable
 from edl.transport.seal import MAX_BYTES
 from edl.transport.service import Call, Handler, Service, Speaker, being_cancelled, unproven
 

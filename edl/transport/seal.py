@@ -6,7 +6,7 @@
 Both MACs are HMAC-SHA256 over the version and all that follows, under two keys derived from the job's secret, so that
 no request can pass for a reply. A request names the address that it is sent to: a recorded request is valid for no
 other daemon, nor for another run of a job of that name and secret. A reply's MAC also covers the MAC of its request,
-and no two requests are alike (boot id and number, see `edl.transport.replay`): a reply can neither answer another
+and no two requests are alike (boot id and number, see `edl.transport.service`): a reply can neither answer another
 request nor be used twice.
 
 Owns: bytes. Does not own: which messages are refused (`edl.transport.service`), nor how bytes travel. Pure.

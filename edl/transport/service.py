@@ -3,6 +3,10 @@
 Owns: the order of the checks, the counting of refusals, numbering. Does not own: sockets (`edl.transport.rpc`), nor
 whether a message's generation is stale: the generation is part of the body, and the handler knows
 (`Reason.GENERATION`).
+
+A message is accepted once. A sender numbers its messages 1, 2, 3, ... under a boot id that it draws at random when it
+starts. Numbers may overtake each other a little (calls of one process run side by side), so a window of late numbers is
+remembered, as IPsec does (RFC 4303, 3.4.3); numbers older than the window are refused, whether they were seen or not.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from itertools import count
 from types import UnionType
@@ -17,10 +22,61 @@ from typing import Any, NoReturn, TypeVar, overload
 
 import msgspec
 
-from edl.transport.call_errors import Reason, Refused, Unauthentic
-from edl.transport.refusals import Refusals
-from edl.transport.replay import ReplayGuard
+from edl.transport.call_errors import Reason, Refusals, Refused, Unauthentic
 from edl.transport.seal import MAX_BYTES, Reply, Request, Seal
+
+WINDOW = 1024
+BOOTS = 8192
+
+
+class _Seen:
+    """The numbers of one sender: bit k of `mask` tells that `highest - k` was received."""
+
+    __slots__ = ("highest", "mask")
+
+    def __init__(self) -> None:
+        self.highest = 0
+        self.mask = 0
+
+
+class ReplayGuard:
+    """Remember the messages received, in bounded memory: the sender that was silent longest is forgotten first.
+
+    Only holders of the secret can make a new boot id, so a stranger cannot push a sender out. Messages of a forgotten
+    sender are still bound to their term.
+    """
+
+    def __init__(self, window: int = WINDOW, boots: int = BOOTS) -> None:
+        self._window = window
+        self._boots = boots
+        self._kept = (1 << window) - 1
+        self._senders: OrderedDict[bytes, _Seen] = OrderedDict()
+
+    def admit(self, boot: bytes, number: int) -> bool:
+        """Return True the first time, False ever after."""
+        if number < 1:
+            return False
+        seen = self._senders.get(boot)
+        if seen is None:
+            seen = self._senders[boot] = _Seen()
+            if len(self._senders) > self._boots:
+                self._senders.popitem(last=False)
+        self._senders.move_to_end(boot)
+        return self._admit(seen, number)
+
+    def _admit(self, seen: _Seen, number: int) -> bool:
+        ahead = number - seen.highest
+        if ahead > 0:
+            shifted = seen.mask << ahead if ahead < self._window else 0  # a huge number must not make a huge integer
+            seen.mask = (shifted | 1) & self._kept
+            seen.highest = number
+            return True
+        bit = 1 << -ahead if -ahead < self._window else 0
+        if not bit or seen.mask & bit:
+            return False
+        seen.mask |= bit
+        return True
+
 
 logger = logging.getLogger(__name__)
 

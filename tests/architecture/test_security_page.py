@@ -15,7 +15,7 @@ from edl.coordination.embedded import __main__ as embedded
 from edl.coordination.embedded import journal
 from edl.coordination.etcd.etcd_server import LocalEtcd
 from edl.daemon.metrics import metrics_server as metrics
-from edl.horovodrun import host_updates
+from edl.horovodrun import driver_requests
 from edl.host import http_serving
 from edl.launch import job_records
 from edl.scheduler import cluster_processes, worker_folders, worker_wrapper
@@ -54,9 +54,9 @@ SOURCES = {  # where edl listens: how the row begins, and what its bound says
         "the HTTP interface",
         f"{BODIES}; {web.STREAMS} logs followed, {web.WAITS} callers that wait",
     ),
-    "edl/horovodrun/host_updates.py": (
+    "edl/horovodrun/driver_requests.py": (
         "a stand-in's ear",
-        f"{host_updates._LONGEST >> 10} KiB and comes within {host_updates._PATIENCE_S:g} s",
+        f"{driver_requests._LONGEST >> 10} KiB and comes within {driver_requests._PATIENCE_S:g} s",
     ),
 }
 

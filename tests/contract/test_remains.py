@@ -15,8 +15,8 @@ from edl.daemon.leftovers import Standing
 from edl.errors import JobFailed, PeerError, StoreUnavailable
 from edl.events import Event, Kind
 from edl.host.credentials import known_secret, shared_secret
-from edl.protocol import node_paths, record_codec
-from edl.protocol.record import JobState
+from edl.protocol import node_paths
+from edl.protocol.record import JobState, encode_record
 
 BEGAN, ENDED = 1000.0, 5000.0
 EVENTS, AT_ONCE = 25, 5  # as many transactions as 250 events take, 50 at once
@@ -40,7 +40,7 @@ async def leave(
     """All nodes that a job leaves."""
     record = msgspec.structs.replace(new_record(job, BEGAN), state=state, keep_s=keep_s)
     for path, value in (
-        (node_paths.record(job), record_codec.encode(record)),
+        (node_paths.record(job), encode_record(record)),
         (node_paths.secret(job), b"s" * 32),
         (node_paths.workers(job), b""),
         (node_paths.candidates(job), b""),

@@ -21,9 +21,8 @@ from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
 from edl.protocol.leader_messages import Ack, Observation, Phase
 from edl.protocol.record import Identity, JobState, Record
-from edl.transport.call_errors import Reason, Refused
+from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.memory_transport import Fate, MemoryNetwork, Parcel
-from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 
 JOB, SECRET = "j", b"a secret of the job's"

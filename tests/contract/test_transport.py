@@ -14,9 +14,8 @@ import pytest
 
 from edl.errors import ConfigError
 from edl.transport import seal
-from edl.transport.call_errors import DeadlineExceeded, Reason, Refused, Unauthentic, Unreachable
+from edl.transport.call_errors import DeadlineExceeded, Reason, Refusals, Refused, Unauthentic, Unreachable
 from edl.transport.memory_transport import MemoryNetwork
-from edl.transport.refusals import Refusals
 from edl.transport.rpc import METHOD, SERVICE, Client, Server
 from edl.transport.service import Call, Speaker
 

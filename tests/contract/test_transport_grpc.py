@@ -17,8 +17,7 @@ import pytest
 
 from edl.errors import ConfigError
 from edl.transport import rpc
-from edl.transport.call_errors import DeadlineExceeded, Unreachable
-from edl.transport.refusals import Refusals
+from edl.transport.call_errors import DeadlineExceeded, Refusals, Unreachable
 from edl.transport.rpc import METHOD, SERVICE, Client, Server
 from edl.transport.seal import MAX_BYTES
 from edl.transport.service import Call
@@ -29,7 +28,7 @@ SECRET = b"a secret of the job"
 
 SERVER = """
 import asyncio, msgspec, sys
-from edl.transport.refusals import Refusals
+from edl.transport.call_errors import Refusals
 from edl.transport.rpc import Server
 
 class Ping(msgspec.Struct, tag="ping"):

@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from edl.transport.call_errors import DeadlineExceeded, Unreachable
+from edl.transport.call_errors import DeadlineExceeded, Refusals, Unreachable
 from edl.transport.memory_transport import Fate, MemoryClient, MemoryListener, MemoryNetwork, Parcel
-from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 
 SECRET = b"a secret of the job"

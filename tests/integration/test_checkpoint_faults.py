@@ -28,7 +28,7 @@ from edl.checkpoints.checkpoint_names import CheckpointName
 from edl.checkpoints.checkpoint_paths import JobFolder
 from edl.checkpoints.checkpoint_reader import Unfinished, newest, open_checkpoint
 from edl.checkpoints.object_store import ObjectFiles
-from edl.checkpoints.pruning import prune
+from edl.checkpoints.publishing import prune
 from edl.errors import CheckpointError
 
 pytestmark = pytest.mark.integration

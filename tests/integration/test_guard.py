@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from edl.collectives.library_copy import private_copy
-from edl.collectives.library_guard import Guard
-from edl.collectives.ring_start import GENTLE_INIT
+from edl.collectives.horovod_engine import GENTLE_INIT
+from edl.collectives.library_guard import Guard, private_copy
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

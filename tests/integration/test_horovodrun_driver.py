@@ -20,9 +20,8 @@ from horovod.runner.elastic.worker import HostUpdateResult, WorkerNotificationCl
 from horovod.runner.http.http_server import RendezvousServer
 
 from edl.errors import PeerError
-from edl.horovodrun import pickles
-from edl.horovodrun.driver_requests import Driver, SlotCount
-from edl.horovodrun.host_updates import Notices
+from edl.horovodrun import driver_requests
+from edl.horovodrun.driver_requests import Driver, Notices, SlotCount
 
 HOST = "127.0.0.1"
 WAIT_S = 30.0
@@ -159,7 +158,7 @@ async def test_no_pickle_is_loaded_even_of_a_caller_with_the_key(tmp_path):
 
 def test_what_we_write_horovod_reads():
     addresses = ({"eth0": [("10.0.0.1", 4711)], "lo": []}, b"key")
-    assert codec.loads_base64(base64.b64encode(pickles.written(addresses))) == addresses
+    assert codec.loads_base64(base64.b64encode(driver_requests.written(addresses))) == addresses
 
 
 async def test_a_driver_that_is_not_there():

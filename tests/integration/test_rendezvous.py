@@ -156,7 +156,7 @@ async def test_when_their_daemons_give_up_those_who_wait_for_a_member_are_freed(
         for place, member in zip(places[:2], members[:2], strict=True):
             member.enter(place)
         # Not while they wait for one another: one that has the other's address, and is left by it, waits five
-        # time-outs of gloo for its connection. (In a job, `edl.collectives.ring_start` cuts that short.)
+        # time-outs of gloo for its connection. (In a job, `edl.collectives.horovod_engine` cuts that short.)
         while gathering.awaited[:2] != [{2}, {2}]:  # noqa: ASYNC110 - it has no event for what only tests ask
             await asyncio.sleep(0)
     stopped = time.monotonic()

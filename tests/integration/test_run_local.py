@@ -11,8 +11,8 @@ import time
 import pytest
 from pace import patient
 
-from edl.launch.end_timeouts import END_GRACE_S
 from edl.launch.supervisor import NEVER_JOINED
+from edl.launch.supervisor_inputs import END_GRACE_S
 
 pytestmark = pytest.mark.integration
 

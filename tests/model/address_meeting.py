@@ -16,9 +16,8 @@ from edl.daemon.address_book import Introductions
 from edl.protocol import leader_messages
 from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.ring_places import Peer, Place
-from edl.transport.call_errors import Reason, Refused
+from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.memory_transport import MemoryListener, MemoryNetwork
-from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 
 JOB, SECRET = "gathering", b"a secret of tests"

@@ -10,7 +10,7 @@ from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.errors import TimedOut, UsageError
 from edl.protocol.assignment import Share
 from edl.protocol.data_nouns import DataSpec
-from edl.trainer.data.rehearsal_count import Rehearsals
+from edl.trainer.data.job_port import Rehearsals
 
 HORIZON_STEPS = 6
 PATIENCE_S = 5.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from edl.core.job.leader_inputs import Tell
 from edl.facts import CheckpointFailed
 from edl.protocol.checkpoint_record import Save, Saving
-from edl.protocol.ledger_value import LedgerSnapshot
+from edl.protocol.data_nouns import LedgerSnapshot
 from edl.protocol.record import Record
 from tests.model.model_faults import SimFault
 from tests.model.model_rings import Sample

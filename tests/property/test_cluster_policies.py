@@ -12,12 +12,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from simulated import conditions, job, nodes, run, trace
 
-from edl.cluster.decision import ClusterDecision, ClusterPolicy
 from edl.cluster.placement import place
 from edl.cluster.policies import registry
 from edl.cluster.policies.elastic_tiresias import ElasticTiresias
 from edl.cluster.policies.tiresias_policy import Queues, gittins, noted
-from edl.cluster.views import Aim, ClusterView, JobView, Provenance, Rates
+from edl.cluster.views import Aim, ClusterDecision, ClusterPolicy, ClusterView, JobView, Provenance, Rates
 from edl.simulator.courses.iterations import Iterations
 from edl.simulator.trace import TrueSpeed
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from edl.core.data import sample_ledger as rules
 from edl.core.data.resume_position import projected, rebased
 from edl.core.data.sample_ledger import Ledger
-from edl.protocol.data_nouns import DataSpec
-from edl.protocol.ledger_value import LedgerSnapshot
+from edl.protocol.data_nouns import DataSpec, LedgerSnapshot
 from examples import examples
 
 MOST_EPOCHS = 3

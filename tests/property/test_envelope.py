@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from edl.errors import PeerError
 from edl.transport.call_errors import Reason
-from edl.transport.replay import ReplayGuard
 from edl.transport.seal import Reply, Request, Seal
+from edl.transport.service import ReplayGuard
 
 SEAL = Seal(b"a secret of the job")
 OTHER = Seal(b"a secret of another job")

@@ -19,9 +19,8 @@ from edl.core.data.resume_position import is_inherited, projected, rebased
 from edl.core.data.sample_ledger import Ledger
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.checkpoint_record import Resumed
-from edl.protocol.data_nouns import DataSpec
+from edl.protocol.data_nouns import DataSpec, LedgerSnapshot
 from edl.protocol.job_policy import Batching
-from edl.protocol.ledger_value import LedgerSnapshot
 from examples import examples
 from tests.model.saving_checks import trained_by
 

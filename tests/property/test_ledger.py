@@ -25,8 +25,7 @@ from hypothesis.stateful import (
 
 from edl.core.data import sample_ledger as rules
 from edl.core.data.sample_ledger import Ledger
-from edl.protocol.data_nouns import DataSpec, Lease
-from edl.protocol.ledger_value import LedgerSnapshot
+from edl.protocol.data_nouns import DataSpec, Lease, LedgerSnapshot
 from examples import examples
 
 EVENTS = int(os.environ.get("EDL_LEDGER_EVENTS", "4000"))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from edl.core.data.sample_ledger import Ledger
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.protocol.data_nouns import DataSpec
-from edl.trainer.data.rehearsal_count import Rehearsals
+from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.shards import ShardGenerator
 from examples import examples
 from tests.model.one_worker_data import share_of

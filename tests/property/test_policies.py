@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from edl.core.data import batching
 from edl.errors import ConfigError
 from edl.policy import learning, utility
-from edl.policy.efficiency import Efficiency, Worth, scaling_efficiency
+from edl.policy.efficiency import Efficiency, Search, Worth, scaling_efficiency
 from edl.policy.policy_job_view import View
-from edl.policy.search import Search
 from edl.policy.stragglers import Paces, Spent
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.protocol.measurements import Rate
+from edl.protocol.tally import Rate
 from edl.trainer.rates.rate_factors import ScheduledRate
 
 # Seconds for the whole job with so many workers all the time, read off their plots.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.checkpoint.interval import KEPT, LONGEST_S, chosen, cost, mean_fault_s
+from edl.core.checkpoint.due_times import KEPT, LONGEST_S, chosen, cost, mean_fault_s
 from edl.protocol.checkpoint_record import Auto, Cost
 
 seconds = st.floats(0, 1e5)

@@ -9,8 +9,8 @@ from stored import tensor
 
 from edl.checkpoints.checkpoint_names import CheckpointName
 from edl.checkpoints.manifest import StoredTensor
+from edl.checkpoints.part_files import ALIGNED, shares
 from edl.checkpoints.part_layout import HEADER_ALIGNED, PartTitle, lay_out
-from edl.checkpoints.part_shares import ALIGNED, shares
 
 DTYPES = ["float32", "float64", "bfloat16", "uint8", "bool", "complex64", "<U5"]
 

@@ -13,9 +13,8 @@ from mutants import Calm
 from edl.core.data.resume_position import rebased
 from edl.core.data.sample_ledger import Ledger
 from edl.protocol.checkpoint_record import Checkpointing
-from edl.protocol.data_nouns import DataSpec
+from edl.protocol.data_nouns import DataSpec, Deal
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.protocol.ledger_value import Deal
 from edl.protocol.record import JobState
 from tests.model import SimJob, model_lives
 from tests.model.model_lives import next_life

@@ -17,8 +17,7 @@ from edl.core.driver import horovod_counts
 from edl.core.job.leader_machine import new_record
 from edl.core.job.observations import Observations
 from edl.horovodrun.proxy_machine import Freed, JobAtEnd, Post, StartTrainer, TrainerEnded
-from edl.protocol.driver_messages import Word
-from edl.protocol.leader_messages import Observation, Phase
+from edl.protocol.leader_messages import Observation, Phase, Word
 from edl.protocol.record import DriverCount, Identity, Member, WorkerState
 
 SEEDS = 400

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from mutants import Calm
 
-from edl.core.checkpoint.interval import KEPT
+from edl.core.checkpoint.due_times import KEPT
 from edl.protocol.checkpoint_record import Auto, Checkpointing
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.record import JobState

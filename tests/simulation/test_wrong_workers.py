@@ -20,8 +20,7 @@ from mutants import LosesTheNewest, Mutant, Patch, Play, ReadsUnevenly, expect_n
 from edl.core.worker import worker_machine as module
 from edl.core.worker.agreement import Beginning
 from edl.core.worker.next_move import NEVER, Enter, next_move
-from edl.core.worker.sample_supply import Supply
-from edl.core.worker.usual_steps import Unusual
+from edl.core.worker.sample_supply import Supply, Unusual
 from edl.core.worker.worker_inputs import AwaitOrders, Command, CopyRest, SetWeight, TellDaemon
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.core.worker.worker_states import TrainerState

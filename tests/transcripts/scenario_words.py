@@ -11,7 +11,7 @@ from edl.core.data.sample_ledger import Ledger
 from edl.core.job.orders import OrderBook
 from edl.protocol.assignment import Orders, Summons, Verdict
 from edl.protocol.checkpoint_record import Saved, SaveRequest, Saving
-from edl.protocol.ledger_value import LedgerSnapshot
+from edl.protocol.data_nouns import LedgerSnapshot
 from edl.protocol.migration_record import Migrated, Migration, Room
 from edl.protocol.record import Muster, Plan, Record, Trials
 

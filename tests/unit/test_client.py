@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edl.client import Job
+from edl.client import Job, loop_thread
 from edl.errors import ConfigError, UsageError
 from edl.events import Event, Kind, from_flat
 from edl.launch.job_records import LaunchRecord, claim
-from edl.outside.loop_thread import loop_thread
 
 RECORD = LaunchRecord(
     job="x", launcher_pid=1, launcher_start=1, mark="m", started=1.0, command=("python", "train.py"), np=2,

@@ -1,4 +1,12 @@
-"""Predict a job's speed at each size by its models: the best batch there, and how uncertain the figure is."""
+"""Predict a job's speed at each size by its models: the best batch there, and how uncertain the figure is.
+
+What a larger batch is worth follows from the gradient noise scale (McCandlish et al. 2018), as Pollux uses it. With B
+samples a step makes as much progress as `gain` steps with the job's own batch B0:
+
+    gain = (var + sqr) / (var / (B / B0) + sqr)
+
+Here sqr is the squared norm of the true gradient, and var the variance of the gradient of one batch B0.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +17,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.analyzer.batch_worth import Noise
 from edl.cluster.analyzer.throughput import StepModel
 from edl.cluster.views import Aim, Provenance, Rates
+
+
+class Noise(msgspec.Struct, frozen=True):
+    """The newest gradient noise that a job has reported, averaged over its steps since the report before."""
+
+    sqr: float
+    var: float
+
+    def gain(self, scale: NDArray[np.float64]) -> NDArray[np.float64]:
+        below = self.var / scale + self.sqr
+        return np.where(below > 0, (self.var + self.sqr) / np.maximum(below, 1e-300), 1.0)
+
 
 Floats = NDArray[np.float64]
 

@@ -14,8 +14,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from edl.cluster.analyzer.batch_worth import Noise
-from edl.cluster.analyzer.predicted import Batches, Predicted
+from edl.cluster.analyzer.predicted import Batches, Noise, Predicted
 from edl.cluster.analyzer.throughput import MeasuredSteps, StepModel, fit
 from edl.cluster.speed_tables import Guess
 from edl.cluster.views import Speed

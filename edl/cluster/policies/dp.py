@@ -16,10 +16,9 @@ import msgspec
 import numpy as np
 
 from edl.cluster.candidates import Floats, Offer, admitted, looked_up, offer
-from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.knapsack import best
 from edl.cluster.policies.goodput import kept_share, reason
-from edl.cluster.views import Aim, ClusterView
+from edl.cluster.views import Aim, Allotment, ClusterDecision, ClusterView
 
 
 class ThroughputOptimizer(msgspec.Struct, frozen=True):

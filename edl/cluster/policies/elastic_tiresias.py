@@ -26,9 +26,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.policies.tiresias_policy import BEGUN, Queues, Tiresias, check, next_look, noted
-from edl.cluster.views import Aim, ClusterView, JobView, Provenance
+from edl.cluster.views import Aim, Allotment, ClusterDecision, ClusterView, JobView, Provenance
 
 Floats = NDArray[np.float64]
 TWICE: Final = 2  # growth bound, in times the workers that a job has had, where its speed is not measured

@@ -24,8 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.decision import Allotment, ClusterDecision
-from edl.cluster.views import Aim, ClusterView, JobView, Rates
+from edl.cluster.views import Aim, Allotment, ClusterDecision, ClusterView, JobView, Rates
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

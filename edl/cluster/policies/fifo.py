@@ -11,8 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from edl.cluster.decision import Allotment, ClusterDecision
-from edl.cluster.views import ClusterView, JobView
+from edl.cluster.views import Allotment, ClusterDecision, ClusterView, JobView
 
 
 class Fifo(msgspec.Struct, frozen=True):

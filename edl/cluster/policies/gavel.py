@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.decision import Allotment, ClusterDecision
-from edl.cluster.views import ClusterView, JobView
+from edl.cluster.views import Allotment, ClusterDecision, ClusterView, JobView
 
 Floats = NDArray[np.float64]
 ROUND = "round"  # note of a job that runs: the round for which it was chosen

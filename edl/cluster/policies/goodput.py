@@ -33,9 +33,8 @@ import msgspec
 import numpy as np
 
 from edl.cluster.candidates import Floats, Offer, admitted, looked_up, offer
-from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.knapsack import best
-from edl.cluster.views import Aim, ClusterView, JobView
+from edl.cluster.views import Aim, Allotment, ClusterDecision, ClusterView, JobView
 
 TINY_S: Final = 1e-6
 TURN: Final = 1.5  # jobs that have waited too long are compared by powers of it

@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.decision import Allotment, ClusterDecision
-from edl.cluster.views import Aim, ClusterView, JobView
+from edl.cluster.views import Aim, Allotment, ClusterDecision, ClusterView, JobView
 
 
 class Optimus(msgspec.Struct, frozen=True):

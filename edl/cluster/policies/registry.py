@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from edl.cluster.decision import ClusterPolicy
+from edl.cluster.views import ClusterPolicy
 from edl.errors import ConfigError
 
 

@@ -11,8 +11,7 @@ import math
 
 import msgspec
 
-from edl.cluster.decision import Allotment, ClusterDecision
-from edl.cluster.views import Aim, ClusterView, JobView
+from edl.cluster.views import Aim, Allotment, ClusterDecision, ClusterView, JobView
 
 
 class ShortestFirst(msgspec.Struct, frozen=True):

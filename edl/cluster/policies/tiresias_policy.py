@@ -23,8 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.decision import Allotment, ClusterDecision
-from edl.cluster.views import ClusterView, JobView
+from edl.cluster.views import Allotment, ClusterDecision, ClusterView, JobView
 
 Notes = dict[str, float]
 SETTLE_S = 60.0  # a job that begins to run falls to no other queue before, nor before twice what the change cost

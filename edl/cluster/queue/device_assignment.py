@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from edl.cluster.decision import Allotment, ClusterDecision, ClusterPolicy
 from edl.cluster.placement import Rule, place
 from edl.cluster.queue import queue_migration
 from edl.cluster.queue.job_lifecycle import give_up, send_away
@@ -26,7 +25,7 @@ from edl.cluster.queue.queue_state import QueueState
 from edl.cluster.queue.quotas import within_quotas
 from edl.cluster.queue.scheduler_inputs import ChangeBatch
 from edl.cluster.queue.shrink_order import yielded
-from edl.cluster.views import ClusterView, JobView, Node, Placement
+from edl.cluster.views import Allotment, ClusterDecision, ClusterPolicy, ClusterView, JobView, Node, Placement
 
 BATCH_AGAIN_S = 30.0  # a batch that a job does not show is asked for again after this time
 MOST_NAMED = 3

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from edl.cluster.decision import ClusterPolicy
 from edl.cluster.queue import device_assignment, job_lifecycle
 from edl.cluster.queue.measured_speeds import LiveSpeeds
 from edl.cluster.queue.phases import ACTIVE, JobPhase
@@ -37,6 +36,7 @@ from edl.cluster.queue.scheduler_inputs import (
     SizeWanted,
     Submitted,
 )
+from edl.cluster.views import ClusterPolicy
 
 
 class SchedulerMachine:

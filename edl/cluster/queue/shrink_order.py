@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from edl.cluster.decision import Allotment
-from edl.cluster.views import ClusterView, JobView
+from edl.cluster.views import Allotment, ClusterView, JobView
 
 
 def yielded(cluster: ClusterView, allotments: Mapping[str, Allotment]) -> dict[str, Allotment]:

@@ -13,14 +13,14 @@ and what became of requests. Which parts are durable meanwhile is only seen, and
 those of workers whose end is taken, who say it no more: these are put on record with that.
 
 A job that is to go is saved as soon as it can be: of a step ahead while its members train, which they do not train
-beyond; where they stand (`paused_members.py`), of the step at which they do. What was announced for a later one, and
-is not come to, is given up for that.
+beyond; where they stand (`step_speed.py`), of the step at which they do. What was announced for a later one, and is not
+come to, is given up for that.
 
 At the end of a job a saving is given up; only a last one that was asked for is waited for, within bounds (I12).
 
 Owns: the saving on record, its times, and its events. Does not own: when one is due (`edl.core.checkpoint.due_times`),
 when it cannot come about any more (`edl.core.checkpoint.saving_verdict`), whether members stand
-(`edl.core.checkpoint.paused_members`), answers (`edl.core.checkpoint.checkpoint_requests`), nor storage.
+(`edl.core.checkpoint.step_speed`), answers (`edl.core.checkpoint.checkpoint_requests`), nor storage.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ import msgspec
 
 from edl import facts
 from edl.core.checkpoint import checkpoint_requests
-from edl.core.checkpoint.due_times import Timetable
-from edl.core.checkpoint.interval import KEPT, Interval, interval_of
-from edl.core.checkpoint.paused_members import stand
+from edl.core.checkpoint.due_times import KEPT, Interval, Timetable, interval_of
 from edl.core.checkpoint.saving_verdict import Prospect, why_not
-from edl.core.checkpoint.step_speed import SavingPace
+from edl.core.checkpoint.step_speed import SavingPace, stand
 from edl.core.data.lease_grants import Leasing
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes

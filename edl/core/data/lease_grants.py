@@ -21,9 +21,8 @@ from edl.core.job.leader_inputs import Refuse
 from edl.core.job.leader_state import WorkingState
 from edl.core.worker.next_move import NEVER
 from edl.errors import UsageError
-from edl.protocol.data_nouns import DataSpec
+from edl.protocol.data_nouns import DataSpec, LedgerSnapshot
 from edl.protocol.job_policy import Rebatch
-from edl.protocol.ledger_value import LedgerSnapshot
 from edl.protocol.record import OVER, FailedBy, JobState, Plan, WorkerState
 
 WORD_S = 0.2  # that orders take to reach every trainer, usually

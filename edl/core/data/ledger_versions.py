@@ -14,9 +14,8 @@ from edl.core.data.resume_position import inherited, is_inherited, projected, re
 from edl.core.data.sample_ledger import Ledger
 from edl.errors import UsageError
 from edl.protocol.checkpoint_record import Resumed
-from edl.protocol.data_nouns import DataSpec
+from edl.protocol.data_nouns import DataSpec, LedgerSnapshot
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.protocol.ledger_value import LedgerSnapshot
 from edl.protocol.record import Plan
 
 Epochs = tuple[int, ...]  # those that have ended

@@ -22,8 +22,7 @@ import msgspec
 from edl.core.data.sample_ledger import Ledger
 from edl.errors import UsageError
 from edl.protocol.checkpoint_record import Resumed
-from edl.protocol.data_nouns import DataSpec, Lease
-from edl.protocol.ledger_value import LedgerSnapshot, MemberSnapshot
+from edl.protocol.data_nouns import DataSpec, Lease, LedgerSnapshot, MemberSnapshot
 
 BEGIN_ANEW: Final = "with --resume never the job begins anew"
 RANK: Final = "#"  # no worker's id begins so

@@ -53,8 +53,7 @@ import msgspec
 from edl.core.data.rounds import evenly, sums, whole_batches
 from edl.core.data.unassigned import Unassigned
 from edl.errors import InvalidTransition, UsageError
-from edl.protocol.data_nouns import DataCounts, DataSpec, Lease, Totals
-from edl.protocol.ledger_value import Deal, LedgerSnapshot, MemberSnapshot
+from edl.protocol.data_nouns import DataCounts, DataSpec, Deal, Lease, LedgerSnapshot, MemberSnapshot, Totals
 
 FIRST_DEAL = 64  # steps
 LONGEST_DEAL = 16384

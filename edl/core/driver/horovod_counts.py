@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from edl.core.job.observations import Observations
 from edl.core.resize.scale_requests import GOING
-from edl.protocol.driver_messages import Word
+from edl.protocol.leader_messages import Word
 from edl.protocol.record import DriverCount, Identity, Member, Record, WorkerState
 
 ANSWERS_S = 5.0  # within which all tell of what the driver has answered them at once

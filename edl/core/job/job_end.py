@@ -1,13 +1,18 @@
 """Decide how a job ends, finished or failed, once no member of its ring trains any more.
 
-Owns: the verdict, and how long the others have for their own ends where it is clear already. Does not own: what a
-worker's end makes of that worker (`edl.core.job.leader_machine`).
+Owns: the verdict, how long the others have for their own ends where it is clear already, and finding scripts that do
+not do the same in the first mini-batch. Does not own: what a worker's end makes of that worker
+(`edl.core.job.leader_machine`), nor what follows where scripts differ in a later step (`edl.core.job.deadlines`).
 
 All of the last ring must have come to the end of their scripts. A lost worker is made up for by a ring that stands
 without it: the others train on, and one of them does what it would have done at the end. After the last step there is
 no such ring. Nothing makes up for what the lost one was about, its last checkpoint perhaps: then the job has failed.
 So it has where the scripts have ended in states that differ, by what each worker tells of its own (I15), unless only
 newcomers do.
+
+Before the first step a wait may take as long as a boot: one worker compiles, or fetches the data for all. But where all
+members wait, not for the same, and nothing moves, none of them boots any more. No worker has trained well by its script
+then, and another life of the job would come to the same.
 """
 
 from __future__ import annotations
@@ -15,9 +20,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edl.core.job.leader_state import WorkingState
+from edl.core.job.observations import Observations
 from edl.core.worker.divergence_finder import at_end, ended_in, outcome
 from edl.core.worker.divergence_words import named
-from edl.protocol.record import JobState, WorkerState
+from edl.protocol.record import JobState, Record, WorkerState
+
+REMEDY = "all workers must call the same, also where a script goes by its rank"
+
+
+def disagreement(record: Record, seen: Observations) -> str:
+    """Say for people what each member of the first ring waits for, where that can never come; empty: it may."""
+    generation, roster = record.generation, record.roster
+    if len(roster) < 2 or any(seen.observation(one) is None for one in roster):
+        return ""
+    waits = {one: seen.awaits(one, generation) for one in roster}
+    awaited = {what for what, _ in waits.values()}
+    if len(awaited) < 2 or "" in awaited or not all(settled for _, settled in waits.values()):
+        return ""
+    if all(seen.step(one) for one in roster):  # each script has done the same as the others at least once
+        return ""
+    told = "; ".join(
+        f"rank {rank} ({one}) waits for {waits[one][0]}, in step {seen.place(one)}" for rank, one in enumerate(roster)
+    )
+    return f"the workers' scripts do not do the same from the first mini-batch on: {told}. {REMEDY.capitalize()}"
 
 
 class Ending:

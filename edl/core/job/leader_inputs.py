@@ -18,8 +18,8 @@ from edl.protocol.leader_messages import (
     Register,
     Scaling,
 )
-from edl.protocol.measurements import Rate
 from edl.protocol.record import Identity
+from edl.protocol.tally import Rate
 
 
 @dataclass(frozen=True, slots=True)

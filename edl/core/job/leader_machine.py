@@ -21,15 +21,14 @@ from msgspec import UNSET
 
 from edl import facts
 from edl.core.checkpoint.checkpoints import Checkpoints
-from edl.core.checkpoint.interval import Interval
+from edl.core.checkpoint.due_times import Interval
 from edl.core.checkpoint.preemption import Preempting
 from edl.core.data.lease_grants import Leasing
 from edl.core.data.sample_ledger import Ledger
 from edl.core.driver import horovod_counts
 from edl.core.driver.horovod_driver import HorovodrunDriver
 from edl.core.job.deadlines import Deadlines, Waits
-from edl.core.job.first_batch import disagreement
-from edl.core.job.job_end import Ending
+from edl.core.job.job_end import Ending, disagreement
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_inputs import (
     Asked,
@@ -55,9 +54,9 @@ from edl.core.resize import host_migration, scale_requests
 from edl.core.resize.migration_answers import Migrating
 from edl.core.resize.policy_decisions import PolicyRulings
 from edl.core.resize.target_size import Sizing
-from edl.core.switch.entered_members import Arrivals
 from edl.core.switch.faulty_members import Fitness
 from edl.core.switch.generation_switch import Switching
+from edl.core.switch.ring_forming import Arrivals
 from edl.core.worker.divergence_finder import Consequence, outcome
 from edl.core.worker.divergence_words import told
 from edl.core.worker.observed_trainer import DIED, DIED_WHOLE

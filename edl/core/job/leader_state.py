@@ -1,6 +1,7 @@
 """The job as a leader has it in hand: its record, being changed while one input is handled.
 
-Owns: how the record changes, and what has to change with it: the index of its members, what is remembered of them, the
+Owns: how the record changes, which changes there are (by types: checks find a wrong name or value before it runs), and
+what has to change with it: the index of its members, what is remembered of them, how long their states last, the
 commands that follow. Does not own: why it changes (`edl.core.job.leader_machine`, `edl.core.resize.target_size`,
 `edl.core.switch.generation_switch`, `edl.core.data.lease_grants`), nor when it becomes durable (`edl.core.job.commit`).
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Unpack
+from typing import TypedDict, Unpack
 
 import msgspec
 
@@ -22,14 +23,130 @@ from edl.core.job import counters
 from edl.core.job.leader_inputs import Command, Tell
 from edl.core.job.member_states import Cause, moved
 from edl.core.job.observations import Observations
-from edl.core.job.phase_times import Durations
-from edl.core.job.record_changes import Changes, OtherChanges
 from edl.core.worker.divergence_finder import Consequence
 from edl.core.worker.divergence_words import causes, told
 from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed, JobPreempted, WorkersDiverged
-from edl.protocol.checkpoint_record import SavingFailure
-from edl.protocol.divergence_report import Divergence
-from edl.protocol.record import OVER, FailedBy, Gone, Identity, JobState, Member, Record, WorkerState
+from edl.protocol.checkpoint_record import Cost, Preemption, Resumed, Saved, SaveRequest, Saving, SavingFailure
+from edl.protocol.data_nouns import LedgerSnapshot
+from edl.protocol.divergence_report import Divergence, EndState
+from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
+from edl.protocol.migration_record import Migrated, Migration
+from edl.protocol.record import (
+    OVER,
+    DriverCount,
+    FailedBy,
+    Gone,
+    Identity,
+    JobState,
+    Limits,
+    Member,
+    Muster,
+    Plan,
+    Record,
+    Taken,
+    Trials,
+    WorkerState,
+)
+from edl.protocol.ring_places import RingKind
+from edl.protocol.tally import Rate, Tally
+
+
+class OtherChanges(TypedDict, total=False):
+    """Changes to any field but the ledger."""
+
+    state: JobState
+    reason: str
+    limits: Limits
+    target: int
+    generation: int
+    began_step: int
+    roster: tuple[str, ...]
+    members: tuple[Member, ...]
+    arrivals: int
+    plan: Plan | None
+    planned: int
+    superseded: tuple[Plan, ...]
+    gone: tuple[Gone, ...]
+    awaited: int
+    taken: tuple[Taken, ...]
+    driver: DriverCount | None
+    job_policy: JobPolicy
+    rates: tuple[Rate, ...]
+    ruling: str
+    replacing: Replacing | None
+    rebatch: Rebatch | None
+    rebatches: int
+    diverged: tuple[int, int, bool]
+    differed: str
+    finals: tuple[EndState, ...]
+    alone: tuple[str, ...]
+    shares: dict[str, float]
+    asked_batch: int
+    voided: dict[str, int]
+    keep_s: float
+    past: tuple[str, ...]
+    unended: str
+    begun: bool
+    trials: Trials
+    muster: Muster | None
+    musters: int
+    ring: RingKind
+    saving: Saving | None
+    saves: int
+    saved: Saved | None
+    save_costs: tuple[Cost, ...]
+    save_failure: SavingFailure | None
+    losses: int
+    save_requests: tuple[SaveRequest, ...]
+    save_wanted: int
+    preemption: Preemption | None
+    resumed: Resumed | None
+    migration: Migration | None
+    migrations: int
+    migrated: tuple[Migrated, ...]
+    failed_by: FailedBy
+    tally: Tally
+
+
+class Changes(OtherChanges, total=False):
+    """Changes to any field, but the job's name and its start; the version changes by itself."""
+
+    ledger: LedgerSnapshot | None
+
+
+class Durations:
+    """Measure how long workers' states last. This leader tells durations in events, and never keeps them.
+
+    A state that began under another leader has no length.
+    """
+
+    def __init__(self) -> None:
+        self.asked_at: float | None = None  # the request that is being met; None: by another leader, or there is none
+        self.planned_at: float | None = None  # the newest switch
+        self._at: dict[str, tuple[WorkerState, float]] = {}
+        self._spent: dict[tuple[str, WorkerState], float] = {}
+
+    def enter(self, worker: str, state: WorkerState, now: float) -> None:
+        """The worker is in `state` from now on. Its time in the state before is known then."""
+        before, since = self._at.get(worker, (state, now))
+        if before is not state:
+            self._spent[worker, before] = now - since
+        self._at[worker] = state, (since if before is state else now)
+
+    def forget(self, worker: str) -> None:
+        self._at.pop(worker, None)
+        self._spent = {key: spent for key, spent in self._spent.items() if key[0] != worker}
+
+    def spent_ms(self, worker: str, state: WorkerState, now: float) -> int | None:
+        """Return how long the worker was in `state`, or has been until now; None: this leader has not seen that."""
+        present, since = self._at.get(worker, (None, now))
+        spent = now - since if present is state else self._spent.get((worker, state))
+        return None if spent is None else round(1000 * spent)
+
+
+def since_ms(began: float | None, now: float) -> int | None:
+    return None if began is None else round(1000 * (now - began))
+
 
 GONE_KEPT = 32  # with the reason
 PAST_KEPT = 4096  # ids without; a trainer that was a member once is refused however long ago that was (`Register`)

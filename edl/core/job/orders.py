@@ -15,7 +15,7 @@ from edl.core.switch.address_exchange import partners
 from edl.core.switch.next_generation import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
 from edl.protocol.checkpoint_record import Hold, Origin, Save, Why
-from edl.protocol.ledger_value import LedgerSnapshot
+from edl.protocol.data_nouns import LedgerSnapshot
 from edl.protocol.record import OVER, JobState, Record, WorkerState
 from edl.protocol.ring_places import Peer, Place
 

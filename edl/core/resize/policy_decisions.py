@@ -1,11 +1,16 @@
 """Rulings of the job's own policy, a guest of the job's machine: a job that only people size never comes by here.
 
 Owns: what is done about a ruling: another size, another worker in a slow one's place, other shares of the batch. Does
-not own: what the policy decides (`edl.policy`), when one is replaced (`edl.core.resize.straggler_replacement`), nor how
-the size changes (`edl.core.resize.target_size`).
+not own: what the policy decides (`edl.policy`), nor how the size changes (`edl.core.resize.target_size`).
+
+Where a slow worker is replaced, the new one comes first, so that no worker is missed in between; where the job has as
+many as it may have already, the slow one goes first. What is under way is in the record, so any leader goes on with
+it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from msgspec import UNSET
 
@@ -13,11 +18,72 @@ from edl import facts
 from edl.core.data.lease_recut import lifted
 from edl.core.job.leader_inputs import Ruled
 from edl.core.job.leader_state import WorkingState
-from edl.core.resize import scale_requests, straggler_replacement
+from edl.core.resize import scale_requests
+from edl.core.resize.scale_requests import is_driven
 from edl.core.resize.target_size import Sizing
 from edl.protocol.job_policy import Replacing
 from edl.protocol.leader_messages import AskScale
-from edl.protocol.record import OVER
+from edl.protocol.record import OVER, Record, WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class BeginReplacing:
+    """Set the size to `target` meanwhile; `leave`: the slow worker leaves at once."""
+
+    target: int
+    leave: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """The new one trains: the slow one may go."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """The slow one trains, and the new one does not yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The slow one is gone: the job has its size again, or waits for the last one to come."""
+
+
+def begin(record: Record, worker: str) -> BeginReplacing | None:
+    """Return how to replace `worker`; None: not now, or not at all."""
+    states = {member.identity.id: member.state for member in record.members}
+    if (
+        record.replacing is not None
+        or record.migration is not None
+        or is_driven(record)
+        or states.get(worker) is not WorkerState.TRAINING
+    ):
+        return None
+    if len(record.roster) < 2 or record.plan is not None:
+        return None
+    if not record.limits.maximum or record.target < record.limits.maximum:
+        return BeginReplacing(record.target + 1, leave=False)
+    if record.target - 1 < max(record.limits.minimum, 1):
+        return None
+    return BeginReplacing(record.target - 1, leave=True)
+
+
+def follows(record: Record) -> Swap | NotYet | Over | None:
+    """Return the next act of the replacement under way; None: wait for a switch, or for the slow worker's leaving."""
+    under_way = record.replacing
+    if under_way is None:
+        return None
+    states = {member.identity.id: member.state for member in record.members}
+    if under_way.worker not in states:
+        return Over()
+    if states[under_way.worker] is not WorkerState.TRAINING or record.plan is not None:
+        return None
+    in_ring = sum(states.get(worker) is WorkerState.TRAINING for worker in record.roster)
+    return Swap() if in_ring > under_way.size else NotYet()
+
+
+def replacing(worker: str, record: Record) -> Replacing:
+    return Replacing(worker, record.target)
 
 
 class PolicyRulings:
@@ -38,7 +104,7 @@ class PolicyRulings:
         if record.state in OVER:
             return
         change = scale_requests.answer(AskScale(ruled.size), record)
-        begun = straggler_replacement.begin(record, ruled.replace[0]) if ruled.replace else None
+        begun = begin(record, ruled.replace[0]) if ruled.replace else None
         able = begun is not None if ruled.replace else isinstance(change, scale_requests.Change)
         able = able and (not ruled.shares or working.ledgers.ledger is not None)
         act = ruled.act and able and record.plan is None and record.migration is None
@@ -67,13 +133,13 @@ class PolicyRulings:
             self._replacing_since = None
             return
         self._replacing_since = working.now if self._replacing_since is None else self._replacing_since
-        match straggler_replacement.follows(working.record):
-            case straggler_replacement.Swap():
+        match follows(working.record):
+            case Swap():
                 working.change(target=under_way.size)
                 self._sizing.dismiss((under_way.worker,), "another one has come in its place")
-            case straggler_replacement.Over():
+            case Over():
                 working.change(target=under_way.size, replacing=None)
-            case straggler_replacement.NotYet() if working.now - self._replacing_since >= self._boot_s:
+            case NotYet() if working.now - self._replacing_since >= self._boot_s:
                 self._give_up(under_way)
             case _:
                 pass
@@ -88,9 +154,9 @@ class PolicyRulings:
             scale_requests.surplus(working.record, under_way.size), f"{under_way.worker} stays after all"
         )
 
-    def _replace(self, worker: str, begun: straggler_replacement.BeginReplacing) -> None:
+    def _replace(self, worker: str, begun: BeginReplacing) -> None:
         working, record = self._working, self._working.record
-        under_way, awaited = straggler_replacement.replacing(worker, record), record.arrivals + 1
+        under_way, awaited = replacing(worker, record), record.arrivals + 1
         working.change(replacing=under_way, target=begun.target, awaited=awaited)
         working.durations.asked_at = working.now
         if begun.leave:

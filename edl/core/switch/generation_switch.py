@@ -1,13 +1,20 @@
 """Lead from one generation to the next: keep the plan, from when it is made until its ring stands or it is dropped.
 
-Owns: that a plan is made, superseded, put off and completed, its number, and how long the job waits for workers to make
-one of. Does not own: whether one is needed and who is in it (`edl.core.switch.next_generation`), after which step, and
-its data (`edl.core.data.lease_grants`).
+Owns: that a plan is made, superseded, put off and completed, its number, over how many steps newcomers get the others'
+state, and how long the job waits for workers to make one of. Does not own: whether one is needed and who is in it
+(`edl.core.switch.next_generation`), after which step, and its data (`edl.core.data.lease_grants`), nor what is of which
+portion of the state (`edl.core.worker.state_portions`, each framework).
+
+A state that is longer on its way than a step would hold up the update of that step, at all members. So it goes in
+portions, one beside each of the first steps, and what has come is kept equal by the updates that all make. Until the
+last portion has come, a newcomer counts for nothing: it has no samples, and its weight is zero.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 from msgspec import UNSET
@@ -17,13 +24,11 @@ from edl.core.data import lease_recut
 from edl.core.data.lease_grants import Crossing, Leasing
 from edl.core.job.deadlines import END_OF_TIME, Deadlines
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.leader_state import WorkingState, did_not_end
+from edl.core.job.leader_state import WorkingState, did_not_end, since_ms
 from edl.core.job.member_states import Cause
 from edl.core.job.orders import newcomers
-from edl.core.job.phase_times import since_ms
 from edl.core.resize import host_migration
 from edl.core.resize.target_size import Sizing
-from edl.core.switch import portion_count
 from edl.core.switch.faulty_members import Fitness
 from edl.core.switch.next_generation import (
     Follow,
@@ -41,6 +46,23 @@ from edl.core.switch.ring_forming import Preparing
 from edl.core.switch.roll_call import Mustering
 from edl.core.worker.divergence_finder import up_to
 from edl.protocol.record import OVER, JobState, Plan, WorkerState
+
+BYTES_A_SECOND: Final = 5e8  # what one connection has carried on one host beside training (docs/benchmarks.md)
+BESIDE_UPDATE: Final = 0.5  # of a step that is not before its update
+LEAST_BYTES: Final = 1 << 24  # of a portion: less is through in no time, and each costs its first word
+
+
+def portion_count(state_bytes: int, step_time_s: float, lead_times: LeadTimes, step_timeout_s: float) -> int:
+    """Return the number of steps, at least one.
+
+    While they last no more is leased, and the newcomers have a time-out of their own: so a large state over short steps
+    goes in larger portions, which the others wait for.
+    """
+    if step_time_s <= 0:
+        return 1
+    portion = max(LEAST_BYTES, BESIDE_UPDATE * step_time_s * BYTES_A_SECOND)
+    most = min(lead_times.lease_steps(step_time_s) // 2, int(step_timeout_s / step_time_s))
+    return max(1, min(math.ceil(state_bytes / portion), most))
 
 
 class Switching:
@@ -212,7 +234,7 @@ class Switching:
 
     def _sending_steps(self, roster: tuple[str, ...]) -> int:
         size = max(map(self._working.seen.state_bytes, roster))
-        return portion_count.steps(size, self._leasing.step_time_s(), self._lead_times, self._step_s)
+        return portion_count(size, self._leasing.step_time_s(), self._lead_times, self._step_s)
 
     def _offer(self, roster: tuple[str, ...], prepared: int) -> int:
         """Return where newcomers get the state of the first of `roster`, a survivor, beside steps; 0: nowhere."""

@@ -7,8 +7,10 @@ may be at fault, or a member that trains has met an error that is no broken ring
 while, and called again one by one; where none is, the ring is formed in line at last,
 as it is where a member can form no ring beside another, or says that it cannot any more.
 
-Owns: when a ring counts as prepared, when as failed, and who is left out for it. Does not own: who is called, and to
-which ring (`edl.core.switch.roll_call`), nor how a ring is formed (`edl.collectives.ring_port`).
+Owns: when a ring counts as prepared, when as failed, and who is left out for it; from which reports of members that
+come to a planned ring nothing follows. Does not own: who is called, and to which ring (`edl.core.switch.roll_call`),
+nor how a ring is formed (`edl.collectives.ring_port`), nor what follows from the other reports
+(`edl.core.job.leader_machine`).
 """
 
 from __future__ import annotations
@@ -18,10 +20,56 @@ from typing import Final
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_state import WorkingState
+from edl.core.job.observations import says_more
 from edl.core.switch.faulty_members import Fitness
 from edl.core.switch.ring_blame import Evidence, accused
 from edl.facts import SwitchPutOff
+from edl.protocol.leader_messages import Observation, Phase
 from edl.protocol.record import Muster
+
+
+class Arrivals:
+    """Members whose reports one leader awaits. Others are seen with the next input that matters, or later.
+
+    A ring breaks and the next one forms by two reports of each member: that its mini-batch is void, and that it sits.
+    What follows from them follows from the first and the last ones. To look at all members after each would cost n
+    times n.
+    """
+
+    def __init__(self, working: WorkingState) -> None:
+        self._working = working
+        self._generation = 0  # of the plan when it was last looked at all members
+        self._awaited: set[str] = set()  # of its roster
+        self._begun = False  # a member has come, so that the others are awaited
+        self._unheard: set[str] = set()  # survivors of the ring before that have not said that it failed them
+
+    def look(self) -> None:
+        """Note the awaited members, after all conditions of the members together were followed."""
+        plan, seen = self._working.record.plan, self._working.seen
+        self._generation = plan.generation if plan else 0
+        roster = plan.roster if plan else ()
+        self._awaited = {worker for worker in roster if not seen.sits(worker, self._generation)}
+        self._begun = len(self._awaited) < len(roster)
+        before = self._working.record.generation
+        self._unheard = {one for one in roster if one in self._working.members and seen.trains(one, before)}
+
+    def matters(self, worker: str, heard: Observation, last: Observation) -> bool:
+        """False: all that it says is that `worker` has come to the planned ring, where others are awaited yet, or that
+        the ring before has failed it, too, which the plan follows, and others have yet to say so.
+        """
+        record = self._working.record
+        plan = record.plan
+        if plan is None or plan.generation != self._generation or says_more(heard, last):
+            return True
+        if heard.phase is Phase.BROKEN:
+            before = last.phase is Phase.TRAINING and heard.generation == last.generation == record.generation
+            self._unheard.discard(worker)
+            return plan.after_step is not None or not before or not self._unheard
+        if heard.phase is not Phase.TRAINING or heard.generation != plan.generation or worker not in self._awaited:
+            return True
+        self._awaited.discard(worker)
+        return not self._begun or not self._awaited
+
 
 TRIES: Final = 2  # in vain, and no newcomer is to blame: then it is formed in line
 

@@ -1,4 +1,4 @@
-/* The same as `sums_of_rows` in digest_sums.py, which tells what it is; without a compiler, that one serves.
+/* The same as `sums_of_rows` in digest.py, which tells what it is; without a compiler, that one serves.
  *
  * Numbers of 64 bits wrap around, as there. Words are read as they lie, aligned or not. The GIL is not held meanwhile:
  * the caller keeps the contents from changing.

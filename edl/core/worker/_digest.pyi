@@ -1,1 +1,1 @@
-from edl.core.worker.digest_sums import sums_of_rows as sums_of_rows
+from edl.core.worker.digest import sums_of_rows as sums_of_rows

@@ -8,7 +8,7 @@ of its position, and of its upper half times another one, modulo 2**64. So one f
 changes undo each other as seldom as chance has it: without the upper half twice, two flipped signs would always do.
 It takes its time from memory: no copy of the bytes is made, and no table of them kept.
 
-The sums are worked out in C (`_digest.c`) where edl was installed with a compiler, else by numpy (`digest_sums.py`),
+The sums are worked out in C (`_digest.c`) where edl was installed with a compiler, else by numpy (`sums_of_rows`),
 which takes five times as long.
 """
 
@@ -25,10 +25,41 @@ from numpy.typing import NDArray
 from edl.core.worker.divergence_words import STEPS, UPDATES
 from edl.protocol.divergence_report import Fingerprint
 
+HALF: Final = 32  # bits
+MASK: Final = 2**64 - 1
+AT_ONCE: Final = 8  # rows whose upper halves are worked out at a time, within the caches
+
+Words = NDArray[np.uint64]
+
+
+def sums_of_rows(contents: NDArray[np.uint8], of_words: Words, of_halves: Words, /) -> bytes:
+    """Return for each row, as long as the weights, the sum of its words and of their upper halves, each times its
+    weight, in 8 bytes; then the bytes that do not fill a word.
+    """
+    end, chunk = contents.size // 8 * 8, AT_ONCE * of_words.size
+    words = contents[:end].view(np.uint64)
+    found = [_of_chunk(words[begin : begin + chunk], of_words, of_halves) for begin in range(0, words.size, chunk)]
+    return b"".join([*found, contents[end:].tobytes()])
+
+
+def _of_chunk(words: Words, of_words: Words, of_halves: Words) -> bytes:
+    row, halves = of_words.size, words >> np.uint64(HALF)
+    whole = words.size // row * row
+    found = words[:whole].reshape(-1, row) @ of_words + halves[:whole].reshape(-1, row) @ of_halves
+    return found.tobytes() + _of_part(words[whole:], halves[whole:], of_words, of_halves)
+
+
+def _of_part(words: Words, halves: Words, of_words: Words, of_halves: Words) -> bytes:
+    if not words.size:
+        return b""
+    found = int(words @ of_words[: words.size]) + int(halves @ of_halves[: words.size])
+    return (found & MASK).to_bytes(8, "little")
+
+
 try:
     from edl.core.worker._digest import sums_of_rows
 except ImportError:
-    from edl.core.worker.digest_sums import sums_of_rows
+    from edl.core.worker.digest import sums_of_rows
 
 ROW: Final = 4096  # words
 SKETCHED: Final = 32  # so many fingerprints of a sketch stand for one thing each; as many more for all that follows

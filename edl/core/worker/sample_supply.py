@@ -1,16 +1,56 @@
 """Track the data of one worker, and the weight of its gradients.
 
-Owns: by the leases of which generation its steps are trained, up to which step it may read, the
-number of its newest weight, and whether a mini-batch weighs anything. Does not own: the leases themselves
+Owns: by the leases of which generation its steps are trained, up to which step it may read, the number of its newest
+weight, whether a mini-batch weighs anything, and the next step that needs more than a count: where the weight or the
+rates change, or the ring compares states. The daemon's wish for attention stands beside that in the page
+(`edl.transport.shared_page`). Does not own: the leases themselves
 (`edl.core.worker.lease_buffer`), nor where the trainer is (`edl.core.worker.worker_machine`).
 """
 
 from __future__ import annotations
 
+from edl.core.worker.divergence_finder import next_check
 from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.core.worker.usual_steps import Unusual
+from edl.core.worker.next_move import NEVER
 from edl.core.worker.worker_inputs import Command, SetWeight, TellDaemon
 from edl.protocol.assignment import Orders
+from edl.protocol.divergence_report import Checking
+
+
+class Unusual:
+    """Steps of one worker, in its ring, that need more than a count: at the end of others, nothing is asked."""
+
+    def __init__(self) -> None:
+        self.even_until = NEVER  # the weight holds up to this step
+        self.rates_until = NEVER  # learning rates are multiplied by the same up to this step
+        self.checking = Checking()
+        self.check_at = NEVER  # the step after which this ring compares its members' states
+        self.equal_step = 0  # the newest after which it did, and found them equal
+        self.began = 0  # the step after which all members of this ring have their state
+
+    @property
+    def step(self) -> int:
+        """Return the first step that is to be looked at."""
+        return min(self.even_until, self.rates_until, self.check_at)
+
+    def sit(self, checking: Checking, step: int, size: int, *, beside: int = 0) -> None:
+        """A ring of `size` begins after `step`. Before the first step there is nothing to compare yet; nor, where
+        newcomers get their state `beside` so many steps, before the one that follows.
+        """
+        self.even_until = NEVER
+        self.checking, self.equal_step, self.began = checking, 0, step + beside
+        self.check_at = self.began if step > 0 and size > 1 else self._next_check(step, size)
+
+    def note_equal(self, step: int, size: int) -> None:
+        self.equal_step = step
+        self.check_at = self._next_check(step, size)
+
+    def _next_check(self, step: int, size: int) -> int:
+        return next_check(step, self.checking.every, size, self.began)
+
+    def draw_nearer(self, step: int) -> None:
+        """Look again at the latest after `step`: later steps may have another weight than expected."""
+        self.even_until = min(self.even_until, step)
 
 
 class Supply:

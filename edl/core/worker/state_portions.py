@@ -1,7 +1,7 @@
 """The state that goes to newcomers beside the first steps of a ring, in portions: one of them beside each.
 
 Owns: which portion goes beside the step that is being worked on, whether more are to follow, and how large they are.
-Does not own: over how many steps (`edl.core.switch.portion_count`), what cannot be divided, nor sending it
+Does not own: over how many steps (`edl.core.switch.generation_switch`), what cannot be divided, nor sending it
 (`edl.trainer.state_handoff`).
 """
 

@@ -40,9 +40,8 @@ from edl.core.worker.next_move import (
     replaced,
 )
 from edl.core.worker.next_ring import NextRing
-from edl.core.worker.sample_supply import Supply
+from edl.core.worker.sample_supply import Supply, Unusual
 from edl.core.worker.state_portions import Portions
-from edl.core.worker.usual_steps import Unusual
 from edl.core.worker.worker_inputs import (
     AbortRings,
     AdoptRing,

@@ -3,12 +3,15 @@
 Two schedulers' Pods, each with all that a cluster on one machine has; one acts for a node at a time. The queue is in an
 etcd of its own, or in a coordinator that is given. They and the workers share a volume: EDL_HOME.
 
-Owns: what is in them. Does not own: how a worker's Pod is made from its template (`pods`).
+Owns: what is in them, and their form as YAML, so that printing them needs no other package. Does not own: how a
+worker's Pod is made from its template (`pods`).
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -285,3 +288,37 @@ def _environ(wanted: ManifestsWanted) -> dict[str, str]:
     known = {"CA": "ca.crt", "CERT": "tls.crt", "KEY": "tls.key"}
     tls = {f"EDL_COORDINATOR_TLS_{name}": f"{TLS}/{file}" for name, file in known.items()}
     return {"EDL_HOME": HOME, OWN: OWN_FOLDER, **({} if wanted.coordinator else tls)}
+
+
+PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9./-]{3,}")
+
+
+def as_yaml(documents: Iterable[Any]) -> str:
+    """Write values as YAML. Texts, of ASCII, are quoted as JSON quotes them, which YAML reads alike."""
+    return "---\n".join("\n".join(_lines(one)) + "\n" for one in documents)
+
+
+def _lines(value: Any) -> list[str]:
+    if isinstance(value, dict) and value:
+        return [line for key, one in value.items() for line in _under(f"{_key(key)}:", one)]
+    if isinstance(value, list) and value:
+        return [line for one in value for line in _item(one)]
+    return [json.dumps(value, ensure_ascii=False)]
+
+
+def _under(head: str, value: Any) -> list[str]:
+    if isinstance(value, str) and "\n" in value.rstrip("\n") and value.endswith("\n") and not value.startswith(" "):
+        return [f"{head} |", *(f"  {line}" if line else "" for line in value.split("\n")[:-1])]
+    if isinstance(value, dict | list) and value:
+        return [head, *(f"  {line}" for line in _lines(value))]
+    return [f"{head} {_lines(value)[0]}"]
+
+
+def _item(value: Any) -> list[str]:
+    first, *rest = _lines(value)
+    return [f"- {first}", *(f"  {line}" for line in rest)]
+
+
+def _key(key: str) -> str:
+    """YAML takes a few plain words, such as `no`, for something else."""
+    return key if PLAIN.fullmatch(key) and key.lower() not in {"true", "false", "null"} else json.dumps(key)

@@ -30,7 +30,7 @@ from edl.cluster.queue.queue_entries import Submission
 from edl.cluster.queue.submission import JobWish, SizeWish, checked_name, checked_worker, submission
 from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, UsageError
 from edl.scheduler.cluster_client import ClusterClient
-from edl.scheduler.job_environment import handed_on
+from edl.scheduler.environ_files import handed_on
 from edl.scheduler.tokens import TokenBook
 from edl.scheduler.web.openapi import document
 from edl.scheduler.worker_logs import LogPlace, Printed, marked_lines

@@ -36,7 +36,7 @@ from edl.protocol.audit_lines import (
 )
 from edl.protocol.data_nouns import DataSpec, Lease
 from edl.protocol.ring_places import Place
-from edl.transport.step_counter import Count
+from edl.transport.shared_page import Count
 
 if TYPE_CHECKING:  # `edl run` prepares the folder, and has no use for numpy
     import numpy as np

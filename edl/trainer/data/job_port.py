@@ -1,4 +1,8 @@
-"""The port of a generator to its job."""
+"""The port of a generator to its job, and the mini-batches that do not count.
+
+Owns: both forms. Does not own: when there must be a rehearsal (`edl.core.worker.worker_machine`), nor what is handed
+out for it (`edl.trainer.data.epoch_cursor`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,32 @@ from typing import Protocol
 
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.protocol.data_nouns import DataSpec
-from edl.trainer.data.rehearsal_count import Rehearsals
+
+
+class Rehearsals:
+    """Count a worker's rehearsals from its beginning on: how many are due, and how many have ended.
+
+    They are a newcomer's first mini-batches, and one in the place of data that never come. The machine's commands
+    change the count; any thread may look.
+    """
+
+    def __init__(self) -> None:
+        self.due = 0
+        self.ended = 0
+
+    @property
+    def left(self) -> int:
+        """Rehearsals to come, with the one that is being worked on."""
+        return self.due - self.ended
+
+    def add(self, number: int) -> None:
+        self.due += number
+
+    def end_one(self) -> None:
+        self.ended += 1
+
+    def end_all(self) -> None:
+        self.ended = self.due
 
 
 class DataPort(Protocol):

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from edl.config.home import check_home
+from edl.config.settings import check_home
 from edl.errors import UsageError
 from edl.sources.formats import format_of_name
 from edl.sources.source_port import Source

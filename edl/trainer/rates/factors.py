@@ -1,10 +1,13 @@
-"""Factors of this worker's learning rates: `edl.scale_rate` and `edl.schedule_rate` together.
+"""Factors of this worker's learning rates: `edl.scale_rate` and `edl.schedule_rate` together; `edl.measure_noise()`.
 
-Owns: what the script has asked for, and when the factor changes. Does not own: the factors themselves
-(`edl.trainer.rates.rate_factors`, `edl.trainer.rates.tuner`), nor applying them (the adapters).
+Owns: what the script has asked for, when the factor changes, when gradient noise is measured, and its average. Does not
+own: the factors themselves (`edl.trainer.rates.rate_factors`, `edl.trainer.rates.tuner`), nor applying them and the
+norms of gradients (the adapters).
 """
 
 from __future__ import annotations
+
+from typing import Any, Final
 
 from edl.core.worker.next_move import NEVER
 from edl.core.worker.worker_inputs import RatesHold
@@ -14,11 +17,48 @@ from edl.policy.learning import Scaling
 from edl.protocol.data_nouns import DataSpec
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.framework_port import Framework
-from edl.trainer.rates.noise_meter import EVERY, NoiseMeter
 from edl.trainer.rates.rate_factors import AnySchedule, FollowingRate, Rule, ScheduledRate
 from edl.trainer.rates.tuner import RateTuner, of_all
 from edl.trainer.registered_state import Extras
 from edl.trainer.worker_shell import WorkerShell
+
+EVERY: Final = 20  # steps
+KEPT: Final = 0.95  # of the average, with each new value: one of them says little
+
+
+class NoiseMeter:
+    """Average the noise, equally on all workers. A newcomer receives it, like anything with a `state_dict()`."""
+
+    def __init__(self, every: int) -> None:
+        if type(every) is not int or every < 1:
+            raise UsageError(f"measure_noise(every={every!r}): must be a whole number of steps, 1 at least")
+        self.every = every
+        self._sqr = self._var = self._weight = 0.0
+
+    @property
+    def noise(self) -> MeasuredNoise | None:
+        """Average so far; None before the first measurement."""
+        return MeasuredNoise(self._sqr / self._weight, self._var / self._weight) if self._weight else None
+
+    def is_due(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def alike_until(self, step: int) -> int:
+        """Return the last step until which none, or only `step` itself, is measured."""
+        return step if self.is_due(step) else -(-step // self.every) * self.every - 1
+
+    def take(self, sqr: float, var: float) -> None:
+        """Add the measurement of one step; `var` is of one sample."""
+        self._sqr, self._var, self._weight = (
+            KEPT * before + (1 - KEPT) * now
+            for before, now in ((self._sqr, sqr), (self._var, var), (self._weight, 1.0))
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sqr": self._sqr, "var": self._var, "weight": self._weight}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sqr, self._var, self._weight = state["sqr"], state["var"], state["weight"]
 
 
 class RateFactors:

@@ -23,7 +23,7 @@ import msgspec
 
 from edl.collectives.name_warmup import Named
 from edl.protocol.ring_places import Place, solo
-from edl.trainer.data.rehearsal_count import Rehearsals
+from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.shards import Held
 from edl.trainer.registered_state import Extras
 from edl.trainer.script_position import ScriptStanding

@@ -20,7 +20,7 @@ from edl.checkpoints.checkpoint_reader import Unfinished, chosen, newest, open_c
 from edl.checkpoints.checkpoint_storage import AlreadyThere
 from edl.checkpoints.checksum import checksum_of
 from edl.checkpoints.part_layout import lay_out
-from edl.checkpoints.pruning import prune
+from edl.checkpoints.publishing import prune
 from edl.errors import CheckpointError, UsageError
 
 OLD, NEW = CheckpointName(1, 1, 10), CheckpointName(1, 1, 20)

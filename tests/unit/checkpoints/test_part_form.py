@@ -11,10 +11,9 @@ import pytest
 from stored import TENSORS, content, folder_at, save, tensor
 
 from edl.checkpoints.checkpoint_names import CheckpointName
-from edl.checkpoints.dtypes import stored_type
-from edl.checkpoints.manifest import Broken, Slice
+from edl.checkpoints.manifest import Broken, Slice, stored_type
+from edl.checkpoints.part_files import shares
 from edl.checkpoints.part_layout import entry_of, lay_out
-from edl.checkpoints.part_shares import shares
 
 NAME = CheckpointName(1, 2, 30)
 WIDTHS = {"BOOL": 1, "U8": 1, "BF16": 2, "F32": 4, "I64": 8}

@@ -14,18 +14,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edl.cli import cluster_flags, main, simulate_flags, tables
+from edl.cli import cluster_flags, main, tables
 from edl.cli.parser import build, parse
-from edl.cli.run import last_line
+from edl.cli.run import EarlyEnd, ends_early, last_line
 from edl.cluster.queue.end_causes import REFUSED
 from edl.config import TABLE, Settings
 from edl.events import Event, Kind
 from edl.facts import told
 from edl.host.host_processes import process_start_time
 from edl.launch import life_outcome
-from edl.launch.early_signals import EarlyEnd, ends_early
-from edl.launch.job_names import invent
-from edl.launch.job_records import Folder, LaunchRecord, claim
+from edl.launch.job_records import Folder, LaunchRecord, claim, invent
 from edl.launch.life_outcome import LaunchVerdict
 from edl.launch.local_launch import Outcome
 from edl.launch.locate_job import recorded_status
@@ -269,7 +267,7 @@ CLUSTER = {
 OF_CLUSTERS = (*cluster_flags.START_FLAGS, *cluster_flags.SUBMIT_FLAGS, *cluster_flags.REACH_FLAGS)
 OF_CLUSTERS = (*OF_CLUSTERS, *cluster_flags.MANIFESTS_FLAGS)
 CLUSTER |= {f"--{name}" for name in OF_CLUSTERS}
-SIMULATE = {"--policy", "--set", *(f"--{name}" for name in simulate_flags.FLAGS)}
+SIMULATE = {"--policy", "--set", *(f"--{name}" for name in cluster_flags.FLAGS)}
 
 
 def test_each_flag_has_a_twin_in_the_environment():

@@ -8,7 +8,7 @@ import secrets
 import pytest
 
 from edl.cli import main
-from edl.config.home import check_home
+from edl.config.settings import check_home
 from edl.errors import ConfigError
 from edl.scheduler.cluster_home import ClusterHome
 

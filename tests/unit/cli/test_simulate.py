@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edl.cli import main
-from edl.cli.simulate_flags import FLAGS
+from edl.cli.cluster_flags import FLAGS
 
 JOBS = "name,submitted,workers,duration,deadline\na,0,2,100,100\nb,10,1,50,70\nc,20,2,30,\n"
 

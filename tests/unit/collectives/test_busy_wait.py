@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.collectives.busy_wait import LONG_S, SETTLING_S, SHORT_S, spinning
+from edl.collectives.horovod_engine import LONG_S, SETTLING_S, SHORT_S, spinning
 
 
 @pytest.mark.parametrize(

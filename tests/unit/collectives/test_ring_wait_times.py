@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from edl.collectives.ring_wait_times import Patience, Pulse
+from edl.collectives.ring_port import Patience, Pulse
 
 RING = (3, 40)  # and its newest step
 NEXT = (4, 40)

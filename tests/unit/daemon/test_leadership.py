@@ -16,21 +16,20 @@ from edl.clock import SystemClock
 from edl.coordination.election import Reign, read_leader
 from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Op
-from edl.core.job import leaders_failed
+from edl.core.job import resignations
 from edl.core.job.commit import BatchDecided
 from edl.core.job.leader_machine import JobMachine
+from edl.core.job.resignations import Resignation, decode
 from edl.daemon import leadership as office_module
 from edl.daemon.leader_shell import Asked, Leader, Reigning
 from edl.daemon.leadership import Office
 from edl.daemon.policy_runner import Governor
 from edl.errors import EdlError, StoreUnavailable
 from edl.protocol import leader_messages as say
-from edl.protocol import node_paths, record_codec
+from edl.protocol import node_paths
 from edl.protocol.assignment import Verdict
-from edl.protocol.record import Gone, Identity, JobState, Record
-from edl.protocol.resignations import Resignation, decode
-from edl.transport.call_errors import Refused
-from edl.transport.refusals import Refusals
+from edl.protocol.record import Gone, Identity, JobState, Record, decode_record
+from edl.transport.call_errors import Refusals, Refused
 from edl.transport.service import Call
 
 JOB, SESSION_S, SETTLED_S = "j", 0.05, 60.0
@@ -83,7 +82,7 @@ class Desk:
 
     async def record(self) -> Record | None:
         node = await self.store.read(node_paths.record(JOB))
-        return None if node is None else record_codec.decode(node.value)
+        return None if node is None else decode_record(node.value)
 
     async def resigned(self) -> list[dict[str, object]]:
         return [event for event in await self.events() if event["kind"] == "leader_resigned"]
@@ -216,10 +215,9 @@ async def test_where_no_daemon_can_lead_the_job_ends_with_the_reason() -> None:
         await until(lambda: _has_failed(one))
         record = await one.record()
         assert record is not None and record.reason == (
-            f"{leaders_failed.LEAST} leaders, one after another, could not lead: "
-            "OSError: [Errno 24] Too many open files"
+            f"{resignations.LEAST} leaders, one after another, could not lead: OSError: [Errno 24] Too many open files"
         )
-        told = [event for event in await one.events() if event["kind"] != "leader_elected"][: leaders_failed.LEAST + 1]
+        told = [event for event in await one.events() if event["kind"] != "leader_elected"][: resignations.LEAST + 1]
         assert [(event["kind"], event.get("worker")) for event in told] == [
             ("leader_resigned", "w0"),
             ("leader_resigned", "w1"),
@@ -363,13 +361,13 @@ def row(*causes: str) -> list[Resignation]:
 
 
 def test_three_may_try_and_more_where_there_are_more_and_not_all_of_a_thousand() -> None:
-    for daemons, enough in ((1, 3), (3, 3), (5, 5), (1000, leaders_failed.MOST)):
-        assert not leaders_failed.verdict(row(*["a"] * (enough - 1)), daemons)
-        assert leaders_failed.verdict(row(*["a"] * enough), daemons).endswith("could not lead: because of a")
+    for daemons, enough in ((1, 3), (3, 3), (5, 5), (1000, resignations.MOST)):
+        assert not resignations.verdict(row(*["a"] * (enough - 1)), daemons)
+        assert resignations.verdict(row(*["a"] * enough), daemons).endswith("could not lead: because of a")
 
 
 def test_other_causes_do_not_count_but_not_for_ever() -> None:
-    assert not leaders_failed.verdict(row("a", "b", "a", "b"), 1)
-    assert leaders_failed.verdict(row(*"abcdefghi"), 1) == (
+    assert not resignations.verdict(row("a", "b", "a", "b"), 1)
+    assert resignations.verdict(row(*"abcdefghi"), 1) == (
         "9 leaders, one after another, could not lead; the last one: because of i"
     )

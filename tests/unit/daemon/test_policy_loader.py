@@ -27,10 +27,9 @@ from edl.daemon.policy_wire import Load
 from edl.errors import ConfigError
 from edl.policy.policy_job_view import View, WorkerView
 from edl.protocol import leader_messages as say
-from edl.protocol import record_codec
 from edl.protocol.job_policy import Batching, BatchRule, JobPolicy
-from edl.protocol.record import Identity, JobState
-from edl.transport.refusals import Refusals
+from edl.protocol.record import Identity, JobState, decode_record, encode_record
+from edl.transport.call_errors import Refusals
 from edl.transport.service import Service, Speaker
 
 VIEW = View(now=1.0, step=7, size=2, minimum=1, maximum=4, workers=(WorkerView(id="w0", rank=0, host="h"),))
@@ -266,7 +265,7 @@ async def test_what_has_another_form_is_refused_with_valid_keys_too(hostile: Job
     assert refusals.snapshot() == {"unknown_message": 1}
     record = msgspec.structs.replace(new_record("j", 0.0), job_policy=hostile)
     with pytest.raises(msgspec.ValidationError):
-        record_codec.decode(record_codec.encode(record))
+        decode_record(encode_record(record))
 
 
 # ------------------------------------------------------------------------------------------------------- who leads

@@ -24,11 +24,10 @@ from edl.errors import Fenced, StoreUnavailable, UsageError
 from edl.events import Kind
 from edl.facts import EpochEnded
 from edl.protocol import leader_messages as say
-from edl.protocol import node_paths, record_codec
+from edl.protocol import node_paths
 from edl.protocol.leader_messages import Observation, Phase
-from edl.protocol.record import Gone, Identity, Record
-from edl.transport.call_errors import Refused
-from edl.transport.refusals import Refusals
+from edl.protocol.record import Gone, Identity, Record, decode_record, encode_record
+from edl.transport.call_errors import Refusals, Refused
 from edl.transport.service import Call
 
 JOB = "j"
@@ -141,7 +140,7 @@ async def test_a_write_without_an_answer_is_on_record_whole_or_never(fate: str, 
 async def test_a_record_that_another_program_has_written_is_not_overwritten() -> None:
     store, one, candidate = await opened()
     assert one.record is not None
-    await store.write(node_paths.record(JOB), record_codec.encode(one.record))
+    await store.write(node_paths.record(JOB), encode_record(one.record))
     with pytest.raises(UsageError, match="another program has written the record of job j"):
         await one.keep(story(one.record, 1))
     await candidate.resign()
@@ -282,4 +281,4 @@ async def test_what_waits_to_be_written_is_not_shown() -> None:
 
 def test_what_was_told_of_a_worker_is_on_record() -> None:
     record: Record = msgspec.structs.replace(new_record(JOB, 0.0), voided={"w0": 3})
-    assert record_codec.decode(record_codec.encode(record)).voided == {"w0": 3}
+    assert decode_record(encode_record(record)).voided == {"w0": 3}

@@ -14,7 +14,7 @@ from edl.daemon.leader_shell import Leader, Reigning
 from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
 from edl.protocol.record import Identity
-from edl.transport.refusals import Refusals
+from edl.transport.call_errors import Refusals
 from edl.transport.service import Call
 
 JOB, SESSION_S = "j", 0.5

@@ -13,7 +13,7 @@ from edl.protocol import node_paths
 from edl.protocol.assignment import Orders
 from edl.protocol.leader_messages import Observation, Phase
 from edl.protocol.record import Identity
-from edl.transport.refusals import Refusals
+from edl.transport.call_errors import Refusals
 from edl.transport.service import Call
 
 JOB, WORKERS = "j", ("w0", "w1")

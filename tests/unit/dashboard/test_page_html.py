@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from seen_job import BEGAN, EVIL, event, feed, scaled, status, usage
 
-from edl.dashboard import feed_values, page_html, terminal
+from edl.dashboard import page_feed, page_html, terminal
 from edl.dashboard.access import Access
 from edl.dashboard.page_report import report
 from edl.dashboard.page_view import lasting, sized, sizes_of, view_of
@@ -42,7 +42,7 @@ class Outline(HTMLParser):
 def rendered(story: list[dict[str, object]], **changes: object) -> str:
     found = feed(story, msgspec.structs.replace(status(), **changes))
     return page_html.page(
-        feed_values.view(found), feed_values.newest(found), feed_values.charts(found), HEAD, page_html.Controls("c")
+        page_feed.view(found), page_feed.newest(found), page_feed.charts(found), HEAD, page_html.Controls("c")
     )
 
 

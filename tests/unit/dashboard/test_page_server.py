@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 from seen_job import EVIL, event, feed, scaled, status
 
-from edl.dashboard import feed_values
+from edl.dashboard import page_feed
 from edl.dashboard.access import Access
 from edl.dashboard.page_feed import Feed
 from edl.dashboard.page_server import PageServer
@@ -227,8 +227,8 @@ async def test_beyond_the_bound_of_connections_none_is_held() -> None:
 
 async def test_charts_are_made_once_for_all_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    charts = feed_values.charts
-    monkeypatch.setattr(feed_values, "charts", lambda feed: made.append(1) or charts(feed))
+    charts = page_feed.charts
+    monkeypatch.setattr(page_feed, "charts", lambda feed: made.append(1) or charts(feed))
     async with served(feed([event(1)])) as page:
         assert [(await page.ask(**page.cookie))[0] for _ in range(3)] == [200] * 3
         assert len(made) == 1

@@ -11,7 +11,7 @@ from edl.checkpoints.checkpoint_names import CheckpointName
 from edl.checkpoints.checkpoint_writer import begin_life
 from edl.config import Settings
 from edl.errors import CheckpointError
-from edl.horovodrun.horovod_resume import GoesOnFrom, begin, name_of
+from edl.horovodrun.find_coordinator import GoesOnFrom, begin, name_of
 
 
 async def test_the_next_life_goes_on_from_the_newest_checkpoint_and_says_so(tmp_path: Path) -> None:

@@ -7,19 +7,19 @@ import sys
 
 import pytest
 
-from edl.host import host_id as host_ids
-from edl.host.host_id import host_id
+from edl.host import host_processes as host_ids
+from edl.host.host_processes import host_id
 
 
 def test_all_processes_of_a_host_have_one() -> None:
-    said = [sys.executable, "-c", "from edl.host.host_id import host_id; print(host_id('10.0.0.1'))"]
+    said = [sys.executable, "-c", "from edl.host.host_processes import host_id; print(host_id('10.0.0.1'))"]
     other = subprocess.run(said, capture_output=True, text=True, check=True)
     assert other.stdout.strip() == host_id("10.0.0.1") != host_id("10.0.0.2")
 
 
 def test_in_a_namespace_of_its_own_a_process_has_another() -> None:
     """There a pid means another process."""
-    said = [sys.executable, "-c", "from edl.host.host_id import host_id; print(host_id('10.0.0.1'))"]
+    said = [sys.executable, "-c", "from edl.host.host_processes import host_id; print(host_id('10.0.0.1'))"]
     alone = ["unshare", "--pid", "--fork", "--mount-proc", *said]
     other = subprocess.run(alone, capture_output=True, text=True, check=False)
     if other.returncode:

@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from edl.cluster.queue.end_causes import DIVERGED, REFUSED, STOPPED, describe_exit
 from edl.errors import InvalidTransition
-from edl.launch.end_timeouts import END_GRACE_S, KILL_GRACE_S, TELL_GRACE_S, Bounds
 from edl.launch.life_outcome import CRASHED, KILLED, LOST, SPENT, LaunchVerdict
 from edl.launch.supervisor import Stage, Supervisor
 from edl.launch.supervisor_inputs import (
+    END_GRACE_S,
+    KILL_GRACE_S,
+    TELL_GRACE_S,
     AskedToGo,
     AskForLastWord,
+    Bounds,
     DeadlineReached,
     EndWorkers,
     Happening,

@@ -8,8 +8,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from edl.lightning.lightning_state import Traveller
-from edl.lightning.progress import Counters
+from edl.lightning.lightning_state import Counters, Traveller
 from edl.torch.loop_steps import StepEnd
 
 

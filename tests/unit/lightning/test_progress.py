@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 
-from edl.lightning.progress import Counters
+from edl.lightning.lightning_state import Counters
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edl.policy.throughput_meter import SETTLE_STEPS, WINDOW_S, Meter
 from edl.policy.worker_time import Seated, Timesheets
-from edl.protocol.measurements import Rate, Usage
+from edl.protocol.tally import Rate, Usage
 
 
 def walk(meter: Meter, generation: int, size: int, began: tuple[float, int], seconds: int, steps_s: int) -> None:

@@ -8,9 +8,8 @@ import pytest
 from edl.coordination.store import MAX_VALUE_BYTES
 from edl.core.data.sample_ledger import Ledger
 from edl.core.job.leader_machine import new_record
-from edl.protocol import record_codec
 from edl.protocol.data_nouns import DataSpec
-from edl.protocol.record import Identity, Member, Plan, Record, WorkerState
+from edl.protocol.record import Identity, Member, Plan, Record, WorkerState, decode_record, encode_record
 
 
 def record(workers: int, plans: int = 0) -> Record:
@@ -30,18 +29,18 @@ def record(workers: int, plans: int = 0) -> Record:
 
 
 def test_a_small_record_is_json_that_people_can_read():
-    value = record_codec.encode(record(4))
+    value = encode_record(record(4))
     assert msgspec.json.decode(value)["members"][0]["identity"]["id"] == "w00000000"
-    assert record_codec.decode(value) == record(4)
+    assert decode_record(value) == record(4)
 
 
 def test_a_thousand_workers_with_plans_that_were_dropped_fit_into_a_node():
     large = record(1000, plans=10)
-    value = record_codec.encode(large)
+    value = encode_record(large)
     assert len(msgspec.json.encode(large)) > MAX_VALUE_BYTES > 2 * len(value)
-    assert record_codec.decode(value) == large
+    assert decode_record(value) == large
 
 
 def test_what_is_no_record_is_refused():
     with pytest.raises(msgspec.MsgspecError):
-        record_codec.decode(b"{}")
+        decode_record(b"{}")

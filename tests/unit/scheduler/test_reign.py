@@ -40,9 +40,9 @@ from edl.coordination.store import Store, Watch
 from edl.core.job.leader_machine import new_record
 from edl.errors import CheckpointError, Fenced, PeerError
 from edl.outside.job_client import JobClient
-from edl.protocol import node_paths, record_codec
+from edl.protocol import node_paths
 from edl.protocol.leader_messages import AskPreempt
-from edl.protocol.record import JobState
+from edl.protocol.record import JobState, encode_record
 from edl.scheduler import job_poller as observer_module
 from edl.scheduler import queue_store, scheduler_loop
 from edl.scheduler.cluster_home import ClusterHome
@@ -151,7 +151,7 @@ async def test_a_living_job_of_another_keeps_its_name(tmp_path: Path, monkeypatc
     server, home = MemoryServer(), ClusterHome(tmp_path)
     home.make()
     theirs, ours = server.connect(), server.connect()
-    await theirs.create(node_paths.record("a"), record_codec.encode(new_record("a", 1.0)))
+    await theirs.create(node_paths.record("a"), encode_record(new_record("a", 1.0)))
     await theirs.create(f"{node_paths.workers('a')}/w1", ephemeral=True)
     refused = await _begun(ours, home)
     assert isinstance(refused, LifeRefused)
@@ -178,7 +178,7 @@ async def test_sessions_of_the_life_before_do_not_hold_up_the_next(tmp_path: Pat
     server, home = MemoryServer(), ClusterHome(tmp_path)
     home.make()
     before = server.connect()
-    await before.create(node_paths.record("a"), record_codec.encode(new_record("a", 1.0)))
+    await before.create(node_paths.record("a"), encode_record(new_record("a", 1.0)))
     await before.create(f"{node_paths.workers('a')}/a-1", ephemeral=True)
     assert isinstance(await _begun(server.connect(), home, made=2, life=2), LifeReady)
 
@@ -188,7 +188,7 @@ async def test_a_scheduler_that_leads_no_more_removes_nothing(tmp_path: Path) ->
     server, home = MemoryServer(), ClusterHome(tmp_path)
     home.make()
     store = server.connect()
-    await store.create(node_paths.record("a"), record_codec.encode(new_record("a", 1.0)))
+    await store.create(node_paths.record("a"), encode_record(new_record("a", 1.0)))
     job = JobEntry(Submission("a", ("train",), "/", "ann", 1.0), life=2, made=2)
     with pytest.raises(Fenced):
         await JobsObserver(home, cast("Any", None), b"", store, fence=FENCE).begin_life(job)
@@ -255,7 +255,7 @@ async def test_a_job_that_is_forgotten_leaves_nothing_in_the_coordinator(
     await queue.prepare()
     await queue.submit(Submission("a", ("train",), "/", "ann", 1.0), {})
     record = msgspec.structs.replace(new_record("a", 1.0), state=state)
-    await store.create(node_paths.record("a"), record_codec.encode(record))
+    await store.create(node_paths.record("a"), encode_record(record))
     over = [msgspec.structs.replace(job, phase=JobPhase.FINISHED) for job in await queue.jobs()]
     observer = JobsObserver(cast("Any", None), cast("Any", None), b"", store, FENCE, alone=alone)
     async with reigning(queue, observer, ScriptedMachine(over)) as machine:

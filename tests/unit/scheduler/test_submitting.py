@@ -12,7 +12,7 @@ from edl.errors import ConfigError, StoreUnavailable, UsageError
 from edl.scheduler import cluster_client as client_module
 from edl.scheduler.cluster_client import ClusterClient
 from edl.scheduler.cluster_home import ClusterConfig, ClusterHome
-from edl.scheduler.job_environment import handed_on
+from edl.scheduler.environ_files import handed_on
 from edl.scheduler.queue_store import QueueStore
 
 ASKED = Submission("a", ("train",), "/", "ann", 1.0)

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 from simulated import conditions, ends, figures, job, run, trace
 
-from edl.cluster.decision import Allotment, ClusterDecision
-from edl.cluster.views import ClusterView
+from edl.cluster.views import Allotment, ClusterDecision, ClusterView
 from edl.errors import ConfigError, EdlError
 from edl.simulator.change_cost import ChangeCost
-from edl.simulator.node_faults import Faults
-from edl.simulator.simulated_cluster import Conditions
+from edl.simulator.simulated_cluster import Conditions, Faults
 
 
 class Steered:

@@ -16,7 +16,7 @@ import edl.tensorflow as edl
 from edl.checkpoints import checkpoint_writer
 from edl.checkpoints.checkpoint_names import CheckpointName, optimizer_tensor
 from edl.checkpoints.manifest import StoredPart, StoredTensor
-from edl.checkpoints.part_shares import shares
+from edl.checkpoints.part_files import shares
 from edl.errors import CheckpointError, UsageError
 
 NAME = CheckpointName(1, 1, 5)

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from edl.tensorflow.tf_variables import has_all
+from edl.tensorflow.tf_tensors import has_all
 
 
 class Both(keras.Model):  # type: ignore[misc] # a package without types

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from edl.collectives.gradient_weight import Weight
+from edl.collectives.ring_port import Weight
 from edl.errors import FAULT, RingBroken, UsageError
 from edl.torch.backward import Backward
 from edl.torch.torch_reducer import Reducer

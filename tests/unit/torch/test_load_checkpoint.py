@@ -15,7 +15,7 @@ import edl.torch as edl
 from edl.checkpoints import checkpoint_writer
 from edl.checkpoints.checkpoint_names import CheckpointName, optimizer_tensor
 from edl.checkpoints.manifest import Belongs, StoredPart, StoredTensor
-from edl.checkpoints.part_shares import shares
+from edl.checkpoints.part_files import shares
 from edl.errors import CheckpointError, UsageError
 from edl.torch.torch_state import as_bytes, hyper_parameters, states
 from edl.torch.torch_tensors import TorchTensors, form

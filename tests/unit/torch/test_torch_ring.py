@@ -17,9 +17,8 @@ from ring_members import SIZE, Gatherings, Members
 
 from edl.errors import RingBroken
 from edl.protocol.ring_places import Place, solo
-from edl.torch.group_forming import GroupForming
 from edl.torch.process_groups import LOOK_S, ProcessGroups
-from edl.torch.torch_ring import GroupRing
+from edl.torch.torch_ring import GroupForming, GroupRing
 
 
 @pytest.fixture
@@ -292,7 +291,7 @@ def test_only_connections_of_the_ring_are_cut(members: Members) -> None:
 ENDING = """
 import threading, torch
 from edl.protocol.ring_places import Place
-from edl.torch.group_forming import GroupForming
+from edl.torch.torch_ring import GroupForming
 from edl.torch.torch_ring import GroupRing
 from ring_members import Gatherings
 gatherings = Gatherings()

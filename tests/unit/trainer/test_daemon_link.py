@@ -18,13 +18,12 @@ from typing import Any
 import pytest
 
 from edl.config import Settings
-from edl.core.job.daemon_restarts import MOST, Restarts
 from edl.core.worker.next_move import NEVER
 from edl.errors import ConfigError, JobFailed, PeerError
 from edl.protocol import trainer_messages as say
 from edl.protocol.leader_messages import Phase
 from edl.trainer import daemon_link as module
-from edl.trainer.daemon_link import DaemonLink
+from edl.trainer.daemon_link import MOST_RESTARTS, DaemonLink, Restarts
 from edl.transport.pipe import Connection, PipeClient, PipeServer
 
 NO_PROCESS = 2**22 + 1
@@ -144,8 +143,8 @@ def test_one_that_always_dies_is_not_started_for_ever_and_the_script_ends_with_t
     daemons.errors = itertools.cycle(why)
     daemons.die()
     until(lambda: link.page.attention_step == 0)
-    assert daemons.spawned == 1 + MOST
-    said = rf"died {MOST + 1} times within 60 s; its log is .*; the last one: no memory"
+    assert daemons.spawned == 1 + MOST_RESTARTS
+    said = rf"died {MOST_RESTARTS + 1} times within 60 s; its log is .*; the last one: no memory"
     with pytest.raises(JobFailed, match=said):
         _ = link.orders
 
@@ -153,7 +152,7 @@ def test_one_that_always_dies_is_not_started_for_ever_and_the_script_ends_with_t
 def test_one_that_dies_now_and_then_is_started_each_time():
     restarts = Restarts(10.0)
     assert all(restarts.allow(15.0 * number) for number in range(20))
-    assert [restarts.allow(1000.0) for _ in range(MOST + 1)] == [*MOST * [True], False]
+    assert [restarts.allow(1000.0) for _ in range(MOST_RESTARTS + 1)] == [*MOST_RESTARTS * [True], False]
 
 
 def test_one_that_dies_while_another_is_started_is_not_started_twice(link, daemons):

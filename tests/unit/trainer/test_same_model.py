@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edl.errors import UsageError
-from edl.trainer.same_model import check_same, difference
+from edl.trainer.first_state import check_same, difference
 
 
 class Ring:

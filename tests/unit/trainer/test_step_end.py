@@ -11,7 +11,7 @@ import pytest
 from edl.errors import RingBroken
 from edl.trainer.arrays import Arrays
 from edl.trainer.data.epoch_cursor import PassSoFar
-from edl.trainer.data.rehearsal_count import Rehearsals
+from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.first_state import Resuming
 from edl.trainer.registered_state import STANDING, Extras
 from edl.trainer.reported_metrics import FigureSender
@@ -37,6 +37,7 @@ class Shell:
         self.is_training_thread = True
         self.state_came: Any = None
         self.beside = SimpleNamespace(rehearse=lambda: None)
+        self.kept = SimpleNamespace(put_back=lambda: None)
 
     def void(self, error: BaseException, *, keep: bool) -> None:
         self.machine.void = str(error)
@@ -47,10 +48,10 @@ class Shell:
     def end_uncommitted_batch(self) -> None:
         self.machine.step, self.machine.void = self.newest, None
 
-    def put_back(self) -> None:
-        """Nothing was kept."""
+    def end_beside(self) -> None:
+        """Nothing is done beside a step."""
 
-    end_beside = weigh_if_known = complete_state = measure_state = put_back
+    weigh_if_known = complete_state = measure_state = end_beside
 
 
 def untyped(stand_in: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edl.collectives.ring_wait_times import Pulse
+from edl.collectives.ring_port import Pulse
 from edl.core.worker.worker_inputs import ScriptStands
 from edl.core.worker.worker_states import TrainerState
 from edl.protocol.leader_messages import GRADIENTS

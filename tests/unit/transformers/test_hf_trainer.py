@@ -15,7 +15,7 @@ from transformers.optimization import GreedyLR
 from edl.errors import UsageError
 from edl.torch.loop_steps import StepEnd
 from edl.transformers import hf_trainer
-from edl.transformers.hf_plan import UpdatePlan
+from edl.transformers.hf_loop import UpdatePlan
 from edl.transformers.hf_trainer import EdlTrainerMixin, _check
 
 

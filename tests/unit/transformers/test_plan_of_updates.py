@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.transformers.hf_plan import UpdatePlan
+from edl.transformers.hf_loop import UpdatePlan
 
 
 def by_epochs(epochs: float = 2.0) -> UpdatePlan:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from edl.torch.loop_steps import STANDS, StepEnd
-from edl.transformers.hf_loop import TrainerSteps
-from edl.transformers.hf_plan import UpdatePlan
+from edl.transformers.hf_loop import TrainerSteps, UpdatePlan
 
 OF_ONE_EPOCH = 2  # steps
 

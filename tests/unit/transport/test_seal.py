@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edl.errors import ConfigError
-from edl.transport.call_errors import Reason, Refused, Unauthentic
-from edl.transport.refusals import Refusals
-from edl.transport.replay import ReplayGuard
+from edl.transport.call_errors import Reason, Refusals, Refused, Unauthentic
 from edl.transport.seal import MAX_BYTES, VERSION, Request, Seal
+from edl.transport.service import ReplayGuard
 
 SEAL = Seal(b"a secret of the job")
 REQUEST = Request("job", 1, "10.0.0.1:4", "w1", b"boot", 3, b"body")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edl.core.worker.next_move import NEVER
-from edl.transport import step_counter as python
+from edl.transport import shared_page as python
 from edl.transport.shared_page import Page
 
 NATIVE = "edl.transport._count"

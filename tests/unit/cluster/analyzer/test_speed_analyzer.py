@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.cluster.analyzer.batch_worth import Noise
-from edl.cluster.analyzer.predicted import Batches
+from edl.cluster.analyzer.predicted import Batches, Noise
 from edl.cluster.analyzer.speed_analyzer import KINDS, Analyzer
 from edl.cluster.analyzer.throughput import CENTRES, MeasuredSteps, StepModel, fit, log_slopes
 from edl.cluster.speed_tables import Table

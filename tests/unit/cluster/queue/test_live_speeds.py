@@ -21,8 +21,8 @@ from edl.cluster.queue.scheduler_machine import SchedulerMachine
 from edl.cluster.views import Aim, Rates
 from edl.policy.gradient_noise import MeasuredNoise
 from edl.protocol.job_policy import BatchRule
-from edl.protocol.measurements import Rate, Usage
 from edl.protocol.record import JobState, Status, WorkerState, WorkerStatus
+from edl.protocol.tally import Rate, Usage
 from edl.scheduler.job_poller import look_of
 
 

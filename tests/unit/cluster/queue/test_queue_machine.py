@@ -276,7 +276,7 @@ def test_who_cannot_shrink_is_saved_sent_away_and_resumed_later() -> None:
 
 
 def test_who_is_sent_away_by_the_policy_is_told_for_whom() -> None:
-    from edl.cluster.decision import Allotment, ClusterDecision
+    from edl.cluster.views import Allotment, ClusterDecision
 
     class Turns:
         def decide(self, cluster, now):
@@ -463,7 +463,7 @@ def test_what_devices_were_used_for_adds_up() -> None:
 
 
 def test_a_batch_is_asked_for_within_the_jobs_range() -> None:
-    from edl.cluster.decision import Allotment, ClusterDecision
+    from edl.cluster.views import Allotment, ClusterDecision
 
     class Batchy:
         def decide(self, cluster, now):

@@ -39,7 +39,7 @@ from edl.protocol.data_nouns import DataSpec, Lease, Range
 from edl.protocol.ring_places import Place
 from edl.trainer.data.audit_files import AuditedCount, AuditFile, read
 from edl.trainer.data.epoch_cursor import Pass
-from edl.trainer.data.rehearsal_count import Rehearsals
+from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.sample_ids import SampleIds
 from edl.trainer.data.shards import ShardGenerator
 from edl.transport.shared_page import Page

@@ -25,12 +25,11 @@ from edl.core.job.leader_inputs import (
 )
 from edl.core.job.leader_machine import JobMachine, new_record
 from edl.core.job.orders import OrderBook
-from edl.protocol import record_codec
 from edl.protocol.checkpoint_record import Checkpointing, FileInfo, PartInfo, Resumed, SavingFailure
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.leader_messages import AskCheckpoint, AskPreempt, Observation, Phase, Register
-from edl.protocol.record import Identity, JobState
+from edl.protocol.record import Identity, JobState, decode_record, encode_record
 from tests.model.saving_checks import trained_by
 
 DATA = DataSpec(total=1_000_000, epochs=1, batch=10)
@@ -204,7 +203,7 @@ def test_that_savings_fail_is_on_record_for_each_leader_until_one_succeeds() -> 
         job.see("a", save_failed=(job.record.saves, f"the disk is full, {times}"))
         failure = SavingFailure(f"a has no part to give: the disk is full, {times}", times)
         assert job.record.save_failure == failure
-        assert record_codec.decode(record_codec.encode(job.record)).save_failure == job.record.save_failure
+        assert decode_record(encode_record(job.record)).save_failure == job.record.save_failure
         job.lead_anew()
         assert job.shown_failure == failure
     while job.record.saving is None:
@@ -372,7 +371,7 @@ def test_a_record_with_a_saving_is_kept_and_read_again() -> None:
     job.both(step=11), job.feed(AskCheckpoint("r"))
     job.both(step=30), job.store("a"), job.store("b")
     assert job.record.saving.complete
-    assert record_codec.decode(record_codec.encode(job.record)) == job.record
+    assert decode_record(encode_record(job.record)) == job.record
 
 
 # ------------------------------------------------------------------------------------------------------------ resuming

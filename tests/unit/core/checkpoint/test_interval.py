@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from edl.core.checkpoint.interval import KEPT, LONGEST_S, MOST_S, chosen, cost, interval_of, mean_fault_s
+from edl.core.checkpoint.due_times import KEPT, LONGEST_S, MOST_S, chosen, cost, interval_of, mean_fault_s
 from edl.core.job.leader_machine import new_record
 from edl.protocol.checkpoint_record import Auto, Checkpointing, Cost, Resumed
 from edl.protocol.job_policy import JobPolicy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.checkpoint.paused_members import stand
+from edl.core.checkpoint.step_speed import stand
 from edl.core.job.lead_times import LeadTimes
 
 LEAD_TIMES = LeadTimes.of(10.0)

@@ -10,8 +10,7 @@ import pytest
 from edl.core.data.sample_ledger import SPECULATIVE, Ledger
 from edl.core.data.unassigned import Unassigned
 from edl.errors import InvalidTransition, UsageError
-from edl.protocol.data_nouns import DataCounts, DataSpec, Lease, Range, Totals, cut
-from edl.protocol.ledger_value import Deal, LedgerSnapshot
+from edl.protocol.data_nouns import DataCounts, DataSpec, Deal, Lease, LedgerSnapshot, Range, Totals, cut
 
 
 def ledger_of(total: int, *roster: str, epochs: int = 1, batch: int = 4, **mode: Any) -> Ledger:

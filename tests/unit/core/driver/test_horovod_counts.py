@@ -9,8 +9,7 @@ from machine_job import SPEC, Job
 from edl.core.job.job_report import status_of
 from edl.core.job.leader_inputs import Acknowledge, Refuse, Vanished
 from edl.protocol.assignment import Verdict
-from edl.protocol.driver_messages import Word
-from edl.protocol.leader_messages import AskScale, AskScaleIn, Phase, Register
+from edl.protocol.leader_messages import AskScale, AskScaleIn, Phase, Register, Word
 from edl.protocol.record import DriverCount, Identity, WorkerState
 
 

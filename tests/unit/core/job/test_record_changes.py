@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_type_hints
 
-from edl.core.job.record_changes import Changes
+from edl.core.job.leader_state import Changes
 from edl.protocol.record import Record
 
 KEPT = {"job", "version", "started"}  # said once, or changed with every other change

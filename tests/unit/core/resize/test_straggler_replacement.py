@@ -8,8 +8,8 @@ from edl.core.job.deadlines import Deadlines
 from edl.core.job.leader_inputs import Measured, Ruled, TimePassed
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.leader_messages import AskScale, Phase
-from edl.protocol.measurements import Rate
 from edl.protocol.record import WorkerState
+from edl.protocol.tally import Rate
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
 

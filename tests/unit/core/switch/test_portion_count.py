@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.core.job.lead_times import LeadTimes
-from edl.core.switch.portion_count import LEAST_BYTES, steps
+from edl.core.switch.generation_switch import LEAST_BYTES, portion_count
 
 LEAD_TIMES = LeadTimes.of(6.0)
 
@@ -23,10 +23,10 @@ LEAD_TIMES = LeadTimes.of(6.0)
     ],
 )
 def test_a_portion_takes_half_a_step_or_is_of_some_size(state_bytes: int, step_time_s: float, expected: int) -> None:
-    assert steps(state_bytes, step_time_s, LEAD_TIMES, 60.0) == expected
+    assert portion_count(state_bytes, step_time_s, LEAD_TIMES, 60.0) == expected
 
 
 def test_it_is_through_before_the_leases_and_the_patience_of_the_others_are_at_their_end() -> None:
-    assert steps(10**12, 0.1, LEAD_TIMES, 60.0) == LEAD_TIMES.lease_steps(0.1) // 2
-    assert steps(10**12, 0.1, LEAD_TIMES, 2.0) == 20
-    assert steps(10**12, 0.1, LEAD_TIMES, 0.05) == 1
+    assert portion_count(10**12, 0.1, LEAD_TIMES, 60.0) == LEAD_TIMES.lease_steps(0.1) // 2
+    assert portion_count(10**12, 0.1, LEAD_TIMES, 2.0) == 20
+    assert portion_count(10**12, 0.1, LEAD_TIMES, 0.05) == 1

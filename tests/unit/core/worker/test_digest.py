@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 
-from edl.core.worker import digest, digest_sums
+from edl.core.worker import digest
 from edl.core.worker.digest import ROW, fingerprint_of_array, fingerprint_of_value, leaves, of_all, rows
 from edl.protocol.divergence_report import Fingerprint
 
@@ -45,7 +45,7 @@ def plainly(data: bytes) -> bytes:
 def test_they_are_the_same_sums_on_every_machine(size: int) -> None:
     data = contents(size)
     assert rows(data) == plainly(data.tobytes())
-    assert digest_sums.sums_of_rows(data, digest.OF_WORDS, digest.OF_HALVES) == rows(data), "without a compiler"
+    assert digest.sums_of_rows(data, digest.OF_WORDS, digest.OF_HALVES) == rows(data), "without a compiler"
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -186,7 +186,7 @@ def test_what_a_script_does_after_gradients_that_were_not_averaged_is_undone() -
     script.trainer.void(RingBroken("a peer is gone"))
     script.go_on()
     script.trainer.void(RingBroken("once more"))
-    script.seat.put_back()
+    script.seat.kept.put_back()
     assert script.state() == before
 
 
@@ -199,7 +199,7 @@ def test_what_a_script_puts_back_by_itself_stays_so() -> None:
     script.go_on()
     script.trainer.begin_anew()
     script.scheduler.steps = 7  # of the script's own commit
-    script.seat.put_back()
+    script.seat.kept.put_back()
     assert script.scheduler.steps == 7
 
 
@@ -211,7 +211,7 @@ def test_what_it_does_between_a_ring_that_was_found_broken_and_its_next_mini_bat
     before = script.state()
     script.trainer.before_reduce()
     script.go_on()
-    script.seat.put_back()
+    script.seat.kept.put_back()
     assert script.state() == before
 
 

@@ -26,9 +26,8 @@ from edl.daemon.metrics.metrics_server import AT_ONCE, MetricsServer
 from edl.errors import ConfigError
 from edl.protocol.data_nouns import DataCounts, DataSpec
 from edl.protocol.leader_messages import Observation, Phase
-from edl.protocol.measurements import Rate, Usage
 from edl.protocol.record import JobState, SavingStatus, Stable, Status, WorkerState, WorkerStatus
-from edl.protocol.tally import Doing, Tally
+from edl.protocol.tally import Doing, Rate, Tally, Usage
 
 SHIPPED = Path(metrics_server.__file__).with_name("shipped")
 OPEN = "application/openmetrics-text; version=1.0.0"

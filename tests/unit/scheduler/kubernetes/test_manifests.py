@@ -15,9 +15,8 @@ from edl.cli import main
 from edl.cli.parser import parse
 from edl.coordination.coordinator_settings import from_environment
 from edl.scheduler.kubernetes.kubernetes_choice import devices_of, template_of
-from edl.scheduler.kubernetes.manifests import ManifestsWanted, manifests
+from edl.scheduler.kubernetes.manifests import ManifestsWanted, as_yaml, manifests
 from edl.scheduler.kubernetes.pods import pod_for
-from edl.scheduler.kubernetes.yaml_text import as_yaml
 from examples import examples
 
 Json = dict[str, Any]

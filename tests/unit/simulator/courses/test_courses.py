@@ -130,7 +130,7 @@ def test_an_analyzer_hears_what_a_simulated_job_would_measure_and_no_more() -> N
 
     class Looking:
         def decide(self, cluster, now):
-            from edl.cluster.decision import Allotment, ClusterDecision
+            from edl.cluster.views import Allotment, ClusterDecision
 
             if cluster.jobs:
                 rates[now] = cluster.jobs[0].speed.rates(8, 4, Aim.GIVEN)

@@ -1,4 +1,4 @@
-"""A newcomer's mini-batches that do not count (`edl.trainer.data.rehearsal_count`), where the framework asks for
+"""A newcomer's mini-batches that do not count (`edl.trainer.data.job_port`), where the framework asks for
 several.
 """
 

@@ -1,7 +1,8 @@
-"""Decide when no other leader would do any better: then the job fails, for the reason of the resignations.
+"""The resignations of leaders that could not lead, and when they end the job: no other leader would do any better.
 
-Owns: how many may try, and the record that a failed job is left with. Does not own: which one resigns and why
-(`edl.daemon.resignation_writer`), nor that those who led well in between are not counted (it forgets the row).
+Owns: their form in the coordinator, how many leaders may try, and the record that a failed job is left with. Does not
+own: which one resigns and why (`edl.daemon.resignation_writer`), nor that those who led well in between are not counted
+(it forgets the row).
 """
 
 from __future__ import annotations
@@ -13,7 +14,32 @@ import msgspec
 
 from edl.core.job.leader_machine import new_record
 from edl.protocol.record import JobState, Record
-from edl.protocol.resignations import Resignation
+
+KEPT = 64  # more are not needed: the job ends long before
+
+
+class Resignation(msgspec.Struct, frozen=True):
+    """The resignation of one leader."""
+
+    worker: str
+    term: int
+    cause: str  # equal for failures of the same kind: the exception, and its place
+    reason: str  # the cause, for people
+    version: int  # of the record when it left; 0: it never had one
+
+
+def encode(row: Sequence[Resignation]) -> bytes:
+    """Encode the newest resignations, oldest first."""
+    return msgspec.json.encode(row[-KEPT:])
+
+
+def decode(value: bytes) -> tuple[Resignation, ...]:
+    """Decode the resignations: () if there are none, or the value cannot be read."""
+    try:
+        return msgspec.json.decode(value, type=tuple[Resignation, ...])
+    except msgspec.MsgspecError:
+        return ()
+
 
 LEAST: Final = 3  # what fails once may be over a moment later, also where no other daemon can lead
 MOST: Final = 16  # a thousand daemons need not all try what so many could not
