@@ -32,7 +32,7 @@ from edl.events import Event, Kind
 from edl.policy.efficiency import Efficiency, Search
 from edl.policy.policy_engine import Engine, Pacing
 from edl.policy.policy_job_view import View, WorkerView
-from edl.policy.stragglers import Paces, Spent
+from edl.policy.stragglers import Spent, WorkerPaces
 from edl.protocol.record import Status
 from edl.protocol.tally import Rate
 
@@ -72,7 +72,7 @@ def decide(workers: int = 1000, times: int = 200) -> dict[str, float]:
     views = tuple(WorkerView(id=f"w{n}", rank=n, host=f"h{n // 8}") for n in range(workers))
     rates = tuple(Rate(size, 100, 1000 * size, 10.0) for size in range(workers // 20, workers + 1, workers // 20))
     view = View(now=0.0, step=1, size=workers, minimum=1, maximum=workers, rates=rates, workers=views)
-    paces, taking, asking = Paces(), [], []
+    paces, taking, asking = WorkerPaces(), [], []
     for _ in range(times):
         began = time.process_time()
         paces.take(spent, 10)

@@ -449,15 +449,15 @@ def restore(edl: Any, options: argparse.Namespace) -> None:
 
 
 def _time_taking_over(took: dict[str, float]) -> None:
-    from edl.trainer.first_state import Resuming
+    from edl.trainer.first_state import FirstState
 
-    take = Resuming._take
+    take = FirstState._take
 
-    def timed(self: Resuming, found: Any, rank: int, size: int) -> None:
+    def timed(self: FirstState, found: Any, rank: int, size: int) -> None:
         with _timed(took, "edl"):
             take(self, found, rank, size)
 
-    Resuming._take = timed  # type: ignore[method-assign]
+    FirstState._take = timed  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

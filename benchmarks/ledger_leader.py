@@ -27,7 +27,7 @@ from edl.core.job.leader_inputs import Command, Input, Reported
 from edl.core.job.leader_machine import JobMachine
 from edl.core.job.orders import OrderBook
 from edl.daemon.gc_pacing import collect_regularly, collect_seldom
-from edl.daemon.leader_shell import Leader, Reigning
+from edl.daemon.leader_shell import Leader, LeaderConfig
 from edl.daemon.metrics.families import Family, of_job
 from edl.daemon.metrics.metrics_server import MetricsServer
 from edl.host.credentials import with_secret
@@ -209,7 +209,7 @@ class Seat:
             self._server.term = 0
             return
         assert self.leader is None, "deposed in the meantime: this machine is too busy for the leader's session"
-        about = Reigning(self._about.job, "leader", ADDRESS, self._about.session_timeout_s)
+        about = LeaderConfig(self._about.job, "leader", ADDRESS, self._about.session_timeout_s)
         self.leader = TimedLeader(about, self._store, reign, SystemClock(), self._refusals)
         self._reign = asyncio.ensure_future(self.leader.run())
         self._server.term = reign.term

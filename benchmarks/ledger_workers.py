@@ -1,7 +1,7 @@
 """Simulated workers of `benchmarks/ledger.py`: the real conversation with the leader, and a clock instead of training.
 
-Owns: hundreds of workers in one process. Each has its own real `Membership` with a connection of its own, its own
-`Observer` over a page, and takes its samples through `SharedLeases` and `Pass` as a trainer does. Not real:
+Owns: hundreds of workers in one process. Each has its own real `LeaderSession` with a connection of its own, its own
+`TrainerView` over a page, and takes its samples through `SharedLeases` and `Pass` as a trainer does. Not real:
 the ring, the pipe between trainer and daemon, and ZooKeeper sessions, of which the workers of one process share one.
 
 They train in step, each at a moment of its own within it, so that none is more than a step ahead of another.
@@ -20,8 +20,8 @@ from benchmarks.harness import lines, tell
 from benchmarks.ledger_leader import ADDRESS, SetUp
 from edl.coordination import zookeeper
 from edl.core.job.lead_times import LONGEST_HOLD_S
-from edl.daemon.leader_session import Candidacy, Membership
-from edl.daemon.trainer_view import Observer
+from edl.daemon.leader_session import Candidacy, LeaderSession
+from edl.daemon.trainer_view import TrainerView
 from edl.protocol import node_paths
 from edl.protocol.assignment import Orders
 from edl.protocol.data_nouns import DataSpec
@@ -33,7 +33,7 @@ from edl.trainer.data.epoch_cursor import Pass
 from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.sample_ids import SampleIds
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 HOSTS = 125  # of 8 workers each, where there are a thousand
 RETRY_S = 0.01
@@ -42,10 +42,10 @@ TOGETHER = 50  # register at a time
 LINGER_S = LONGEST_HOLD_S + 1.0  # after the last step: a grant may be on its way
 
 
-class SeenObserver(Observer):
+class SeenObserver(TrainerView):
     """Notes when each step was first told of."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: SharedPage) -> None:
         super().__init__(page)
         self.told: dict[int, float] = {}
 
@@ -61,7 +61,7 @@ class Worker:
     def __init__(self, number: int, about: SetUp, store: zookeeper.ZookeeperStore) -> None:
         self.id = f"w{number:08x}"
         self.spec = DataSpec(about.total, 3, about.batch, shuffle=True, seed=7)
-        self.page = Page.unshared()
+        self.page = SharedPage.unshared()
         self.observer = SeenObserver(self.page)
         self.leases = SharedLeases()
         self.grants: list[tuple[int, float]] = []  # version of the orders that brought leases, and when they were here
@@ -77,7 +77,7 @@ class Worker:
         identity = Identity(self.id, f"host-{number % HOSTS:03d}", ADDRESS, 10_000 + number, 20_000 + number)
         register = Register(identity, about.workers, 1, 0)
         candidacy = Candidacy(about.job, about.secret.encode(), register, about.session_timeout_s)
-        self.membership = Membership(candidacy, store, self.observer, self._hear)
+        self.membership = LeaderSession(candidacy, store, self.observer, self._hear)
 
     @property
     def holds(self) -> bool:

@@ -287,12 +287,12 @@ def day(workers: int, events: int) -> Feed:
         raise AssertionError("a made-up job is nowhere")
 
     feed = Feed(nowhere, ManualClock(BEGAN + DAY_S))
-    feed._add([event(n, BEGAN + DAY_S * n / events, workers) for n in range(events)])
+    feed.take_events([event(n, BEGAN + DAY_S * n / events, workers) for n in range(events)])
     feed.history.take(
         Point(BEGAN + DAY_S * n / POINTS, 100 * n, 6400 * n, workers, {"loss": 1 / (1 + n), "accuracy": 0.9})
         for n in range(POINTS)
     )
-    feed._see(msgspec.structs.replace(status(workers), started=BEGAN))
+    feed.take_status(msgspec.structs.replace(status(workers), started=BEGAN))
     return feed
 
 

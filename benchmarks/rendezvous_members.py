@@ -1,7 +1,7 @@
 """Simulated members of `benchmarks/rendezvous.py`: real daemons' code, and trainers that only have addresses.
 
-Owns: one process, with many members or with the leader and one member. Each has its own real `Membership`,
-`Introductions`, gRPC server and connections. Not real: Horovod, the HTTP between a trainer and its own daemon, and
+Owns: one process, with many members or with the leader and one member. Each has its own real `LeaderSession`,
+`AddressBook`, gRPC server and connections. Not real: Horovod, the HTTP between a trainer and its own daemon, and
 ZooKeeper sessions, of which the members of one process share one.
 """
 
@@ -22,10 +22,10 @@ from benchmarks.harness import lines, tell
 from benchmarks.ledger_leader import ADDRESS, Seat, SetUp
 from edl.coordination import zookeeper
 from edl.core.job.lead_times import LeadTimes
-from edl.daemon.address_book import Introductions
+from edl.daemon.address_book import AddressBook
 from edl.daemon.gc_pacing import collect_regularly, collect_seldom
-from edl.daemon.leader_session import Candidacy, Membership
-from edl.daemon.trainer_view import Observer
+from edl.daemon.leader_session import Candidacy, LeaderSession
+from edl.daemon.trainer_view import TrainerView
 from edl.protocol import leader_messages, node_paths
 from edl.protocol.assignment import Orders
 from edl.protocol.record import Identity
@@ -34,7 +34,7 @@ from edl.protocol.trainer_messages import TrainerStatus
 from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.rpc import Client, Server
 from edl.transport.service import Call
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 MESHES = ("global", "global_process_set_hash_1")
 ADDRESS_BYTES = 8  # that travel of one that gloo writes down
@@ -96,9 +96,9 @@ class Member:
         self._meter = meter
         self._number = number
         self._secret = about.secret.encode()
-        self._observer = Observer(Page.unshared())
+        self._observer = TrainerView(SharedPage.unshared())
         hold_s = LeadTimes.of(about.session_timeout_s).hold_s
-        self.introductions = Introductions(self._connect, Refusals(), hold_s, about.session_timeout_s / 2)
+        self.introductions = AddressBook(self._connect, Refusals(), hold_s, about.session_timeout_s / 2)
         self._place: Place | None = None
         self._unknown: set[int] = set()
         self._arrived: list[tuple[int, Mapping[int, bytes]]] = []  # with the rank that we had then
@@ -122,7 +122,7 @@ class Member:
         identity = Identity(self.id, f"host-{self._number // 8:03d}", ADDRESS, process, process, port=port)
         register = leader_messages.Register(identity, self._about.workers, 1, 0)
         about = Candidacy(self._about.job, self._secret, register, self._about.session_timeout_s)
-        self._membership = Membership(about, store, self._observer, self._hear)
+        self._membership = LeaderSession(about, store, self._observer, self._hear)
         return asyncio.create_task(self._membership.run(), name=self.id)
 
     async def answer(self, call: Call) -> leader_messages.Reply:

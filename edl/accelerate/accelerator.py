@@ -27,7 +27,7 @@ import edl.torch as elastic
 from edl.accelerate.shared_loader import EvaluationRound, SharedLoader, joined, lengths, padded, told_by_all
 from edl.torch.batches import ElasticBatches
 from edl.torch.loader_conversion import converted
-from edl.torch.loop_collectives import RingWords
+from edl.torch.loop_collectives import LoopCollectives
 from edl.torch.shared_batches import shared_batches
 from edl.torch.torch_process import framework
 from edl.torch.torch_process import trainer as seat
@@ -76,7 +76,7 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         if not seat.began:
             elastic.init()
         super().__init__(*args, **kwargs)
-        self._words = RingWords(framework, seat, lambda: seat.evaluate_shared if self._stands() else None)
+        self._words = LoopCollectives(framework, seat, lambda: seat.evaluate_shared if self._stands() else None)
         log_by_rank(lambda: self.is_main_process, seat.rank)
         self._data_seed = data_seed
         self._batches: ElasticBatches | None = None

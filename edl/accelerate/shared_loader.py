@@ -23,7 +23,7 @@ from edl.torch.shared_batches import SharedBatches, packed_values, unpacked_valu
 from edl.torch.torch_process import trainer as seat
 
 
-class RoundWord:
+class RoundMessage:
     """Exchange values as `edl.trainer.shared_evaluation.Work`: nothing is computed, each worker reports its own
     value.
     """
@@ -61,7 +61,7 @@ class EvaluationRound:
 
     def told(self, values: Any) -> dict[int, Any]:
         """Exchange values before they are gathered; return them by the number of the workers' batches."""
-        told = seat.evaluate_shared(RoundWord(packed_values([self._mine, values])))
+        told = seat.evaluate_shared(RoundMessage(packed_values([self._mine, values])))
         found: dict[int, Any] = {}
         for batch, theirs in map(unpacked_values, told):
             found.setdefault(batch, theirs)
@@ -82,7 +82,7 @@ class EvaluationRound:
 def told_by_all(value: Any) -> list[Any]:
     """Return each worker's value, by rank."""
     # The exchange is an evaluation, so that a newcomer learns its result.
-    return [unpacked_values(one) for one in seat.evaluate_shared(RoundWord(packed_values(value)))]
+    return [unpacked_values(one) for one in seat.evaluate_shared(RoundMessage(packed_values(value)))]
 
 
 class SharedLoader:
@@ -110,7 +110,7 @@ class SharedLoader:
         if self._apart():
             yield from self.whole
             return
-        seat.evaluate_shared(RoundWord(units=1))
+        seat.evaluate_shared(RoundMessage(units=1))
         own = OwnBatches(self.batches)
         missing = list(range(self.batches.count))
         try:

@@ -18,7 +18,7 @@ from edl.coordination import connect
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.store import AccessDenied, Store, StoreRefused
 from edl.daemon import leftovers
-from edl.daemon.leftovers import Remains, Standing
+from edl.daemon.leftovers import Leftovers, Standing
 from edl.errors import ConfigError, NoSuchJob
 from edl.host.credentials import coordinator_of
 from edl.launch.job_leftovers import LOOK_AGAIN_S, opening
@@ -120,7 +120,7 @@ async def _clean_one(place: _Place, job: str, older_s: float) -> None:
         await _remove(store, found)
 
 
-async def _look(store: Store, place: _Place, job: str) -> Remains:
+async def _look(store: Store, place: _Place, job: str) -> Leftovers:
     found = await leftovers.look(store, job)
     if found is None:
         left = await leftovers.jobs(store)
@@ -129,7 +129,7 @@ async def _look(store: Store, place: _Place, job: str) -> Remains:
     return found
 
 
-async def _remove(store: Store, found: Remains) -> None:
+async def _remove(store: Store, found: Leftovers) -> None:
     try:
         await leftovers.remove(store, found.job)
     except StoreRefused:

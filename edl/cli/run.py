@@ -42,7 +42,7 @@ from edl.host.host_processes import raise_open_files
 from edl.launch import export_process
 from edl.launch.child_worker import search_path
 from edl.launch.job_records import Folder, launch_record, new_name
-from edl.launch.job_run import Lives
+from edl.launch.job_run import JobRun
 from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.launch.local_launch import Outcome
 from edl.launch.worker_output import OutputFile
@@ -185,7 +185,7 @@ def _saved_job(checkpoint: str) -> str | None:
 
 
 async def _live(settings: Settings, command: Sequence[str], policy: bytes | None, *, waits: bool) -> Outcome:
-    lives = Lives(settings, launch_record(settings, command), policy, waits=waits)  # inside the loop it belongs to
+    lives = JobRun(settings, launch_record(settings, command), policy, waits=waits)  # inside the loop it belongs to
     return await lives.run()
 
 

@@ -33,7 +33,7 @@ class Bytes(Protocol):
         """Begin `largest`; return a function that waits for the result."""
 
 
-class Words:
+class ByteCollectives:
     """Collectives of `edl.collectives.ring_port.Ring` that carry bytes and numbers, in the ring of `place`."""
 
     def __init__(self, tensors: Bytes) -> None:

@@ -30,7 +30,7 @@ GENTLE_INIT = (None, 0, None, None, 0)  # arguments of horovod_init: all ranks, 
 _attempts = itertools.count(1)
 
 
-class Forming:
+class RingStart:
     """A single attempt to form a ring. The native call runs in its own thread, so that a stuck call can be given up."""
 
     def __init__(self, native: Any, guard: Guard, generation: int) -> None:
@@ -96,12 +96,12 @@ SETTLING_S = 0.5
 NAME = "EDL_SPIN_MS"
 
 
-class Spinning(NamedTuple):
+class BusyWait(NamedTuple):
     usual_s: float
     settling_s: float  # it is short for so long, in a ring that begins
 
 
-def spinning(workers: int, environment: Mapping[str, str], cores: int | None = None) -> Spinning:
+def spinning(workers: int, environment: Mapping[str, str], cores: int | None = None) -> BusyWait:
     """Choose for so many workers on this host for how long a worker polls for a collective in Horovod's loop before it
     naps between two looks (`_guard.cpp`). `edl.config` has checked the variable.
 
@@ -112,8 +112,8 @@ def spinning(workers: int, environment: Mapping[str, str], cores: int | None = N
     """
     given = environment.get(NAME, "")
     if given:
-        return Spinning(float(given) / 1000, 0.0)
-    return Spinning(LONG_S if workers <= (cores or len(os.sched_getaffinity(0))) else SHORT_S, SETTLING_S)
+        return BusyWait(float(given) / 1000, 0.0)
+    return BusyWait(LONG_S if workers <= (cores or len(os.sched_getaffinity(0))) else SHORT_S, SETTLING_S)
 
 
 LEAVE_TIMEOUT_S = 10.0  # a healthy ring is left within milliseconds; see RingEngine._leave
@@ -130,12 +130,12 @@ class RingEngine:
         self._needs_elastic = needs_elastic
         self._native = library.native.calls
         self._guard = library.native.guard
-        self._forming: Forming | None = None
+        self._forming: RingStart | None = None
         self._refused = False
         self._busy = threading.Lock()
         self._turn = threading.Lock()  # an abort is over before the next ring begins to form
         self._timeout_s = LEAVE_TIMEOUT_S
-        self._spin = Spinning(0.0, 0.0)
+        self._spin = BusyWait(0.0, 0.0)
         self._tell_of_hosts(self._native)
 
     @property
@@ -237,7 +237,7 @@ class RingEngine:
                 self._guard.set_hurry(False)
                 self._guard.set_host(place.address)
                 self.settle()
-                self._forming = Forming(self._native, self._guard, place.generation)
+                self._forming = RingStart(self._native, self._guard, place.generation)
             try:
                 self._forming.wait(timeout_s)
             finally:

@@ -24,7 +24,7 @@ OTHER_WAYS = ("mpi", "nccl", "ddl", "ccl", "cuda", "rocm")  # what two of those 
 TRIED = {"horovod.torch": ("nccl", "cuda")}  # but of these
 
 
-class Face:
+class HorovodPython:
     """Give the turn to one of `libraries`: one, or two that take turns. The first one begins."""
 
     def __init__(self, module: str) -> None:

@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from edl import ownership
-from edl.collectives.byte_collectives import Bytes, Words, spoken
+from edl.collectives.byte_collectives import ByteCollectives, Bytes, spoken
 from edl.collectives.horovod_engine import RingEngine
 from edl.collectives.horovod_environment import tell_scripts
-from edl.collectives.horovod_python import Face
+from edl.collectives.horovod_python import HorovodPython
 from edl.collectives.library_guard import plain
 from edl.collectives.name_warmup import Named, Sums, go_through
 from edl.collectives.ring_port import Pulse, is_fault, never
@@ -54,13 +54,13 @@ class HorovodRing:
         """`tensors` moves bytes; `failed` recognizes errors of broken collectives; `named`, from any thread, is what a
         step reduces.
         """
-        self._face = Face(module)
+        self._face = HorovodPython(module)
         elastic = self._face.needs_elastic
         self._engines = [RingEngine(library, needs_elastic=elastic) for library in self._face.libraries]
         self._engine = self._engines[0]  # of the moment
         self._spare = self._engines[1] if len(self._engines) > 1 else None
         self._released = 0  # up to this generation, no ring that is prepared will be adopted
-        self._words, self._sums = Words(tensors), tensors
+        self._words, self._sums = ByteCollectives(tensors), tensors
         self._failed = failed
         self._named = named
         self.on_trial = never

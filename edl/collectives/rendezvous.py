@@ -33,7 +33,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from edl.collectives.rendezvous_board import RANK_AND_SIZE, Board, BoardRequest, Refusal, RequestRefused, parse
+from edl.collectives.rendezvous_board import (
+    RANK_AND_SIZE,
+    BoardRequest,
+    Refusal,
+    RendezvousBoard,
+    RequestRefused,
+    parse,
+)
 from edl.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -84,7 +91,7 @@ class Rendezvous:
         self._token = secrets.token_urlsafe(TOKEN_BYTES)
         self._heard = heard
         self._on_refused = on_refused
-        self._board = Board(worker, rank, size)
+        self._board = RendezvousBoard(worker, rank, size)
         self._begun: set[str] = set()
         self._failed = ""
         self._refused: Counter[str] = Counter()

@@ -76,7 +76,7 @@ class _Scope:
         self.finished = False
 
 
-class Board:
+class RendezvousBoard:
     """Keys of one member in one generation. Pure: knows which may be written, and how large their values may be."""
 
     def __init__(self, worker: str, rank: int, size: int) -> None:

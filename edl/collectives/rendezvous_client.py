@@ -19,7 +19,7 @@ MOST_BYTES = 1 << 20  # of an answer
 SILENCE = "its daemon did not answer"
 
 
-class Asking:
+class RendezvousClient:
     """Ask about one mesh of one ring, on the thread that forms it. Any thread may call `give_up`."""
 
     def __init__(self, rendezvous: str, mesh: str, timeout_s: float) -> None:

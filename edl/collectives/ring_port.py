@@ -29,7 +29,7 @@ class Pulse(NamedTuple):
     bytes: int  # that have gone over the ring's connections, both ways
 
 
-class Patience:
+class RingWaitTimes:
     """Follow how long a process waits in vain in its ring."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ def of_all_members(ring: Ring, mine: bytes) -> list[bytes]:
     return [ring.broadcast(mine if root == place.rank else None, root) for root in range(place.size)]
 
 
-class Weight:
+class GradientWeight:
     """Samples of this worker divided by samples of all workers; equal for all workers until `set` is called."""
 
     def __init__(self) -> None:

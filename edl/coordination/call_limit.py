@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from edl.errors import StoreUnavailable, UsageError
 
 
-class Turns:
+class CallLimit:
     """A limit of `at_once` concurrent calls; further calls wait as long as the coordinator answers those before them.
 
     A call's time-out begins when its turn comes, so a long queue is not taken for a silent coordinator. If a call is

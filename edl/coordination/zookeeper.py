@@ -14,7 +14,7 @@ from typing import Any, cast
 from kazoo.client import KazooClient
 
 from edl.coordination import kazoo_client
-from edl.coordination.call_limit import Turns
+from edl.coordination.call_limit import CallLimit
 from edl.coordination.connection_diagnosis import explain
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.dialing import RECONNECT_MAX_S, STOP_S, patience_s
@@ -82,7 +82,7 @@ class ZookeeperStore:
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._chroot = settings.chroot
-        self._turns = Turns(_IN_FLIGHT, session_timeout_s)
+        self._turns = CallLimit(_IN_FLIGHT, session_timeout_s)
         self._link = Link.LOST
         self._session = 0
         self._connected = asyncio.Event()

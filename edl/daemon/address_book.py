@@ -23,7 +23,7 @@ import msgspec
 
 from edl.collectives.rendezvous import Rendezvous
 from edl.collectives.rendezvous_board import TORCH
-from edl.core.switch.address_exchange import Errand, Exchange
+from edl.core.switch.address_exchange import Exchange, ExchangeRequest
 from edl.errors import PeerError
 from edl.protocol.assignment import Orders
 from edl.protocol.leader_messages import Addresses, AskAddresses, Phase, clipped
@@ -39,7 +39,7 @@ RETRY_S = 0.1
 Connect = Callable[[str], Caller]
 
 
-class Introductions:
+class AddressBook:
     """The address exchanges of one daemon, one ring after the other."""
 
     def __init__(self, connect: Connect, refusals: Refusals, hold_s: float, answer_s: float) -> None:
@@ -181,7 +181,7 @@ def through_with(status: TrainerStatus) -> int:
     return max(status.generation, prepared if failure else 0)
 
 
-class Keys:
+class JobKeys:
     """Derive a key for each ring from the job's secret. A trainer gets no other key."""
 
     def __init__(self, secret: bytes, job: str) -> None:
@@ -198,7 +198,7 @@ class Here:
     interface: str
     address: str
     rendezvous: str
-    keys: Keys | None  # None before it is known
+    keys: JobKeys | None  # None before it is known
 
 
 def located(orders: Orders, here: Here) -> Orders:
@@ -225,7 +225,7 @@ def _located(place: Place, here: Here) -> Place:
 class Introduction:
     """The address exchange of one ring."""
 
-    def __init__(self, place: Place, ours: Introductions) -> None:
+    def __init__(self, place: Place, ours: AddressBook) -> None:
         self.generation = place.generation
         self._place = place
         self._ours = ours
@@ -290,7 +290,7 @@ class Introduction:
             await self._ours.news()
         await asyncio.gather(*(self._run(mesh, exchange, errand) for errand in exchange.errands))
 
-    async def _run(self, mesh: str, exchange: Exchange, errand: Errand) -> None:
+    async def _run(self, mesh: str, exchange: Exchange, errand: ExchangeRequest) -> None:
         """Ask until the peer has answered, or has finished with this generation, whose ring cannot form then."""
         brought = exchange.brings(errand)
         asked = AskAddresses(self.generation, mesh, errand.kind, errand.part, brought, self._ours.hold_s)
@@ -323,7 +323,7 @@ class Introduction:
         reply = await self._ours._callers[address].call(asked, Addresses, term=0, deadline_s=deadline_s)
         return reply.parcels
 
-    def _take(self, mesh: str, exchange: Exchange, errand: Errand, parcels: tuple[bytes, ...]) -> None:
+    def _take(self, mesh: str, exchange: Exchange, errand: ExchangeRequest, parcels: tuple[bytes, ...]) -> None:
         before = exchange.stage
         try:
             arrived = exchange.take(errand, parcels)

@@ -34,18 +34,18 @@ from edl.coordination.store import Store
 from edl.core.job.lead_times import LeadTimes
 from edl.core.worker.next_move import NEVER
 from edl.core.worker.observed_trainer import DIED
-from edl.daemon.address_book import Here, Introductions, Keys, located, through_with
-from edl.daemon.driver_link import StandInLink
+from edl.daemon.address_book import AddressBook, Here, JobKeys, located, through_with
+from edl.daemon.driver_link import DriverLink
 from edl.daemon.gc_pacing import collect_regularly, collect_seldom
-from edl.daemon.host_watch import Kin, Process, Siblings
-from edl.daemon.leader_session import Candidacy, Membership
-from edl.daemon.leader_shell import Leader, Reigning
-from edl.daemon.leadership import Office
+from edl.daemon.host_watch import HostProcesses, HostWatch, Process
+from edl.daemon.leader_session import Candidacy, LeaderSession
+from edl.daemon.leader_shell import Leader, LeaderConfig
+from edl.daemon.leadership import Leadership
 from edl.daemon.part_store import PartStore, resumed_from
 from edl.daemon.policy_loader import Code, job_policy, own_code
-from edl.daemon.presence_node import RollEntry
-from edl.daemon.roll_caller import Neighbours
-from edl.daemon.trainer_view import Observer
+from edl.daemon.presence_node import PresenceNode
+from edl.daemon.roll_caller import RollCaller
+from edl.daemon.trainer_view import TrainerView
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
 from edl.host.credentials import coordinator_of, shared_secret
 from edl.host.host_processes import halted, host_id, raise_open_files, used_by, watch_exit, yield_to_trainers
@@ -63,7 +63,7 @@ from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.pipe import Connection, PipeServer
 from edl.transport.rpc import Client, Server
 from edl.transport.service import Call
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 if TYPE_CHECKING:
     from edl.daemon.metrics.metrics_address import MetricsOffer
@@ -87,10 +87,10 @@ class Daemon:
         self._worker = settings.worker_id or f"w{secrets.token_hex(4)}"
         self._folder = folder
         self._trainer = trainer
-        self._page = Page.open(folder / "page")
+        self._page = SharedPage.open(folder / "page")
         self._page.attention_step, self._page.flags = NEVER, 0
         self._refusals = Refusals()
-        self._observer = Observer(
+        self._observer = TrainerView(
             self._page, self._refusals.snapshot, lambda: used_by(trainer), lambda: halted(trainer)
         )
         self._parts = PartStore(folder, self._on_stored, self._on_not_stored)
@@ -102,14 +102,14 @@ class Daemon:
         self._trainer_gone = asyncio.Event()
         self._code: Code | None = None
         self._job_policy = JobPolicy()
-        self._office: Office | None = None
-        self._membership: Membership | None = None
-        self._introductions: Introductions | None = None
-        self._mustering: Neighbours | None = None
-        self._siblings: Siblings | None = None
-        self._stand_in: StandInLink | None = None
+        self._office: Leadership | None = None
+        self._membership: LeaderSession | None = None
+        self._introductions: AddressBook | None = None
+        self._mustering: RollCaller | None = None
+        self._siblings: HostWatch | None = None
+        self._stand_in: DriverLink | None = None
         self._interface, self._address_here = "lo", LOOPBACK
-        self._keys: Keys | None = None
+        self._keys: JobKeys | None = None
         self._clock = SystemClock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -120,7 +120,7 @@ class Daemon:
         collecting = asyncio.ensure_future(collect_regularly())
         await self._pipe.start()
         if self._settings.stand_in is not None:
-            self._stand_in = StandInLink(self._settings.stand_in, self._on_driver_word)
+            self._stand_in = DriverLink(self._settings.stand_in, self._on_driver_word)
         try:
             await self._live()
         except StoreUnavailable:
@@ -191,12 +191,12 @@ class Daemon:
         )
         port = await server.start(address)
         marks = {node_paths.worker(self._job, self._worker): socket.gethostname().encode()}
-        entry = RollEntry(store, self._clock, marks)
+        entry = PresenceNode(store, self._clock, marks)
         office = self._office = self._opened(store, server, address, port, entry)
         self._siblings = siblings = self._looking_after(store, address, office.ident, marks)
-        self._keys = Keys(secret, self._job)
+        self._keys = JobKeys(secret, self._job)
         self._introductions = introductions = self._introducing(secret)
-        self._mustering = mustering = Neighbours(
+        self._mustering = mustering = RollCaller(
             introductions, introductions.hold_s, introductions.answer_s, self._on_met
         )
         metrics: MetricsOffer | None = None
@@ -208,7 +208,7 @@ class Daemon:
             metrics = await self._offer_metrics(office)
             office.stand()
             about = Candidacy(self._job, secret, self._register(address, port), self._settings.session_timeout_s)
-            self._membership = Membership(about, store, self._observer, self._command)
+            self._membership = LeaderSession(about, store, self._observer, self._command)
             await self._until_the_end_is_known(self._membership, office)
             self._send(say.Noted())
             await self._trainer_gone.wait()
@@ -227,7 +227,7 @@ class Daemon:
             await introductions.stop()
             await server.stop()
 
-    async def _offer_metrics(self, office: Office) -> MetricsOffer | None:
+    async def _offer_metrics(self, office: Leadership) -> MetricsOffer | None:
         """Serve metrics, if asked for; the trainer prints their address.
 
         Raises ConfigError, but not in the place of a daemon that died: its trainer is not to end for that.
@@ -253,13 +253,13 @@ class Daemon:
         self._send(say.Said(f"metrics of worker {self._worker}: {link}"))
         return offer
 
-    def _introducing(self, secret: bytes) -> Introductions:
+    def _introducing(self, secret: bytes) -> AddressBook:
         hold_s, answer_s = LeadTimes.of(self._settings.session_timeout_s).hold_s, self._settings.session_timeout_s / 2
-        return Introductions(
+        return AddressBook(
             lambda address: Client(secret, self._job, self._worker, address), self._refusals, hold_s, answer_s
         )
 
-    def _looking_after(self, store: Store, address: str, candidate: str, marks: dict[str, bytes]) -> Siblings | None:
+    def _looking_after(self, store: Store, address: str, candidate: str, marks: dict[str, bytes]) -> HostWatch | None:
         """Watch the other daemons of this host, which find this one by an entry in `marks`; None if the system does not
         identify processes.
         """
@@ -267,10 +267,10 @@ class Daemon:
         if host is None or daemon is None or trainer is None:
             return None
         folder = node_paths.host(self._job, host)
-        marks[f"{folder}/{self._worker}"] = msgspec.json.encode(Kin(candidate, daemon, trainer))
-        return Siblings(store, node_paths.root(self._job), folder, self._worker, self._on_siblings)
+        marks[f"{folder}/{self._worker}"] = msgspec.json.encode(HostProcesses(candidate, daemon, trainer))
+        return HostWatch(store, node_paths.root(self._job), folder, self._worker, self._on_siblings)
 
-    async def _until_the_end_is_known(self, membership: Membership, office: Office) -> None:
+    async def _until_the_end_is_known(self, membership: LeaderSession, office: Leadership) -> None:
         """Wait until the job knows the worker's end, or no leader can be told, long after the trainer is gone (I12)."""
         reporting = asyncio.ensure_future(membership.run())
         gone = asyncio.ensure_future(self._trainer_gone.wait())
@@ -288,16 +288,16 @@ class Daemon:
         with contextlib.suppress(asyncio.CancelledError):
             await reporting
 
-    def _opened(self, store: Store, server: Server, address: str, port: int, entry: RollEntry) -> Office:
+    def _opened(self, store: Store, server: Server, address: str, port: int, entry: PresenceNode) -> Leadership:
         settings = self._settings
         session_s, step_s = settings.session_timeout_s, settings.step_timeout_s
-        about = Reigning(self._job, self._worker, address, session_s, step_s, self._code)
+        about = LeaderConfig(self._job, self._worker, address, session_s, step_s, self._code)
 
         def lead(reign: Reign) -> Leader:
             answered_since = lambda: max(entry.restored_at, office.doubted_at)  # noqa: E731
             return Leader(about, store, reign, self._clock, self._refusals, answered_since)
 
-        office = Office(about, port, store, server, self._clock, lead)
+        office = Leadership(about, port, store, server, self._clock, lead)
         return office
 
     def _register(self, address: str, port: int) -> leader_messages.Register:

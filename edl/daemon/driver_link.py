@@ -20,7 +20,7 @@ logger = logging.getLogger("edl")
 CONNECT_S = 5.0  # the stand-in listens before it lets its trainer begin
 
 
-class StandInLink:
+class DriverLink:
     """The daemon's end. The link to a stand-in that is gone is not made again: its slot takes part in no later
     recount.
     """

@@ -41,7 +41,7 @@ class Process(msgspec.Struct, frozen=True):
         return None if started is None else cls(pid, started)
 
 
-class Kin(msgspec.Struct, frozen=True):
+class HostProcesses(msgspec.Struct, frozen=True):
     """The entry of a daemon for its siblings."""
 
     candidate: str  # its identity as a candidate for election
@@ -52,7 +52,7 @@ class Kin(msgspec.Struct, frozen=True):
 class _Followed:
     """The watch of one sibling, while it is listed."""
 
-    def __init__(self, kin: Kin, on_daemons_end: Callable[[], None], on_end: Callable[[], None]) -> None:
+    def __init__(self, kin: HostProcesses, on_daemons_end: Callable[[], None], on_end: Callable[[], None]) -> None:
         self.kin = kin
         self.striking_off: asyncio.Task[None] | None = None
         self._living = {kin.daemon, kin.trainer}
@@ -85,7 +85,7 @@ class _Followed:
             self.striking_off.cancel()
 
 
-class Siblings:
+class HostWatch:
     """The sibling watches of one daemon."""
 
     def __init__(self, store: Store, root: str, folder: str, worker: str, tell: Callable[[], None]) -> None:
@@ -143,21 +143,21 @@ class Siblings:
             if kin is not None and worker not in (*self._followed, self._worker) and _is_seen(kin):
                 self._follow(worker, kin)
 
-    async def _read(self, worker: str) -> Kin | None:
+    async def _read(self, worker: str) -> HostProcesses | None:
         node = await self._store.read(f"{self._folder}/{worker}")
         try:
-            return None if node is None else msgspec.json.decode(node.value, type=Kin)
+            return None if node is None else msgspec.json.decode(node.value, type=HostProcesses)
         except msgspec.DecodeError:  # of another version of edl: its session tells of its end
             logger.debug("no process of worker %s is known here", worker)
             return None
 
-    def _follow(self, worker: str, kin: Kin) -> None:
+    def _follow(self, worker: str, kin: HostProcesses) -> None:
         def strike_off_the_dead() -> None:
             followed.striking_off = asyncio.ensure_future(self._strike_off(worker, kin))
 
         followed = self._followed[worker] = _Followed(kin, strike_off_the_dead, self._tell)
 
-    async def _strike_off(self, worker: str, kin: Kin) -> None:
+    async def _strike_off(self, worker: str, kin: HostProcesses) -> None:
         """Remove a dead daemon from the election, so that the next leader comes at once, also if its trainer starts
         another daemon.
 
@@ -178,5 +178,5 @@ def _tell_of_crash(task: asyncio.Task[None]) -> None:
         logger.error("siblings are not looked after any more: their sessions tell", exc_info=error)
 
 
-def _is_seen(kin: Kin) -> bool:
+def _is_seen(kin: HostProcesses) -> bool:
     return all(process_start_time(process.pid) == process.started for process in (kin.daemon, kin.trainer))

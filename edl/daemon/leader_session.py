@@ -23,7 +23,7 @@ from edl.core.job.lead_times import LeadTimes, going_report_period_s, report_per
 from edl.core.worker.next_move import are_newer
 from edl.core.worker.observed_trainer import CALM_S
 from edl.daemon.port_probe import refuses
-from edl.daemon.trainer_view import Observer
+from edl.daemon.trainer_view import TrainerView
 from edl.errors import JobFailed, PeerError, StoreUnavailable
 from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
@@ -45,10 +45,12 @@ class Candidacy(msgspec.Struct, frozen=True):
     session_timeout_s: float
 
 
-class Membership:
+class LeaderSession:
     """The conversation of one worker. `run` ends when the leader has durably accepted the worker's end."""
 
-    def __init__(self, about: Candidacy, store: Store, observer: Observer, on_orders: Callable[[Orders], None]) -> None:
+    def __init__(
+        self, about: Candidacy, store: Store, observer: TrainerView, on_orders: Callable[[Orders], None]
+    ) -> None:
         self._about = about
         self._clock = SystemClock()
         self._root = node_paths.root(about.job)

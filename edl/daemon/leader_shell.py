@@ -38,9 +38,9 @@ from edl.core.job.orders import OrderBook
 from edl.daemon import leftovers
 from edl.daemon.part_store import Publisher
 from edl.daemon.policy_loader import Code
-from edl.daemon.policy_runner import Governor
-from edl.daemon.port_probe import Knocking
-from edl.daemon.record_store import Chronicle, patiently
+from edl.daemon.policy_runner import PolicyRunner
+from edl.daemon.port_probe import PortProbe
+from edl.daemon.record_store import RecordStore, patiently
 from edl.daemon.resignation_writer import forget
 from edl.errors import Fenced, StoreUnavailable
 from edl.facts import LeaderElected
@@ -59,7 +59,7 @@ SWEEP_S = 3600.0  # from one sweep of other jobs' nodes to the next
 TICK_S = 1.0  # how late an overdue worker may be noticed when nothing else happens
 
 
-class Reigning(msgspec.Struct, frozen=True):
+class LeaderConfig(msgspec.Struct, frozen=True):
     """The settings of a leader."""
 
     job: str
@@ -79,7 +79,7 @@ class Leader:
 
     def __init__(
         self,
-        about: Reigning,
+        about: LeaderConfig,
         store: Store,
         reign: Reign,
         clock: Clock,
@@ -95,18 +95,18 @@ class Leader:
         self._clock = clock
         self._refusals = refusals
         self._restored_at = restored_at
-        self._chronicle: Chronicle[Asked] = Chronicle(about.job, store, reign, clock, self._tell)
+        self._chronicle: RecordStore[Asked] = RecordStore(about.job, store, reign, clock, self._tell)
         self._lead_times = LeadTimes.of(about.session_timeout_s)
         self._queue: asyncio.Queue[Pending] = asyncio.Queue(QUEUE_LENGTH)
         self._asked: set[Asked] = set()
         self._machine: JobMachine | None = None
-        self._governor: Governor | None = None
+        self._governor: PolicyRunner | None = None
         self._book: OrderBook | None = None
         self._published = asyncio.Event()
         self._pressing = 0  # the newest version that was published as urgent
         self._at_rest = asyncio.Event()
         self._publisher = Publisher(clock, lambda happened: self._queue.put_nowait((happened, None)))
-        self._knocking = Knocking(lambda gone: self._queue.put_nowait((NotListening(gone), None)))
+        self._knocking = PortProbe(lambda gone: self._queue.put_nowait((NotListening(gone), None)))
         self._heard: dict[str, float] = {}  # when a worker's daemon has called last
         self.in_doubt = False
         """The coordinator did not answer: this term ended before it was known what is on record."""
@@ -125,7 +125,7 @@ class Leader:
                 tasks.create_task(self._watch_time())
                 tasks.create_task(self._sweep())
                 tasks.create_task(self._settle_in())
-                self._governor = Governor(machine, self._clock, self._put, self._about.code)
+                self._governor = PolicyRunner(machine, self._clock, self._put, self._about.code)
                 tasks.create_task(self._governor.run())
         except* Fenced:
             logger.info("term %d is over", self._reign.term)

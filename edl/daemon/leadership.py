@@ -18,8 +18,8 @@ from typing import Final, Protocol
 from edl.clock import Clock
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.store import Store
-from edl.daemon.leader_shell import Leader, Reigning
-from edl.daemon.resignation_writer import LastWords, reason_of
+from edl.daemon.leader_shell import Leader, LeaderConfig
+from edl.daemon.resignation_writer import ResignationWriter, reason_of
 from edl.protocol import leader_messages, node_paths
 from edl.protocol.record import Status
 from edl.transport.call_errors import Reason, Refused
@@ -37,11 +37,11 @@ class Door(Protocol):
     term: int
 
 
-class Office:
+class Leadership:
     """The candidacy and leadership of one daemon."""
 
     def __init__(
-        self, about: Reigning, port: int, store: Store, door: Door, clock: Clock, lead: Callable[[Reign], Leader]
+        self, about: LeaderConfig, port: int, store: Store, door: Door, clock: Clock, lead: Callable[[Reign], Leader]
     ) -> None:
         """Keep the parts. `lead`: makes a leader for a term that has just begun, which is run here."""
         self._about = about
@@ -137,7 +137,7 @@ class Office:
             return
         logger.error("this leader resigns: %s", reason_of(error), exc_info=error)
         about = self._about
-        words = LastWords(about.job, about.worker, self._store, reign, self._clock, error)
+        words = ResignationWriter(about.job, about.worker, self._store, reign, self._clock, error)
         said = await self._candidate.resign(words, insist=True)
         self._resigned, self._unheard = self._resigned + 1, 0 if said else self._unheard + 1
         if words.job_was_over or self._unheard >= UNHEARD:

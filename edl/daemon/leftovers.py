@@ -38,7 +38,7 @@ class _Stamp(msgspec.Struct, frozen=True):
     ts: float
 
 
-class Remains(msgspec.Struct, frozen=True):
+class Leftovers(msgspec.Struct, frozen=True):
     """The nodes that one job has left."""
 
     job: str
@@ -57,7 +57,7 @@ async def jobs(store: Store) -> tuple[str, ...]:
     return await store.children(node_paths.ROOT)
 
 
-async def look(store: Store, job: str) -> Remains | None:
+async def look(store: Store, job: str) -> Leftovers | None:
     """Examine a job's nodes; None if there are none, or they are not edl's. Raises AccessDenied."""
     node = await store.read(node_paths.record(job))
     if node is None:
@@ -67,7 +67,7 @@ async def look(store: Store, job: str) -> Remains | None:
         newest = await _newest_event(store, job)
     except (msgspec.MsgspecError, zlib.error):
         return None
-    return Remains(
+    return Leftovers(
         job=job,
         verdict=Standing.OVER if record.state in OVER else await _verdict(store, job),
         state=record.state.value,

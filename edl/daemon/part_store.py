@@ -25,7 +25,7 @@ from edl.core.job.leader_inputs import PublishingFailed, SavingPublished
 from edl.errors import EdlError, said_of
 from edl.protocol.checkpoint_record import SPARE, PartInfo, Resumed
 from edl.protocol.record import Record
-from edl.protocol.trainer_messages import Copied
+from edl.protocol.trainer_messages import CopiedPart
 
 logger = logging.getLogger("edl")
 
@@ -46,7 +46,7 @@ class PartStore:
         self._tasks: set[asyncio.Task[None]] = set()
         self._newest = 0
 
-    def take(self, copied: Copied) -> None:
+    def take(self, copied: CopiedPart) -> None:
         """Store a copy, unless that was begun."""
         # A trainer tells a daemon that replaces another one of the same copy: it may be durable already, or not.
         if copied.number <= self._newest or len(copied.files) != 2:
@@ -70,7 +70,7 @@ class PartStore:
         """Stop; a write in progress may finish, and the process waits for it."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _store(self, copied: Copied) -> None:
+    async def _store(self, copied: CopiedPart) -> None:
         about, content = (self._folder / name for name in copied.files)
         try:
             info = await asyncio.get_running_loop().run_in_executor(

@@ -22,15 +22,15 @@ from edl.errors import ConfigError
 from edl.policy.autoscale_parser import Choice
 from edl.policy.policy_engine import Engine, Pacing, Ruling
 from edl.policy.policy_job_view import Policy, View
-from edl.policy.stragglers import Paces, Straggler, Uneven
+from edl.policy.stragglers import Straggler, UnevenPaces, WorkerPaces
 from edl.policy.throughput_meter import Meter
-from edl.policy.worker_time import Seated, Timesheets
+from edl.policy.worker_time import Seated, WorkerTimes
 from edl.protocol.record import JobState, WorkerState
 
 LOOK_S: Final = 1.0
 
 
-class Governor:
+class PolicyRunner:
     """The control loop of one term. Run it as a task of the leader's."""
 
     def __init__(
@@ -52,8 +52,8 @@ class Governor:
         self._job_policy = job_policy
         self.meter = Meter(machine.record.rates)
         self._engine: Engine | None = None
-        self._paces = Paces()
-        self._sheets = Timesheets()
+        self._paces = WorkerPaces()
+        self._sheets = WorkerTimes()
         self._generation = 0
 
     async def run(self) -> None:
@@ -173,7 +173,7 @@ class Governor:
             self._give_up(f"raised {error!r}: it is not asked any more")
         return None
 
-    def _straggler(self) -> Straggler | Uneven | None:
+    def _straggler(self) -> Straggler | UnevenPaces | None:
         match self._job_policy.stragglers:
             case "off":
                 return None

@@ -35,7 +35,7 @@ async def _refuses_once(address: str, port: int) -> bool:
     return False
 
 
-class Knocking:
+class PortProbe:
     """Test the addresses of silent workers, for one leader (`edl.core.job.unreachable_members`)."""
 
     def __init__(self, tell: Callable[[tuple[Identity, ...]], None]) -> None:

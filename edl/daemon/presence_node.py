@@ -13,7 +13,7 @@ from edl.coordination.store import Create, Delete, Link, NodeExists, Store, Stor
 from edl.errors import StoreUnavailable
 
 
-class RollEntry:
+class PresenceNode:
     """The presence nodes of one daemon."""
 
     def __init__(self, store: Store, clock: Clock, marks: Mapping[str, bytes]) -> None:

@@ -43,7 +43,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-class Chronicle(Generic[A]):
+class RecordStore(Generic[A]):
     """The store of one leader, for one term."""
 
     def __init__(

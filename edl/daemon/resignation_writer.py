@@ -32,7 +32,7 @@ SPARE_BYTES: Final = 100_000  # space for the nodes written with the record
 PACKAGE: Final = Path(__file__).parents[1]
 
 
-class LastWords:
+class ResignationWriter:
     """The last write of one leader. Call it for the operations; it may be called again, if they could not be
     written.
     """

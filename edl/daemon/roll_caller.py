@@ -12,17 +12,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from edl.daemon.address_book import RETRY_S, Introductions
+from edl.daemon.address_book import RETRY_S, AddressBook
 from edl.errors import PeerError
 from edl.protocol.assignment import Orders, Summons
 from edl.protocol.leader_messages import AskPresence, Presence
 from edl.protocol.ring_places import Peer
 
 
-class Neighbours:
+class RollCaller:
     """The presence checks of one daemon, one call after the other."""
 
-    def __init__(self, introductions: Introductions, hold_s: float, answer_s: float, tell: Callable[[], None]) -> None:
+    def __init__(self, introductions: AddressBook, hold_s: float, answer_s: float, tell: Callable[[], None]) -> None:
         """Keep the parts. `tell`: all have answered. Questions wait for `hold_s`, and their answers take `answer_s`."""
         self._introductions = introductions
         self._hold_s = hold_s

@@ -9,17 +9,17 @@ from edl.core.worker.observed_trainer import ObservedTrainer, has_entered
 from edl.protocol.leader_messages import Observation, Phase, Word
 from edl.protocol.tally import Usage
 from edl.protocol.trainer_messages import TrainerStatus
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 MEMORIES_S = (0.5, 20.0)  # time constants of the two mean step times: a value so old has lost 63 % of its weight
 
 
-class Observer(ObservedTrainer):
+class TrainerView(ObservedTrainer):
     """Combine the status and readings into one Observation; no clock, no socket."""
 
     def __init__(
         self,
-        page: Page,
+        page: SharedPage,
         refused: Callable[[], dict[str, int]] = dict,
         used: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
         halted: Callable[[], str] = str,

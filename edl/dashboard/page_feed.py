@@ -18,9 +18,9 @@ import msgspec
 
 from edl.clock import Clock, SystemClock
 from edl.dashboard.page_html import Charts
-from edl.dashboard.page_view import ROWS, Sight, ToldEvent, change_of, event_of, sizes_of, view_of
+from edl.dashboard.page_view import ROWS, PageValues, ToldEvent, change_of, event_of, sizes_of, view_of
 from edl.dashboard.series import History, series_of
-from edl.dashboard.time_shares import Spendings
+from edl.dashboard.time_shares import TimeShares
 from edl.errors import EdlError
 from edl.launch.job_records import Folder
 from edl.launch.locate_job import Whereabouts, recorded_status
@@ -29,7 +29,7 @@ from edl.outside.job_client import JobClient
 from edl.protocol.record import OVER, Status
 
 
-def view(feed: Feed) -> Sight:
+def view(feed: Feed) -> PageValues:
     status = feed.status
     assert status is not None
     spendings = {worker.id: feed.spendings.of(worker.id) for worker in status.workers}
@@ -74,7 +74,7 @@ class Feed:
         self.status: Status | None = None
         self.seen_at = 0.0  # time of the status
         self.history = History()
-        self.spendings = Spendings()
+        self.spendings = TimeShares()
         self.looks = 0
         self._news = asyncio.Event()
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.dashboard.page_view import Sight, Tile, ToldEvent, WorkerRow, lasting
+from edl.dashboard.page_view import PageValues, Tile, ToldEvent, WorkerRow, lasting
 
 BAD: Final = frozenset({"worker_lost", "batch_voided", "diverged", "job_failed", "worker_unfit", "checkpoint_failed"})
 GOOD: Final = frozenset({"scaled", "job_finished", "checkpoint_durable", "worker_ready", "migrated"})
@@ -38,7 +38,7 @@ class Controls(msgspec.Struct, frozen=True):
 
 
 def page(
-    view: Sight,
+    view: PageValues,
     events: Sequence[ToldEvent],
     charts: Charts,
     head: str,
@@ -79,7 +79,7 @@ def embedded(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def state(view: Sight) -> str:
+def state(view: PageValues) -> str:
     reason = f" <small>{escape(view.reason)}</small>" if view.reason else ""
     return f'<b class="state {escape(view.state)}">{escape(view.state)}</b>{reason}'
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.dashboard.time_shares import Spending, verdict
+from edl.dashboard.time_shares import TimeShare, verdict
 from edl.events import details_of
 from edl.facts import told
 from edl.launch.progress_log import figures_of
@@ -64,13 +64,13 @@ class WorkerRow(msgspec.Struct, frozen=True):
     host: str
     state: str
     step: int
-    spending: Spending | None
+    spending: TimeShare | None
     pace: str
     memory: str
     remark: str
 
 
-class Sight(msgspec.Struct, frozen=True):
+class PageValues(msgspec.Struct, frozen=True):
     """A job at one moment."""
 
     job: str
@@ -117,7 +117,7 @@ def sizes_of(story: Sequence[Mapping[str, Any]], status: Status | None, now: flo
     return at, sizes
 
 
-def view_of(status: Status, spendings: Mapping[str, Spending | None], now: float) -> Sight:
+def view_of(status: Status, spendings: Mapping[str, TimeShare | None], now: float) -> PageValues:
     members = sorted(status.workers, key=lambda one: (one.rank is None, one.rank or 0))
     rows = tuple(
         WorkerRow(
@@ -137,7 +137,7 @@ def view_of(status: Status, spendings: Mapping[str, Spending | None], now: float
     parts = (
         () if data is None else (("trained", data.trained), ("leased", data.leased), ("unassigned", data.unassigned))
     )
-    return Sight(
+    return PageValues(
         job=status.job,
         state=status.state.value,
         reason=clipped(status.reason),

@@ -12,7 +12,7 @@ from rich.text import Text
 from edl.control_characters import visible
 from edl.dashboard import page_feed
 from edl.dashboard.page_feed import Feed
-from edl.dashboard.page_view import Sight, ToldEvent, WorkerRow, lasting
+from edl.dashboard.page_view import PageValues, ToldEvent, WorkerRow, lasting
 
 TONES: Final = {"good": "green", "warn": "yellow", "bad": "red", "": "bold"}
 STATES: Final = {"running": "green", "finished": "green", "failed": "red"}
@@ -38,12 +38,12 @@ def print_screen(feed: Feed) -> None:
     Console(highlight=False, soft_wrap=False).print(screen(feed))
 
 
-def _head(view: Sight) -> Text:
+def _head(view: PageValues) -> Text:
     reason = f"  {visible(view.reason)}" if view.reason else ""
     return Text.assemble(("job ", ""), (view.job, "bold"), "  ", (view.state, STATES.get(view.state, "cyan")), reason)
 
 
-def _tiles(view: Sight) -> Table:
+def _tiles(view: PageValues) -> Table:
     shown = Table.grid(padding=(0, 3))
     for tile in view.tiles:
         note = f"  ({visible(tile.note)})" if tile.note else ""
@@ -66,7 +66,7 @@ def _workers(rows: tuple[WorkerRow, ...], more: int) -> Table:
     return shown
 
 
-def _parts(view: Sight) -> Text:
+def _parts(view: PageValues) -> Text:
     data = ", ".join(f"{name} {count:,}" for name, count in view.data)
     spent = ", ".join(f"{name} {lasting(seconds)}" for name, seconds in view.time)
     return Text.assemble(("samples ", "dim"), data or "none of edl's", ("   time ", "dim"), spent or "none yet")

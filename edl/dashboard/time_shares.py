@@ -14,7 +14,7 @@ WINDOW_S: Final = 10.0
 SLOW: Final = 0.8  # of the median pace, as `edl.policy.stragglers` has it
 
 
-class Spending(msgspec.Struct, frozen=True):
+class TimeShare(msgspec.Struct, frozen=True):
     """The parts of a worker's time, as fractions of 1."""
 
     compute: float
@@ -22,7 +22,7 @@ class Spending(msgspec.Struct, frozen=True):
     wait: float
 
 
-class Spendings:
+class TimeShares:
     """The spendings of a job's members."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Spendings:
             while len(seen) > 2 and usage.at - seen[0].at > WINDOW_S:
                 seen.popleft()
 
-    def of(self, worker: str) -> Spending | None:
+    def of(self, worker: str) -> TimeShare | None:
         """Return a worker's spending, or None if too few reports have come yet."""
         seen = self._seen.get(worker)
         if not seen or len(seen) < 2:
@@ -49,10 +49,10 @@ class Spendings:
         first, last = seen[0], seen[-1]
         parts = [last.computed_s - first.computed_s, last.loaded_s - first.loaded_s, last.waited_s - first.waited_s]
         total = sum(parts)
-        return None if total <= 0 else Spending(*(part / total for part in parts))
+        return None if total <= 0 else TimeShare(*(part / total for part in parts))
 
 
-def verdict(worker: WorkerStatus, spending: Spending | None) -> str:
+def verdict(worker: WorkerStatus, spending: TimeShare | None) -> str:
     """Say why a worker is slow; "" if it is not slow."""
     if worker.rank is None or worker.pace >= SLOW:
         return ""

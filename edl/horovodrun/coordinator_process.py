@@ -81,7 +81,7 @@ def _log(settings: Settings) -> Path:
     return settings.home / f"keeper-{settings.job}.log"
 
 
-class Keeper:
+class CoordinatorProcess:
     """The coordinator and the record of one job."""
 
     def __init__(self, settings: Settings, record: LaunchRecord) -> None:
@@ -163,9 +163,9 @@ class Keeper:
 
 
 async def keep(settings: Settings, interface: str, command: Sequence[str]) -> None:
-    """Run the coordinator of a job; see `Keeper.run`."""
+    """Run the coordinator of a job; see `CoordinatorProcess.run`."""
     record = msgspec.structs.replace(launch_record(settings, command), launcher="horovodrun")
-    await Keeper(settings, record).run(address_of(interface))
+    await CoordinatorProcess(settings, record).run(address_of(interface))
 
 
 def main() -> int:

@@ -161,7 +161,7 @@ _MODULE = "horovod.runner.common.util.network"
 _SERVICE = "worker notification service"
 
 
-class Notices:
+class HostUpdates:
     """The listener of one slot."""
 
     def __init__(self, changed: Callable[[], object]) -> None:

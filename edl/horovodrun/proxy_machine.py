@@ -81,7 +81,7 @@ class Say:
 Command = StartTrainer | EndTrainer | Say
 
 
-class Post:
+class ProxyMachine:
     """The rules of one slot. `status` is the exit status once the stand-in may end."""
 
     def __init__(self, restarts: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from edl.launch.worker_output import Sink
 
 
-class Outlet(Sink):
+class TrainerOutput(Sink):
     """A sink that outlives its reader."""
 
     def __init__(self, descriptor: int) -> None:
@@ -28,7 +28,7 @@ class Outlet(Sink):
             super().write(data)
 
 
-class Hearing:
+class OutputReader:
     """Call `lost` once, on the running loop, when all of `descriptors` that are pipes have lost their readers.
 
     On a remote host nothing else tells of the end of the ssh by which horovodrun has started this process: neither

@@ -27,7 +27,7 @@ import msgspec
 from edl.clock import SystemClock
 from edl.config import Settings
 from edl.errors import EdlError, PeerError
-from edl.horovodrun.driver_requests import Driver, Notices
+from edl.horovodrun.driver_requests import Driver, HostUpdates
 from edl.horovodrun.find_coordinator import WayToMeeting
 from edl.horovodrun.parent_processes import Launcher
 from edl.horovodrun.proxy_machine import (
@@ -38,12 +38,12 @@ from edl.horovodrun.proxy_machine import (
     Happening,
     JobAtEnd,
     JobUnknown,
-    Post,
+    ProxyMachine,
     Say,
     StartTrainer,
     TrainerEnded,
 )
-from edl.horovodrun.trainer_output import Hearing, Outlet
+from edl.horovodrun.trainer_output import OutputReader, TrainerOutput
 from edl.host import horovodrun_env
 from edl.host.credentials import coordinator_of
 from edl.host.host_processes import watch_exit
@@ -60,7 +60,7 @@ PRINT_S = 2.0
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM", "--")
 
 
-class StandIn:
+class WorkerProxy:
     """The stand-in of one slot of the driver. `run` returns the exit status."""
 
     def __init__(self, argv: Sequence[str]) -> None:
@@ -68,10 +68,10 @@ class StandIn:
         self._about = horovodrun_env.of(os.environ)
         self._settings = Settings.from_given({}, os.environ)
         self._clock = SystemClock()
-        self._post = Post(self._settings.max_restarts)
+        self._post = ProxyMachine(self._settings.max_restarts)
         self._inbox: asyncio.Queue[Happening] = asyncio.Queue()
         self._driver = Driver(self._about.driver, self._about.port)
-        self._notices = Notices(self._on_notice)
+        self._notices = HostUpdates(self._on_notice)
         self._word = Word(size=self._about.size, slots=self._about.slots)
         self._asked = 0
         self._asking: asyncio.Task[None] | None = None
@@ -87,11 +87,11 @@ class StandIn:
         folder = Path(tempfile.mkdtemp(prefix="edl-stand-in-"))
         launcher = Launcher.of_this_process()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._on_sigterm, launcher)
-        self._outlets = [Outlet(1), Outlet(2)]
+        self._outlets = [TrainerOutput(1), TrainerOutput(2)]
         self._adopt(trainer, outputs, lambda: os.waitstatus_to_exitcode(os.waitpid(trainer, 0)[1]))
         meeting = WayToMeeting(self._about, self._settings, self._driver, folder)
         server = PipeServer(folder / "socket", Ask, self._on_message, self._daemons.discard)
-        hearing: Hearing | None = None
+        hearing: OutputReader | None = None
         try:
             try:
                 environment = await self._prepare(meeting, server, folder)
@@ -102,7 +102,7 @@ class StandIn:
             self._meeting, self._environment = meeting, environment
             launcher.watch(lambda: self._inbox.put_nowait(DriverGone()))
             if not launcher.is_here:
-                hearing = Hearing((1, 2), lambda: self._spawn(self._find_out()))
+                hearing = OutputReader((1, 2), lambda: self._spawn(self._find_out()))
             return await self._serve()
         finally:
             if hearing is not None:
@@ -311,7 +311,7 @@ def _answer(tell: int, **answer: object) -> None:
 
 
 async def _main(trainer: int, tell: int, outputs: Sequence[IO[bytes]], argv: Sequence[str]) -> int:
-    return await StandIn(argv).run(trainer, tell, outputs)
+    return await WorkerProxy(argv).run(trainer, tell, outputs)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -35,7 +35,7 @@ from edl.coordination.local_coordinator import OWN, LocalChoice, choose
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.errors import ConfigError
-from edl.launch.supervisor_inputs import Bounds
+from edl.launch.supervisor_inputs import EndTimeouts
 
 PYTHON = (3, 11)  # what scripts/setup makes, with Horovod
 PYTHONS = (PYTHON, (3, 12), (3, 13))  # what was tried
@@ -291,7 +291,8 @@ def check_timeouts(environ: Mapping[str, str]) -> Checked:
     lead, deadlines = LeadTimes.of(session_s), Deadlines.of(step_s)
     found = (
         f"session {session_s:g} s: leases {lead.lease_s:g} s ahead, more when {lead.more_at_s:g} s are left, "
-        f"calls to the leader held {lead.hold_s:g} s, a crash in doubt {Bounds.of(session_s, step_s).doubt_s:g} s; "
+        f"calls to the leader held {lead.hold_s:g} s, "
+        f"a crash in doubt {EndTimeouts.of(session_s, step_s).doubt_s:g} s; "
         f"step {step_s:g} s: a worker that holds it up has {deadlines.finding_s:g} s more, "
         f"a seat in a ring {deadlines.seat_s:g} s, a boot {deadlines.boot_s:g} s"
     )

@@ -17,7 +17,7 @@ from edl.coordination import connect
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.store import AccessDenied, Store, StoreRefused
 from edl.daemon import leftovers
-from edl.daemon.leftovers import Remains, Standing
+from edl.daemon.leftovers import Leftovers, Standing
 from edl.errors import ConfigError
 from edl.host.credentials import coordinator_of, with_secret
 from edl.launch.job_coordinator import REACH_TIMEOUT_S
@@ -73,7 +73,7 @@ async def _lives(store: Store, job: str, say: Callable[[str], object], patience_
     raise ConfigError(f"job {job} is removed and begun again and again by others: end these, and type the line again")
 
 
-async def _settled(store: Store, job: str, say: Callable[[str], object], patience_s: float) -> Remains | None:
+async def _settled(store: Store, job: str, say: Callable[[str], object], patience_s: float) -> Leftovers | None:
     """Return the remains of the job once it is clear whether it lives."""
     clock = asyncio.get_running_loop().time
     until = clock() + patience_s

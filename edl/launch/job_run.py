@@ -28,7 +28,7 @@ from edl.launch.job_leftovers import clear
 from edl.launch.job_records import Folder, LaunchRecord, claim, renew
 from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, Again, Enough, LaunchVerdict, LifeEnd, RestartRule
 from edl.launch.local_launch import PRINT_TIMEOUT_S, Launch, Outcome
-from edl.launch.orphan_reaper import LauncherGuard
+from edl.launch.orphan_reaper import OrphanReaper
 from edl.launch.supervisor_inputs import OwnChoice
 from edl.launch.worker_output import OutputFile, Printer
 from edl.protocol.record import JobState, Status
@@ -41,7 +41,7 @@ T = TypeVar("T")
 class AskedMeanwhile(Exception): ...
 
 
-class Lives:
+class JobRun:
     """Lives of a job under one command. Use it once, in a running event loop of the main thread."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Lives:
         claim(self._settings.home, self._record)
         self._printer.kept = OutputFile(self._folder.output)
         verdict = INTERRUPTED
-        guard = LauncherGuard(self._folder, self._record.mark)
+        guard = OrphanReaper(self._folder, self._record.mark)
         exports: export_process.Exports | None = None
         logging.getLogger("edl").addHandler(logging.FileHandler(self._folder.logs / "edl-run.log", delay=True))
         try:

@@ -41,9 +41,9 @@ from edl.launch.supervisor_inputs import (
     TELL_GRACE_S,
     AskedToGo,
     AskForLastWord,
-    Bounds,
     Command,
     DeadlineReached,
+    EndTimeouts,
     EndWorkers,
     Happening,
     Interrupted,
@@ -264,7 +264,7 @@ class Launch:
     # ---------------------------------------------------------------------------------------------- supervising
 
     async def _supervise(self) -> LaunchVerdict:
-        limits = Bounds.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
+        limits = EndTimeouts.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
         started = {worker.slot: worker.pid for worker in self._workers}
         own, restarts = self.record.own_coordinator, self._restarts
         supervisor = Supervisor(started, limits, hosts=own, restarts=restarts, waits=self._waits, chosen=self._chosen)
@@ -338,7 +338,7 @@ class Launch:
     async def _end_job(self, reason: str, others: frozenset[int]) -> None:
         # Workers that others started end with the job: without our coordinator they would wait for it for ever.
         assert self._job is not None
-        limits = Bounds.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
+        limits = EndTimeouts.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
         for_s = limits.settle_s if others else TELL_GRACE_S
         try:
             async with asyncio.timeout(for_s):

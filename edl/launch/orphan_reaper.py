@@ -24,7 +24,7 @@ from edl.launch.job_records import Folder
 PATIENCE_S = 3.0  # for daemons to notice that their trainers are gone, and to say so to the leader
 
 
-class LauncherGuard:
+class OrphanReaper:
     """The guard, as its launcher holds it."""
 
     def __init__(self, folder: Folder, mark: str) -> None:

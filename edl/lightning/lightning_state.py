@@ -103,7 +103,7 @@ def _leaves(progress: Any) -> Iterator[Any]:
 SAVES = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
 
 
-class Traveller(LoopState):
+class LightningState(LoopState):
     """The state of one `Trainer.fit`."""
 
     def __init__(self, trainer: Any, counters: Counters, ending: Callable[[], StepEnd]) -> None:

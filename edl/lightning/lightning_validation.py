@@ -17,7 +17,7 @@ from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.utilities import _no_grad_context, _select_data_fetcher
 
 from edl.lightning.shared_metrics import ModuleMetrics, logged_share, take_logged
-from edl.torch.loop_collectives import Ask, RingWords
+from edl.torch.loop_collectives import Ask, LoopCollectives
 from edl.torch.shared_batches import SharedBatches, packed_values, shared_batches, unpacked_values
 from edl.torch.torch_process import trainer as seat
 
@@ -75,7 +75,7 @@ class LoopShare:
 class SharedEvaluationLoop(_EvaluationLoop):  # type: ignore[misc]
     """The evaluation loop of `trainer.fit`, `validate` or `test`."""
 
-    words: RingWords
+    words: LoopCollectives
     between: Callable[[], Ask | None]
     shared = False  # whether the evaluation under way is shared
 
@@ -119,7 +119,7 @@ class SharedEvaluationLoop(_EvaluationLoop):  # type: ignore[misc]
         return None if None in found else found  # type: ignore[return-value]
 
 
-def share_out(trainer: Any, words: RingWords, between: Callable[[], Ask | None]) -> None:
+def share_out(trainer: Any, words: LoopCollectives, between: Callable[[], Ask | None]) -> None:
     """Share out the evaluations of a trainer. `between`: as in `words`."""
     for loop in (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
         loop.__class__ = SharedEvaluationLoop

@@ -22,7 +22,7 @@ from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimizatio
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from edl.lightning.lightning_state import Counters, Traveller
+from edl.lightning.lightning_state import Counters, LightningState
 from edl.torch.loader_conversion import StepParts
 from edl.torch.loop_steps import LoopSteps, StepEnd, StepSeat
 
@@ -52,7 +52,7 @@ class LightningSteps(LoopSteps):
     def __init__(self, trainer: Any, seat: StepSeat, parts: StepParts, limit: float) -> None:
         self.trainer, self.parts = trainer, parts
         self.counters = Counters(trainer.fit_loop)
-        self.traveller = Traveller(trainer, self.counters, self.ending)
+        self.traveller = LightningState(trainer, self.counters, self.ending)
         self.traveller.limit = limit
         super().__init__(seat, self.traveller)
 

@@ -38,7 +38,7 @@ from edl.lightning.fit_settings import batches_between_validations, check_fit, e
 from edl.lightning.lightning_validation import share_out
 from edl.lightning.loops import LightningSteps, make_elastic
 from edl.torch.loader_conversion import StepParts, converted
-from edl.torch.loop_collectives import Ask, RingWords
+from edl.torch.loop_collectives import Ask, LoopCollectives
 from edl.torch.torch_process import framework
 from edl.torch.torch_process import trainer as seat
 
@@ -94,7 +94,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         self._devices: list[Any] = []
         self._parts: StepParts | None = None
         self._elastic: LightningSteps | None = None
-        self._words = RingWords(framework, seat, self._between)
+        self._words = LoopCollectives(framework, seat, self._between)
         self._fits = True  # the trainer fits, or is about to
         self._share_evaluation = share_evaluation
         self._sigterm: Any = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from edl.policy.policy_job_view import Decision, Policy, View
-from edl.policy.stragglers import Straggler, Uneven
+from edl.policy.stragglers import Straggler, UnevenPaces
 
 
 class Pacing(msgspec.Struct, frozen=True):
@@ -47,7 +47,9 @@ class Engine:
         self._heard: tuple[Decision, int] | None = None  # the last decision, and how often in a row it was made
         self._told: tuple[int, tuple[str, ...], bool] | None = None
 
-    def look(self, view: View, straggler: Straggler | Uneven | None = None, *, at_rest: bool = True) -> Ruling | None:
+    def look(
+        self, view: View, straggler: Straggler | UnevenPaces | None = None, *, at_rest: bool = True
+    ) -> Ruling | None:
         """Return a ruling to report now, or None. `at_rest` means that no change of size is under way."""
         if view.size != self._size:
             self._size, self._changed_at, self._heard = view.size, view.now, None
@@ -68,9 +70,9 @@ class Engine:
             return False
         return self._changed_at is None or view.now - self._changed_at >= self._pacing.cooldown_s
 
-    def _decide(self, view: View, straggler: Straggler | Uneven | None) -> Decision | None:
+    def _decide(self, view: View, straggler: Straggler | UnevenPaces | None) -> Decision | None:
         """Handle a straggler first, because a slow worker spoils all measurements; else ask the policy."""
-        if isinstance(straggler, Uneven):
+        if isinstance(straggler, UnevenPaces):
             numbers = {"pace": round(straggler.pace, 3)}
             return Decision(view.size, straggler.reason, shares=straggler.shares, numbers=numbers)
         known = straggler is not None and self._only_tell and straggler.worker == self._named

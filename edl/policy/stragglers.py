@@ -48,7 +48,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True)
-class Uneven:
+class UnevenPaces:
     """Shares of the batch with which all workers would finish a step at the same time."""
 
     shares: dict[str, float]
@@ -57,7 +57,7 @@ class Uneven:
 
 
 @dataclass(slots=True)
-class Paces:
+class WorkerPaces:
     """Moving averages of how fast workers are, relative to the median of all."""
 
     slow: float = SLOW
@@ -95,7 +95,7 @@ class Paces:
         worker = min(late, key=lambda worker: (self._paces[worker], worker), default=None)
         return None if worker is None else self._explained(worker)
 
-    def uneven(self, shares: Mapping[str, float], dealt: Dealt) -> Uneven | None:
+    def uneven(self, shares: Mapping[str, float], dealt: Dealt) -> UnevenPaces | None:
         """Return better shares if a worker has been slow, or idle for lack of samples, for long enough with its share,
         and a step would take less time with other shares, in whole samples. `dealt` returns the samples of each worker
         for given shares.
@@ -109,7 +109,7 @@ class Paces:
         pace = self._paces[worker]
         reason = f"{worker} works at {pace:.2f} of the median pace with its share of the batch"
         better = {one: round(share / most, 3) for one, share in able.items()}
-        return Uneven(better, pace, reason) if self._is_worth(dealt(shares), dealt(better)) else None
+        return UnevenPaces(better, pace, reason) if self._is_worth(dealt(shares), dealt(better)) else None
 
     def _is_worth(self, now: Mapping[str, int], then: Mapping[str, int]) -> bool:
         """Tell whether a step would be short enough with other samples, as a worker's time is proportional to its

@@ -24,7 +24,7 @@ class Seated(msgspec.Struct, frozen=True):
     usage: Usage
 
 
-class Timesheets:
+class WorkerTimes:
     """The sheets of one ring at a time."""
 
     def __init__(self) -> None:

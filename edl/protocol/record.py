@@ -106,7 +106,7 @@ class Plan(msgspec.Struct, frozen=True):
         return self.foreseen if self.after_step is None else self.after_step
 
 
-class Muster(msgspec.Struct, frozen=True):
+class RollCall(msgspec.Struct, frozen=True):
     """The workers of a next generation: they are called, find each other, and form its ring beside the present one.
     Then it is planned. `generation`: of that ring, once all have met; 0 before, and if the ring is formed in line.
     """
@@ -232,7 +232,7 @@ class Record(msgspec.Struct, frozen=True):
     unended: str = ""  # a lost worker, and why: no ring without it has had data to train on since
     begun: bool = False  # a worker has been in a ring: newcomers boot alone from then on (I4)
     trials: Trials = Trials()
-    muster: Muster | None = None
+    muster: RollCall | None = None
     musters: int = 0  # number of calls ever made
     ring: RingKind = RingKind.UNSAID  # kind of ring, as its first worker has told
     saving: Saving | None = None  # at most one at a time

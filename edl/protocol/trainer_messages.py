@@ -12,7 +12,7 @@ from edl.protocol.assignment import Orders
 from edl.protocol.leader_messages import Reason, TrainerFacts
 
 
-class Copied(msgspec.Struct, frozen=True):
+class CopiedPart(msgspec.Struct, frozen=True):
     """The newest saving whose part a trainer has copied, so that its daemon makes the copy durable; or of which it has
     no part, and never will.
     """
@@ -26,7 +26,7 @@ class Copied(msgspec.Struct, frozen=True):
 class TrainerStatus(TrainerFacts, frozen=True, kw_only=True, tag="status"):
     """The status of a trainer: the facts for its job, and what its daemon alone needs."""
 
-    copied: Copied = Copied()
+    copied: CopiedPart = CopiedPart()
     figures: dict[str, float] = msgspec.field(default_factory=dict)  # of the script's own, the newest of each name
     heard_going: bool = False  # it knows that the job is preempted: no native code holds the interpreter
 

@@ -46,7 +46,7 @@ from edl.scheduler.cluster_home import OWN, ClusterConfig, ClusterHome
 from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.job_poller import JobsObserver
 from edl.scheduler.queue_store import SCHEDULER, TURNS, QueueRefused, QueueStore, owner_of
-from edl.scheduler.scheduler_loop import QueueReign
+from edl.scheduler.scheduler_loop import SchedulerLoop
 
 logger = logging.getLogger("edl")
 
@@ -190,7 +190,7 @@ async def schedule(home: ClusterHome, name: str) -> None:
     def rule(reign: Reign) -> Coroutine[Any, Any, None]:
         observer = JobsObserver(home, coordinator, secret, store, reign.fence, alone=config.own_coordinator)
         queue = QueueStore(store, EnvironFiles(home.environs))
-        return QueueReign(queue, reign, observer, lambda jobs: machine(config, jobs), owner_of(home)).run()
+        return SchedulerLoop(queue, reign, observer, lambda jobs: machine(config, jobs), owner_of(home)).run()
 
     try:
         await _whenever_elected(store, SCHEDULER, f"{name} {os.getpid()}", rule)

@@ -17,7 +17,7 @@ from edl.cluster.queue.scheduler_inputs import JobLook, LifeReady, LifeRefused
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.store import AccessDenied, Store, StoreRefused
 from edl.daemon import leftovers
-from edl.daemon.leftovers import Remains, Standing
+from edl.daemon.leftovers import Leftovers, Standing
 from edl.errors import CheckpointError, JobFailed, NoSuchJob, UsageError
 from edl.launch.job_leftovers import LOOK_AGAIN_S
 from edl.launch.job_run import in_a_thread
@@ -139,7 +139,7 @@ class JobsObserver:
         return [worker for worker in await leftovers.present(self._store, job.name) if worker not in ours]
 
 
-def _is_left(found: Remains) -> bool:
+def _is_left(found: Leftovers) -> bool:
     """Tell whether a job looks deserted: a job whose workers were killed could not say that it is over."""
     return found.verdict is Standing.DESERTED
 

@@ -58,7 +58,7 @@ AGAIN_S = 0.5
 Build = Callable[[list[JobEntry]], SchedulerMachine]
 
 
-class QueueReign:
+class SchedulerLoop:
     """Use it once for each reign, as a task."""
 
     def __init__(

@@ -32,7 +32,7 @@ from edl.tensorflow.keras_validation import (
 from edl.tensorflow.rank0_callbacks import Writers, check_callbacks
 from edl.tensorflow.tf_reducer import Voidable
 from edl.trainer.data.job_port import Rehearsals
-from edl.trainer.data.shards import Held, ShardGenerator
+from edl.trainer.data.shards import CurrentItem, ShardGenerator
 from edl.trainer.framework_port import StepPort
 from edl.trainer.script_position import ScriptStanding
 from edl.trainer.shared_evaluation import Work
@@ -44,7 +44,7 @@ class BatchPort(StepPort, Protocol):
     def begin_batch(self) -> None:
         """Begin a mini-batch, before its forward pass."""
 
-    def hold(self) -> Held:
+    def hold(self) -> CurrentItem:
         """The caller keeps the item that is being trained, and gives it out again when told to."""
 
     def rehearsing(self) -> bool:
@@ -111,7 +111,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         self._end = end
         self._wrap = wrap
         self._unguarded: Callable[[Any], Any]
-        self._held: Held
+        self._held: CurrentItem
         self._item: Any = None  # what `fit` is at
         self._fit = NO_FIT
         self._shared = False  # edl deals out the data: all workers come to the ends of epochs alike

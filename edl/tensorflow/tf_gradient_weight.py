@@ -13,7 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.python.eager import context
 
-from edl.collectives.ring_port import Weight
+from edl.collectives.ring_port import GradientWeight
 
 
 class Scale(NamedTuple):
@@ -21,7 +21,7 @@ class Scale(NamedTuple):
     weight: float  # before they are summed up
 
 
-class TensorShare(Weight):
+class TensorShare(GradientWeight):
     """A share that traced functions and graphs read anew in each step."""
 
     def __init__(self, size: Callable[[], int]) -> None:

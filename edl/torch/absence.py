@@ -49,7 +49,7 @@ def sparse_parameters(model: torch.nn.Module) -> list[torch.Tensor]:
     return [part.weight for part in model.modules() if isinstance(part, kinds) and part.sparse]
 
 
-class Nothings:
+class AbsentGradients:
     """The contribution of this worker for parameters of one optimizer that have no gradient here."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ import torch
 
 from edl.errors import CollectiveRefused, UsageError
 from edl.protocol.leader_messages import GRADIENTS
-from edl.torch.absence import Nothings, no_rows
+from edl.torch.absence import AbsentGradients, no_rows
 from edl.torch.group_collectives import form
 from edl.torch.process_groups import ROW_BYTES, ProcessGroups
 from edl.torch.tensor_ring import scale
@@ -93,7 +93,7 @@ class _Bucket:
         torch._foreach_copy_(list(gradients), self._pieces)
 
 
-class Buckets(Nothings):
+class Buckets(AbsentGradients):
     """`edl.torch.tensor_ring.Averaging`."""
 
     def __init__(self, ring: GroupSeat) -> None:

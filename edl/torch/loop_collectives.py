@@ -41,7 +41,7 @@ class RingHolder(Protocol):
 
 
 class BesideSeat(Protocol):
-    """The part of the trainer that `RingWords` uses."""
+    """The part of the trainer that `LoopCollectives` uses."""
 
     def rank(self) -> int: ...
 
@@ -71,7 +71,7 @@ class Saying:
         return msgspec.msgpack.encode([self._name, as_plain(self._says())])
 
 
-class RingWords:
+class LoopCollectives:
     def __init__(self, holder: RingHolder, seat: BesideSeat, between: Callable[[], Ask | None] = lambda: None) -> None:
         """`between`: how to ask all workers, where the loop is between two mini-batches; elsewhere None."""
         self._holder, self._seat, self._between = holder, seat, between

@@ -50,7 +50,7 @@ FIRST_BYTES = 256  # room for what the first member of NCCL's group tells the ot
 _FREEING = threading.Lock()  # one group is freed before the next begins; whether they could meet was not measured
 
 
-class NcclStanding(IntEnum):
+class NcclState(IntEnum):
     """The state of a member's NCCL group. The members together are at the greatest number."""
 
     THERE = 0
@@ -59,7 +59,7 @@ class NcclStanding(IntEnum):
 
 
 class Summing(Protocol):
-    """The operations of NCCL's group that `DeviceSums` uses."""
+    """The operations of NCCL's group that `NcclSums` uses."""
 
     def connect(self) -> None:
         """Connect to the other members, which all call this. Raises RuntimeError."""
@@ -108,7 +108,7 @@ def prepare_groups(environ: dict[str, str] | os._Environ[str] = os.environ) -> N
     environ.setdefault("TORCH_NCCL_RANKS_PER_ROOT", str(1 << 30))  # with more than one root it wants more of a store
 
 
-class DeviceSums:
+class NcclSums:
     """Sums by NCCL in one ring. Any thread may call `give_up`."""
 
     def __init__(self, gpu: Gpu, place: Place, timeout_s: float) -> None:
@@ -116,7 +116,7 @@ class DeviceSums:
         self.stands = False  # all members have it: an attribute, because the hot path reads it
         self.open = True  # whether they have or will
         self._gpu, self._place = gpu, place
-        self._standing = NcclStanding.COMING
+        self._standing = NcclState.COMING
         self._until = time.monotonic() + timeout_s
         self._store = _FirstSays(timeout_s)  # torch keeps only its half of it
         self._summing: Summing | None = None
@@ -129,16 +129,16 @@ class DeviceSums:
 
     def says(self) -> bytes:
         """Return what this member tells the others in a round; all members hear the greatest value of each byte."""
-        if self._standing is NcclStanding.COMING and time.monotonic() > self._until:
+        if self._standing is NcclState.COMING and time.monotonic() > self._until:
             self._fail("it did not form in time")
         return bytes([self._standing]) + self._store.told
 
     def hear(self, told: bytes) -> None:
         """Take what the members have told in a round: all hear the same."""
         self._store.told = told[1:]
-        self.open = told[0] == NcclStanding.COMING
-        self.stands = told[0] == NcclStanding.THERE
-        if told[0] == NcclStanding.NEVER:
+        self.open = told[0] == NcclState.COMING
+        self.stands = told[0] == NcclState.THERE
+        if told[0] == NcclState.NEVER:
             self._fail("another worker cannot have it")
 
     def takes(self, tensor: torch.Tensor) -> bool:
@@ -194,7 +194,7 @@ class DeviceSums:
         except Exception as error:  # noqa: BLE001 - whatever it is, gloo goes on
             self._fail(said_of(error))
         else:
-            self._become(NcclStanding.THERE)
+            self._become(NcclState.THERE)
 
     def _warm(self, summing: Summing) -> None:
         dtypes = self._gpu.dtypes & SUMMED or {torch.float32}
@@ -205,14 +205,14 @@ class DeviceSums:
             time.sleep(POLL_S)
 
     def _fail(self, why: str) -> None:
-        if self._become(NcclStanding.NEVER):
+        if self._become(NcclState.NEVER):
             logger.warning("gradients of this ring go by way of the host's memory, and not by NCCL: %s", why)
         self.give_up()
 
-    def _become(self, standing: NcclStanding) -> bool:
+    def _become(self, standing: NcclState) -> bool:
         """False: it had failed, or is not wanted any more."""
         with self._turn:
-            if self._standing is NcclStanding.NEVER or self._unwanted.is_set():
+            if self._standing is NcclState.NEVER or self._unwanted.is_set():
                 return False
             self._standing = standing
             return True

@@ -20,7 +20,7 @@ from edl.errors import UsageError
 from edl.torch.torch_reducer import Reducer
 
 
-class _Moot(Exception):
+class _SkipUpdate(Exception):
     """Ends a step whose closure met a broken ring, or samples of no worker."""
 
 
@@ -84,7 +84,7 @@ class Elastic:
                 with _rates_times(self, reducer.rate):
                     loss = super().step(closure)  # type: ignore[misc]
                     result = result if loss is None else loss
-            except _Moot:
+            except _SkipUpdate:
                 assert before is not None  # a closure has raised it
                 before.put_back()
         reducer.use()
@@ -178,7 +178,7 @@ def _reduced(reducer: Reducer, closure: Callable[[], Any]) -> Any:
     reducer.average()
     loss = reducer.mean(loss)
     if reducer.moot:
-        raise _Moot
+        raise _SkipUpdate
     return loss
 
 

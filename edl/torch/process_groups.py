@@ -28,7 +28,7 @@ from torch.distributed.distributed_c10d import AllreduceOptions, Store
 
 from edl.collectives.library_guard import plain
 from edl.collectives.rendezvous_board import TORCH
-from edl.collectives.rendezvous_client import Asking
+from edl.collectives.rendezvous_client import RendezvousClient
 from edl.collectives.ring_port import Pulse
 from edl.collectives.sockets import Connections
 from edl.collectives.torch_addresses import listening
@@ -36,7 +36,7 @@ from edl.errors import RingBroken
 from edl.protocol.leader_messages import GRADIENTS
 from edl.protocol.ring_places import Place
 from edl.torch.announcing import ROUND, Announcing
-from edl.torch.nccl_sums import NO_GPU, POLL_S, DeviceSums, Gpu, each_has_its_own
+from edl.torch.nccl_sums import NO_GPU, POLL_S, Gpu, NcclSums, each_has_its_own
 from edl.torch.rendezvous_store import DaemonStore, PeerStore
 from edl.torch.tensor_ring import as_real
 
@@ -64,13 +64,13 @@ class ProcessGroups:
         self.announcing = Announcing(self, place.rank, place.size)
         self._timeout_s = timeout_s
         self._standing = 0  # connections, once all are there
-        self._asking = None if place.size == 1 else Asking(place.rendezvous, TORCH, timeout_s)
+        self._asking = None if place.size == 1 else RendezvousClient(place.rendezvous, TORCH, timeout_s)
         self._turn = threading.Lock()
         self._connections = Connections()
         self._stores: list[Store] = []  # torch keeps only its half of each
         self._under_way: set[Any] = set()  # operations that were not waited for yet, or in vain
         self._gpu = gpu
-        self._sums: DeviceSums | None = None  # where each member has a GPU of its own
+        self._sums: NcclSums | None = None  # where each member has a GPU of its own
         self._waiting: dict[threading.Event, str] = {}  # of those who wait for long, and what for
         self._waits = 0  # times that one began
 
@@ -214,7 +214,7 @@ class ProcessGroups:
 
     def _begin_sums(self, gpu: Gpu) -> None:
         with self._turn:
-            self._sums, broken = DeviceSums(gpu, self.place, self._timeout_s), self.broken
+            self._sums, broken = NcclSums(gpu, self.place, self._timeout_s), self.broken
         if broken:
             self._sums.give_up()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
-from edl.collectives.rendezvous_client import Asking
+from edl.collectives.rendezvous_client import RendezvousClient
 
 LENGTH_BYTES = 4
 
@@ -46,7 +46,7 @@ class _RankStore(Store):
 class DaemonStore(_RankStore):
     """Pass rows on by the members' daemons."""
 
-    def __init__(self, asking: Asking, own_rank: int, heard: Callable[[int, bytes], None]) -> None:
+    def __init__(self, asking: RendezvousClient, own_rank: int, heard: Callable[[int, bytes], None]) -> None:
         """`heard` is told each row, also our own, before anything comes of it."""
         super().__init__()
         self._asking = asking

@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from edl import ownership
 from edl.collectives.horovod_environment import prepare_environment
 from edl.collectives.name_warmup import Named
-from edl.collectives.ring_port import Weight
+from edl.collectives.ring_port import GradientWeight
 from edl.core.worker.digest import leaves
 from edl.errors import RingBroken, UsageError
 from edl.protocol.divergence_report import Fingerprint
@@ -57,7 +57,7 @@ def statistics(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
     return [part for model in models for part in model.modules() if isinstance(part, _NormBase)]
 
 
-class Rest:
+class UnlearnedState:
     """Buffers of some modules and hyper-parameters of some optimizers, as they are now."""
 
     def __init__(self, models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()) -> None:
@@ -90,7 +90,7 @@ class TorchFramework:
         prepare_environment()
         self.sort = TorchTensors()
         self.loading = LoadingSeeds()
-        self._share = Weight()
+        self._share = GradientWeight()
         self._backward = Backward()
         self.updates_due = UpdatesDue()
         self._rate = 1.0
@@ -98,7 +98,7 @@ class TorchFramework:
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._reducers: list[Reducer] = []
-        self._kept: list[Rest] = []
+        self._kept: list[UnlearnedState] = []
         self.unwrapped = TorchUnwrapped()
         self._witnessed: torch.Tensor | None = None
         self._apart = TorchApart(self, _tensor)
@@ -293,10 +293,10 @@ class TorchFramework:
         return max((reducer.take_applied() for reducer in self._reducers), default=None)
 
     def keep(self, *, only_statistics: bool) -> None:  # noqa: ARG002 - the port's: step() holds updates back
-        self._kept.append(Rest(statistics(self._models)))
+        self._kept.append(UnlearnedState(statistics(self._models)))
 
     def keep_hyper_parameters(self) -> None:
-        self._kept.append(Rest((), self._optimizers))
+        self._kept.append(UnlearnedState((), self._optimizers))
 
     def drop_kept(self) -> None:
         self._kept = []

@@ -21,7 +21,7 @@ from edl.collectives.library_guard import plain
 from edl.collectives.name_warmup import Named
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring_places import Place
-from edl.torch.absence import Nothings
+from edl.torch.absence import AbsentGradients
 from edl.torch.cuda_streams import beside
 from edl.torch.nccl_sums import WARM, Gpu
 from edl.torch.tensor_ring import as_real, scale, scaled_rows
@@ -125,7 +125,7 @@ class TorchHorovodRing(HorovodRing):
         return wait
 
 
-class ByName(Nothings):
+class ByName(AbsentGradients):
     """`edl.torch.tensor_ring.Averaging`: Horovod pairs up by name what workers begin in any order, and fuses it.
 
     A gradient of its own memory is one native call, past Horovod's functions in Python, which look up again for each

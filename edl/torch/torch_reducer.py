@@ -30,7 +30,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from edl.collectives.name_warmup import Named
-from edl.collectives.ring_port import Weight, is_fault
+from edl.collectives.ring_port import GradientWeight, is_fault
 from edl.errors import RingBroken, RingFault, UsageError
 from edl.policy.gradient_noise import of_step
 from edl.torch.absence import are_absent, takes_gradients
@@ -59,7 +59,7 @@ class Reducer:
         self,
         trainer: StepPort,
         ring: TensorRing,
-        share: Weight,
+        share: GradientWeight,
         backward: Backward,
         names: dict[torch.Tensor, str],
         manner: Manner = USUAL,

@@ -24,7 +24,7 @@ from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import AllreduceOptions
 
 from edl import ownership
-from edl.collectives.byte_collectives import Words, spoken
+from edl.collectives.byte_collectives import ByteCollectives, spoken
 from edl.collectives.horovod_environment import tell_scripts
 from edl.collectives.ring_port import Pulse, is_fault, never
 from edl.errors import RingBroken, RingFault, UsageError
@@ -123,7 +123,7 @@ class GroupRing:
         self._released = 0  # up to this generation, no ring that is prepared will be adopted
         self._attempts: list[GroupForming] = []
         self._begun: list[GroupForming] = []  # whose threads may live: the rings that are there, and those that end
-        self._words = Words(_Tensors(self))
+        self._words = ByteCollectives(_Tensors(self))
         self._optimizers = 0
         self.on_trial = never
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it

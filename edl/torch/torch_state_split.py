@@ -90,7 +90,7 @@ class TorchApart:
             whole = described(self._holder, list(self._holder.tensors()), tuple(zip(hyper, states, strict=True)))
         else:
             early, whole = [], Described((), tuple((Elements((), "list"), one) for one in states))
-        return Parted(msgspec.msgpack.encode(Portioned(begin, end, whole)), self.raw(early), Lying(late))
+        return Parted(msgspec.msgpack.encode(Portioned(begin, end, whole)), self.raw(early), InPlace(late))
 
     def expect(self) -> None:
         """Do nothing: each update waits in any case (`edl.torch.torch_reducer`)."""
@@ -173,7 +173,7 @@ def _fill(tensors: Sequence[torch.Tensor], first: Callable[[int], memoryview], *
             begin = end
 
 
-class Lying:
+class InPlace:
     """`edl.transport.state_stream.Contents` of tensors that nothing changes meanwhile."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -30,13 +30,13 @@ from edl.protocol import trainer_messages as say
 from edl.protocol.assignment import Orders
 from edl.transport.call_errors import PipeClosed
 from edl.transport.pipe import PipeClient
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 MOST_RESTARTS: Final = 5
 RESTART_SESSIONS: Final = 6.0  # so many session time-outs make the time within which `MOST_RESTARTS` are too many
 
 
-class Restarts:
+class DaemonRestarts:
     """Restarts of a daemon: without limit for one that dies now and then, but not for one that keeps dying (I12)."""
 
     def __init__(self, session_timeout_s: float) -> None:
@@ -78,7 +78,7 @@ class DaemonLink:
         self._telling = threading.Lock()  # so that the last status that is sent is the newest
         self._told: say.TrainerStatus | None = None  # the newest that this daemon was sent
         self._folder = make_folder()
-        self.page = Page.create(self._folder / "page")
+        self.page = SharedPage.create(self._folder / "page")
         hold_for_life(self._folder / LIFE)
         self._news = threading.Condition()
         self._orders: Orders | None = None
@@ -88,7 +88,7 @@ class DaemonLink:
         self._noted = False
         self._gone = False
         self._starting = False  # one is started, by the thread that has set this
-        self._restarts = Restarts(settings.session_timeout_s)
+        self._restarts = DaemonRestarts(settings.session_timeout_s)
         self._closed = False
         self._pid = 0
         self._started: int | None = None

@@ -31,7 +31,7 @@ from edl.core.worker.worker_inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.divergence_report import Divergence, Fingerprint, SameValue
 from edl.trainer.framework_port import Framework
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import RegisteredState
 from edl.trainer.worker_shell import WorkerShell
 
 logger = logging.getLogger("edl")
@@ -83,10 +83,10 @@ class _Begun:
             self._is_vain = True
 
 
-class Comparison:
+class DivergenceCheck:
     """Compare one trainer's state with the others'. Belongs to the training thread."""
 
-    def __init__(self, framework: Framework, shell: WorkerShell, extras: Extras) -> None:
+    def __init__(self, framework: Framework, shell: WorkerShell, extras: RegisteredState) -> None:
         self._framework = framework
         self._shell = shell
         self._extras = extras

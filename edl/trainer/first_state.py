@@ -23,7 +23,7 @@ from edl.protocol.audit_lines import LifeAudited
 from edl.protocol.checkpoint_record import Origin
 from edl.trainer import random_states
 from edl.trainer.framework_port import Framework
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import RegisteredState
 from edl.trainer.worker_shell import WorkerShell
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ from edl.collectives.ring_port import Ring, of_all_members
 logger = logging.getLogger("edl")
 
 
-class Resuming:
+class FirstState:
     """Resume one trainer. Only `begin_batch` may be called outside the training thread."""
 
-    def __init__(self, framework: Framework, extras: Extras, shell: WorkerShell) -> None:
+    def __init__(self, framework: Framework, extras: RegisteredState, shell: WorkerShell) -> None:
         self._framework = framework
         self._extras = extras
         self._shell = shell

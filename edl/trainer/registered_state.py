@@ -104,9 +104,9 @@ class RegisteredValues:
     Values travel into what is here: tensors, arrays, variables, lists and dicts stay the objects that the script knows.
     """
 
-    _extras: Extras
+    _extras: RegisteredState
 
-    def __init__(self, extras: Extras) -> None:
+    def __init__(self, extras: RegisteredState) -> None:
         object.__setattr__(self, "_extras", extras)
 
     def __getattr__(self, name: str) -> Any:
@@ -124,7 +124,7 @@ class RegisteredValues:
         self._extras.values[name] = value
 
 
-class Extras:
+class RegisteredState:
     """Registered values by name: `values`, which the script changes through `RegisteredValues`."""
 
     def __init__(self, *sorts: Tensors) -> None:

@@ -13,16 +13,16 @@ from edl.core.worker.worker_inputs import RingNotPrepared, RingPrepared
 from edl.errors import RingBroken, RingFault
 from edl.protocol.ring_places import Place
 from edl.trainer.framework_port import Framework
-from edl.trainer.state_handoff import Beside
+from edl.trainer.state_handoff import StateHandoff
 
 BEGIN_S = 10.0  # between the word that a ring begins and its thread
 
 
-class Preparer:
+class RingBuilder:
     """Prepare rings for one trainer. `tell` gets each result, on the thread of its ring."""
 
     def __init__(
-        self, framework: Framework, beside: Beside, tell: Callable[[RingPrepared | RingNotPrepared], object]
+        self, framework: Framework, beside: StateHandoff, tell: Callable[[RingPrepared | RingNotPrepared], object]
     ) -> None:
         self._framework = framework
         self._beside = beside

@@ -15,9 +15,9 @@ from edl.core.worker.worker_inputs import DataWanted
 from edl.errors import UsageError
 from edl.protocol.data_nouns import DataSpec
 from edl.trainer.data.job_port import Rehearsals
-from edl.trainer.data.shards import Held, ShardGenerator
+from edl.trainer.data.shards import CurrentItem, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.first_state import Resuming
+from edl.trainer.first_state import FirstState
 from edl.trainer.rates.factors import RateFactors
 from edl.trainer.worker_shell import WorkerShell
 
@@ -31,10 +31,10 @@ END_EACH = (
 COMMIT_POLL_S = 0.0005  # the end of a mini-batch wakes no thread: that would cost every step
 
 
-class Samples:
+class SampleSource:
     """The `DataPort` of one trainer. Any thread may use it, but for what belongs to the training thread."""
 
-    def __init__(self, shell: WorkerShell, leases: SharedLeases, rates: RateFactors, resuming: Resuming) -> None:
+    def __init__(self, shell: WorkerShell, leases: SharedLeases, rates: RateFactors, resuming: FirstState) -> None:
         self._shell = shell
         self._machine = shell.machine
         self._leases = leases
@@ -95,9 +95,9 @@ class Samples:
 
     # ------------------------------------------------------------------------------------------ pipelines that read
 
-    def hold(self) -> Held:
+    def hold(self) -> CurrentItem:
         """Let the caller keep the item that is being trained, as the script's pipeline reads ahead."""
-        return Held() if self.shards is None else self.shards.hold()
+        return CurrentItem() if self.shards is None else self.shards.hold()
 
     def keep_in_step(self) -> None:
         # The pipeline is inside a graph, where a void mini-batch can come again only if nothing was read beyond it.

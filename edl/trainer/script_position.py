@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from edl.trainer.data.epoch_cursor import PassSoFar
-from edl.trainer.registered_state import STANDING, Extras
+from edl.trainer.registered_state import STANDING, RegisteredState
 from edl.trainer.shared_evaluation import Results
 
 
@@ -23,7 +23,7 @@ class LastStep(NamedTuple):
 class ScriptStanding:
     """Position of one trainer's script. Belongs to the training thread."""
 
-    def __init__(self, extras: Extras) -> None:
+    def __init__(self, extras: RegisteredState) -> None:
         self._extras = extras
         self._registered = False
         self._ends: tuple[LastStep, ...] = ()  # the newest two

@@ -54,7 +54,7 @@ class Work(Protocol):
         """Return the results of all that was computed so far."""
 
 
-class Evaluations:
+class SharedEvaluation:
     """Evaluate for one trainer, on the training thread."""
 
     def __init__(self, ring: Callable[[], Ring], between: Between) -> None:

@@ -34,7 +34,7 @@ from edl.protocol.checkpoint_record import SPARE, Save
 from edl.protocol.ring_places import Place
 from edl.trainer import random_states
 from edl.trainer.framework_port import Framework, Snapshot
-from edl.trainer.registered_state import Extras, Stored
+from edl.trainer.registered_state import RegisteredState, Stored
 
 if TYPE_CHECKING:
     from edl.checkpoints.manifest import Slice, StoredTensor
@@ -70,10 +70,12 @@ class Reader(Protocol):
     def __call__(self) -> memoryview: ...
 
 
-class Copier:
+class SnapshotWriter:
     """Copy the state of one trainer. Methods run on the training thread unless they say otherwise."""
 
-    def __init__(self, framework: Framework, extras: Extras, hear: Callable[[CopyTaken | CopyFailed], object]) -> None:
+    def __init__(
+        self, framework: Framework, extras: RegisteredState, hear: Callable[[CopyTaken | CopyFailed], object]
+    ) -> None:
         """Call `hear` with each result, on any thread."""
         self.idle = True  # an attribute, because each step asks
         self._framework = framework

@@ -31,8 +31,8 @@ from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring_places import Place
 from edl.trainer.framework_port import Framework, Late
-from edl.trainer.registered_state import Extras
-from edl.transport.state_stream import PART_BYTES, Contents, Giver, StreamBroken, Taker
+from edl.trainer.registered_state import RegisteredState
+from edl.transport.state_stream import PART_BYTES, Contents, StateReceiver, StateSender, StreamBroken
 
 logger = logging.getLogger("edl")
 
@@ -74,7 +74,7 @@ class OfferedState(NamedTuple):
     """An offer in a ring that stands, and that this worker has not come to."""
 
     place: Place
-    giver: Giver
+    giver: StateSender
     timeout_s: float
 
 
@@ -94,10 +94,10 @@ class Coming(NamedTuple):
     unpacked: Future[None]
 
 
-class Beside:
+class StateHandoff:
     """Move this trainer's state to newcomers, or receive it. On the training thread, if not said otherwise."""
 
-    def __init__(self, framework: Framework, extras: Extras) -> None:
+    def __init__(self, framework: Framework, extras: RegisteredState) -> None:
         self.idle = True  # an attribute, because each step asks
         self.awaits = False  # our own state is on its way to us, or a portion of it
         self.withheld = False  # the script looks at all of its state at each switch
@@ -105,8 +105,8 @@ class Beside:
         self._extras = extras
         self._offered: OfferedState | None = None
         self._place: Place | None = None
-        self._giver: Giver | None = None
-        self._taker: Taker | None = None
+        self._giver: StateSender | None = None
+        self._taker: StateReceiver | None = None
         self._newcomers = 0  # that we send to
         self._coming: Future[Coming] | None = None
         self._unpacked: Future[None] | None = None  # what may write into the model until then
@@ -207,7 +207,7 @@ class Beside:
             raise self._lost("it cannot be taken over in parts")
         place, giver, timeout_s = source.place, self._giver, self._timeout_s
         here = 0 if giver is None else giver.number
-        taker = Taker(source.offer, place.key, place.generation, here, timeout_s, portion.first)
+        taker = StateReceiver(source.offer, place.key, place.generation, here, timeout_s, portion.first)
         with self._turn:
             self._taker, vain = taker, place.generation in self._vain
         if vain:  # that was heard before there was anything to give up
@@ -289,7 +289,7 @@ class Beside:
         if place is not None and place.generation in generations:
             _give_up(giver, taker)
 
-    def _begin_unpacking(self, taker: Taker, late: Late, begin: int) -> Future[None]:
+    def _begin_unpacking(self, taker: StateReceiver, late: Late, begin: int) -> Future[None]:
         unpack, timeout_s = late.unpack, self._timeout_s
         if unpack is None:
             return background.done(None)
@@ -311,15 +311,15 @@ class Beside:
         return RingBroken(f"the state of this worker did not come beside the step: {why}")
 
 
-def _giver(place: Place, timeout_s: float) -> Giver | None:
+def _giver(place: Place, timeout_s: float) -> StateSender | None:
     try:
-        return Giver(place.address, place.key, place.generation, timeout_s)
+        return StateSender(place.address, place.key, place.generation, timeout_s)
     except OSError as error:
         logger.warning("no state is sent from here beside a step: %s", error)
         return None
 
 
-def _give_up(giver: Giver | None, taker: Taker | None) -> None:
+def _give_up(giver: StateSender | None, taker: StateReceiver | None) -> None:
     if giver is not None:
         giver.close()
     if taker is not None:

@@ -18,15 +18,15 @@ from edl.host.imported_modules import tell_imported
 from edl.protocol.divergence_report import Fingerprint
 from edl.trainer.data.epoch_cursor import PassSoFar
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.divergence_check import Comparison
-from edl.trainer.first_state import Resuming
+from edl.trainer.divergence_check import DivergenceCheck
+from edl.trainer.first_state import FirstState
 from edl.trainer.framework_port import Framework
 from edl.trainer.rates.factors import RateFactors
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import RegisteredState
 from edl.trainer.reported_metrics import FigureSender
-from edl.trainer.sample_source import Samples
+from edl.trainer.sample_source import SampleSource
 from edl.trainer.script_position import LastStep, ScriptStanding
-from edl.trainer.shared_evaluation import Evaluations, Results, Work
+from edl.trainer.shared_evaluation import Results, SharedEvaluation, Work
 from edl.trainer.skipped_update import UpdateCheck
 from edl.trainer.worker_shell import WorkerShell
 
@@ -46,10 +46,10 @@ class BatchEnds:
         framework: Framework,
         shell: WorkerShell,
         leases: SharedLeases,
-        extras: Extras,
-        samples: Samples,
+        extras: RegisteredState,
+        samples: SampleSource,
         rates: RateFactors,
-        resuming: Resuming,
+        resuming: FirstState,
         figures: FigureSender,
     ) -> None:
         self._framework = framework
@@ -61,9 +61,9 @@ class BatchEnds:
         self._rates = rates
         self._resuming = resuming
         self._figures = figures
-        self._comparison = Comparison(framework, shell, extras)
+        self._comparison = DivergenceCheck(framework, shell, extras)
         self._updates = UpdateCheck(framework, shell.machine)
-        self._evaluations = Evaluations(lambda: framework.ring, self)
+        self._evaluations = SharedEvaluation(lambda: framework.ring, self)
         self._ring_broke = False  # in the mini-batch that ends
         self._is_known = False  # what the script trains
         self._told_imported = False

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edl.trainer.framework_port import Framework
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import RegisteredState
 
 
-class Kept:
+class StepUndo:
     """Remember state for one mini-batch at a time."""
 
-    def __init__(self, framework: Framework, extras: Extras) -> None:
+    def __init__(self, framework: Framework, extras: RegisteredState) -> None:
         self._framework = framework
         self._extras = extras
         self._statistics = False

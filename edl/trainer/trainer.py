@@ -37,24 +37,24 @@ from edl.trainer.daemon_link import DaemonLink
 from edl.trainer.data.audit_files import AuditedCount, AuditFile
 from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.sample_ids import Ids
-from edl.trainer.data.shards import Held, ShardGenerator
+from edl.trainer.data.shards import CurrentItem, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.data.source import files_of
 from edl.trainer.exit_paths import Leaving, leave_on_sigterm, note_failures, spare_the_collector
-from edl.trainer.first_state import Resuming, life_begun
+from edl.trainer.first_state import FirstState, life_begun
 from edl.trainer.framework_port import Framework
 from edl.trainer.rates.factors import EVERY, RateFactors
 from edl.trainer.rates.rate_factors import AnySchedule, Rule
-from edl.trainer.registered_state import Extras, RegisteredValues
+from edl.trainer.registered_state import RegisteredState, RegisteredValues
 from edl.trainer.reported_metrics import FigureSender
-from edl.trainer.sample_source import Samples
+from edl.trainer.sample_source import SampleSource
 from edl.trainer.script_metrics import ScriptMetrics
 from edl.trainer.script_position import ScriptStanding
 from edl.trainer.shared_evaluation import Work
 from edl.trainer.step_end import BatchEnds
 from edl.trainer.wait_bounds import RingWatch
 from edl.trainer.worker_shell import WorkerShell
-from edl.transport.shared_page import Count
+from edl.transport.shared_page import StepCounter
 
 logger = logging.getLogger("edl")
 
@@ -89,16 +89,16 @@ class Trainer:
         self._framework = framework
         self._kind = kind
         self._settings: Settings | None = None
-        self._shell = shell or WorkerShell(framework, SharedLeases(), Extras(framework.sort), rehearsals)
+        self._shell = shell or WorkerShell(framework, SharedLeases(), RegisteredState(framework.sort), rehearsals)
         self._leases, self._extras = self._shell.leases, self._shell.extras
         # The shell's own; here, as each look at a cold object costs the hot path.
-        self._count: Count | AuditedCount = self._shell.count
+        self._count: StepCounter | AuditedCount = self._shell.count
         self._machine = self._shell.machine
         self._updates_due = framework.updates_due
         self._stand_in = 0  # the process that horovodrun takes for this worker
         self._rates = RateFactors(framework, self._shell, self._leases, self._extras)
-        self._resuming = Resuming(framework, self._extras, self._shell)
-        self._samples = Samples(self._shell, self._leases, self._rates, self._resuming)
+        self._resuming = FirstState(framework, self._extras, self._shell)
+        self._samples = SampleSource(self._shell, self._leases, self._rates, self._resuming)
         self._figures = FigureSender(self._shell.report)
         self._ends = BatchEnds(
             framework=framework,
@@ -583,7 +583,7 @@ class Trainer:
         """Count this mini-batch, as a library's loop does, though there may be no update in it, on any worker."""
         self._shell.settle_step()
 
-    def hold(self) -> Held:
+    def hold(self) -> CurrentItem:
         return self._samples.hold()
 
     def keep_in_step(self) -> None:

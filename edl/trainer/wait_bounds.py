@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Final
 
 import edl
-from edl.collectives.ring_port import Patience, Ring
+from edl.collectives.ring_port import Ring, RingWaitTimes
 from edl.core.job.deadlines import Deadlines
 from edl.core.worker.worker_inputs import ScriptStands
 from edl.core.worker.worker_machine import WorkerMachine
@@ -46,7 +46,7 @@ class RingWatch:
     def __init__(self, shell: WorkerShell) -> None:
         self._shell = shell
         self._over = threading.Event()
-        self._patience = Patience()
+        self._patience = RingWaitTimes()
         self._working = (0, 0)  # the generation and the step of which `_since` tells
         self._since = 0.0
         self._told: ScriptPlace | None = None

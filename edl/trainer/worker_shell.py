@@ -77,12 +77,12 @@ from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.exit_paths import Interruption, Leaving, exit_preempted
 from edl.trainer.framework_port import Framework
-from edl.trainer.registered_state import Extras
-from edl.trainer.ring_builder import Preparer
-from edl.trainer.snapshot_writer import Copier
-from edl.trainer.state_handoff import Beside, StateSource
-from edl.trainer.step_undo import Kept
-from edl.transport.shared_page import Page
+from edl.trainer.registered_state import RegisteredState
+from edl.trainer.ring_builder import RingBuilder
+from edl.trainer.snapshot_writer import SnapshotWriter
+from edl.trainer.state_handoff import StateHandoff, StateSource
+from edl.trainer.step_undo import StepUndo
+from edl.transport.shared_page import SharedPage
 
 logger = logging.getLogger("edl")
 
@@ -120,9 +120,11 @@ class RingWait(NamedTuple):
 class WorkerShell:
     """The machine of one trainer, and its hands. What is not said to be any thread's is the training thread's."""
 
-    def __init__(self, framework: Framework, leases: SharedLeases, extras: Extras, rehearsals: int = 1) -> None:
+    def __init__(
+        self, framework: Framework, leases: SharedLeases, extras: RegisteredState, rehearsals: int = 1
+    ) -> None:
         """`rehearsals`: of a newcomer, in its ring of one."""
-        self.count = Page.unshared().count()  # in the daemon's page, once there is one
+        self.count = SharedPage.unshared().count()  # in the daemon's page, once there is one
         self.machine = WorkerMachine(leases, self.count, self._pause)
         self.audit = Audit()
         self.step_timeout_s = 0.0  # set by `init`, as the number of the training thread
@@ -136,10 +138,10 @@ class WorkerShell:
         self._at_boot = rehearsals
         self.leases = leases
         self.extras = extras
-        self.kept = Kept(framework, extras)
-        self.beside = Beside(framework, extras)
-        self._preparer = Preparer(framework, self.beside, self.hear)
-        self.copier = Copier(framework, extras, self.hear)
+        self.kept = StepUndo(framework, extras)
+        self.beside = StateHandoff(framework, extras)
+        self._preparer = RingBuilder(framework, self.beside, self.hear)
+        self.copier = SnapshotWriter(framework, extras, self.hear)
         self.interruption = Interruption(lambda: self.machine.state in ENDING)
         self._link: DaemonLink | None = None
         self._orders: Orders | None = None  # the newest that the training thread has looked at
@@ -192,7 +194,7 @@ class WorkerShell:
     def be_inherited(self) -> None:
         """Count no steps of a forked child in the page, as the parent's daemon takes what is counted there as done."""
         self.inherited = True
-        count = Page.unshared().count()
+        count = SharedPage.unshared().count()
         count.step = self.count.step
         self.machine.count = self.count = count
 

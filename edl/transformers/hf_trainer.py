@@ -24,7 +24,7 @@ from transformers import Trainer, TrainingArguments
 import edl.torch as elastic
 from edl.errors import UsageError
 from edl.torch.loader_conversion import StepParts, converted
-from edl.torch.loop_collectives import Ask, RingWords
+from edl.torch.loop_collectives import Ask, LoopCollectives
 from edl.torch.loop_steps import StepEnd
 from edl.torch.shared_batches import shared_batches
 from edl.torch.torch_process import framework
@@ -100,7 +100,7 @@ class EdlTrainerMixin:
             given = kwargs["args"] = TrainingArguments()
         _check(given)
         make_elastic(given)
-        self._words = RingWords(framework, seat, self._between)
+        self._words = LoopCollectives(framework, seat, self._between)
         self._steps: TrainerSteps | None = None
         self._in_loop = False
         super().__init__(*args, **kwargs)

@@ -1,1 +1,3 @@
-from edl.transport.shared_page import Count as Count
+from edl.transport.shared_page import StepCounter as Count
+
+__all__ = ["Count"]

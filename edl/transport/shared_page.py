@@ -25,12 +25,12 @@ from edl.errors import ConfigError
 
 
 @final
-class Count:
+class StepCounter:
     """Count the steps that a trainer has committed in its page: all that the end of a usual mini-batch does.
 
-    A counter over two words of a page, which it keeps mapped. `_count.c` is the same in C; `Page.count()` uses it if
-    edl was installed with a compiler. A step leaves the caches cold, so that a call which takes 1 us in a row takes 8
-    there, most of it for the memory that Python touches.
+    A counter over two words of a page, which it keeps mapped. `_count.c` is the same in C; `SharedPage.count()` uses it
+    if edl was installed with a compiler. A step leaves the caches cold, so that a call which takes 1 us in a row takes
+    8 there, most of it for the memory that Python touches.
     """
 
     __slots__ = ("_attention", "_step", "usual_until")
@@ -62,9 +62,9 @@ class Count:
 
 
 try:
-    from edl.transport._count import Count
-except ImportError:
-    from edl.transport.shared_page import Count
+    from edl.transport._count import Count as _Counter  # the same in C
+except ImportError:  # built without a compiler
+    _Counter = StepCounter  # type: ignore[misc]
 
 
 _MAGIC: Final = int.from_bytes(b"edl page", "little")
@@ -80,8 +80,8 @@ _AT_ATTENTION_STEP: Final = 16
 _AT_FLAGS: Final = 17
 
 
-class Page:
-    """The page of one worker. Both sides hold a `Page`; a reader sees a word as soon as it is written."""
+class SharedPage:
+    """The page of one worker. Both sides hold a `SharedPage`; a reader sees a word as soon as it is written."""
 
     __slots__ = ("_mapping", "_words")
 
@@ -90,12 +90,12 @@ class Page:
         self._words = memoryview(mapping).cast("q")
 
     @classmethod
-    def unshared(cls) -> Page:
+    def unshared(cls) -> SharedPage:
         """Return a page without a file, which no other process reads."""
         return cls(mmap.mmap(-1, _BYTES))
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str]) -> Page:
+    def create(cls, path: str | os.PathLike[str]) -> SharedPage:
         """Create a page that asks for no attention. Replaces an older one: the file appears whole, or not at all."""
         target = Path(path)
         draft = target.with_name(f".{target.name}.{os.getpid()}")
@@ -113,7 +113,7 @@ class Page:
         return page
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Page:
+    def open(cls, path: str | os.PathLike[str]) -> SharedPage:
         """Open the page that the other side created. Raises ConfigError for anything else."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -129,7 +129,7 @@ class Page:
         return page
 
     def close(self) -> None:
-        """Unmap the page; the file stays. Harmless twice. Raises BufferError while there is a `Count` of it."""
+        """Unmap the page; the file stays. Harmless twice. Raises BufferError while there is a `StepCounter` of it."""
         self._words.release()
         self._mapping.close()
 
@@ -156,9 +156,9 @@ class Page:
     def add_loaded(self, nanoseconds: int) -> None:
         self._words[_AT_LOADED] += nanoseconds
 
-    def count(self) -> Count:
+    def count(self) -> StepCounter:
         """Return the counter that writes `step`."""
-        return Count(self._words[_AT_STEP : _AT_STEP + 1], self._words[_AT_ATTENTION_STEP : _AT_ATTENTION_STEP + 1])
+        return _Counter(self._words[_AT_STEP : _AT_STEP + 1], self._words[_AT_ATTENTION_STEP : _AT_ATTENTION_STEP + 1])
 
     # ------------------------------------------------------------------------------------- the daemon's words
 

@@ -74,7 +74,7 @@ def address_of(number: int) -> tuple[str, int]:
     return socket.inet_ntoa((number >> 16).to_bytes(4, "big")), number & 0xFFFF
 
 
-class _Talk:
+class _Conversation:
     """A connection, with all bytes exchanged on it so far, which each MAC covers."""
 
     def __init__(self, connection: socket.socket, key: bytes, timeout_s: float) -> None:
@@ -131,7 +131,7 @@ class _Talk:
         self.connection.settimeout(left)
 
 
-class _Gift:
+class _SentState:
     """The state with one number, and the newcomers that have come for it."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class _Gift:
         self.given: bool | None = None  # the first newcomer has all of it; False: it never will; None: not yet
 
 
-class Giver:
+class StateSender:
     """Listen for newcomers that come for this trainer's state, present or future. All methods belong to any thread.
 
     A stranger gets a nonce and a MAC of it, and nothing else.
@@ -154,7 +154,7 @@ class Giver:
         self._generation = generation
         self._timeout_s = timeout_s
         self._news = threading.Condition()
-        self._gifts: dict[int, _Gift] = {}  # the newest, and later ones that newcomers have asked for already
+        self._gifts: dict[int, _SentState] = {}  # the newest, and later ones that newcomers have asked for already
         self._newest = 0
         self._callers: set[socket.socket] = set()
         self._closed = False
@@ -165,7 +165,7 @@ class Giver:
     def give(self, head: bytes, contents: Contents, number: int = 0) -> None:
         """Offer a state, under a number that grows. The head is complete; the contents may follow."""
         with self._news:
-            gift = self._gifts.setdefault(number, _Gift())
+            gift = self._gifts.setdefault(number, _SentState())
             gift.head, gift.contents = head, contents
             self._gifts = {one: kept for one, kept in self._gifts.items() if one >= number}
             self._newest = number
@@ -183,7 +183,7 @@ class Giver:
         """
         until = time.monotonic() + timeout_s
         with self._news:
-            gift = self._gifts.setdefault(self._newest, _Gift())
+            gift = self._gifts.setdefault(self._newest, _SentState())
             while not self._closed and gift.given is not False:
                 if gift.given and gift.came >= callers:
                     return True
@@ -219,7 +219,7 @@ class Giver:
 
     def _serve(self, caller: socket.socket) -> None:
         try:
-            talk = _Talk(caller, self._key, min(GREETING_S, self._timeout_s))
+            talk = _Conversation(caller, self._key, min(GREETING_S, self._timeout_s))
             self._greet(talk)
         except (OSError, PeerError):
             pass  # a stranger, or a caller that is gone: a newcomer of this ring learns of it by its own wait
@@ -228,7 +228,7 @@ class Giver:
                 self._callers.discard(caller)
             _end(caller)
 
-    def _greet(self, talk: _Talk) -> None:
+    def _greet(self, talk: _Conversation) -> None:
         opening = talk.hear(len(MAGIC) + 2 * _NUMBER.size + NONCE_BYTES, sealed=False)
         known = MAGIC + _NUMBER.pack(self._generation)
         if not opening.startswith(known):
@@ -239,7 +239,7 @@ class Giver:
         with self._news:
             if number < self._newest:
                 return
-            gift = self._gifts.setdefault(number, _Gift())
+            gift = self._gifts.setdefault(number, _SentState())
             before, gift.last = gift.last, theirs
             gift.came += 1
             self._news.notify_all()
@@ -255,7 +255,7 @@ class Giver:
                 gift.given, gift.contents = given, None  # the contents may be the giver's own memory, about to change
                 self._news.notify_all()
 
-    def _send(self, talk: _Talk, gift: _Gift) -> None:
+    def _send(self, talk: _Conversation, gift: _SentState) -> None:
         head, contents = self._await_contents(gift)
         connection = talk.connection
         talk.renew(self._timeout_s)
@@ -270,7 +270,7 @@ class Giver:
             begin += len(part)
         connection.sendall(_WHOLE if contents.whole() else _TORN)
 
-    def _await_contents(self, gift: _Gift) -> tuple[bytes, Contents]:
+    def _await_contents(self, gift: _SentState) -> tuple[bytes, Contents]:
         with self._news:
             while gift.contents is None:
                 if self._closed:
@@ -279,7 +279,7 @@ class Giver:
             return gift.head, gift.contents
 
 
-class Taker:
+class StateReceiver:
     """Receive `Contents` from another trainer; they can be passed on while they arrive."""
 
     def __init__(self, source: int, key: bytes, generation: int, here: int, timeout_s: float, number: int = 0) -> None:
@@ -332,7 +332,7 @@ class Taker:
         if failure:
             _abort(connection)
             raise StreamBroken(failure)
-        talk = _Talk(connection, self._key, self._timeout_s)
+        talk = _Conversation(connection, self._key, self._timeout_s)
         wanted = _NUMBER.pack(self._generation) + _NUMBER.pack(self._number)
         talk.say(MAGIC + wanted + secrets.token_bytes(NONCE_BYTES), sealed=False)
         talk.hear(NONCE_BYTES, sealed=True)
@@ -434,7 +434,7 @@ def _room(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
-def _sealed(talk: _Talk, kind: bytes, length: int) -> bytes:
+def _sealed(talk: _Conversation, kind: bytes, length: int) -> bytes:
     """Return the body after the byte that tells its kind; the seal covers both."""
     words, seal = talk._take(length), talk._take(MAC_BYTES)
     if kind not in (_ELSEWHERE, _HERE) or not hmac.compare_digest(seal, talk._mac(kind + words)):

@@ -12,7 +12,7 @@ from edl.clock import SystemClock
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.election import Candidate, Reign, read_leader
 from edl.coordination.memory_store import MemoryServer
-from edl.daemon.leader_shell import Leader, Reigning
+from edl.daemon.leader_shell import Leader, LeaderConfig
 from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, TimedOut
 from edl.events import Kind
 from edl.outside import job_client
@@ -68,7 +68,7 @@ class Daemon:
         if reign is None:
             self.server.term, self._leader = 0, None
             return
-        about = Reigning(JOB, self.worker, "127.0.0.1", 10.0)
+        about = LeaderConfig(JOB, self.worker, "127.0.0.1", 10.0)
         self._leader = Leader(about, self.store, reign, SystemClock(), self.refusals)
         self._reigning = asyncio.ensure_future(self._leader.run())
         self.server.term = reign.term

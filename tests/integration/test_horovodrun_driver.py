@@ -21,7 +21,7 @@ from horovod.runner.http.http_server import RendezvousServer
 
 from edl.errors import PeerError
 from edl.horovodrun import driver_requests
-from edl.horovodrun.driver_requests import Driver, Notices, SlotCount
+from edl.horovodrun.driver_requests import Driver, HostUpdates, SlotCount
 
 HOST = "127.0.0.1"
 WAIT_S = 30.0
@@ -78,7 +78,7 @@ async def test_the_store(real: Real):
 
 async def test_a_recount_starts_newcomers_frees_slots_and_empties_the_store(real: Real):
     driver, told = Driver(HOST, real.port), asyncio.Event()
-    notices = Notices(told.set)
+    notices = HostUpdates(told.set)
     port = await notices.start(HOST)
     await driver.announce("localhost:0", "lo", HOST, port, notices.key)
     await driver.put("edl", "job", b"x")
@@ -105,7 +105,7 @@ async def test_a_recount_starts_newcomers_frees_slots_and_empties_the_store(real
 async def test_the_driver_hears_of_us_through_its_own_client(real: Real):
     del real
     told = threading.Event()
-    notices = Notices(told.set)
+    notices = HostUpdates(told.set)
     port = await notices.start(HOST)
 
     def tell() -> None:
@@ -130,7 +130,7 @@ async def test_the_driver_hears_of_us_through_its_own_client(real: Real):
 )
 async def test_strangers_are_not_heard(message: bytes):
     told = asyncio.Event()
-    notices = Notices(told.set)
+    notices = HostUpdates(told.set)
     port = await notices.start(HOST)
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(message)
@@ -144,7 +144,7 @@ async def test_strangers_are_not_heard(message: bytes):
 async def test_no_pickle_is_loaded_even_of_a_caller_with_the_key(tmp_path):
     mark = tmp_path / "mark"
     bomb = f"cposix\nsystem\n(Vtouch {mark}\ntR.".encode()
-    notices = Notices(lambda: None)
+    notices = HostUpdates(lambda: None)
     port = await notices.start(HOST)
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(hmac.new(notices.key, bomb, hashlib.sha256).digest() + struct.pack("=i", len(bomb)) + bomb)

@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from edl.core.switch.address_exchange import partners
-from edl.daemon.address_book import Introductions
+from edl.daemon.address_book import AddressBook
 from edl.protocol import leader_messages
 from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.ring_places import Peer, Place
@@ -33,7 +33,7 @@ class Gathering:
         self._hold_s = hold_s
         self.network = MemoryNetwork()
         self.refusals = Refusals()
-        self.daemons: list[Introductions] = []
+        self.daemons: list[AddressBook] = []
         self._servers: list[MemoryListener] = []
         self.addresses: list[str] = []
 
@@ -67,7 +67,7 @@ class Gathering:
 
     async def _start(self, name: str, rank: int | None = None) -> None:
         connect = partial(self.network.client, SECRET, JOB, name)
-        daemon = Introductions(connect, self.refusals, self._hold_s, self._hold_s)
+        daemon = AddressBook(connect, self.refusals, self._hold_s, self._hold_s)
 
         async def answer(call: Call) -> leader_messages.Reply:
             if not isinstance(call.body, leader_messages.AskAddresses):

@@ -15,7 +15,7 @@ from edl.core.switch.ring_blame import ENOUGH
 from edl.core.worker.worker_inputs import AdoptRing, EnterRing, PrepareRing, ReleaseRing, RingNotPrepared, RingPrepared
 from edl.core.worker.worker_states import TrainerState
 from edl.protocol.assignment import Assignment, Orders
-from edl.protocol.record import Muster, Plan, Record
+from edl.protocol.record import Plan, Record, RollCall
 from edl.protocol.ring_places import Place
 from tests.model.model_faults import Moment
 from tests.model.model_rings import STEP_TIMEOUT_S
@@ -245,7 +245,7 @@ class NextRings:
         if left := {one: kept for one, kept in self.held.items() if self._is_there(self.job.workers[one])}:
             self._violated(f"at the end of all, rings are left over: {left}")
 
-    def called(self, muster: Muster, roster: Collection[str]) -> None:
+    def called(self, muster: RollCall, roster: Collection[str]) -> None:
         """Check the workers called on record. A stopped one may never begin. None is called with a worker that has said
         that it prepares no ring any more, nor again and again with a worker whose rings never stand.
         """

@@ -16,7 +16,7 @@ from edl.errors import ConfigError
 from edl.policy import learning, utility
 from edl.policy.efficiency import Efficiency, Search, Worth, scaling_efficiency
 from edl.policy.policy_job_view import View
-from edl.policy.stragglers import Paces, Spent
+from edl.policy.stragglers import Spent, WorkerPaces
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.tally import Rate
@@ -129,7 +129,7 @@ def ring(busy: list[float], wait: float = 0.01) -> list[Spent]:
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=3, max_size=20), st.lists(st.integers(1, 30), min_size=1, max_size=20))
 def test_paces_are_the_moving_average_batch_by_batch(busy, looks) -> None:
-    paces, naive = Paces(), [1.0] * len(busy)
+    paces, naive = WorkerPaces(), [1.0] * len(busy)
     speeds = sorted(1 / seconds for seconds in busy)
     middle = len(speeds) // 2
     usual = speeds[middle] if len(speeds) % 2 else (speeds[middle - 1] + speeds[middle]) / 2
@@ -141,7 +141,7 @@ def test_paces_are_the_moving_average_batch_by_batch(busy, looks) -> None:
 
 
 def test_a_slow_worker_is_named_after_a_while_with_its_cause() -> None:
-    paces = Paces()
+    paces = WorkerPaces()
     slow = [*ring([0.1, 0.1, 0.1])[:2], Spent("w2", "h2", 0.2, 0.0, 0.0)]
     paces.take(slow, 5)
     assert paces.verdict() is None  # five batches are not enough
@@ -155,7 +155,7 @@ def test_a_slow_worker_is_named_after_a_while_with_its_cause() -> None:
 
 def test_a_worker_that_only_waits_is_fast() -> None:
     """Whatever is left of a step when all that it has waited is taken off may be nothing, or less."""
-    paces = Paces()
+    paces = WorkerPaces()
     for _ in range(20):
         paces.take([Spent("quick", "h", 0.0, 0.0, 0.15), Spent("slow", "h", 0.15, 0.0, 0.0)], 5)
     found = paces.verdict()
@@ -173,7 +173,7 @@ def test_a_worker_that_only_waits_is_fast() -> None:
     ],
 )
 def test_the_cause_is_named(ring, cause) -> None:
-    paces = Paces()
+    paces = WorkerPaces()
     for _ in range(20):
         paces.take([Spent(worker, host, compute, data, 0.0) for worker, host, compute, data in ring], 10)
     found = paces.verdict()
@@ -182,7 +182,7 @@ def test_the_cause_is_named(ring, cause) -> None:
 
 def test_noise_makes_no_worker_a_straggler() -> None:
     noise = random.Random(1)
-    paces = Paces()
+    paces = WorkerPaces()
     for _ in range(500):
         paces.take(ring([0.1 * noise.uniform(0.85, 1.15) for _ in range(4)]), 10)
         assert paces.verdict() is None
@@ -193,7 +193,7 @@ def test_noise_makes_no_worker_a_straggler() -> None:
 @given(st.lists(st.floats(0.02, 0.2), min_size=3, max_size=6), st.integers(60, 400))
 def test_shares_by_pace_let_all_be_done_at_the_same_time(sample_s, batch) -> None:
     """Seconds for each sample; a job that follows them comes to rest, within the rounding of a sample."""
-    paces, shares = Paces(), {}
+    paces, shares = WorkerPaces(), {}
     workers = [f"w{n}" for n in range(len(sample_s))]
 
     def dealt(shares) -> dict[str, int]:

@@ -119,13 +119,13 @@ def waits_for_those_that_hang(patch: Patch) -> None:
 
 
 def loses_requests_during_a_switch(patch: Patch) -> None:
-    take = target_size.Sizing.take
+    take = target_size.TargetSize.take
 
-    def forgetful(self: target_size.Sizing, asked, change, why) -> None:
+    def forgetful(self: target_size.TargetSize, asked, change, why) -> None:
         if self._working.record.plan is None:
             take(self, asked, change, why)
 
-    patch.setattr(target_size.Sizing, "take", forgetful)
+    patch.setattr(target_size.TargetSize, "take", forgetful)
 
 
 def admits_more_than_the_maximum(patch: Patch) -> None:
@@ -135,7 +135,7 @@ def admits_more_than_the_maximum(patch: Patch) -> None:
 def leaves_no_worker_out(patch: Patch) -> None:
     judged = msgspec.structs.replace
     patch.setattr(
-        ring_blame, "judge", lambda trials, found: ring_blame.Judgement(judged(trials, judged=found.generation))
+        ring_blame, "judge", lambda trials, found: ring_blame.RingBlame(judged(trials, judged=found.generation))
     )
 
 
@@ -144,14 +144,14 @@ def blames_the_first_member(patch: Patch) -> None:
 
 
 def uses_a_generation_twice(patch: Patch) -> None:
-    plan = generation_switch.Switching._plan
+    plan = generation_switch.GenerationSwitch._plan
 
-    def again(self: generation_switch.Switching, *given) -> None:
+    def again(self: generation_switch.GenerationSwitch, *given) -> None:
         record = self._working.record
         self._working.change(planned=max(record.generation, record.planned - 1))
         plan(self, *given)
 
-    patch.setattr(generation_switch.Switching, "_plan", again)
+    patch.setattr(generation_switch.GenerationSwitch, "_plan", again)
 
 
 def leaves_leased_what_no_worker_can_have_begun(patch: Patch) -> None:
@@ -202,7 +202,7 @@ def leaves_a_working_ring_for_a_newcomers_sake(patch: Patch) -> None:
 
 
 def announces_a_ring_whose_members_have_not_met(patch: Patch) -> None:
-    patch.setattr(roll_call.Mustering, "stands", lambda _self, _roster: True)
+    patch.setattr(roll_call.RollCalling, "stands", lambda _self, _roster: True)
 
 
 MUTANTS: dict[Mutant, set[str]] = {

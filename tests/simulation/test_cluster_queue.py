@@ -18,7 +18,7 @@ from edl.cluster.queue import (
 )
 from edl.cluster.queue.agent_machine import AgentMachine
 from edl.cluster.queue.end_causes import EndEvidence
-from edl.cluster.queue.phases import TERMINAL, JobPhase, Turn, after
+from edl.cluster.queue.phases import TERMINAL, JobPhase, PhaseChange, after
 from edl.cluster.queue.queue_clock import SeenTime
 from edl.cluster.queue.queue_entries import JobEntry, WorkerWish
 from edl.cluster.queue.queue_state import QueueState
@@ -92,13 +92,13 @@ def _free_as_soon_as_told(devices: Any, node: str, jobs: Any) -> list[int]:
     return [device for device in devices if device not in held]
 
 
-def _forgives(job: JobEntry, *rest: Any) -> job_lifecycle.Judged:
-    return job_lifecycle.Judged(again=True, words="", job=job)
+def _forgives(job: JobEntry, *rest: Any) -> job_lifecycle.JobVerdict:
+    return job_lifecycle.JobVerdict(again=True, words="", job=job)
 
 
 def _no_final_word(queue: QueueState, job: JobEntry, now: float) -> None:
     if job.ready:
-        queue.turn(job, Turn.ENDED, now)
+        queue.turn(job, PhaseChange.ENDED, now)
 
 
 def _all_are_lost(queue: QueueState, name: str, now: float) -> None:

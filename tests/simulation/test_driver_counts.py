@@ -16,7 +16,7 @@ import pytest
 from edl.core.driver import horovod_counts
 from edl.core.job.leader_machine import new_record
 from edl.core.job.observations import Observations
-from edl.horovodrun.proxy_machine import Freed, JobAtEnd, Post, StartTrainer, TrainerEnded
+from edl.horovodrun.proxy_machine import Freed, JobAtEnd, ProxyMachine, StartTrainer, TrainerEnded
 from edl.protocol.leader_messages import Observation, Phase, Word
 from edl.protocol.record import DriverCount, Identity, Member, WorkerState
 
@@ -97,7 +97,7 @@ class StandIn:
     """One slot's process; `worker` once its trainer has registered."""
 
     slot: str
-    post: Post
+    post: ProxyMachine
     alive: bool = True
     asked: int = 0
     asking: bool = False
@@ -148,7 +148,7 @@ class World:
             there = max((one.asked for one in self.here()), default=0)  # in the driver's store
             beside = sum(horovod_counts.host_of(other) == horovod_counts.host_of(slot) for other in self.driver.slots)
             word = Word(size=len(self.driver.slots), slots=beside)
-            self.stand_ins.append(StandIn(slot, Post(restarts=100), asked=there, word=word))
+            self.stand_ins.append(StandIn(slot, ProxyMachine(restarts=100), asked=there, word=word))
         self.driver.started.clear()
 
     def register(self, one: StandIn) -> None:

@@ -8,7 +8,7 @@ import pytest
 from mutants import Calm, Mutant, Patch, expect_noticed, later
 
 from edl.core.resize import host_migration
-from edl.core.resize.migration_answers import Migrating
+from edl.core.resize.migration_answers import MigrationAnswers
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.record import WorkerState
 from tests.model import SimJob
@@ -44,14 +44,14 @@ def counts_it_as_left_when_the_newcomers_are_ready(patch: Patch) -> None:
 
 
 def waits_for_newcomers_for_ever(patch: Patch) -> None:
-    patch.setattr(Migrating, "is_due", lambda self: False)
+    patch.setattr(MigrationAnswers, "is_due", lambda self: False)
 
 
 def forgets_to_tell(patch: Patch) -> None:
     def end(self, failure, why):
         self._working.change(migration=None)
 
-    patch.setattr(Migrating, "_end", end)
+    patch.setattr(MigrationAnswers, "_end", end)
 
 
 def moving(seed: int) -> SimJob:

@@ -10,8 +10,8 @@ from mutants import Mutant, Patch, Play, Prompt, expect_noticed
 
 from edl.core.job.observations import Observations
 from edl.core.switch import generation_switch, ring_forming
-from edl.core.switch.ring_forming import Preparing
-from edl.core.switch.roll_call import Mustering
+from edl.core.switch.ring_forming import RingForming
+from edl.core.switch.roll_call import RollCalling
 from edl.core.worker.next_ring import NextRing
 from edl.core.worker.observed_trainer import ObservedTrainer
 from edl.core.worker.worker_inputs import Command, EnterRing
@@ -30,14 +30,14 @@ LONG = DataSpec(total=2500, epochs=1, batch=2)
 
 
 def announces_once_all_have_met(patch: Patch) -> None:
-    patch.setattr(Preparing, "stands", lambda _self, _muster: True)
+    patch.setattr(RingForming, "stands", lambda _self, _muster: True)
 
 
 def announces_once_one_has_it(patch: Patch) -> None:
     def stands(self, muster):
         return any(self._working.seen.prepared(one, muster.generation) == "" for one in muster.roster)
 
-    patch.setattr(Preparing, "stands", stands)
+    patch.setattr(RingForming, "stands", stands)
 
 
 def takes_the_word_of_an_earlier_attempt(patch: Patch) -> None:
@@ -49,18 +49,18 @@ def takes_the_word_of_an_earlier_attempt(patch: Patch) -> None:
 
 
 def prepares_under_a_number_that_was_used(patch: Patch) -> None:
-    prepare = Mustering._prepare
+    prepare = RollCalling._prepare
 
     def again(self, muster):
         working = self._working
         working.change(planned=max(working.record.generation, working.record.planned - 1))
         return prepare(self, muster)
 
-    patch.setattr(Mustering, "_prepare", again)
+    patch.setattr(RollCalling, "_prepare", again)
 
 
 def never_prepares_but_forms_in_line(patch: Patch) -> None:
-    patch.setattr(Preparing, "can", lambda _self, _roster: False)
+    patch.setattr(RingForming, "can", lambda _self, _roster: False)
 
 
 def forms_in_line_after_one_failure(patch: Patch) -> None:
@@ -80,8 +80,10 @@ def enters_what_is_prepared_as_if_it_were_not(patch: Patch) -> None:
 
 
 def plans_as_if_it_were_not_prepared(patch: Patch) -> None:
-    plan = generation_switch.Switching._plan
-    patch.setattr(generation_switch.Switching, "_plan", lambda self, wanted, crossing, *_: plan(self, wanted, crossing))
+    plan = generation_switch.GenerationSwitch._plan
+    patch.setattr(
+        generation_switch.GenerationSwitch, "_plan", lambda self, wanted, crossing, *_: plan(self, wanted, crossing)
+    )
 
 
 def keeps_what_is_not_wanted(patch: Patch) -> None:

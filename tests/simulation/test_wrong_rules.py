@@ -146,7 +146,7 @@ def plans_a_switch_without_a_mark(patch: Patch) -> None:
         data = None if step is None else self._working.ledgers.planned(roster, step, self._lease_steps())
         return None if step is None else lease_grants.Crossing(step, data and data.snapshot(), None)
 
-    patch.setattr(lease_grants.Leasing, "crossing", crossing)
+    patch.setattr(lease_grants.LeaseGrants, "crossing", crossing)
 
 
 def cuts_at_the_first_step_told(patch: Patch) -> None:
@@ -159,12 +159,12 @@ def cuts_at_the_first_step_told(patch: Patch) -> None:
 
 
 def lifts_the_mark_with_the_plan(patch: Patch) -> None:
-    plan = generation_switch.Switching._plan
+    plan = generation_switch.GenerationSwitch._plan
 
     def unmarked(self, wanted, crossing, *given):
         plan(self, wanted, lease_grants.Crossing(crossing.after_step, crossing.ledger, None), *given)
 
-    patch.setattr(generation_switch.Switching, "_plan", unmarked)
+    patch.setattr(generation_switch.GenerationSwitch, "_plan", unmarked)
 
 
 def switches_at_the_newest_step(patch: Patch) -> None:
@@ -187,7 +187,7 @@ def takes_any_first_ring_for_the_first_try(patch: Patch) -> None:
     def first(now, roster):
         if len(roster) >= now.record.target:
             return next_generation.Follow(local_ranks.grouped(roster[: now.record.target], now.members), False)
-        return next_generation.WaitAnew() if now.record.plan is not None else None
+        return next_generation.RestartWait() if now.record.plan is not None else None
 
     patch.setattr(next_generation, "_first", first)
 

@@ -17,7 +17,7 @@ from edl.core.job.commit import WriteManifest, Writing
 from edl.core.job.leader_state import WorkingState
 from edl.core.job.observations import Observations
 from edl.core.worker import next_move
-from edl.core.worker.checkpoint_part import Copying
+from edl.core.worker.checkpoint_part import CheckpointPart
 from edl.core.worker.observed_trainer import ObservedTrainer
 from edl.core.worker.worker_inputs import TakeCopy
 from edl.protocol.checkpoint_record import Checkpointing, PartInfo
@@ -34,7 +34,7 @@ OFTEN = Checkpointing("memory:", every_steps=10)
 
 
 def copies_after_a_later_step(patch: Patch) -> None:
-    heed = Copying.heed
+    heed = CheckpointPart.heed
 
     def late(self, save, generation, step, *, between, works=False):
         if save is None or save.number <= self.newest or generation != save.generation or not (between or works):
@@ -44,12 +44,12 @@ def copies_after_a_later_step(patch: Patch) -> None:
         self.newest = save.number
         return [TakeCopy(save, beside=works)]
 
-    patch.setattr(Copying, "heed", late)
+    patch.setattr(CheckpointPart, "heed", late)
 
 
 def copies_what_a_void_mini_batch_has_changed(patch: Patch) -> None:
-    heed = Copying.heed
-    patch.setattr(Copying, "heed", lambda self, *where, between, works=False: heed(self, *where, between=True))
+    heed = CheckpointPart.heed
+    patch.setattr(CheckpointPart, "heed", lambda self, *where, between, works=False: heed(self, *where, between=True))
 
 
 def looks_too_late_at_its_orders(patch: Patch) -> None:

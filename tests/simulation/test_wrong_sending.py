@@ -9,7 +9,7 @@ from mutants import Mutant, Patch, Play, Prompt, expect_noticed
 
 from edl.core.data.ledger_versions import LedgerVersions
 from edl.core.data.sample_ledger import Ledger
-from edl.core.switch.generation_switch import Switching
+from edl.core.switch.generation_switch import GenerationSwitch
 from edl.core.worker import agreement, worker_machine
 from edl.core.worker.worker_inputs import Command, SendState, StateCopied, TellDaemon
 from edl.core.worker.worker_machine import WorkerMachine
@@ -74,7 +74,7 @@ def asks_of_members_what_they_cannot(patch: Patch) -> None:
         comes = prepared and self._working.ledgers.can_spare() and not set(roster) <= set(self._working.record.roster)
         return self._working.seen.offer(roster[0], prepared) if comes else 0
 
-    patch.setattr(Switching, "_offer", offer)
+    patch.setattr(GenerationSwitch, "_offer", offer)
 
 
 def begins_with_whatever_state_it_has(patch: Patch) -> None:

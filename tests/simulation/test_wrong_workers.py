@@ -20,7 +20,7 @@ from mutants import LosesTheNewest, Mutant, Patch, Play, ReadsUnevenly, expect_n
 from edl.core.worker import worker_machine as module
 from edl.core.worker.agreement import Beginning
 from edl.core.worker.next_move import NEVER, Enter, next_move
-from edl.core.worker.sample_supply import Supply, Unusual
+from edl.core.worker.sample_supply import SampleSupply, UsualSteps
 from edl.core.worker.worker_inputs import AwaitOrders, Command, CopyRest, SetWeight, TellDaemon
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.core.worker.worker_states import TrainerState
@@ -105,7 +105,7 @@ def waits_for_first_data_for_ever(patch: Patch) -> None:
 
 
 def passes_a_mark(patch: Patch) -> None:
-    patch.setattr(Unusual, "draw_nearer", lambda self, step: None)
+    patch.setattr(UsualSteps, "draw_nearer", lambda self, step: None)
     patch.setattr(WorkerMachine, "_end_batch", past_marks(WorkerMachine._end_batch))
 
 
@@ -126,7 +126,7 @@ def tells_no_daemon_how_far_it_has_read(patch: Patch) -> None:
         right(self)
         return []
 
-    replace(patch, "heed_mark", heeds, Supply)
+    replace(patch, "heed_mark", heeds, SampleSupply)
 
 
 def weighs_evenly(patch: Patch) -> None:
@@ -134,7 +134,7 @@ def weighs_evenly(patch: Patch) -> None:
         right(self, step)
         return [SetWeight(1, 1 / 3)]
 
-    replace(patch, "cover", covers, Supply)
+    replace(patch, "cover", covers, SampleSupply)
 
 
 def weighs_only_once_in_a_ring(patch: Patch) -> None:
@@ -143,7 +143,7 @@ def weighs_only_once_in_a_ring(patch: Patch) -> None:
         self._unusual.even_until = NEVER
         return commands
 
-    replace(patch, "cover", covers, Supply)
+    replace(patch, "cover", covers, SampleSupply)
 
 
 def keeps_the_even_weight_of_a_ring_that_begins(patch: Patch) -> None:
@@ -250,7 +250,7 @@ def takes_the_newest_share_whichever_ring_it_is_of(patch: Patch) -> None:
             self.leases_of = share.generation
         return self.heed_mark()
 
-    replace(patch, "adopt", adopts, Supply)
+    replace(patch, "adopt", adopts, SampleSupply)
 
 
 def goes_on_before_its_share_has_come(patch: Patch) -> None:

@@ -97,7 +97,7 @@ from edl.protocol.leader_messages import (
     Register,
 )
 from edl.protocol.migration_record import Room
-from edl.protocol.record import Identity, Muster
+from edl.protocol.record import Identity, RollCall
 
 OFFER: Final = 7  # where the first of a ring gives newcomers its state
 BETWEEN_S: Final = 0.01  # from one command to the next
@@ -365,7 +365,7 @@ class Player:
                 last = self._reports[worker]
                 yield Reported(worker, msgspec.structs.replace(last, met=(muster.number, *ranks), at=self.now))
 
-    def _called(self, given: Command) -> Muster:
+    def _called(self, given: Command) -> RollCall:
         muster = self._machine.record.muster
         if muster is None:
             raise given.bad("no worker is called")

@@ -13,7 +13,7 @@ from edl.protocol.assignment import Orders, Summons, Verdict
 from edl.protocol.checkpoint_record import Saved, SaveRequest, Saving
 from edl.protocol.data_nouns import LedgerSnapshot
 from edl.protocol.migration_record import Migrated, Migration, Room
-from edl.protocol.record import Muster, Plan, Record, Trials
+from edl.protocol.record import Plan, Record, RollCall, Trials
 
 # --------------------------------------------------------------------------------------------------------- the record
 
@@ -81,7 +81,7 @@ def _superseded(name: str, old: object, new: tuple[Plan, ...], after: Record) ->
     return [f"superseded plans: {', '.join(str(plan.generation) for plan in new)}"] if new else []
 
 
-def _muster(name: str, old: Muster | None, new: Muster | None, after: Record) -> list[str]:
+def _muster(name: str, old: RollCall | None, new: RollCall | None, after: Record) -> list[str]:
     if new is None:
         return []
     what = f"ring {new.generation} is to be prepared" if new.generation else f"call {new.number}"

@@ -18,8 +18,8 @@ from edl.cluster.queue import queue_migration
 from edl.cluster.queue.job_lifecycle import give_up, send_away
 from edl.cluster.queue.measured_speeds import LiveSpeeds
 from edl.cluster.queue.migration_choice import next_step
-from edl.cluster.queue.phases import ACTIVE, TRAINING, JobPhase, Turn
-from edl.cluster.queue.policy_view import SeenPace, free_devices, placed, view
+from edl.cluster.queue.phases import ACTIVE, TRAINING, JobPhase, PhaseChange
+from edl.cluster.queue.policy_view import ObservedPace, free_devices, placed, view
 from edl.cluster.queue.queue_entries import JobEntry, WorkerEntry, WorkerWish
 from edl.cluster.queue.queue_state import QueueState
 from edl.cluster.queue.quotas import within_quotas
@@ -51,11 +51,13 @@ def _going(state: QueueState, decided: Collection[str]) -> Counter[str]:
     return going
 
 
-def _pace(state: QueueState, job: JobEntry) -> SeenPace:
+def _pace(state: QueueState, job: JobEntry) -> ObservedPace:
     seen = state.seen_of(job)
     left = state.rules.guessed_left if seen.left is None else seen.left
     known = seen.left is not None and seen.look.step_s > 0  # of the present size
-    return SeenPace(left if state.rules.sees_left else None, left * seen.look.step_s if known else None, seen.boot_s)
+    return ObservedPace(
+        left if state.rules.sees_left else None, left * seen.look.step_s if known else None, seen.boot_s
+    )
 
 
 def _is_open(state: QueueState, job: JobEntry, most: int, now: float) -> bool:
@@ -216,7 +218,7 @@ def _begin(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevice
     words = f"{len(workers)} workers on {', '.join(f'{node}: {count}' for node, count in wanted.items())}"
     state.turn(
         job,
-        Turn.PLACED_AGAIN if again else Turn.PLACED,
+        PhaseChange.PLACED_AGAIN if again else PhaseChange.PLACED,
         now,
         words,
         workers=workers,

@@ -11,7 +11,7 @@ import math
 import msgspec
 
 from edl.cluster.queue.end_causes import STOPPED, TOLD_BY_LEADERS, Domain, EndCause, classify, first
-from edl.cluster.queue.phases import ACTIVE, BOOTING, TRAINING, JobPhase, Turn
+from edl.cluster.queue.phases import ACTIVE, BOOTING, TRAINING, JobPhase, PhaseChange
 from edl.cluster.queue.policy_view import wasted
 from edl.cluster.queue.queue_entries import JobEntry, WorkerEntry, WorkerExit, WorkerSeen, WorkerWish
 from edl.cluster.queue.queue_state import QueueState, SeenJob
@@ -95,7 +95,7 @@ def _came_on(state: QueueState, job: JobEntry, step: int, now: float) -> JobEntr
 
 def _trains(state: QueueState, job: JobEntry, now: float) -> None:
     said = f"it goes on from step {job.base}" if job.base else f"it trains with {len(job.staying)} workers"
-    state.turn(job, Turn.TRAINS, now, said, began=now if job.began is None else job.began)
+    state.turn(job, PhaseChange.TRAINS, now, said, began=now if job.began is None else job.began)
 
 
 def worker_seen(state: QueueState, job: JobEntry, worker: WorkerEntry, seen: WorkerSeen, now: float) -> None:
@@ -162,19 +162,19 @@ def _crashed(state: QueueState, job: JobEntry, cause: EndCause, number: int, now
 
 
 def give_up(state: QueueState, job: JobEntry, words: str, now: float) -> None:
-    state.wish(state.turn(job, Turn.GIVEN_UP, now, words), WorkerWish.DIE, now)
+    state.wish(state.turn(job, PhaseChange.GIVEN_UP, now, words), WorkerWish.DIE, now)
 
 
 def cancel(state: QueueState, job: JobEntry, now: float, words: str = "it was cancelled") -> None:
     if not job.over:
-        state.wish(state.turn(job, Turn.CANCELLED, now, words), WorkerWish.LEAVE, now)
+        state.wish(state.turn(job, PhaseChange.CANCELLED, now, words), WorkerWish.LEAVE, now)
 
 
 def send_away(state: QueueState, job: JobEntry, reason: str, now: float) -> None:
     """Preempt a job: it is saved first, if it trains; if it does not train yet, nothing is lost."""
     trains = job.phase in TRAINING
     job = state.put(job, now, save_s=state.save_s(job), sent_away=job.life)
-    job = state.turn(job, Turn.SENT_AWAY, now, reason, preemptions=job.preemptions + 1)
+    job = state.turn(job, PhaseChange.SENT_AWAY, now, reason, preemptions=job.preemptions + 1)
     state.desired.pop(job.name, None)
     if not job.ready:
         job = state.put(job, now, workers=())  # no agent has received its workers
@@ -222,9 +222,9 @@ def _settle(state: QueueState, job: JobEntry, now: float) -> None:
         return
     going = any(worker.wish is not WorkerWish.RUN for worker in job.workers)
     if job.phase is JobPhase.RUNNING and (going or (look.size and look.size != len(job.staying))):
-        state.turn(job, Turn.CHANGES, now, f"from {look.size} to {len(job.staying)} workers")
+        state.turn(job, PhaseChange.CHANGES, now, f"from {look.size} to {len(job.staying)} workers")
     elif job.phase is JobPhase.SCALING and not going and look.size == len(job.staying):
-        state.turn(job, Turn.SETTLED, now, f"{look.size} workers")
+        state.turn(job, PhaseChange.SETTLED, now, f"{look.size} workers")
 
 
 def _ended(state: QueueState, job: JobEntry, now: float) -> None:
@@ -232,7 +232,7 @@ def _ended(state: QueueState, job: JobEntry, now: float) -> None:
     seen = state.seen_of(job)
     if not job.ready:
         if job.phase is JobPhase.PREEMPTING:
-            state.turn(job, Turn.SAVED, now, "it had not begun to train")
+            state.turn(job, PhaseChange.SAVED, now, "it had not begun to train")
         return
     if not seen.final:
         state.ask(job, "look", LookOnce(job.name, job.life))
@@ -241,9 +241,9 @@ def _ended(state: QueueState, job: JobEntry, now: float) -> None:
     ended_well = bool(job.exits) and all(one.code == 0 and one.cause is None for one in job.exits)
     saved = look.state == "preempted" or any(one.code == PREEMPTED_CODE for one in job.exits)
     if look.state == "finished" or (ended_well and not saved and look.state != "failed"):
-        state.turn(job, Turn.ENDED, now)
+        state.turn(job, PhaseChange.ENDED, now)
     elif saved or job.phase is JobPhase.PREEMPTING:
-        state.turn(job, Turn.SAVED, now, look.reason or "it was ended before it could be saved")
+        state.turn(job, PhaseChange.SAVED, now, look.reason or "it was ended before it could be saved")
     else:
         _failed(state, job, _cause_of(job, look), now)
 
@@ -262,15 +262,15 @@ def _cause_of(job: JobEntry, look: JobLook) -> EndCause:
 
 def _failed(state: QueueState, job: JobEntry, cause: EndCause, now: float) -> None:
     if cause.code == STOPPED.code:
-        state.turn(job, Turn.CANCELLED, now, cause.words)
+        state.turn(job, PhaseChange.CANCELLED, now, cause.words)
         return
     number = next((one.number for one in job.exits if one.cause == cause), job.made + 1)
     judged = judge(job, cause, number, now, state.rules.retries)
     job = state.put(judged.job, now)
-    state.turn(job, Turn.AGAIN if judged.again else Turn.GIVEN_UP, now, judged.words)
+    state.turn(job, PhaseChange.AGAIN if judged.again else PhaseChange.GIVEN_UP, now, judged.words)
 
 
-class Judged(msgspec.Struct, frozen=True):
+class JobVerdict(msgspec.Struct, frozen=True):
     """The verdict about a failure."""
 
     again: bool
@@ -278,13 +278,13 @@ class Judged(msgspec.Struct, frozen=True):
     job: JobEntry  # the entry with the strike added
 
 
-def judge(job: JobEntry, cause: EndCause, number: int, now: float, rules: RetryRules) -> Judged:
+def judge(job: JobEntry, cause: EndCause, number: int, now: float, rules: RetryRules) -> JobVerdict:
     """Judge a failure of worker `number` at the job's newest step."""
     step, last = job.step, job.strikes[-1] if job.strikes else None
     said = f"{cause.words}: {cause.root}" if cause.root else cause.words
     if last is not None and (last.life, last.step) == (job.life, step) and number <= last.made:
         words = f"tries left: {job.tries_left}" if cause.retry else Denial.HOPELESS.value
-        return Judged(again=cause.retry, words=f"{said}; {words}", job=job)
+        return JobVerdict(again=cause.retry, words=f"{said}; {words}", job=job)
     failure = FailureKept(cause.code, cause.root, step, now, job.life, job.made)
     since = tuple(one for one in job.strikes if one.step + rules.progress > step)
     left = (rules.spare if cause.domain is Domain.INFRASTRUCTURE else rules.tries) - len(since) - 1
@@ -299,4 +299,4 @@ def judge(job: JobEntry, cause: EndCause, number: int, now: float, rules: RetryR
     struck = msgspec.structs.replace(
         job, cause=cause, strikes=(*since, failure)[-KEPT:], tries_left=max(0, left), rests_until=now + rest
     )
-    return Judged(again=denial is None, words=f"{said}; {verdicts[denial]}", job=struck)
+    return JobVerdict(again=denial is None, words=f"{said}; {verdicts[denial]}", job=struck)

@@ -27,7 +27,7 @@ from edl.cluster.views import Placement
 FEWER_NODES = "it fits on fewer nodes"
 
 
-class Surroundings(msgspec.Struct, frozen=True):
+class MigrationView(msgspec.Struct, frozen=True):
     """The rest of the cluster. `room`: devices that no job has or is to have, on nodes that take workers."""
 
     room: Mapping[str, int]
@@ -46,7 +46,7 @@ class JobMove(msgspec.Struct, frozen=True):
     stops: bool = False
 
 
-def next_migration(jobs: Iterable[JobEntry], around: Surroundings, settled_s: float, now: float) -> JobMove | None:
+def next_migration(jobs: Iterable[JobEntry], around: MigrationView, settled_s: float, now: float) -> JobMove | None:
     """Return the migration to begin next. `jobs`: those that run with all the workers that they are to have."""
     jobs = tuple(jobs)
     for job in jobs:
@@ -62,7 +62,7 @@ def next_migration(jobs: Iterable[JobEntry], around: Surroundings, settled_s: fl
     return None
 
 
-def _away(job: JobEntry, around: Surroundings) -> JobMove | None:
+def _away(job: JobEntry, around: MigrationView) -> JobMove | None:
     """Move the job off the closed nodes, as far as there is room elsewhere."""
     before = placed(job)
     shut = sorted(node for node in before if node in around.left_out or node in around.closed)
@@ -116,7 +116,7 @@ def packed(before: Placement, room: Mapping[str, int]) -> Placement | None:
     return {node: count for node, count in after.items() if count}
 
 
-def _is_mobile(job: JobEntry, around: Surroundings) -> bool:
+def _is_mobile(job: JobEntry, around: MigrationView) -> bool:
     return may_come(job, around.quotas) > 0 or may_go(job) > 0
 
 

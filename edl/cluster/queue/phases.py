@@ -31,7 +31,7 @@ class JobPhase(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Turn(StrEnum):
+class PhaseChange(StrEnum):
     """The events that lead from one phase to the next."""
 
     PLACED = "devices are its own"
@@ -53,22 +53,26 @@ BOOTING: Final = frozenset({JobPhase.STARTING, JobPhase.RESUMING})
 TRAINING: Final = frozenset({JobPhase.RUNNING, JobPhase.SCALING})
 ACTIVE: Final = BOOTING | TRAINING
 
-_ENDS: Final = {Turn.ENDED: JobPhase.FINISHED, Turn.GIVEN_UP: JobPhase.FAILED, Turn.CANCELLED: JobPhase.CANCELLED}
-_LIVES: Final = {**_ENDS, Turn.AGAIN: JobPhase.QUEUED, Turn.SENT_AWAY: JobPhase.PREEMPTING}
-_GOES: Final = {Turn.GIVEN_UP: JobPhase.FAILED, Turn.CANCELLED: JobPhase.CANCELLED}
-_TABLE: Final[dict[JobPhase, dict[Turn, JobPhase]]] = {
-    JobPhase.QUEUED: {Turn.PLACED: JobPhase.STARTING, Turn.PLACED_AGAIN: JobPhase.RESUMING, **_GOES},
-    JobPhase.STARTING: {Turn.TRAINS: JobPhase.RUNNING, Turn.SAVED: JobPhase.PREEMPTED, **_LIVES},
-    JobPhase.RESUMING: {Turn.TRAINS: JobPhase.RUNNING, Turn.SAVED: JobPhase.PREEMPTED, **_LIVES},
-    JobPhase.RUNNING: {Turn.CHANGES: JobPhase.SCALING, Turn.SAVED: JobPhase.PREEMPTED, **_LIVES},
-    JobPhase.SCALING: {Turn.SETTLED: JobPhase.RUNNING, Turn.SAVED: JobPhase.PREEMPTED, **_LIVES},
-    JobPhase.PREEMPTING: {Turn.SAVED: JobPhase.PREEMPTED, Turn.AGAIN: JobPhase.QUEUED, **_ENDS},
-    JobPhase.PREEMPTED: {Turn.PLACED_AGAIN: JobPhase.RESUMING, **_GOES},
+_ENDS: Final = {
+    PhaseChange.ENDED: JobPhase.FINISHED,
+    PhaseChange.GIVEN_UP: JobPhase.FAILED,
+    PhaseChange.CANCELLED: JobPhase.CANCELLED,
+}
+_LIVES: Final = {**_ENDS, PhaseChange.AGAIN: JobPhase.QUEUED, PhaseChange.SENT_AWAY: JobPhase.PREEMPTING}
+_GOES: Final = {PhaseChange.GIVEN_UP: JobPhase.FAILED, PhaseChange.CANCELLED: JobPhase.CANCELLED}
+_TABLE: Final[dict[JobPhase, dict[PhaseChange, JobPhase]]] = {
+    JobPhase.QUEUED: {PhaseChange.PLACED: JobPhase.STARTING, PhaseChange.PLACED_AGAIN: JobPhase.RESUMING, **_GOES},
+    JobPhase.STARTING: {PhaseChange.TRAINS: JobPhase.RUNNING, PhaseChange.SAVED: JobPhase.PREEMPTED, **_LIVES},
+    JobPhase.RESUMING: {PhaseChange.TRAINS: JobPhase.RUNNING, PhaseChange.SAVED: JobPhase.PREEMPTED, **_LIVES},
+    JobPhase.RUNNING: {PhaseChange.CHANGES: JobPhase.SCALING, PhaseChange.SAVED: JobPhase.PREEMPTED, **_LIVES},
+    JobPhase.SCALING: {PhaseChange.SETTLED: JobPhase.RUNNING, PhaseChange.SAVED: JobPhase.PREEMPTED, **_LIVES},
+    JobPhase.PREEMPTING: {PhaseChange.SAVED: JobPhase.PREEMPTED, PhaseChange.AGAIN: JobPhase.QUEUED, **_ENDS},
+    JobPhase.PREEMPTED: {PhaseChange.PLACED_AGAIN: JobPhase.RESUMING, **_GOES},
 }
 TRANSITIONS: Final = {(phase, turn): to for phase, turns in _TABLE.items() for turn, to in turns.items()}
 
 
-def after(phase: JobPhase, turn: Turn) -> JobPhase:
+def after(phase: JobPhase, turn: PhaseChange) -> JobPhase:
     """Raises InvalidTransition."""
     try:
         return TRANSITIONS[phase, turn]

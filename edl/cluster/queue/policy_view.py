@@ -48,7 +48,7 @@ def wasted(job: JobEntry, steps: int, step_s: float) -> JobEntry:
     return msgspec.structs.replace(job, used=used)
 
 
-class SeenPace(msgspec.Struct, frozen=True):
+class ObservedPace(msgspec.Struct, frozen=True):
     """The progress of a live job, as far as a `JobView` shows it."""
 
     left: float | None = None  # work
@@ -56,10 +56,10 @@ class SeenPace(msgspec.Struct, frozen=True):
     boot_s: float = 0.0
 
 
-UNSEEN: Final = SeenPace()
+UNSEEN: Final = ObservedPace()
 
 
-def view(job: JobEntry, speed: Speed, most: int, pace: SeenPace = UNSEEN) -> JobView:
+def view(job: JobEntry, speed: Speed, most: int, pace: ObservedPace = UNSEEN) -> JobView:
     """Return the policy's view of a job that is not over. `most`: devices that the cluster has."""
     asked = job.asked
     placement = (job.moving or placed(job)) if job.workers else {}

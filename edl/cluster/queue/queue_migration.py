@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 
 from edl.cluster.queue.job_lifecycle import send_away
-from edl.cluster.queue.migration_choice import Surroundings, in_words, next_migration
+from edl.cluster.queue.migration_choice import MigrationView, in_words, next_migration
 from edl.cluster.queue.phases import JobPhase
 from edl.cluster.queue.policy_view import placed
 from edl.cluster.queue.queue_entries import JobEntry, WorkerWish
@@ -59,7 +59,7 @@ def _begin(state: QueueState, now: float) -> None:
     state.desired[job.name] = found.target
 
 
-def surroundings(state: QueueState, now: float) -> Surroundings:
+def surroundings(state: QueueState, now: float) -> MigrationView:
     held: Counter[str] = Counter()
     of_user: Counter[str] = Counter()
     for name in state.live:
@@ -71,7 +71,7 @@ def surroundings(state: QueueState, now: float) -> Surroundings:
         for node, count in wanted.items():
             held[node] += max(0, count - has.get(node, 0))
     most = sum(len(node.devices) for node in state.nodes.values())
-    return Surroundings(
+    return MigrationView(
         room={name: len(one.devices) - held[name] for name, one in state.nodes.items() if one.takes(now)},
         left_out=frozenset(state.left_out(now)),
         closed=frozenset(name for name, one in state.nodes.items() if one.is_closed(now, state.rules.settled_s)),

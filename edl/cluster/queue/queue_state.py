@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from edl.cluster.queue.phases import TERMINAL, TRAINING, Turn, after
+from edl.cluster.queue.phases import TERMINAL, TRAINING, PhaseChange, after
 from edl.cluster.queue.policy_view import counted
 from edl.cluster.queue.queue_entries import DeviceHeld, JobEntry, QueueEvent, WorkerEntry, WorkerWish
 from edl.cluster.queue.scheduler_inputs import Act, ClusterRules, JobLook
@@ -109,7 +109,7 @@ class QueueState:
             self.live.add(job.name)
         return job
 
-    def turn(self, job: JobEntry, turn: Turn, now: float, reason: str = "", **changes: Any) -> JobEntry:
+    def turn(self, job: JobEntry, turn: PhaseChange, now: float, reason: str = "", **changes: Any) -> JobEntry:
         """Raises InvalidTransition."""
         phase = after(job.phase, turn)
         job = self.put(job, now)

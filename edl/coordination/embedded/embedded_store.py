@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from edl.coordination.call_limit import Turns
+from edl.coordination.call_limit import CallLimit
 from edl.coordination.connection_diagnosis import explain
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.dialing import RECONNECT_MAX_S, STOP_S, patience_s
@@ -165,7 +165,7 @@ class EmbeddedStore(TreeStore):
         self._timeout_s = session_timeout_s
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
-        self._turns = Turns(_IN_FLIGHT, session_timeout_s)
+        self._turns = CallLimit(_IN_FLIGHT, session_timeout_s)
         self._trusted_until = 0.0
         self._connected = asyncio.Event()
         self._complaint = ""

@@ -16,7 +16,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
-from edl.coordination.call_limit import Turns
+from edl.coordination.call_limit import CallLimit
 from edl.coordination.connection_diagnosis import explain
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.dialing import tls_context
@@ -90,8 +90,10 @@ class EtcdStore(TreeStore):
         self._session_timeout_s = session_timeout_s
         self._pid = os.getpid()
         self._layout = KeyLayout(settings.chroot or DEFAULT_PREFIX)
-        self._reads = Turns(_IN_FLIGHT, session_timeout_s)
-        self._writes = Turns(1, session_timeout_s)  # carries out writes in the order of their calls, as ZooKeeper does
+        self._reads = CallLimit(_IN_FLIGHT, session_timeout_s)
+        self._writes = CallLimit(
+            1, session_timeout_s
+        )  # carries out writes in the order of their calls, as ZooKeeper does
         self._session = Session(settings, self._layout, session_timeout_s, self._move)
 
     @property
@@ -132,7 +134,7 @@ class EtcdStore(TreeStore):
         return found
 
     @asynccontextmanager
-    async def _reached(self, turns: Turns) -> AsyncIterator[EtcdConnection]:
+    async def _reached(self, turns: CallLimit) -> AsyncIterator[EtcdConnection]:
         """Yield the connection, with a bound on the calls in flight; every error comes out as an error of the port."""
         async with turns.call(self._settings.hosts, closed=self._closed):
             yield self._session.connection

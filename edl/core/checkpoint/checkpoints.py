@@ -32,9 +32,9 @@ import msgspec
 from edl import facts
 from edl.core.checkpoint import checkpoint_requests
 from edl.core.checkpoint.due_times import KEPT, Interval, Timetable, interval_of
-from edl.core.checkpoint.saving_verdict import Prospect, why_not
+from edl.core.checkpoint.saving_verdict import SavingVerdict, why_not
 from edl.core.checkpoint.step_speed import SavingPace, stand
-from edl.core.data.lease_grants import Leasing
+from edl.core.data.lease_grants import LeaseGrants
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_inputs import PublishingFailed, PublishSaving, Refuse, SavingPublished
@@ -50,7 +50,9 @@ STRETCH_WORDS: Final = 6  # in each stretch of the pace a word could arrive so m
 class Checkpoints:
     """Begin savings and follow them. Times and parts seen belong to one leader: the next one waits anew."""
 
-    def __init__(self, working: WorkingState, leasing: Leasing, lead_times: LeadTimes, deadlines: Deadlines) -> None:
+    def __init__(
+        self, working: WorkingState, leasing: LeaseGrants, lead_times: LeadTimes, deadlines: Deadlines
+    ) -> None:
         self._working = working
         self._leasing = leasing
         self._lead_times = lead_times
@@ -266,7 +268,7 @@ class Checkpoints:
 
     def _see_whether_it_comes(self, saving: Saving) -> None:
         working = self._working
-        now = Prospect(working.record, saving, working.members, working.seen, self._stored, working.ledgers.ledger)
+        now = SavingVerdict(working.record, saving, working.members, working.seen, self._stored, working.ledgers.ledger)
         reason = why_not(now)
         if not reason and working.now >= self._until:
             reason = f"its parts were not durable within {self._store_s:g} s"

@@ -24,7 +24,7 @@ from edl.protocol.record import Member, Record, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class SavingVerdict:
     record: Record
     saving: Saving
     members: Mapping[str, Member]  # of the record, by id
@@ -33,11 +33,11 @@ class Prospect:
     ledger: Ledger | None
 
 
-def why_not(now: Prospect) -> str:
+def why_not(now: SavingVerdict) -> str:
     return _overtaken(now) or next(_lacking(now), "")
 
 
-def _overtaken(now: Prospect) -> str:
+def _overtaken(now: SavingVerdict) -> str:
     """Tell why the ring will not reach the saving's step, though nothing is wrong with any member."""
     record, saving, plan = now.record, now.saving, now.record.plan
     if record.generation != saving.generation:
@@ -49,13 +49,13 @@ def _overtaken(now: Prospect) -> str:
     return ""
 
 
-def _lacking(now: Prospect) -> Iterator[str]:
+def _lacking(now: SavingVerdict) -> Iterator[str]:
     for worker in now.saving.roster:
         if worker not in now.stored and (why := _no_part_of(worker, now)):
             yield why
 
 
-def _no_part_of(worker: str, now: Prospect) -> str:
+def _no_part_of(worker: str, now: SavingVerdict) -> str:
     saving, seen = now.saving, now.seen.observation(worker)
     if failure := now.seen.save_failed(worker, saving.number):
         return f"{worker} has no part to give: {failure}"

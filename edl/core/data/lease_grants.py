@@ -40,7 +40,7 @@ class Crossing:
     spares: int = 0  # in so many steps newcomers have no samples
 
 
-class Leasing:
+class LeaseGrants:
     """Leases of the data, by what is seen of the workers. `lead_times`: how far it is leased ahead of them."""
 
     def __init__(self, working: WorkingState, lead_times: LeadTimes) -> None:

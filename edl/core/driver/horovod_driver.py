@@ -12,7 +12,7 @@ from edl import facts
 from edl.core.driver import horovod_counts
 from edl.core.job.leader_state import WorkingState
 from edl.core.job.member_states import Cause, may
-from edl.core.resize.target_size import Sizing
+from edl.core.resize.target_size import TargetSize
 from edl.protocol.record import Identity
 
 FREED: Final = "horovodrun has freed its slot"
@@ -21,7 +21,7 @@ FREED: Final = "horovodrun has freed its slot"
 class HorovodrunDriver:
     """An elastic horovodrun that starts a job's workers, during one term."""
 
-    def __init__(self, working: WorkingState, sizing: Sizing) -> None:
+    def __init__(self, working: WorkingState, sizing: TargetSize) -> None:
         self._working = working
         self._sizing = sizing
         self._counts = horovod_counts.CountTimes()

@@ -45,7 +45,7 @@ def disagreement(record: Record, seen: Observations) -> str:
     return f"the workers' scripts do not do the same from the first mini-batch on: {told}. {REMEDY.capitalize()}"
 
 
-class Ending:
+class JobEnd:
     """End of one job. `others_s`: time for workers at their last save when another has failed at its own."""
 
     def __init__(self, working: WorkingState, others_s: float) -> None:

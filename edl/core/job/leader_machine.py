@@ -23,12 +23,12 @@ from edl import facts
 from edl.core.checkpoint.checkpoints import Checkpoints
 from edl.core.checkpoint.due_times import Interval
 from edl.core.checkpoint.preemption import Preempting
-from edl.core.data.lease_grants import Leasing
+from edl.core.data.lease_grants import LeaseGrants
 from edl.core.data.sample_ledger import Ledger
 from edl.core.driver import horovod_counts
 from edl.core.driver.horovod_driver import HorovodrunDriver
 from edl.core.job.deadlines import Deadlines, Waits
-from edl.core.job.job_end import Ending, disagreement
+from edl.core.job.job_end import JobEnd, disagreement
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_inputs import (
     Asked,
@@ -51,12 +51,12 @@ from edl.core.job.member_states import Cause, may
 from edl.core.job.observations import only_stepped, overtaken
 from edl.core.job.unreachable_members import silent
 from edl.core.resize import host_migration, scale_requests
-from edl.core.resize.migration_answers import Migrating
+from edl.core.resize.migration_answers import MigrationAnswers
 from edl.core.resize.policy_decisions import PolicyRulings
-from edl.core.resize.target_size import Sizing
-from edl.core.switch.faulty_members import Fitness
-from edl.core.switch.generation_switch import Switching
-from edl.core.switch.ring_forming import Arrivals
+from edl.core.resize.target_size import TargetSize
+from edl.core.switch.faulty_members import FaultyMembers
+from edl.core.switch.generation_switch import GenerationSwitch
+from edl.core.switch.ring_forming import EnteredMembers
 from edl.core.worker.divergence_finder import Consequence, outcome
 from edl.core.worker.divergence_words import told
 from edl.core.worker.observed_trainer import DIED, DIED_WHOLE
@@ -111,17 +111,19 @@ class JobMachine:
         self.lead_times = lead_times
         self.seen = self._working.seen
         self._waits = Waits(deadlines)
-        self._sizing = Sizing(self._working)
+        self._sizing = TargetSize(self._working)
         self._rulings = PolicyRulings(self._working, self._sizing, deadlines.boot_s)
         self._driver = HorovodrunDriver(self._working, self._sizing)
-        self._leasing = Leasing(self._working, lead_times)
-        self._fitness = Fitness(self._working, lead_times, deadlines)
-        self._switching = Switching(self._working, self._sizing, self._leasing, self._fitness, lead_times, deadlines)
+        self._leasing = LeaseGrants(self._working, lead_times)
+        self._fitness = FaultyMembers(self._working, lead_times, deadlines)
+        self._switching = GenerationSwitch(
+            self._working, self._sizing, self._leasing, self._fitness, lead_times, deadlines
+        )
         self._checkpoints = Checkpoints(self._working, self._leasing, lead_times, deadlines)
         self._preempting = Preempting(self._working, self._checkpoints, lead_times)
-        self._migrating = Migrating(self._working, self._sizing, deadlines.boot_s)
-        self._ending = Ending(self._working, deadlines.boot_s)
-        self._arrivals = Arrivals(self._working)
+        self._migrating = MigrationAnswers(self._working, self._sizing, deadlines.boot_s)
+        self._ending = JobEnd(self._working, deadlines.boot_s)
+        self._arrivals = EnteredMembers(self._working)
         self._history: deque[Input] = deque(maxlen=50)
         self._took_over_at = -math.inf
         self._unseen = False  # inputs were taken, and it was not looked at yet what follows from them

@@ -40,9 +40,9 @@ from edl.protocol.record import (
     JobState,
     Limits,
     Member,
-    Muster,
     Plan,
     Record,
+    RollCall,
     Taken,
     Trials,
     WorkerState,
@@ -88,7 +88,7 @@ class OtherChanges(TypedDict, total=False):
     unended: str
     begun: bool
     trials: Trials
-    muster: Muster | None
+    muster: RollCall | None
     musters: int
     ring: RingKind
     saving: Saving | None
@@ -114,7 +114,7 @@ class Changes(OtherChanges, total=False):
     ledger: LedgerSnapshot | None
 
 
-class Durations:
+class PhaseTimes:
     """Measure how long workers' states last. This leader tells durations in events, and never keeps them.
 
     A state that began under another leader has no length.
@@ -169,7 +169,7 @@ class WorkingState:
             record.ledger, in_force(record.job_policy.batching, record.asked_batch), record.shares, record.resumed
         )
         self.seen = Observations()
-        self.durations = Durations()
+        self.durations = PhaseTimes()
         self.commands: list[Command] = []
         self.now = 0.0
         self.left_at = -math.inf  # when a worker last ceased to be a member

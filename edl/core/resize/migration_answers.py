@@ -15,7 +15,7 @@ from edl import facts
 from edl.core.job.leader_inputs import Refuse, TellOfMigration
 from edl.core.job.leader_state import WorkingState
 from edl.core.resize import host_migration, scale_requests
-from edl.core.resize.target_size import Sizing
+from edl.core.resize.target_size import TargetSize
 from edl.protocol.leader_messages import AskMigrate
 from edl.protocol.migration_record import Migrated, Migration
 from edl.protocol.record import OVER, Identity
@@ -23,13 +23,13 @@ from edl.protocol.record import OVER, Identity
 KEPT: Final = 20  # requests remembered, with what has come of them
 
 
-class Migrating:
+class MigrationAnswers:
     """Carry out migrations of one job, during one term.
 
     `boot_s`: how long newcomers are waited for, unless the request says otherwise.
     """
 
-    def __init__(self, working: WorkingState, sizing: Sizing, boot_s: float) -> None:
+    def __init__(self, working: WorkingState, sizing: TargetSize, boot_s: float) -> None:
         self._working = working
         self._sizing = sizing
         self._boot_s = boot_s

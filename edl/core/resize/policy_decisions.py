@@ -20,7 +20,7 @@ from edl.core.job.leader_inputs import Ruled
 from edl.core.job.leader_state import WorkingState
 from edl.core.resize import scale_requests
 from edl.core.resize.scale_requests import is_driven
-from edl.core.resize.target_size import Sizing
+from edl.core.resize.target_size import TargetSize
 from edl.protocol.job_policy import Replacing
 from edl.protocol.leader_messages import AskScale
 from edl.protocol.record import OVER, Record, WorkerState
@@ -92,7 +92,7 @@ class PolicyRulings:
     `boot_s`: how long a replacement of a worker is waited for.
     """
 
-    def __init__(self, working: WorkingState, sizing: Sizing, boot_s: float) -> None:
+    def __init__(self, working: WorkingState, sizing: TargetSize, boot_s: float) -> None:
         self._working = working
         self._sizing = sizing
         self._boot_s = boot_s

@@ -18,7 +18,7 @@ from edl.protocol.leader_messages import AskScale, AskScaleIn, AskScaleOut, Scal
 from edl.protocol.record import OVER, Taken
 
 
-class Sizing:
+class TargetSize:
     def __init__(self, working: WorkingState) -> None:
         self._working = working
 

@@ -30,7 +30,7 @@ BRING: Final = 0  # of a member to its head: parcels for all, for those of all
 TRADE: Final = 1  # of a head to another: parcels for its group, for those of that one's
 
 
-class Errand(NamedTuple):
+class ExchangeRequest(NamedTuple):
     """A call that this member makes."""
 
     kind: int
@@ -65,18 +65,18 @@ def partners(rank: int, size: int) -> tuple[int, ...]:
     return (*(member for member in groups.members(ours) if member != rank), *others)
 
 
-def errands(rank: int, size: int) -> tuple[Errand, ...]:
+def errands(rank: int, size: int) -> tuple[ExchangeRequest, ...]:
     """Return all calls that a member makes: of two heads one calls, and each calls about as many as call it."""
     groups = Groups(size)
     ours = groups.of(rank)
     head = groups.head(ours)
     if rank != head:
-        return (Errand(BRING, rank, head),)
+        return (ExchangeRequest(BRING, rank, head),)
     half = groups.count // 2
     ahead = [(ours + way) % groups.count for way in range(1, (groups.count + 1) // 2)]
     if groups.count % 2 == 0 and ours < half:  # it lies half way around from us, as we do from it
         ahead.append(ours + half)
-    return tuple(Errand(TRADE, ours, groups.head(other)) for other in ahead)
+    return tuple(ExchangeRequest(TRADE, ours, groups.head(other)) for other in ahead)
 
 
 class Exchange:
@@ -102,13 +102,13 @@ class Exchange:
         """Set this member's parcels, one for each rank; its own stays unused. Harmless twice."""
         self._rows.setdefault(self._rank, tuple(parcels))
 
-    def brings(self, errand: Errand) -> tuple[bytes, ...]:
+    def brings(self, errand: ExchangeRequest) -> tuple[bytes, ...]:
         """Return the parcels that go with a call, once that is due."""
         if errand.kind == BRING:
             return tuple(self._rows[self._rank])
         return self._block(self._groups.of(errand.rank))
 
-    def take(self, errand: Errand, parcels: Sequence[bytes]) -> dict[int, bytes]:
+    def take(self, errand: ExchangeRequest, parcels: Sequence[bytes]) -> dict[int, bytes]:
         """Take an answer. Return its parcels for us, by their sender's rank. Raises ValueError."""
         if errand.kind == TRADE:
             return self._take_block(self._groups.of(errand.rank), parcels)

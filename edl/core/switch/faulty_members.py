@@ -28,7 +28,7 @@ LEFT_BEHIND: Final = (
 )
 
 
-class Fitness:
+class FaultyMembers:
     """Fitness of members. Newcomers from a host with unfit members are refused for as long as a boot may take."""
 
     def __init__(self, working: WorkingState, lead_times: LeadTimes, deadlines: Deadlines) -> None:
@@ -148,14 +148,14 @@ class Fitness:
 
     # ------------------------------------------------------------------------------------------------ what follows
 
-    def _without_absent_members(self, now: Situation) -> ring_blame.Judgement:
+    def _without_absent_members(self, now: Situation) -> ring_blame.RingBlame:
         """A member is gone, which may explain it all; but one that a ring stood without knows nothing of its data."""
         trials = now.record.trials
         sat_out = trials.left_out and trials.left_out not in now.record.roster
         gone = {trials.left_out: "a ring stood without it, and none with it"} if sat_out else {}
-        return ring_blame.Judgement(ring_blame.not_proven(trials), gone)
+        return ring_blame.RingBlame(ring_blame.not_proven(trials), gone)
 
-    def _follow(self, judgement: ring_blame.Judgement) -> None:
+    def _follow(self, judgement: ring_blame.RingBlame) -> None:
         working = self._working
         if judgement.trials != working.record.trials:
             working.change(trials=judgement.trials, pressing=False)

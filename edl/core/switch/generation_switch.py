@@ -21,29 +21,29 @@ from msgspec import UNSET
 
 from edl import facts
 from edl.core.data import lease_recut
-from edl.core.data.lease_grants import Crossing, Leasing
+from edl.core.data.lease_grants import Crossing, LeaseGrants
 from edl.core.job.deadlines import END_OF_TIME, Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_state import WorkingState, did_not_end, since_ms
 from edl.core.job.member_states import Cause
 from edl.core.job.orders import newcomers
 from edl.core.resize import host_migration
-from edl.core.resize.target_size import Sizing
-from edl.core.switch.faulty_members import Fitness
+from edl.core.resize.target_size import TargetSize
+from edl.core.switch.faulty_members import FaultyMembers
 from edl.core.switch.next_generation import (
     Follow,
     GiveUp,
-    PutOff,
+    Postpone,
+    RestartWait,
     Situation,
     TooFew,
-    WaitAnew,
     awaits_newcomer,
     decide,
     fails_unexplained,
     missing,
 )
-from edl.core.switch.ring_forming import Preparing
-from edl.core.switch.roll_call import Mustering
+from edl.core.switch.ring_forming import RingForming
+from edl.core.switch.roll_call import RollCalling
 from edl.core.worker.divergence_finder import up_to
 from edl.protocol.record import OVER, JobState, Plan, WorkerState
 
@@ -65,15 +65,15 @@ def portion_count(state_bytes: int, step_time_s: float, lead_times: LeadTimes, s
     return max(1, min(math.ceil(state_bytes / portion), most))
 
 
-class Switching:
+class GenerationSwitch:
     """Plan of the next generation. Where too few are left, others are waited for as long as a boot may take."""
 
     def __init__(
         self,
         working: WorkingState,
-        sizing: Sizing,
-        leasing: Leasing,
-        fitness: Fitness,
+        sizing: TargetSize,
+        leasing: LeaseGrants,
+        fitness: FaultyMembers,
         lead_times: LeadTimes,
         deadlines: Deadlines,
     ) -> None:
@@ -83,7 +83,7 @@ class Switching:
         self._fitness = fitness
         self._lead_times = lead_times
         self._boot_s, self._step_s = deadlines.boot_s, deadlines.step_s
-        self._mustering = Mustering(working, lead_times, Preparing(working, fitness, lead_times, deadlines))
+        self._mustering = RollCalling(working, lead_times, RingForming(working, fitness, lead_times, deadlines))
         self.shortage = ""  # why the next generation waits for workers to come
         self._short_at = 0.0  # since when
         self.wake_at = END_OF_TIME  # something is to be decided then, though nothing else happens
@@ -192,9 +192,9 @@ class Switching:
         match decision:
             case Follow():
                 self._follow(decision)
-            case WaitAnew():
+            case RestartWait():
                 self._wait_anew()
-            case PutOff(reason):
+            case Postpone(reason):
                 self._put_off(reason)
             case TooFew(reason):
                 self._wait_for_more(reason)

@@ -57,14 +57,14 @@ class Follow:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitAnew:
+class RestartWait:
     """The planned generation cannot stand, and none follows: not enough are left for the first one, or only workers
     that are at the end of their scripts, or are to leave.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class PutOff:
+class Postpone:
     """The word of the switch came too late for all: the old ring goes on, and the same is planned anew later."""
 
     reason: str
@@ -84,19 +84,19 @@ class TooFew:
     reason: str
 
 
-Decision = Follow | WaitAnew | PutOff | TooFew | GiveUp | None
+Decision = Follow | RestartWait | Postpone | TooFew | GiveUp | None
 
 
 def decide(now: Situation) -> Decision:
     record, plan = now.record, now.record.plan
     if plan is not None and _is_passed(now, plan):
-        return PutOff("the ring of before has made a step beyond it: its word came too late for all")
+        return Postpone("the ring of before has made a step beyond it: its word came too late for all")
     lacks = lacks_member(now, plan.roster if plan else record.roster) or _ended_before(now)
     forced = is_broken(now) or lacks or now.torn or _has_left(now)
     if plan is not None and not forced:
-        return PutOff(f"its word came too late for {_names(missing(now))}") if missed_by_all(now) else None
+        return Postpone(f"its word came too late for {_names(missing(now))}") if missed_by_all(now) else None
     if _no_worker_would_come(now):
-        return WaitAnew() if plan is not None else None
+        return RestartWait() if plan is not None else None
     broken = forced and kept_step(now) is None
     roster = wanted_roster(now, forced, leavers_too=broken)
     if not forced and (roster == record.roster or _is_ending(now) or record.preemption is not None):
@@ -453,7 +453,7 @@ def _first(now: Situation, roster: tuple[str, ...]) -> Decision:
         forced = record.plan is not None or record.begun
         roster = grouped(roster[: record.target], now.members)
         return Follow(roster, forced, why=why(now, roster))
-    return WaitAnew() if record.plan is not None else None
+    return RestartWait() if record.plan is not None else None
 
 
 def _may_be_ahead(now: Situation) -> bool:

@@ -87,7 +87,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class RingBlame:
     trials: Trials
     unfit: Mapping[str, str] = field(default_factory=dict)  # worker to reason
     hopeless: str = ""  # why no ring can follow
@@ -131,14 +131,14 @@ def accused(evidence: Evidence, proven: Sequence[str]) -> dict[str, str]:
     return {worker: _why(worker, evidence, pairs[worker]) for worker in first} if len(first) == 1 else {}
 
 
-def judge(trials: Trials, evidence: Evidence) -> Judgement:
+def judge(trials: Trials, evidence: Evidence) -> RingBlame:
     """Judge a ring whose members are all there still, and that has made no step."""
     blamed = accused(evidence, trials.proven or evidence.base)
     absent = evidence.absent
     if not blamed and absent.intersection(evidence.newcomers):
         blamed = {worker: _NEVER_CAME for worker in evidence.newcomers if worker in absent}
     elif not blamed and absent:  # the others have waited for it, and so has the leader
-        return Judgement(msgspec.structs.replace(trials, judged=evidence.generation))
+        return RingBlame(msgspec.structs.replace(trials, judged=evidence.generation))
     elif not blamed:
         blamed = {worker: _why_new(worker, evidence) for worker in evidence.newcomers}
     # A ring without a condemned worker came to nothing, too: that one was not to blame, or not alone.
@@ -152,11 +152,11 @@ def judge(trials: Trials, evidence: Evidence) -> Judgement:
         strikes=tuple(strike for strike in strikes if strike.worker not in unfit),
     )
     if unfit:
-        return Judgement(undecided_no_more(trials), unfit)
-    return Judgement(trials) if blamed else _try_without(trials, evidence)
+        return RingBlame(undecided_no_more(trials), unfit)
+    return RingBlame(trials) if blamed else _try_without(trials, evidence)
 
 
-def judge_unprepared(trials: Trials, evidence: Evidence, doubted: Sequence[str]) -> Judgement:
+def judge_unprepared(trials: Trials, evidence: Evidence, doubted: Sequence[str]) -> RingBlame:
     """`evidence` is of a ring that was to stand beside the one that trains; the `doubted` newcomers may be why not.
 
     The others have a ring without them, and lose nothing by it. So what a newcomer says of itself counts, as ever; else
@@ -172,7 +172,7 @@ def judge_unprepared(trials: Trials, evidence: Evidence, doubted: Sequence[str])
         for strike in strikes
         if strike.worker not in unfit
     )
-    return Judgement(msgspec.structs.replace(trials, strikes=strikes), unfit)
+    return RingBlame(msgspec.structs.replace(trials, strikes=strikes), unfit)
 
 
 def _unprepared(worker: str, evidence: Evidence) -> str:
@@ -180,19 +180,19 @@ def _unprepared(worker: str, evidence: Evidence) -> str:
     return f"no ring with it comes to stand beside the one that trains: {said}"
 
 
-def _try_without(trials: Trials, evidence: Evidence) -> Judgement:
+def _try_without(trials: Trials, evidence: Evidence) -> RingBlame:
     """Try the same ring once more, then without one member after another: no fault is known."""
     failed, tried = trials.failed + 1, trials.tried
     if trials.left_out:
         tried = (*tried, trials.left_out)
     trials = msgspec.structs.replace(trials, failed=failed, left_out="", tried=tried)
     if not evidence.base:
-        return Judgement(trials, hopeless=_no_ring(evidence) if failed >= FIRST_RINGS else "")
+        return RingBlame(trials, hopeless=_no_ring(evidence) if failed >= FIRST_RINGS else "")
     left = _most_suspect_first(evidence.roster if evidence.ahead else evidence.base, evidence, trials.proven)
     left = [worker for worker in left if worker not in tried and len(left) > max(evidence.minimum, 1)]
     if left and failed >= ENOUGH:
-        return Judgement(msgspec.structs.replace(trials, left_out=left[0]))
-    return Judgement(trials, hopeless=_no_ring(evidence) if failed >= RINGS and not left else "")
+        return RingBlame(msgspec.structs.replace(trials, left_out=left[0]))
+    return RingBlame(trials, hopeless=_no_ring(evidence) if failed >= RINGS and not left else "")
 
 
 def _is_to_be_seen(strike: Strike, evidence: Evidence) -> bool:
@@ -223,7 +223,7 @@ def undecided_no_more(trials: Trials) -> Trials:
     return msgspec.structs.replace(trials, failed=0, left_out="", tried=())
 
 
-def stood(trials: Trials, roster: Sequence[str]) -> Judgement:
+def stood(trials: Trials, roster: Sequence[str]) -> RingBlame:
     """A ring of `roster` has made a step: its members are fit, and one that was left out is not.
 
     Of several that came to nothing together it is not known which is to blame: each is tried once more, alone.
@@ -234,7 +234,7 @@ def stood(trials: Trials, roster: Sequence[str]) -> Judgement:
         unfit |= {strike.worker: strike.reason for strike in trials.strikes if strike.worker in out}
     left = [strike for strike in trials.strikes if strike.worker not in roster and strike.worker not in unfit]
     strikes = tuple(msgspec.structs.replace(strike, times=min(strike.times, ENOUGH - 1)) for strike in left)
-    return Judgement(undecided_no_more(msgspec.structs.replace(trials, strikes=strikes)), unfit)
+    return RingBlame(undecided_no_more(msgspec.structs.replace(trials, strikes=strikes)), unfit)
 
 
 def suspects(trials: Trials, roster: Sequence[str]) -> dict[str, int]:

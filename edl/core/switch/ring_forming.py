@@ -21,14 +21,14 @@ from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_state import WorkingState
 from edl.core.job.observations import says_more
-from edl.core.switch.faulty_members import Fitness
+from edl.core.switch.faulty_members import FaultyMembers
 from edl.core.switch.ring_blame import Evidence, accused
 from edl.facts import SwitchPutOff
 from edl.protocol.leader_messages import Observation, Phase
-from edl.protocol.record import Muster
+from edl.protocol.record import RollCall
 
 
-class Arrivals:
+class EnteredMembers:
     """Members whose reports one leader awaits. Others are seen with the next input that matters, or later.
 
     A ring breaks and the next one forms by two reports of each member: that its mini-batch is void, and that it sits.
@@ -74,10 +74,12 @@ class Arrivals:
 TRIES: Final = 2  # in vain, and no newcomer is to blame: then it is formed in line
 
 
-class Preparing:
+class RingForming:
     """Preparation of a ring under one leader, whose times and left-out workers the next leader does not take over."""
 
-    def __init__(self, working: WorkingState, fitness: Fitness, lead_times: LeadTimes, deadlines: Deadlines) -> None:
+    def __init__(
+        self, working: WorkingState, fitness: FaultyMembers, lead_times: LeadTimes, deadlines: Deadlines
+    ) -> None:
         self._working = working
         self._fitness = fitness
         self._lead_times = lead_times
@@ -103,7 +105,7 @@ class Preparing:
         """Tell whether all of `roster` prepare rings, and preparing this one is not known to fail."""
         return roster != self._in_line and all(map(self._working.seen.prepares, roster))
 
-    def stands(self, muster: Muster) -> bool:
+    def stands(self, muster: RollCall) -> bool:
         """Tell whether the ring of `muster` stands everywhere. If it failed or is late, its members are called anew."""
         said = {worker: self._working.seen.prepared(worker, muster.generation) for worker in muster.roster}
         heard = {worker: failure for worker, failure in said.items() if failure is not None}
@@ -116,14 +118,14 @@ class Preparing:
             self._give_up(muster, failed, silent)
         return False
 
-    def _note_success(self, muster: Muster) -> None:
+    def _note_success(self, muster: RollCall) -> None:
         """Clear the failures of a muster's workers: causes outside them may be over, too."""
         self._in_vain, self._in_line = 0, ()
         for worker in muster.roster:
             self._again_at.pop(worker, None)
             self._told.discard(worker)
 
-    def _is_over(self, muster: Muster, failed: dict[str, str], silent: list[str]) -> bool:
+    def _is_over(self, muster: RollCall, failed: dict[str, str], silent: list[str]) -> bool:
         """Tell whether preparation has ended: all members have reported; or enough have to know whose fault it is, and
         none turns out to be gone; or time is up.
 
@@ -139,7 +141,7 @@ class Preparing:
                 return True
         return not silent or now >= self._since[1] + self._deadlines.seat_s
 
-    def _give_up(self, muster: Muster, failed: dict[str, str], silent: list[str]) -> None:
+    def _give_up(self, muster: RollCall, failed: dict[str, str], silent: list[str]) -> None:
         """Give the muster up, which training never knew of. No other ring ever has its number."""
         working = self._working
         evidence = self._evidence(muster, failed)
@@ -155,7 +157,7 @@ class Preparing:
         known = (not silent or _accused(evidence)) and not evidence.faults
         self._fitness.hear_of(evidence, out if known else ())
 
-    def _evidence(self, muster: Muster, failed: dict[str, str]) -> Evidence:
+    def _evidence(self, muster: RollCall, failed: dict[str, str]) -> Evidence:
         record, members = self._working.record, self._working.members
         return Evidence(
             generation=muster.generation,
@@ -167,7 +169,7 @@ class Preparing:
             minimum=record.limits.minimum,
         )
 
-    def _tell(self, muster: Muster, failed: dict[str, str], silent: list[str]) -> None:
+    def _tell(self, muster: RollCall, failed: dict[str, str], silent: list[str]) -> None:
         missed = {*failed, *silent}
         if self._told.issuperset(missed):
             return

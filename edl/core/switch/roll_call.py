@@ -16,15 +16,15 @@ import msgspec
 
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_state import WorkingState
-from edl.core.switch.ring_forming import Preparing
+from edl.core.switch.ring_forming import RingForming
 from edl.facts import SwitchPutOff
-from edl.protocol.record import Muster
+from edl.protocol.record import RollCall
 
 
-class Mustering:
+class RollCalling:
     """Of one leader. Its times and the workers it leaves out are its own: another one begins to wait anew."""
 
-    def __init__(self, working: WorkingState, lead_times: LeadTimes, preparing: Preparing) -> None:
+    def __init__(self, working: WorkingState, lead_times: LeadTimes, preparing: RingForming) -> None:
         self._working = working
         self._lead_times = lead_times
         self._preparing = preparing
@@ -73,11 +73,11 @@ class Mustering:
         if alone and not self._preparing.can(roster):
             return True
         number = self._working.record.musters + 1
-        self._working.change(muster=Muster(number, roster), musters=number)
+        self._working.change(muster=RollCall(number, roster), musters=number)
         self._since = (number, self._working.now)
         return False
 
-    def _prepare(self, muster: Muster) -> bool:
+    def _prepare(self, muster: RollCall) -> bool:
         """False: they form their ring in line."""
         if not self._preparing.can(muster.roster):
             return False
@@ -86,7 +86,7 @@ class Mustering:
         self._working.change(muster=muster, planned=generation)
         return True
 
-    def _have_met(self, muster: Muster) -> bool:
+    def _have_met(self, muster: RollCall) -> bool:
         working = self._working
         met = all(working.seen.met(worker) == (muster.number,) for worker in muster.roster)
         if met and self._since[0] == muster.number:
@@ -95,12 +95,12 @@ class Mustering:
             self._leave_out(muster)
         return met
 
-    def _bound(self, muster: Muster) -> float:
+    def _bound(self, muster: RollCall) -> float:
         if self._since[0] != muster.number:
             self._since = (muster.number, self._working.now)
         return self._since[1] + self._lead_times.muster_s
 
-    def _leave_out(self, muster: Muster) -> None:
+    def _leave_out(self, muster: RollCall) -> None:
         """Members that say nothing, or are named by others; of these only newcomers, as the others have a ring."""
         working, missed = self._working, self._missed(muster)
         out = [worker for worker in missed if worker not in working.record.roster]
@@ -111,7 +111,7 @@ class Mustering:
             reason = f"the daemons of the others did not reach {', '.join(missed)}"
             working.tell(SwitchPutOff(next_generation=working.record.planned + 1, after_step=None, reason=reason))
 
-    def _missed(self, muster: Muster) -> list[str]:
+    def _missed(self, muster: RollCall) -> list[str]:
         met = [self._working.seen.met(worker) for worker in muster.roster]
         named = {rank for number, *ranks in met if number == muster.number for rank in ranks}
         silent = {rank for rank, (number, *_) in enumerate(met) if number != muster.number}

@@ -17,16 +17,16 @@ from __future__ import annotations
 from edl.core.worker.worker_inputs import Command, CopyFailed, CopyTaken, TakeCopy, TellDaemon
 from edl.protocol.checkpoint_record import Save
 from edl.protocol.leader_messages import clipped
-from edl.protocol.trainer_messages import Copied
+from edl.protocol.trainer_messages import CopiedPart
 
 LATE = "the word came after its step"
 ELSEWHERE = "its ring was over before that step"
 
 
-class Copying:
+class CheckpointPart:
     def __init__(self) -> None:
         self.newest = 0  # the saving that it has begun to copy for, or cannot
-        self.copied = Copied()  # the newest that it is through with
+        self.copied = CopiedPart()  # the newest that it is through with
         self.wanted = 0  # the newest step after which the script has asked for a checkpoint
 
     def want(self, step: int) -> list[Command]:
@@ -62,9 +62,9 @@ class Copying:
             return []
         if isinstance(happened, CopyFailed):
             return self._miss(happened.number, happened.reason or "no reason was given")
-        self.copied = Copied(happened.number, happened.files, happened.stall_ms)
+        self.copied = CopiedPart(happened.number, happened.files, happened.stall_ms)
         return [TellDaemon()]
 
     def _miss(self, number: int, reason: str) -> list[Command]:
-        self.newest, self.copied = number, Copied(number, failure=clipped(reason))
+        self.newest, self.copied = number, CopiedPart(number, failure=clipped(reason))
         return [TellDaemon()]

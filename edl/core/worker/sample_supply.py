@@ -17,7 +17,7 @@ from edl.protocol.assignment import Orders
 from edl.protocol.divergence_report import Checking
 
 
-class Unusual:
+class UsualSteps:
     """Steps of one worker, in its ring, that need more than a count: at the end of others, nothing is asked."""
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class Unusual:
         self.even_until = min(self.even_until, step)
 
 
-class Supply:
-    def __init__(self, leases: LeaseBuffer, unusual: Unusual) -> None:
+class SampleSupply:
+    def __init__(self, leases: LeaseBuffer, unusual: UsualSteps) -> None:
         self.leases = leases
         self._unusual = unusual
         self.leases_of = 0  # the generation by whose leases the steps so far were trained

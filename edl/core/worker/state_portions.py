@@ -23,7 +23,7 @@ def cut(sizes: Sequence[int], portions: int) -> list[int]:
     return begins + [len(sizes)] * (portions - len(begins))
 
 
-class Portions:
+class StatePortions:
     """Portions of state that one worker sends or gets in its ring; none if it does neither."""
 
     def __init__(self, begins: SendState | FetchState | None = None) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 from msgspec.structs import replace
 
 from edl.core.worker.agreement import Beginning, Entering, Vote, begins, has_state, says
-from edl.core.worker.checkpoint_part import Copying
+from edl.core.worker.checkpoint_part import CheckpointPart
 from edl.core.worker.divergence_finder import is_proven
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.next_move import (
@@ -40,8 +40,8 @@ from edl.core.worker.next_move import (
     replaced,
 )
 from edl.core.worker.next_ring import NextRing
-from edl.core.worker.sample_supply import Supply, Unusual
-from edl.core.worker.state_portions import Portions
+from edl.core.worker.sample_supply import SampleSupply, UsualSteps
+from edl.core.worker.state_portions import StatePortions
 from edl.core.worker.worker_inputs import (
     AbortRings,
     AdoptRing,
@@ -140,10 +140,10 @@ class WorkerMachine:
         self.entered_after = 0  # the step that this generation took over after
         self.models_may_differ = False  # the first generation has begun, and no model was sent yet
         self.void: str | None = None  # why the mini-batch in flight is void
-        self.unusual = Unusual()
-        self.supply = Supply(leases, self.unusual)
+        self.unusual = UsualSteps()
+        self.supply = SampleSupply(leases, self.unusual)
         self.next_ring = NextRing()
-        self.copying = Copying()
+        self.copying = CheckpointPart()
         self.rehearsed = False
         self.failure = ""  # why the script ends, when it does not end well
         self._foreign = False  # what was saved does not go with it
@@ -151,7 +151,7 @@ class WorkerMachine:
         self._failed_generation = 0  # a newer one that could not be entered
         self._tainted = False  # a copy broke off: this state must not become another's
         self.awaits_state = False  # it sits in its ring, and gets its state beside the first steps
-        self.portions = Portions()
+        self.portions = StatePortions()
         self.joined = 0  # the step after which it came to a ring that trained; 0: it was there from the beginning
         self.is_new = False  # it came so, and has not been found equal to the others after enough steps yet
         self._tries = False  # its ring has newcomers, and it is none
@@ -474,7 +474,7 @@ class WorkerMachine:
     def _enter(self, assignment: Assignment) -> list[Command]:
         """Leave this ring and go to the assigned one, to take over the state of its most advanced member (I5)."""
         self._move(StateChange.ENTERS)
-        self.portions = Portions()
+        self.portions = StatePortions()
         entering = self._entering = Entering(
             assignment,
             self.generation,
@@ -552,12 +552,12 @@ class WorkerMachine:
         if not beginning.current:
             self._tainted = True
             fetches = FetchState(root, beginning.offer, first)
-            self.portions = Portions(fetches)
+            self.portions = StatePortions(fetches)
             return [fetches]
         if planned.place.rank != root or not planned.newcomers:
             return self._sit(entering)
         sends = SendState(planned.newcomers, first)
-        self.portions = Portions(sends)
+        self.portions = StatePortions(sends)
         return [sends, *self._sit(entering)]
 
     def _copy(self, entering: Entering, root: int, beginning: Beginning) -> list[Command]:

@@ -36,7 +36,7 @@ from edl.protocol.audit_lines import (
 )
 from edl.protocol.data_nouns import DataSpec, Lease
 from edl.protocol.ring_places import Place
-from edl.transport.shared_page import Count
+from edl.transport.shared_page import StepCounter
 
 if TYPE_CHECKING:  # `edl run` prepares the folder, and has no use for numpy
     import numpy as np
@@ -125,7 +125,7 @@ class AuditedCount:
     """Count steps in the hot path, and record them: with an audit the same mini-batches are usual ones as without."""
 
     def __init__(
-        self, count: Count, audit: Audit, generation: Callable[[], int], applied: Callable[[], float | None]
+        self, count: StepCounter, audit: Audit, generation: Callable[[], int], applied: Callable[[], float | None]
     ) -> None:
         self._count = count
         self._audit = audit

@@ -38,7 +38,7 @@ T = TypeVar("T")
 AnyBatch = TypeVar("AnyBatch")  # an array of sample ids, or a list of records
 
 
-class Held:
+class CurrentItem:
     """The item of a pipeline that is being trained, in the script's hands."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class ShardGenerator(Generic[AnyBatch]):
         self._lock = threading.Lock()  # guards what follows
         self._pass: Pass | None = None
         self._before: Pass | None = None  # the one before, if it came to its end: its items may be in the pipeline
-        self._held: Held | None = None
+        self._held: CurrentItem | None = None
         self._epochs_done = 0  # before the present pass
         self._so_far = PassSoFar()  # at the beginning of the present pass
         self._by_epochs = epochs is None  # each iteration is one
@@ -210,9 +210,9 @@ class ShardGenerator(Generic[AnyBatch]):
         """Return how many samples this worker trains in `step`, by its leases."""
         return self._lease_at(step).share(step)
 
-    def hold(self) -> Held:
+    def hold(self) -> CurrentItem:
         """Let the caller keep the item that is being trained, and look whether it is to come again."""
-        self._held = Held()
+        self._held = CurrentItem()
         return self._held
 
     def redeliver(self, more: int = 0) -> bool:

@@ -19,7 +19,7 @@ from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.framework_port import Framework
 from edl.trainer.rates.rate_factors import AnySchedule, FollowingRate, Rule, ScheduledRate
 from edl.trainer.rates.tuner import RateTuner, of_all
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import RegisteredState
 from edl.trainer.worker_shell import WorkerShell
 
 EVERY: Final = 20  # steps
@@ -64,7 +64,7 @@ class NoiseMeter:
 class RateFactors:
     """Factors of one trainer, none at first. Belongs to the training thread."""
 
-    def __init__(self, framework: Framework, shell: WorkerShell, leases: SharedLeases, extras: Extras) -> None:
+    def __init__(self, framework: Framework, shell: WorkerShell, leases: SharedLeases, extras: RegisteredState) -> None:
         self._framework = framework
         self._shell = shell
         self._machine = shell.machine

@@ -24,8 +24,8 @@ import msgspec
 from edl.collectives.name_warmup import Named
 from edl.protocol.ring_places import Place, solo
 from edl.trainer.data.job_port import Rehearsals
-from edl.trainer.data.shards import Held
-from edl.trainer.registered_state import Extras
+from edl.trainer.data.shards import CurrentItem
+from edl.trainer.registered_state import RegisteredState
 from edl.trainer.script_position import ScriptStanding
 from edl.trainer.shared_evaluation import Work
 
@@ -138,7 +138,7 @@ class FakeTrainer:
         self.error: BaseException | None = None
         self.before = self.begun = self.ended = self.waited_ns = 0
         self.shards: Any = None
-        self.standing = ScriptStanding(Extras())
+        self.standing = ScriptStanding(RegisteredState())
         self.standing.register()
         self.rehearsals = Rehearsals()
         self.given_up = self.ends_pass = False
@@ -185,8 +185,8 @@ class FakeTrainer:
             self.rehearsals.end_one()
         return not self.voided
 
-    def hold(self) -> Held:
-        return Held()
+    def hold(self) -> CurrentItem:
+        return CurrentItem()
 
     def rank(self) -> int:
         return 0
@@ -213,7 +213,7 @@ class FakeTrainer:
 def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any]) -> None:
     """Obeys until the input ends. Besides `commands` there are those of the ring. An answer is `of` a command."""
     own = Own()
-    extras = Extras(framework.sort)
+    extras = RegisteredState(framework.sort)
     extras.add(registered)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else prints must not get between the answers

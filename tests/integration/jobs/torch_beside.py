@@ -13,7 +13,7 @@ import task
 import torch
 
 import edl.torch as edl
-from edl.torch.torch_state_split import Lying
+from edl.torch.torch_state_split import InPlace
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -29,13 +29,13 @@ options = parser.parse_args()
 torch.set_num_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
 inputs, targets = torch.from_numpy(task.INPUTS), torch.from_numpy(task.TARGETS)
-whole = Lying.part
+whole = InPlace.part
 
 
-sent: set[Lying] = set()  # portions, or whole states
+sent: set[InPlace] = set()  # portions, or whole states
 
 
-def part(self: Lying, begin: int) -> memoryview:
+def part(self: InPlace, begin: int) -> memoryview:
     """The first half of it, and then no more."""
     if not edl.rehearsing():  # else it takes over its own
         sent.add(self)
@@ -46,7 +46,7 @@ def part(self: Lying, begin: int) -> memoryview:
     return whole(self, begin)
 
 
-Lying.part = part  # type: ignore[method-assign]
+InPlace.part = part  # type: ignore[method-assign]
 edl.init()
 torch.manual_seed(os.getpid())  # every worker begins with another model, and must be given the job's
 model = torch.nn.Sequential(

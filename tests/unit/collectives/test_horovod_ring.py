@@ -127,7 +127,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parts]:
         engines.append(FakeEngine(library, needs_elastic=needs_elastic))
         return engines[-1]
 
-    monkeypatch.setattr(horovod_ring, "Face", lambda _module: face)
+    monkeypatch.setattr(horovod_ring, "HorovodPython", lambda _module: face)
     monkeypatch.setattr(horovod_ring, "RingEngine", engine)
     collectives: Any = tensors
     made = HorovodRing("horovod.none", collectives, lambda error: isinstance(error, Gone), lambda: [BIAS])

@@ -13,7 +13,7 @@ import pytest
 from edl.collectives import rendezvous as module
 from edl.collectives.gloo_addresses import WIDTH, laid_out, split
 from edl.collectives.rendezvous import HOROVODS_PORT, Rendezvous
-from edl.collectives.rendezvous_board import SCOPES, Board, Refusal, RequestRefused, parse
+from edl.collectives.rendezvous_board import SCOPES, Refusal, RendezvousBoard, RequestRefused, parse
 from edl.errors import ConfigError
 
 HASH = "_process_set_hash_1a2b3c"
@@ -380,11 +380,11 @@ async def test_too_many_connections_of_the_trainer_are_cut(monkeypatch: pytest.M
 @pytest.mark.parametrize("worker", ["a/b", "", "a b", "a#"])
 def test_names_that_do_not_fit_a_url_are_a_mistake(worker: str) -> None:
     with pytest.raises(ConfigError, match="id"):
-        Board(worker, 0, 1)
+        RendezvousBoard(worker, 0, 1)
 
 
 def test_meshes_have_a_bound() -> None:
-    board = Board("w1", 0, 2)
+    board = RendezvousBoard("w1", 0, 2)
     for number in range(SCOPES):
         board.put(f"global_process_set_hash_{number:x}", "0", b"x")
     with pytest.raises(RequestRefused) as caught:
@@ -393,7 +393,7 @@ def test_meshes_have_a_bound() -> None:
 
 
 def test_one_value_has_a_bound() -> None:
-    board = Board("w1", 0, 2)
+    board = RendezvousBoard("w1", 0, 2)
     with pytest.raises(RequestRefused) as caught:
         board.put("global", "0", bytes(board.max_value + 1))
     assert caught.value.refusal is Refusal.OVERSIZED

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from edl.collectives.rendezvous import Rendezvous
 from edl.collectives.rendezvous_board import TORCH
-from edl.collectives.rendezvous_client import Asking
+from edl.collectives.rendezvous_client import RendezvousClient
 from edl.errors import RingBroken
 from edl.protocol.leader_messages import Phase
 from edl.protocol.trainer_messages import TrainerStatus
@@ -41,7 +41,7 @@ class Served:
     def __init__(self, timeout_s: float = 10.0, hold_s: float = 0.1) -> None:
         self.daemon = Daemon()
         self.server = Rendezvous("w1", 1, 3, self.daemon, hold_s=hold_s)
-        self.asking = Asking(self.server.open(), TORCH, timeout_s)
+        self.asking = RendezvousClient(self.server.open(), TORCH, timeout_s)
 
     async def is_asked(self) -> None:
         while not self.server.awaited:  # noqa: ASYNC110 - the server has no event for what only tests look at
@@ -98,8 +98,8 @@ async def test_members_of_two_sorts_of_ring_learn_that_at_once() -> None:
     """A trainer that asks by HTTP as Horovod does, and one that asks for torch's groups."""
     gathering = Gathering(["w0", "w1"])
     places = await gathering.open()
-    groups = Asking(places[0].rendezvous, TORCH, 30.0)
-    horovod = Asking(places[1].rendezvous, "global", 30.0)
+    groups = RendezvousClient(places[0].rendezvous, TORCH, 30.0)
+    horovod = RendezvousClient(places[1].rendezvous, "global", 30.0)
     for asking, rank, own in ((groups, 0, row(0, size=2)), (horovod, 1, bytes(136))):
         await asyncio.to_thread(asking.write, rank, own)
     for asking, rank, other in ((groups, 1, "w1 .* of Horovod"), (horovod, 0, "w0 .* of torch's groups")):

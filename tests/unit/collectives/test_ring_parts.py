@@ -8,7 +8,7 @@ import pytest
 
 from edl.collectives.horovod_environment import prepare_environment, variables
 from edl.collectives.library_guard import Guard, plain
-from edl.collectives.ring_port import Weight
+from edl.collectives.ring_port import GradientWeight
 from edl.protocol.ring_places import Place, solo
 
 PLACE = Place(3, 1, 4, "w7", "127.0.0.1:4711/token", interface="eth0", local_rank=1, local_size=2)
@@ -59,14 +59,14 @@ def test_what_users_set_stays() -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 7, 49])
 def test_an_even_share_costs_no_multiplication(size: int) -> None:
-    share = Weight()
+    share = GradientWeight()
     assert share.factor(size) == 1.0
     share.set(1 / size)
     assert share.factor(size) == 1.0
 
 
 def test_an_uneven_share() -> None:
-    share = Weight()
+    share = GradientWeight()
     share.set(3 / 8)
     assert share.factor(2) == 0.75
     share.set(0.0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from edl.collectives.ring_port import Patience, Pulse
+from edl.collectives.ring_port import Pulse, RingWaitTimes
 
 RING = (3, 40)  # and its newest step
 NEXT = (4, 40)
@@ -14,7 +14,7 @@ NEXT = (4, 40)
 
 def waited(pulses: Sequence[Pulse | None], ring: tuple[int, int] = RING) -> float:
     """After a look each second."""
-    patience, found = Patience(), 0.0
+    patience, found = RingWaitTimes(), 0.0
     for at, pulse in enumerate(pulses):
         found = patience.look(ring, pulse, float(at))
     return found
@@ -53,7 +53,7 @@ def test_what_is_not_known_is_no_wait() -> None:
 
 
 def test_another_ring_has_its_own_time() -> None:
-    patience = Patience()
+    patience = RingWaitTimes()
     for at, pulse in enumerate(TALKS):
         patience.look(RING, pulse, float(at))
     assert patience.look(NEXT, Pulse(2, 7, 6, 600), 6.0) == 0.0
@@ -61,7 +61,7 @@ def test_another_ring_has_its_own_time() -> None:
 
 
 def test_a_step_that_has_ended_is_movement() -> None:
-    patience = Patience()
+    patience = RingWaitTimes()
     for at, pulse in enumerate(TALKS):
         patience.look(RING, pulse, float(at))
     assert patience.look((RING[0], RING[1] + 1), TALKS[-1], 9.0) == 0.0

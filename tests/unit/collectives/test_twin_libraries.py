@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edl.collectives import horovod_python, twin_libraries
-from edl.collectives.horovod_python import OTHER_WAYS, Face
+from edl.collectives.horovod_python import OTHER_WAYS, HorovodPython
 from edl.collectives.twin_libraries import COPIES, HOROVODS
 
 NAMES = [b"HorovodAllreduce", b"HorovodSize"]
@@ -72,14 +72,14 @@ def horovod(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 def test_there_are_two_of_a_horovod_that_has_gloo_alone(monkeypatch: pytest.MonkeyPatch, horovod: Any) -> None:
     pair = [SimpleNamespace(native=SimpleNamespace(calls=calls)) for calls in ("first", "second")]
     monkeypatch.setattr(horovod_python, "PAIRS", {horovod.name: lambda operations, native: pair})
-    assert Face(horovod.name).libraries == pair
+    assert HorovodPython(horovod.name).libraries == pair
     assert horovod.basics.MPI_LIB_CTYPES == "first"
 
 
 def test_there_is_one_of_a_horovod_that_has_more(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
     horovod.calls.horovod_nccl_built = lambda: True
     with caplog.at_level(logging.DEBUG, "edl"):
-        (library,) = Face(horovod.name).libraries
+        (library,) = HorovodPython(horovod.name).libraries
     assert library.native.path == "no library"
     assert "no ring is formed beside one that stands: Horovod was built with nccl" in caplog.text
 
@@ -92,11 +92,11 @@ def test_there_are_two_of_a_horovod_with_what_was_tried_for_its_framework(
     pair = [SimpleNamespace(native=SimpleNamespace(calls=calls)) for calls in ("first", "second")]
     monkeypatch.setattr(horovod_python, "PAIRS", {horovod.name: lambda operations, native: pair})
     setattr(horovod.calls, f"horovod_{way}_built", lambda: True)
-    assert len(Face(horovod.name).libraries) == number
+    assert len(HorovodPython(horovod.name).libraries) == number
 
 
 def test_there_is_one_where_it_is_not_guarded(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
     horovod.guard.active = horovod.guard.whole = False
     with caplog.at_level(logging.DEBUG, "edl"):
-        assert len(Face(horovod.name).libraries) == 1
+        assert len(HorovodPython(horovod.name).libraries) == 1
     assert "no guard around Horovod" in caplog.text

@@ -7,12 +7,12 @@ import os
 
 import pytest
 
-from edl.coordination.call_limit import Turns
+from edl.coordination.call_limit import CallLimit
 from edl.errors import StoreUnavailable, UsageError
 
 
 async def test_a_queue_longer_than_the_time_of_one_call_is_served():
-    turns, served = Turns(1, answered_within_s=0.5), []
+    turns, served = CallLimit(1, answered_within_s=0.5), []
 
     async def call(number):
         async with turns.turn():
@@ -24,7 +24,7 @@ async def test_a_queue_longer_than_the_time_of_one_call_is_served():
 
 
 async def test_those_that_wait_for_a_silent_coordinator_give_up_with_the_first():
-    turns = Turns(1, answered_within_s=0.2)
+    turns = CallLimit(1, answered_within_s=0.2)
     begun = []
 
     async def call(number):
@@ -38,7 +38,7 @@ async def test_those_that_wait_for_a_silent_coordinator_give_up_with_the_first()
 
 
 async def test_a_call_after_a_silence_has_its_own_time():
-    turns = Turns(1, answered_within_s=0.1)
+    turns = CallLimit(1, answered_within_s=0.1)
     with pytest.raises(TimeoutError):
         async with turns.turn():
             await asyncio.Event().wait()
@@ -47,7 +47,7 @@ async def test_a_call_after_a_silence_has_its_own_time():
 
 
 async def test_a_cancelled_call_gives_its_turn_on():
-    turns = Turns(1, answered_within_s=5)
+    turns = CallLimit(1, answered_within_s=5)
 
     async def hold():
         async with turns.turn():
@@ -61,7 +61,7 @@ async def test_a_cancelled_call_gives_its_turn_on():
 
 
 async def test_each_error_of_a_call_is_one_of_the_port(monkeypatch):
-    turns = Turns(1, answered_within_s=0.1)
+    turns = CallLimit(1, answered_within_s=0.1)
 
     async def call(*, closed=False):
         async with turns.call("there:1", closed=closed):

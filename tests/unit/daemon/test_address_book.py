@@ -13,7 +13,7 @@ import pytest
 from edl.collectives.rendezvous import Heard
 from edl.core.switch.address_exchange import TRADE
 from edl.daemon import address_book as module
-from edl.daemon.address_book import Here, Keys, located, through_with
+from edl.daemon.address_book import Here, JobKeys, located, through_with
 from edl.protocol.assignment import Assignment, Summons
 from edl.protocol.leader_messages import AskAddresses, Phase
 from edl.protocol.ring_places import Place
@@ -298,7 +298,7 @@ async def test_a_ring_that_is_prepared_is_the_one_that_is_planned_then() -> None
 
 
 def test_a_trainer_hears_where_its_host_is_also_for_a_ring_that_it_prepares() -> None:
-    place, keys = Place(2, 0, 2, "w0"), Keys(b"a secret of the job", "job")
+    place, keys = Place(2, 0, 2, "w0"), JobKeys(b"a secret of the job", "job")
     here = Here("eth0", "10.0.0.1", "127.0.0.1:1/x", keys)
     there = msgspec.structs.replace(
         place, interface="eth0", address="10.0.0.1", rendezvous="127.0.0.1:1/x", key=keys.of(2)
@@ -311,9 +311,14 @@ def test_a_trainer_hears_where_its_host_is_also_for_a_ring_that_it_prepares() ->
 
 
 def test_each_ring_has_a_key_of_its_own_which_no_other_job_has() -> None:
-    keys = [Keys(b"secret", "a").of(1), Keys(b"secret", "a").of(2), Keys(b"secret", "b").of(1), Keys(b"x", "a").of(1)]
+    keys = [
+        JobKeys(b"secret", "a").of(1),
+        JobKeys(b"secret", "a").of(2),
+        JobKeys(b"secret", "b").of(1),
+        JobKeys(b"x", "a").of(1),
+    ]
     assert len(set(keys)) == 4
-    assert Keys(b"secret", "a").of(1) == keys[0]
+    assert JobKeys(b"secret", "a").of(1) == keys[0]
 
 
 def test_what_is_prepared_stays_open_for_others_unless_it_failed() -> None:

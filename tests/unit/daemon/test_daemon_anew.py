@@ -15,7 +15,7 @@ from edl.coordination.coordinator_settings import Coordinator
 from edl.daemon import daemon as module
 from edl.daemon.daemon import AFTER_END, Daemon
 from edl.errors import ConfigError
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 AWAY = 5
 
@@ -36,7 +36,7 @@ def tried(monkeypatch):
 
 
 def daemon(tmp_path, *, anew: bool) -> Daemon:
-    Page.create(tmp_path / "page")
+    SharedPage.create(tmp_path / "page")
     return Daemon(Settings(job="j", session_timeout_s=4.0), tmp_path, os.getpid(), anew=anew)
 
 
@@ -54,7 +54,7 @@ async def test_the_first_one_says_at_once_what_is_wrong(tried, tmp_path):
 @pytest.mark.parametrize("anew", [True, False])
 async def test_metrics_that_cannot_be_served_end_no_trainer_that_is_healthy(tmp_path, anew):
     settings = Settings(job="j", metrics_port=0, metrics_address="192.0.2.1", home=tmp_path)
-    Page.create(tmp_path / "page")
+    SharedPage.create(tmp_path / "page")
     one, office = Daemon(settings, tmp_path, os.getpid(), anew=anew), SimpleNamespace(status=lambda: None)
     with nullcontext() if anew else pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.1"):
         assert await one._offer_metrics(office) is None  # type: ignore[arg-type]

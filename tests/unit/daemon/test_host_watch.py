@@ -15,7 +15,7 @@ from edl.coordination.election import Candidate
 from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Store
 from edl.daemon import host_watch
-from edl.daemon.host_watch import Kin, Process, Siblings
+from edl.daemon.host_watch import HostProcesses, HostWatch, Process
 from edl.errors import StoreUnavailable
 
 ROOT = "/edl/digits"
@@ -29,7 +29,7 @@ class Host:
         self.server = MemoryServer()
         self.store = self.server.connect()
         self.told: list[tuple[str, ...]] = []
-        self.siblings = Siblings(self.store, ROOT, FOLDER, "w0", lambda: self.told.append(self.siblings.dead))
+        self.siblings = HostWatch(self.store, ROOT, FOLDER, "w0", lambda: self.told.append(self.siblings.dead))
         self.started: list[subprocess.Popen[bytes]] = []
 
     def process(self) -> Process:
@@ -42,9 +42,9 @@ class Host:
         """A zombie is left, as its parent does not look."""
         os.kill(process.pid, 9)
 
-    async def beside(self, worker: str, store: Store) -> Kin:
+    async def beside(self, worker: str, store: Store) -> HostProcesses:
         """A worker with two processes, on the list."""
-        kin = Kin(f"{worker} 127.0.0.1:1", self.process(), self.process())
+        kin = HostProcesses(f"{worker} 127.0.0.1:1", self.process(), self.process())
         await store.create(f"{FOLDER}/{worker}", msgspec.json.encode(kin), ephemeral=True)
         return kin
 
@@ -113,7 +113,7 @@ async def test_a_daemon_that_died_and_was_started_anew_is_another_one(host: Host
     await followed(host, "w1")
     host.kill(kin.daemon)
     await second.delete(f"{FOLDER}/w1")
-    anew = Kin(kin.candidate, host.process(), kin.trainer)
+    anew = HostProcesses(kin.candidate, host.process(), kin.trainer)
     await second.create(f"{FOLDER}/w1", msgspec.json.encode(anew), ephemeral=True)
 
     async def is_followed() -> bool:
@@ -149,7 +149,7 @@ async def test_one_whose_session_has_ended_is_forgotten(host: Host) -> None:
 @pytest.mark.parametrize("which", ["daemon", "trainer"])
 async def test_what_was_not_seen_alive_is_not_called_dead(host: Host, which: str) -> None:
     """Another process may have that pid; or the node is of a host that only looks like this one."""
-    kin = Kin("w1 127.0.0.1:1", host.process(), host.process())
+    kin = HostProcesses("w1 127.0.0.1:1", host.process(), host.process())
     process: Process = getattr(kin, which)
     for other in (msgspec.structs.replace(process, started=process.started - 1), Process(2**22 + 1, 1)):
         strange = msgspec.structs.replace(kin, **{which: other})

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.memory_store import MemoryServer, MemoryStore
 from edl.daemon import leader_session
-from edl.daemon.leader_session import Candidacy, Membership
-from edl.daemon.trainer_view import Observer
+from edl.daemon.leader_session import Candidacy, LeaderSession
+from edl.daemon.trainer_view import TrainerView
 from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
 from edl.protocol.record import Identity
 from edl.protocol.trainer_messages import TrainerStatus
 from edl.transport.rpc import Client
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 JOB, SECRET = "j", b"s" * 32
 
@@ -32,10 +32,10 @@ class World:
         self.server = MemoryServer()
         self.store = self.server.connect()
         self.reigns: asyncio.Queue[Reign] = asyncio.Queue()
-        Page.create(folder / "page")
-        self.observer = Observer(Page.open(folder / "page"))
+        SharedPage.create(folder / "page")
+        self.observer = TrainerView(SharedPage.open(folder / "page"))
         about = Candidacy(JOB, SECRET, say.Register(Identity("w2", "h", "127.0.0.1", 1, 2), 3, 1, 0), 60.0)
-        self.membership = Membership(about, self.store, self.observer, lambda _: None)
+        self.membership = LeaderSession(about, self.store, self.observer, lambda _: None)
         self._dead, self._living = dead, living
         self._stores: list[MemoryStore] = []
 

@@ -21,9 +21,9 @@ from edl.core.job.commit import BatchDecided
 from edl.core.job.leader_machine import JobMachine
 from edl.core.job.resignations import Resignation, decode
 from edl.daemon import leadership as office_module
-from edl.daemon.leader_shell import Asked, Leader, Reigning
-from edl.daemon.leadership import Office
-from edl.daemon.policy_runner import Governor
+from edl.daemon.leader_shell import Asked, Leader, LeaderConfig
+from edl.daemon.leadership import Leadership
+from edl.daemon.policy_runner import PolicyRunner
 from edl.errors import EdlError, StoreUnavailable
 from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
@@ -54,7 +54,7 @@ class Desk:
         self.worker = worker
         self.door = Door()
         self.led: list[int] = []
-        about = Reigning(JOB, worker, "127.0.0.1", session_s, settled_s)
+        about = LeaderConfig(JOB, worker, "127.0.0.1", session_s, settled_s)
 
         def lead(reign: Reign) -> Leader:
             self.led.append(reign.term)
@@ -64,7 +64,7 @@ class Desk:
             spoil(leader)
             return leader
 
-        self.office = Office(about, 1, self.store, self.door, SystemClock(), lead)
+        self.office = Leadership(about, 1, self.store, self.door, SystemClock(), lead)
 
     async def stand(self) -> None:
         await self.store.create(node_paths.worker(JOB, self.worker), b"", ephemeral=True)
@@ -178,13 +178,13 @@ async def _answers(desk: Desk) -> bool:
 
 
 async def test_a_governor_that_raises_is_no_leader_without_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Governor.run
+    run = PolicyRunner.run
     broken = [raising]
 
-    async def fails_once(governor: Governor) -> None:
+    async def fails_once(governor: PolicyRunner) -> None:
         await (broken.pop()() if broken else run(governor))
 
-    monkeypatch.setattr(Governor, "run", fails_once)
+    monkeypatch.setattr(PolicyRunner, "run", fails_once)
     async with desks(2) as (_, other):
         await until(lambda: _led(other))
         assert len(await other.resigned()) == 1
@@ -288,7 +288,7 @@ async def test_where_nothing_of_it_can_be_told_a_daemon_gives_up_in_the_end(monk
     class UnspeakableError(EdlError):
         """Neither away nor over."""
 
-    monkeypatch.setattr("edl.daemon.leadership.LastWords.__call__", words)
+    monkeypatch.setattr("edl.daemon.leadership.ResignationWriter.__call__", words)
     async with desks(1, spoil_work) as (one,):
         async with asyncio.timeout(20):
             reason = await one.office.hopeless

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edl.daemon.roll_caller import Neighbours
+from edl.daemon.roll_caller import RollCaller
 from edl.errors import PeerError
 from edl.protocol.assignment import Orders, Summons, Verdict
 from edl.protocol.leader_messages import AskPresence
@@ -18,7 +18,7 @@ class Host:
 
     def __init__(self, name: str, others: dict[str, Host]) -> None:
         self.others, self.told = others, asyncio.Event()
-        self.mustering = Neighbours(self, 0.05, 1.0, self.tell)  # type: ignore[arg-type]
+        self.mustering = RollCaller(self, 0.05, 1.0, self.tell)  # type: ignore[arg-type]
         others[name] = self
 
     def tell(self) -> None:

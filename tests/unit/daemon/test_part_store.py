@@ -8,7 +8,7 @@ from edl.checkpoints.manifest import StoredTensor
 from edl.checkpoints.part_files import PartCopy, cut
 from edl.daemon.part_store import PartStore
 from edl.protocol.checkpoint_record import PartInfo, Save
-from edl.protocol.trainer_messages import Copied
+from edl.protocol.trainer_messages import CopiedPart
 
 SIZE = 1 << 16
 
@@ -20,7 +20,7 @@ def handed_over(folder, where, content):
     copied = PartCopy(save, tensors, cut((), tensors, 1)[0], b"")
     (folder / "about").write_bytes(msgspec.msgpack.encode(copied) if content is None else content)
     (folder / "bytes").write_bytes(bytes(SIZE))
-    return Copied(1, ("about", "bytes"), 0.5)
+    return CopiedPart(1, ("about", "bytes"), 0.5)
 
 
 async def told(folder, where, content=None):

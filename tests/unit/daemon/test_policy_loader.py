@@ -22,7 +22,7 @@ from edl.daemon import policy_child, policy_loader, policy_process
 from edl.daemon import policy_runner as governor_module
 from edl.daemon.policy_loader import Code, own_code, read_code, tabulated, try_policy
 from edl.daemon.policy_process import PolicyFailed, PolicyProcess
-from edl.daemon.policy_runner import Governor
+from edl.daemon.policy_runner import PolicyRunner
 from edl.daemon.policy_wire import Load
 from edl.errors import ConfigError
 from edl.policy.policy_job_view import View, WorkerView
@@ -281,7 +281,7 @@ class Lead:
         )
         self.ruled: list[Ruled] = []
         self._has_ruled = asyncio.Event()
-        self.governor = Governor(JobMachine(record, LeadTimes.of(1.0)), SystemClock(), self._put, own)
+        self.governor = PolicyRunner(JobMachine(record, LeadTimes.of(1.0)), SystemClock(), self._put, own)
 
     async def _put(self, happened: Input) -> None:
         assert isinstance(happened, Ruled)

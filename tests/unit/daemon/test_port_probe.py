@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from edl.daemon import port_probe
-from edl.daemon.port_probe import Knocking, refuses
+from edl.daemon.port_probe import PortProbe, refuses
 from edl.protocol.record import Identity
 
 HOST = "127.0.0.1"
@@ -65,7 +65,7 @@ async def test_those_that_refuse_are_told_of_until_they_are_not_looked_for(bound
         told.append(gone)
         heard.set()
 
-    silent = Knocking(tell)
+    silent = PortProbe(tell)
     with socket.socket() as living:
         living.bind((HOST, 0))
         living.listen()
@@ -84,7 +84,7 @@ async def test_those_that_refuse_are_told_of_until_they_are_not_looked_for(bound
 
 async def test_no_word_comes_after_the_end(bound: socket.socket) -> None:
     told: list[tuple[Identity, ...]] = []
-    silent = Knocking(told.append)
+    silent = PortProbe(told.append)
     silent.look_for((daemon("gone", bound),))
     silent.close()
     await asyncio.sleep(0.3)

@@ -8,7 +8,7 @@ import time
 from edl.clock import SystemClock
 from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Store
-from edl.daemon.presence_node import RollEntry
+from edl.daemon.presence_node import PresenceNode
 
 MARKS = {"/edl/digits/workers/w1": b"host1", "/edl/digits/hosts/h/w1": b"processes"}
 
@@ -16,7 +16,7 @@ MARKS = {"/edl/digits/workers/w1": b"host1", "/edl/digits/hosts/h/w1": b"process
 async def test_a_daemon_that_has_just_connected_may_be_the_first_after_an_outage() -> None:
     """So a leader in it gives all others the time to come back."""
     before = time.monotonic()
-    entry = RollEntry(MemoryServer().connect(), SystemClock(), MARKS)
+    entry = PresenceNode(MemoryServer().connect(), SystemClock(), MARKS)
     assert before <= entry.restored_at <= time.monotonic()
 
 
@@ -24,7 +24,7 @@ async def test_nodes_of_an_earlier_session_give_way() -> None:
     server = MemoryServer()
     for _ in range(2):
         store = server.connect()
-        await RollEntry(store, SystemClock(), MARKS).begin()
+        await PresenceNode(store, SystemClock(), MARKS).begin()
         for path, value in MARKS.items():
             node = await store.read(path)
             assert node is not None and (node.value, node.owner) == (value, store.session)
@@ -33,7 +33,7 @@ async def test_nodes_of_an_earlier_session_give_way() -> None:
 async def test_the_nodes_come_back_with_the_next_session() -> None:
     server = MemoryServer()
     store, other = server.connect(), server.connect()
-    entry = RollEntry(store, SystemClock(), MARKS)
+    entry = PresenceNode(store, SystemClock(), MARKS)
     await entry.begin()
     first, before = store.session, entry.restored_at
     server.expire(store.session)

@@ -18,8 +18,8 @@ from edl.core.job.commit import BatchDecided
 from edl.core.job.leader_inputs import Tell
 from edl.core.job.leader_machine import new_record
 from edl.daemon import record_store
-from edl.daemon.leader_shell import Leader, Reigning
-from edl.daemon.record_store import Chronicle
+from edl.daemon.leader_shell import Leader, LeaderConfig
+from edl.daemon.record_store import RecordStore
 from edl.errors import Fenced, StoreUnavailable, UsageError
 from edl.events import Kind
 from edl.facts import EpochEnded
@@ -97,10 +97,10 @@ async def kept_events(store: MemoryStore) -> list[dict[str, object]]:
     return [event.flat() for node in nodes if node is not None for event in events.decode(node.value)]
 
 
-async def opened(*fates: str) -> tuple[Frail, Chronicle[str], Candidate]:
+async def opened(*fates: str) -> tuple[Frail, RecordStore[str], Candidate]:
     store = Frail(MemoryServer())
     candidate, reign = await elected(store)
-    one: Chronicle[str] = Chronicle(JOB, store, reign, SystemClock())
+    one: RecordStore[str] = RecordStore(JOB, store, reign, SystemClock())
     await one.open()
     store.fates = iter(fates)
     return store, one, candidate
@@ -125,7 +125,7 @@ async def test_a_write_without_an_answer_is_on_record_whole_or_never(fate: str, 
         await one.keep(batch)
     with pytest.raises(StoreUnavailable):
         await one.keep(batches[number])
-    other: Chronicle[str] = Chronicle(JOB, store, await renewed(candidate), SystemClock())
+    other: RecordStore[str] = RecordStore(JOB, store, await renewed(candidate), SystemClock())
     kept = number + (fate in (UNANSWERED, LATE))
     assert await other.open() == (found if kept < 2 else later)
     newest = msgspec.structs.replace(later, version=later.version + 1)
@@ -191,7 +191,7 @@ def training(step: int) -> say.Report:
 
 
 async def lead(store: Frail, reign: Reign) -> tuple[Leader, asyncio.Task[None]]:
-    leader = Leader(Reigning(JOB, "w0", "127.0.0.1", 5.0), store, reign, SystemClock(), Refusals())
+    leader = Leader(LeaderConfig(JOB, "w0", "127.0.0.1", 5.0), store, reign, SystemClock(), Refusals())
     return leader, asyncio.ensure_future(leader.run())
 
 
@@ -207,7 +207,7 @@ class SetBack(SystemClock):
 async def test_what_a_leader_has_served_does_not_shrink_though_the_wall_clock_is_set_back() -> None:
     store, clock = Frail(MemoryServer()), SetBack()
     candidate, reign = await elected(store)
-    leader = Leader(Reigning(JOB, "w0", "127.0.0.1", 5.0), store, reign, clock, Refusals())
+    leader = Leader(LeaderConfig(JOB, "w0", "127.0.0.1", 5.0), store, reign, clock, Refusals())
     task = asyncio.ensure_future(leader.run())
     await store.create(node_paths.worker(JOB, "w0"), b"", ephemeral=True)
     await leader.answer(Call("w0", reign.term, say.Register(Identity("w0", "h", "127.0.0.1", 1, 2), 1, 1, 0)))

@@ -10,7 +10,7 @@ import pytest
 from edl.clock import SystemClock
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.memory_store import MemoryServer
-from edl.daemon.leader_shell import Leader, Reigning
+from edl.daemon.leader_shell import Leader, LeaderConfig
 from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
 from edl.protocol.record import Identity
@@ -33,7 +33,7 @@ class Reigned:
         self._candidate = Candidate(self.store, node_paths.root(JOB), "w0 127.0.0.1:1", self._on_reign)
         await self.store.create(node_paths.worker(JOB, "w0"), b"", ephemeral=True)
         self._candidate.stand()
-        about = Reigning(JOB, "w0", "127.0.0.1", SESSION_S)
+        about = LeaderConfig(JOB, "w0", "127.0.0.1", SESSION_S)
         reign = await self._began
         self._leader = Leader(about, self.store, reign, SystemClock(), Refusals(), lambda: self._restored_at)
         self._reigning = asyncio.ensure_future(self._leader.run())

@@ -7,7 +7,7 @@ import asyncio
 from edl.clock import SystemClock
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.memory_store import MemoryServer
-from edl.daemon.leader_shell import Leader, Reigning
+from edl.daemon.leader_shell import Leader, LeaderConfig
 from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
 from edl.protocol.assignment import Orders
@@ -29,7 +29,7 @@ async def test_a_worker_that_knows_what_presses_is_not_answered_for_what_does_no
     for worker in WORKERS:
         await store.create(node_paths.worker(JOB, worker), b"", ephemeral=True)
     candidate.stand()
-    leader = Leader(Reigning(JOB, "w0", "127.0.0.1", 60.0), store, await began, SystemClock(), Refusals())
+    leader = Leader(LeaderConfig(JOB, "w0", "127.0.0.1", 60.0), store, await began, SystemClock(), Refusals())
     reigning = asyncio.ensure_future(leader.run())
 
     async def orders(known: int) -> Orders:

@@ -7,18 +7,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edl.daemon.trainer_view import Observer
+from edl.daemon.trainer_view import TrainerView
 from edl.protocol import leader_messages as say
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.trainer_messages import FromTrainer, Hello, TrainerStatus
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 TRAINING = TrainerStatus(phase=say.Phase.TRAINING, generation=1, began=0)
 
 
 def test_a_longer_reason_is_not_taken_either(tmp_path: Path) -> None:
-    Page.create(tmp_path / "page")
-    observation = Observer(Page.open(tmp_path / "page")).observe(0.0)
+    SharedPage.create(tmp_path / "page")
+    observation = TrainerView(SharedPage.open(tmp_path / "page")).observe(0.0)
     long = say.Report(msgspec.structs.replace(observation, reason="x" * 2001))
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(long), type=say.Request)
@@ -26,8 +26,8 @@ def test_a_longer_reason_is_not_taken_either(tmp_path: Path) -> None:
 
 def test_what_a_trainer_says_goes_into_the_report_as_it_is(tmp_path: Path) -> None:
     """Each field of it, but for those that only its daemon needs."""
-    Page.create(tmp_path / "page")
-    observer = Observer(Page.open(tmp_path / "page"))
+    SharedPage.create(tmp_path / "page")
+    observer = TrainerView(SharedPage.open(tmp_path / "page"))
     status = TrainerStatus(
         phase=say.Phase.BROKEN,
         generation=4,
@@ -64,9 +64,9 @@ def test_what_a_trainer_says_goes_into_the_report_as_it_is(tmp_path: Path) -> No
 
 
 def test_computing_is_what_is_neither_waiting_nor_loading_in_a_ring_and_never_shrinks(tmp_path: Path) -> None:
-    page = Page.create(tmp_path / "page")
+    page = SharedPage.create(tmp_path / "page")
     page.add_waited(5_000_000_000)  # before this daemon came
-    observer = Observer(Page.open(tmp_path / "page"))
+    observer = TrainerView(SharedPage.open(tmp_path / "page"))
 
     def computed(now: float) -> float:
         usage = observer.observe(now).usage
@@ -84,8 +84,8 @@ def test_computing_is_what_is_neither_waiting_nor_loading_in_a_ring_and_never_sh
 
 def test_the_step_time_is_the_shorter_mean_of_half_a_second_and_of_twenty(tmp_path: Path) -> None:
     """Steps are long for a moment as the next ring is prepared beside them, and short again by its switch."""
-    page = Page.create(tmp_path / "page")
-    observer = Observer(Page.open(tmp_path / "page"))
+    page = SharedPage.create(tmp_path / "page")
+    observer = TrainerView(SharedPage.open(tmp_path / "page"))
     observer.hear(TRAINING)
     now = 0.0
     assert observer.observe(now).step_time_s == 0.0
@@ -104,8 +104,8 @@ def test_the_step_time_is_the_shorter_mean_of_half_a_second_and_of_twenty(tmp_pa
 
 
 def test_another_ring_has_step_times_of_its_own_and_other_news_changes_none(tmp_path: Path) -> None:
-    page = Page.create(tmp_path / "page")
-    observer = Observer(Page.open(tmp_path / "page"))
+    page = SharedPage.create(tmp_path / "page")
+    observer = TrainerView(SharedPage.open(tmp_path / "page"))
     observer.hear(TRAINING)
     observer.observe(0.0)
     page.count().step = 9  # it has come to where the others are: that is no nine steps
@@ -117,8 +117,8 @@ def test_another_ring_has_step_times_of_its_own_and_other_news_changes_none(tmp_
 
 
 def test_the_first_of_long_steps_tells_how_long_they_take(tmp_path: Path) -> None:
-    page = Page.create(tmp_path / "page")
-    observer = Observer(Page.open(tmp_path / "page"))
+    page = SharedPage.create(tmp_path / "page")
+    observer = TrainerView(SharedPage.open(tmp_path / "page"))
     observer.hear(TRAINING)
     observer.observe(0.0)
     now = _make_a_step(page, 0.0, 5.0)
@@ -126,8 +126,8 @@ def test_the_first_of_long_steps_tells_how_long_they_take(tmp_path: Path) -> Non
 
 
 def test_a_first_reading_in_the_midst_of_a_step_is_soon_forgotten(tmp_path: Path) -> None:
-    page = Page.create(tmp_path / "page")
-    observer = Observer(Page.open(tmp_path / "page"))
+    page = SharedPage.create(tmp_path / "page")
+    observer = TrainerView(SharedPage.open(tmp_path / "page"))
     observer.hear(TRAINING)
     observer.observe(now := 0.0)
     page.count().step += 1
@@ -138,6 +138,6 @@ def test_a_first_reading_in_the_midst_of_a_step_is_soon_forgotten(tmp_path: Path
     assert observer.observe(now).step_time_s == pytest.approx(0.05, rel=0.01)
 
 
-def _make_a_step(page: Page, now: float, took_s: float) -> float:
+def _make_a_step(page: SharedPage, now: float, took_s: float) -> float:
     page.count().step += 1
     return now + took_s

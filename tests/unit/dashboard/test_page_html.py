@@ -14,7 +14,7 @@ from edl.dashboard.access import Access
 from edl.dashboard.page_report import report
 from edl.dashboard.page_view import lasting, sized, sizes_of, view_of
 from edl.dashboard.series import MOST, History, Series, series_of
-from edl.dashboard.time_shares import Spending, Spendings, verdict
+from edl.dashboard.time_shares import TimeShare, TimeShares, verdict
 from edl.launch.progress_log import Point, is_due
 from edl.protocol.record import JobState, WorkerState, WorkerStatus
 
@@ -148,13 +148,13 @@ def test_the_job_had_the_size_that_its_first_change_began_with() -> None:
 
 def test_a_slow_worker_is_named_with_what_it_spends_its_time_on() -> None:
     slow, fast = status().workers
-    assert "0.50 of the median pace, as it loads samples for long" in verdict(slow, Spending(0.1, 0.8, 0.1))
-    assert "as it computes for long" in verdict(slow, Spending(0.8, 0.1, 0.1))
+    assert "0.50 of the median pace, as it loads samples for long" in verdict(slow, TimeShare(0.1, 0.8, 0.1))
+    assert "as it computes for long" in verdict(slow, TimeShare(0.8, 0.1, 0.1))
     assert verdict(fast, None) == verdict(msgspec.structs.replace(slow, rank=None), None) == ""
 
 
 def test_what_workers_spend_their_time_on_is_that_of_late() -> None:
-    found = Spendings()
+    found = TimeShares()
 
     def look(*found_usage: object) -> None:
         workers = tuple(
@@ -166,8 +166,8 @@ def test_what_workers_spend_their_time_on_is_that_of_late() -> None:
     assert found.of("w0") is None
     for n in range(1, 40):
         look(usage(n, 100 + n, 0, 0), usage(n, 0, n / 4, 3 * n / 4))
-    assert found.of("w0") == Spending(1.0, 0.0, 0.0)  # what was before the last ten seconds does not count
-    assert found.of("w1") == Spending(0.0, 0.25, 0.75)
+    assert found.of("w0") == TimeShare(1.0, 0.0, 0.0)  # what was before the last ten seconds does not count
+    assert found.of("w1") == TimeShare(0.0, 0.25, 0.75)
     look(usage(1, 5, 0, 0))  # another daemon speaks for it, and one worker is gone
     assert found.of("w0") is None and found.of("w1") is None
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from edl.horovodrun.driver_requests import Driver
-from edl.horovodrun.trainer_output import Hearing
+from edl.horovodrun.trainer_output import OutputReader
 
 
 async def test_the_loss_of_all_readers_is_told_once() -> None:
     (one, out), (other, err) = os.pipe(), os.pipe()
     lost: list[int] = []
-    hearing = Hearing((out, err), lambda: lost.append(1))
+    hearing = OutputReader((out, err), lambda: lost.append(1))
     os.write(out, b"a line that was not read yet")
     os.close(one)
     await asyncio.sleep(0.05)
@@ -32,7 +32,7 @@ async def test_the_loss_of_all_readers_is_told_once() -> None:
 async def test_files_are_no_sign_of_anything(tmp_path: Path) -> None:
     lost: list[int] = []
     with (tmp_path / "log").open("wb") as file:
-        hearing = Hearing((file.fileno(),), lambda: lost.append(1))
+        hearing = OutputReader((file.fileno(),), lambda: lost.append(1))
         await asyncio.sleep(0.05)
         hearing.stop()
     assert lost == []

@@ -11,7 +11,7 @@ from edl.coordination.coordinator_settings import Coordinator
 from edl.errors import ConfigError
 from edl.horovodrun import worker_proxy as module
 from edl.horovodrun.proxy_machine import JobUnknown, TrainerEnded
-from edl.horovodrun.worker_proxy import StandIn
+from edl.horovodrun.worker_proxy import WorkerProxy
 from edl.host.credentials import coordinator_of
 from edl.outside import job_client
 
@@ -31,7 +31,7 @@ async def test_it_is_let_in_to_the_coordinator_as_its_daemon_is(by, monkeypatch,
 
     monkeypatch.setattr(job_client, "JobClient", refusing)
     monkeypatch.setattr(module, "LOOK_S", 0.0)
-    stand_in = StandIn([])
+    stand_in = WorkerProxy([])
     stand_in._post.handle(TrainerEnded(-9), 0.0)
     looking = asyncio.ensure_future(stand_in._look())
     assert isinstance(await stand_in._inbox.get(), JobUnknown)

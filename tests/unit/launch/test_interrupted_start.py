@@ -88,7 +88,7 @@ class Machine:
         return SimpleNamespace(dismiss=dismiss)
 
     async def run(self, settings: Settings) -> local_launch.Outcome:
-        run = job_run.Lives(settings, launch_record(settings, ["true"]))
+        run = job_run.JobRun(settings, launch_record(settings, ["true"]))
         loop = asyncio.get_running_loop()
 
         def turn(number: int) -> None:
@@ -131,7 +131,7 @@ def test_whatever_was_begun_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
             monkeypatch.setattr(local_launch, name, getattr(machine, name))
         monkeypatch.setattr(local_launch, "start_process", lambda *_: None)
         monkeypatch.setattr(local_launch, "Worker", machine.start_worker)
-        monkeypatch.setattr(job_run, "LauncherGuard", machine.guard)
+        monkeypatch.setattr(job_run, "OrphanReaper", machine.guard)
         monkeypatch.setattr(local_launch, "JobClient", Client)
         settings = Settings(job=f"job-{turns}", home=tmp_path, np=WORKERS)
         outcome = asyncio.run(machine.run(settings))

@@ -38,9 +38,9 @@ class Place:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.begun: list[Settings] = []
-        self.run: job_run.Lives | None = None
+        self.run: job_run.JobRun | None = None
         patch.setattr(logging.getLogger("edl"), "handlers", [])
-        patch.setattr(job_run, "LauncherGuard", lambda *_: SimpleNamespace(dismiss=lambda: None))
+        patch.setattr(job_run, "OrphanReaper", lambda *_: SimpleNamespace(dismiss=lambda: None))
         self._patch = patch
 
     def settings(self, **more: Any) -> Settings:
@@ -61,7 +61,7 @@ class Place:
         self._patch.setattr(job_run, "Launch", launch)
 
         async def whole() -> Outcome:
-            self.run = job_run.Lives(settings, launch_record(settings, ["true"]))
+            self.run = job_run.JobRun(settings, launch_record(settings, ["true"]))
             return await self.run.run()
 
         outcome = asyncio.run(whole())

@@ -17,8 +17,8 @@ from edl.launch.supervisor_inputs import (
     TELL_GRACE_S,
     AskedToGo,
     AskForLastWord,
-    Bounds,
     DeadlineReached,
+    EndTimeouts,
     EndWorkers,
     Happening,
     Interrupted,
@@ -37,7 +37,7 @@ from edl.launch.supervisor_inputs import (
 )
 from edl.protocol.record import FailedBy
 
-LIMITS = Bounds(doubt_s=10, settle_s=60)
+LIMITS = EndTimeouts(doubt_s=10, settle_s=60)
 RUNNING = JobSeen("running", ranks={100: 0, 101: 1}, size=2, pids=frozenset({100, 101}))
 FINISHED = JobSeen("finished", ranks={100: 0, 101: 1}, size=2)
 
@@ -127,7 +127,7 @@ def test_a_newcomer_that_the_job_never_knew_costs_no_doubt():
 def test_the_job_has_time_for_another_leader_when_the_one_it_had_crashed():
     """The next one comes a session time-out later; until then the job looks as before."""
     session_s, step_s = 10.0, 60.0
-    supervisor = Supervisor({0: 100, 1: 101}, Bounds.of(session_s, step_s))
+    supervisor = Supervisor({0: 100, 1: 101}, EndTimeouts.of(session_s, step_s))
     play(supervisor, RUNNING, WorkerExited(0, -9))
     assert supervisor.deadline is not None
     leader_s = session_s + 2.0

@@ -8,14 +8,14 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from edl.lightning.lightning_state import Counters, Traveller
+from edl.lightning.lightning_state import Counters, LightningState
 from edl.torch.loop_steps import StepEnd
 
 
 def traveller(callback: pl.Callback) -> Any:
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[callback])
     trainer.strategy.connect(pl.LightningModule())
-    return Traveller(trainer, Counters(trainer.fit_loop), lambda: StepEnd.COUNTED)
+    return LightningState(trainer, Counters(trainer.fit_loop), lambda: StepEnd.COUNTED)
 
 
 def test_a_newcomer_saves_after_its_first_step_where_the_others_do_and_only_there() -> None:

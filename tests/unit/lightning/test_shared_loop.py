@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from edl.errors import UsageError
 from edl.lightning.lightning_validation import share_out
-from edl.torch.loop_collectives import RingWords
+from edl.torch.loop_collectives import LoopCollectives
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of PyTorch's to Lightning, and of Lightning's to a script
 
@@ -62,7 +62,7 @@ class Worker(Member):
         self.module, self.trainer = Module(), pl.Trainer(**QUIET)
         for name, value in asks.items():
             setattr(self.module, name, value)
-        words = RingWords(SimpleNamespace(ring=self), self, lambda: self.evaluate_shared)
+        words = LoopCollectives(SimpleNamespace(ring=self), self, lambda: self.evaluate_shared)
         share_out(self.trainer, words, lambda: self.evaluate_shared)
         strategy = self.trainer.strategy
         strategy.all_gather, strategy.rank = words.gathered, number

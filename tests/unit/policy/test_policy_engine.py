@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from edl.policy.policy_engine import Engine, Pacing, Ruling
 from edl.policy.policy_job_view import Decision, View
-from edl.policy.stragglers import Straggler, Uneven
+from edl.policy.stragglers import Straggler, UnevenPaces
 
 
 class Wants:
@@ -102,7 +102,7 @@ def test_a_straggler_that_is_only_told_of_keeps_nothing_else_from_being_decided(
 
 def test_an_uneven_ring_is_shared_out_anew() -> None:
     engine = Engine(None, Pacing(every=1, looks=2, cooldown_s=0.0))
-    uneven = Uneven({"w0": 1.0, "w1": 0.5}, 0.5, "w1 is slow")
+    uneven = UnevenPaces({"w0": 1.0, "w1": 0.5}, 0.5, "w1 is slow")
     assert engine.look(view(1), uneven) is None
     found = engine.look(view(2), uneven)
     assert found is not None and found.act and found.decision.shares == uneven.shares and not found.decision.replace

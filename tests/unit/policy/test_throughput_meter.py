@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl.policy.throughput_meter import SETTLE_STEPS, WINDOW_S, Meter
-from edl.policy.worker_time import Seated, Timesheets
+from edl.policy.worker_time import Seated, WorkerTimes
 from edl.protocol.tally import Rate, Usage
 
 
@@ -54,7 +54,7 @@ def usage(at: float, step: int, waited_s: float = 0.0, loaded_s: float = 0.0, cp
 
 
 def test_a_timesheet_says_what_became_of_the_time() -> None:
-    sheets = Timesheets()
+    sheets = WorkerTimes()
     assert not sheets.take([Seated("a", 0, "h", usage(0, 10)), Seated("b", 1, "h", usage(5, 10))])
     after = [Seated("a", 0, "h", usage(10, 60, 4.0, 1.0, 5.0)), Seated("b", 1, "h", usage(15, 60))]
     assert sheets.take(after)
@@ -65,7 +65,7 @@ def test_a_timesheet_says_what_became_of_the_time() -> None:
 
 
 def test_a_newcomer_begins_a_new_sheet_for_all() -> None:
-    sheets = Timesheets()
+    sheets = WorkerTimes()
     sheets.take([Seated("a", 0, "h", usage(0, 10))])
     both = [Seated("a", 0, "h", usage(10, 60)), Seated("b", 1, "h", usage(10, 60))]
     assert not sheets.take(both)

@@ -19,7 +19,7 @@ from edl.coordination.store import Create, Store
 from edl.scheduler.decision_times import KEPT, TOLD_EVERY_S, DecisionTimes, ToldTimes, told_in
 from edl.scheduler.job_poller import JobsObserver
 from edl.scheduler.queue_store import QueueStore
-from edl.scheduler.scheduler_loop import QueueReign
+from edl.scheduler.scheduler_loop import SchedulerLoop
 
 
 def test_a_line_is_due_once_a_minute_and_only_if_something_was_decided() -> None:
@@ -65,7 +65,7 @@ async def test_a_reign_says_at_its_end_how_long_its_decisions_took(caplog: pytes
     queue = HeardQueue(store)
     await store.commit([Create("/fence", b"")])
     rules = ClusterRules()
-    reign = QueueReign(
+    reign = SchedulerLoop(
         queue,
         Reign(3, "/fence"),
         cast("JobsObserver", None),

@@ -48,7 +48,7 @@ from edl.scheduler import queue_store, scheduler_loop
 from edl.scheduler.cluster_home import ClusterHome
 from edl.scheduler.job_poller import JobsObserver
 from edl.scheduler.queue_store import AGENTS, STORY, QueueStore
-from edl.scheduler.scheduler_loop import QueueReign
+from edl.scheduler.scheduler_loop import SchedulerLoop
 
 FENCE = "/fence"
 JOB = JobEntry(Submission("a", ("train",), "/", "ann", 1.0), life=2)
@@ -79,7 +79,7 @@ async def reigning(queue: QueueStore, observer: Any, machine: ScriptedMachine) -
     """Of that machine."""
     await queue.store.create(FENCE)
     leads: Any = SimpleNamespace(term=1, fence=FENCE)
-    reign = QueueReign(queue, leads, observer, lambda _: cast("Any", machine))
+    reign = SchedulerLoop(queue, leads, observer, lambda _: cast("Any", machine))
     ruling = asyncio.create_task(reign.run())
     try:
         async with asyncio.timeout(10):

@@ -16,8 +16,8 @@ from edl.errors import RingBroken, UsageError
 from edl.tensorflow.keras_optimizer import owners
 from edl.tensorflow.kernels import Answer, kernels_for
 from edl.tensorflow.tf_framework import TensorFlowFramework, _failed
-from edl.trainer.registered_state import Extras
-from edl.trainer.state_handoff import Beside
+from edl.trainer.registered_state import RegisteredState
+from edl.trainer.state_handoff import StateHandoff
 
 OWN = kernels_for([])
 assert OWN is not None, "scripts/setup builds them"
@@ -80,7 +80,7 @@ class Worker:
         if build:
             self.optimizer.build(self.weights)
         self.ema = tf.Variable(float(seed))
-        self.extras = Extras(self.framework.sort)
+        self.extras = RegisteredState(self.framework.sort)
         self.extras.add({"ema": self.ema, "losses": [0.5] * seed, "seen": np.ones(5)})
         self.step(steps)
         self.traced = tf.function(self._step)
@@ -257,7 +257,7 @@ def test_one_that_rehearses_its_entry_takes_over_its_own_state(root):
     """Once, and then its updates wait for nothing."""
     other = Worker(1, 2)
     assert root.framework.apart.given()
-    Beside(root.framework, root.extras).rehearse()
+    StateHandoff(root.framework, root.extras).rehearse()
     assert root.state() == other.state()
     for one in (root, other):
         one.step()
@@ -271,7 +271,7 @@ def test_a_model_without_variables_is_none_to_rehearse_with():
     worker.framework.add_model(lazy)
     with pytest.raises(UsageError, match="no variables yet"):
         worker.framework.apart.parted()
-    Beside(worker.framework, worker.extras).rehearse()
+    StateHandoff(worker.framework, worker.extras).rehearse()
 
 
 def test_what_is_sent_stays_what_it_was_though_the_sender_goes_on(root):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from edl.torch.absence import Nothings, are_absent, blank, no_rows, nothing_like, takes_gradients
+from edl.torch.absence import AbsentGradients, are_absent, blank, no_rows, nothing_like, takes_gradients
 from edl.torch.tensor_ring import scale, scaled_rows
 
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64]
@@ -58,7 +58,7 @@ def test_what_a_worker_without_samples_computed_is_nothing(dtype: torch.dtype) -
 
 
 def test_nothing_has_the_layout_of_what_others_have() -> None:
-    known, one = Nothings(), parameter()
+    known, one = AbsentGradients(), parameter()
     assert not known.nothing(one).is_sparse
     known.know_sparse(one)
     nothing = known.nothing(one)

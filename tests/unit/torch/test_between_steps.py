@@ -17,7 +17,7 @@ import torch
 from breaking_rings import Fault, Member, Net, faults_of, play
 
 from edl.errors import RingBroken, UsageError
-from edl.torch.loop_collectives import RingWords
+from edl.torch.loop_collectives import LoopCollectives
 from edl.torch.loop_steps import LoopState, LoopSteps, StepEnd
 
 BATCHES = 3
@@ -47,7 +47,9 @@ class Worker(Member):
         self.state = State()
         self.steps = LoopSteps(self, self.state)  # type: ignore[arg-type]
         self.steps.registered = SimpleNamespace(loop=self.state)
-        self.words = RingWords(SimpleNamespace(ring=self), self, lambda: self.steps.ask if self.steps.between else None)
+        self.words = LoopCollectives(
+            SimpleNamespace(ring=self), self, lambda: self.steps.ask if self.steps.between else None
+        )
         self.done = list[int]()
         self.story: list[Any] = []
 
@@ -151,6 +153,6 @@ def test_a_worker_that_asks_while_another_one_evaluates_is_told_so() -> None:
     def ask(_work: Any) -> tuple[bytes, ...]:
         return (msgspec.msgpack.encode({"logged": 1}),)
 
-    words = RingWords(SimpleNamespace(ring=None), SimpleNamespace(rank=int, size=lambda: 2), lambda: ask)
+    words = LoopCollectives(SimpleNamespace(ring=None), SimpleNamespace(rank=int, size=lambda: 2), lambda: ask)
     with pytest.raises(UsageError, match="called broadcast, and another one an evaluation"):
         words.told(True, 0)

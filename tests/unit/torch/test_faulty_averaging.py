@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from edl.collectives.ring_port import Weight
+from edl.collectives.ring_port import GradientWeight
 from edl.errors import FAULT, RingBroken, UsageError
 from edl.torch.backward import Backward
 from edl.torch.torch_reducer import Reducer
@@ -77,7 +77,7 @@ def backward(call: str, error: Exception, *, on_trial: bool) -> tuple[Trainer, R
     trainer, ring = Trainer(), Ring(Averaging(call, error), on_trial=on_trial)
     model: Any = torch.nn.Linear(3, 1)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    Reducer(trainer, ring, Weight(), Backward(), names)  # type: ignore[arg-type]
+    Reducer(trainer, ring, GradientWeight(), Backward(), names)  # type: ignore[arg-type]
     for _ in range(2):  # the second time gradients take the short way
         model(torch.ones(2, 3)).mean().backward()
     return trainer, ring, model.weight.grad
@@ -104,5 +104,5 @@ def test_numbers_that_no_ring_averages_are_refused_at_once(dtype: torch.dtype) -
     parameter = torch.zeros(3, dtype=dtype, requires_grad=True)
     ring = Ring(Averaging("", ValueError()), on_trial=False)
     with pytest.raises(UsageError, match=r"edl\.Optimizer: scale is of torch\.float8"):
-        Reducer(Trainer(), ring, Weight(), Backward(), {parameter: "scale"})  # type: ignore[arg-type]
-    Reducer(Trainer(), ring, Weight(), Backward(), {parameter.detach(): "scale"})  # type: ignore[arg-type]
+        Reducer(Trainer(), ring, GradientWeight(), Backward(), {parameter: "scale"})  # type: ignore[arg-type]
+    Reducer(Trainer(), ring, GradientWeight(), Backward(), {parameter.detach(): "scale"})  # type: ignore[arg-type]

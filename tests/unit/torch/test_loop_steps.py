@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edl.errors import RingBroken, UsageError
-from edl.torch.loop_collectives import RingWords, Saying
+from edl.torch.loop_collectives import LoopCollectives, Saying
 from edl.torch.loop_state import as_plain, from_plain
 from edl.torch.loop_steps import LoopState, LoopSteps, StepEnd
 
@@ -212,7 +212,7 @@ def test_a_worker_goes_on_with_what_it_has_where_a_peer_is_gone_and_the_next_ste
     torch = pytest.importorskip("torch")
     voids: list[BaseException] = []
     seat = SimpleNamespace(rank=lambda: 0, size=lambda: 2, voided=False, void_beside=voids.append)
-    words = RingWords(SimpleNamespace(ring=BrokenRing()), seat)
+    words = LoopCollectives(SimpleNamespace(ring=BrokenRing()), seat)
     assert words.decision(True, of_all=True) and not words.decision(False, of_all=False)
     assert words.reduced(torch.tensor(3.0), "mean").item() == 3.0
     assert words.told({"path": "a"}, 0) == {"path": "a"}
@@ -224,6 +224,6 @@ def test_a_worker_goes_on_with_what_it_has_where_a_peer_is_gone_and_the_next_ste
 
 
 def test_a_reduction_that_there_is_not_is_refused() -> None:
-    words = RingWords(SimpleNamespace(ring=None), SimpleNamespace(size=lambda: 2))
+    words = LoopCollectives(SimpleNamespace(ring=None), SimpleNamespace(size=lambda: 2))
     with pytest.raises(UsageError, match="edl has 'mean' and 'sum'"):
         words.reduced(1.0, "max")

@@ -13,8 +13,8 @@ from edl.torch.torch_framework import TorchFramework
 from edl.torch.torch_snapshot import TorchSnapshot, random_states, restore
 from edl.trainer import state_handoff
 from edl.trainer.framework_port import Late
-from edl.trainer.registered_state import Extras
-from edl.trainer.state_handoff import Beside
+from edl.trainer.registered_state import RegisteredState
+from edl.trainer.state_handoff import StateHandoff
 
 
 def whole(contents: Any) -> memoryview:
@@ -49,7 +49,7 @@ class Worker:
         self.framework.track(self.optimizer)
         self.framework.track(self.model)
         self.ema = torch.nn.Linear(3, 3)
-        self.extras = Extras(self.framework.sort)
+        self.extras = RegisteredState(self.framework.sort)
         self.extras.add({"ema": self.ema, "losses": [0.5] * seed, "seen": torch.ones(5)})
         self.step(steps)
 
@@ -137,7 +137,7 @@ class Deep:
         self.ema = torch.optim.swa_utils.AveragedModel(
             self.model, avg_fn=torch.optim.swa_utils.get_ema_avg_fn(0.9), use_buffers=False
         )
-        self.extras = Extras(self.framework.sort)
+        self.extras = RegisteredState(self.framework.sort)
         self.extras.add({"ema": self.ema, "schedule": self.schedule})
         self.step(steps)
 
@@ -280,7 +280,7 @@ def test_one_that_rehearses_its_entry_takes_over_its_own_state(kind: str, monkey
     worker, other = Worker(4, 2, kind), Worker(4, 2, kind)
     apart = worker.framework.apart
     taken = monkeypatch_given(monkeypatch, apart)
-    Beside(worker.framework, worker.extras).rehearse()
+    StateHandoff(worker.framework, worker.extras).rehearse()
     assert taken == [apart]
     check_equal(worker.state(), other.state())
     worker.step()
@@ -292,7 +292,7 @@ def test_a_large_state_is_not_copied_for_a_rehearsal(monkeypatch: pytest.MonkeyP
     worker = Worker(4, 2)
     taken = monkeypatch_given(monkeypatch, worker.framework.apart)
     monkeypatch.setattr(state_handoff, "REHEARSED_BYTES", 100)
-    Beside(worker.framework, worker.extras).rehearse()
+    StateHandoff(worker.framework, worker.extras).rehearse()
     assert taken == []
 
 

@@ -23,7 +23,7 @@ from edl.errors import ConfigError, JobFailed, PeerError
 from edl.protocol import trainer_messages as say
 from edl.protocol.leader_messages import Phase
 from edl.trainer import daemon_link as module
-from edl.trainer.daemon_link import MOST_RESTARTS, DaemonLink, Restarts
+from edl.trainer.daemon_link import MOST_RESTARTS, DaemonLink, DaemonRestarts
 from edl.transport.pipe import Connection, PipeClient, PipeServer
 
 NO_PROCESS = 2**22 + 1
@@ -150,7 +150,7 @@ def test_one_that_always_dies_is_not_started_for_ever_and_the_script_ends_with_t
 
 
 def test_one_that_dies_now_and_then_is_started_each_time():
-    restarts = Restarts(10.0)
+    restarts = DaemonRestarts(10.0)
     assert all(restarts.allow(15.0 * number) for number in range(20))
     assert [restarts.allow(1000.0) for _ in range(MOST_RESTARTS + 1)] == [*MOST_RESTARTS * [True], False]
 

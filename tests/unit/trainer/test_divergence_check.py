@@ -17,8 +17,8 @@ from edl.core.worker.worker_inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.divergence_report import Checking, Fingerprint, OnDivergence
 from edl.protocol.ring_places import Place
-from edl.trainer.divergence_check import READ_EVERY, Comparison, _Teller
-from edl.trainer.registered_state import Extras
+from edl.trainer.divergence_check import READ_EVERY, DivergenceCheck, _Teller
+from edl.trainer.registered_state import RegisteredState
 
 
 class FakeRing:
@@ -130,11 +130,11 @@ def member(
     ended: Callable[[], None] = end,
     new: tuple[int, ...] = (),
     large: bool = False,
-) -> tuple[FakeSeat, Comparison]:
+) -> tuple[FakeSeat, DivergenceCheck]:
     ring, link = FakeRing(rank, states, new), FakeLink()
-    shell, extras = FakeSeat(ring, link, on_divergence, ended), Extras()
+    shell, extras = FakeSeat(ring, link, on_divergence, ended), RegisteredState()
     extras.add({"own": rank, "state": Stateful()})  # a plain value may be each worker's own
-    return shell, Comparison(FakeFramework(ring, large), shell, extras)  # type: ignore[arg-type]
+    return shell, DivergenceCheck(FakeFramework(ring, large), shell, extras)  # type: ignore[arg-type]
 
 
 def test_equal_states_cost_one_small_message() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from edl.errors import RingBroken, UsageError
 from edl.trainer.elastic_run import Run, State
-from edl.trainer.registered_state import Extras, RegisteredValues
+from edl.trainer.registered_state import RegisteredState, RegisteredValues
 
 
 class FakeTrainer:
@@ -20,7 +20,7 @@ class FakeTrainer:
         self.number = 1
         self.changes_after: set[int] = set()
         self.anew = 0
-        self.extras = Extras()
+        self.extras = RegisteredState()
         self.callbacks: list[Any] = []
         self.updates: int | None = 0
         self.rehearsals = 0

@@ -13,7 +13,7 @@ import pytest
 from edl.errors import UsageError
 from edl.protocol.ring_places import Place
 from edl.trainer.arrays import Arrays, as_bytes
-from edl.trainer.registered_state import STANDING, Extras
+from edl.trainer.registered_state import STANDING, RegisteredState
 from edl.trainer.value_tree import Destination, Form, TensorPart
 
 
@@ -78,7 +78,7 @@ class Wire:
         return 0
 
 
-def send(root: Extras, newcomer: Extras, statistics: bool = False) -> None:
+def send(root: RegisteredState, newcomer: RegisteredState, statistics: bool = False) -> None:
     wire: Any = Wire()
     for wire.rank, extras in enumerate((root, newcomer)):
         if statistics:
@@ -89,8 +89,8 @@ def send(root: Extras, newcomer: Extras, statistics: bool = False) -> None:
     assert not wire.bodies
 
 
-def having(values: dict[str, Any]) -> Extras:
-    extras = Extras(Nets())
+def having(values: dict[str, Any]) -> RegisteredState:
+    extras = RegisteredState(Nets())
     extras.add(values)
     return extras
 
@@ -268,9 +268,9 @@ def test_a_state_that_is_not_loaded_is_told() -> None:
     ],
 )
 def test_what_cannot_travel_is_refused_in_one_short_line(value: Any, complaint: str) -> None:
-    registered = Extras().add({"x": 0})
+    registered = RegisteredState().add({"x": 0})
     with pytest.raises(UsageError, match=complaint) as refusal:
-        Extras().add({"x": value})
+        RegisteredState().add({"x": value})
     assert len(str(refusal.value)) < 250
     assert "\n" not in str(refusal.value)
     if not isinstance(value, (list, dict)):
@@ -283,7 +283,7 @@ def test_what_contains_itself_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(UsageError, match="a list that contains itself cannot travel"):
-        Extras().add({"x": endless})
+        RegisteredState().add({"x": endless})
 
 
 class Schedule:
@@ -317,7 +317,7 @@ def test_modules_tensors_and_states_are_compared_in_one_order_and_plain_values_a
 
 
 def test_what_was_registered_as_a_plain_value_stays_the_scripts_own_whatever_is_in_its_place_later() -> None:
-    extras = Extras(Nets())
+    extras = RegisteredState(Nets())
     registered = extras.add(
         {"best": 9e9, "kept": {"loss": None, "net": Net(a=np.ones(1))}, "late": {}, "means": np.ones(2)}
     )

@@ -10,7 +10,7 @@ import pytest
 
 from edl.core.worker.worker_inputs import RingPrepared
 from edl.protocol.ring_places import Place
-from edl.trainer.ring_builder import Preparer
+from edl.trainer.ring_builder import RingBuilder
 
 PATIENCE_S = 10.0
 
@@ -56,13 +56,13 @@ def test_rank_0_of_a_ring_that_all_prepare_offers_its_state(rank: int, all_prepa
     framework, offers = usual()
     framework.ring.may_form.set()
     told = Queue[object]()
-    Preparer(framework, offers, told.put).begin(Place(2, rank, 2, "w"), 1.0, all_prepare=all_prepare)
+    RingBuilder(framework, offers, told.put).begin(Place(2, rank, 2, "w"), 1.0, all_prepare=all_prepare)
     assert told.get(timeout=PATIENCE_S) == RingPrepared(2, offer)
 
 
 def test_of_a_ring_that_is_let_go_of_nothing_is_offered_any_more() -> None:
     (framework, offers), told = usual(), Queue[object]()
-    preparer = Preparer(framework, offers, told.put)
+    preparer = RingBuilder(framework, offers, told.put)
     preparer.begin(Place(2, 0, 2, "w"), 1.0, all_prepare=True)
     preparer.release(2)
     assert offers.withdrawn == 2
@@ -76,7 +76,7 @@ def test_of_a_ring_that_is_let_go_of_nothing_is_offered_any_more() -> None:
 def test_a_ring_is_waited_for_though_its_thread_is_only_about_to_begin() -> None:
     """The link's thread is told to begin it, and the training thread comes first."""
     framework, offers = usual()
-    preparer = Preparer(framework, offers, lambda word: None)
+    preparer = RingBuilder(framework, offers, lambda word: None)
     found: list[list[int]] = []
 
     def wait() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from edl.errors import UsageError
 from edl.trainer import sample_source as under_test
-from edl.trainer.sample_source import Samples
+from edl.trainer.sample_source import SampleSource
 
 
 class Waiting:
@@ -35,7 +35,7 @@ class Waiting:
         )
         resuming: Any = SimpleNamespace(begin_batch=lambda: None)
         self.looks = 0
-        self._samples = Samples(shell, leases, SimpleNamespace(), resuming)  # type: ignore[arg-type]
+        self._samples = SampleSource(shell, leases, SimpleNamespace(), resuming)  # type: ignore[arg-type]
 
     def _wait_offered(self, _step: int | None, _committed: Callable[[], int], goes_on: Callable[[], bool]) -> bool:
         for _ in range(2):

@@ -10,7 +10,7 @@ import pytest
 from edl.errors import RingBroken
 from edl.trainer.arrays import Arrays
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import RegisteredState
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue
 from edl.trainer.worker_shell import WorkerShell
@@ -21,7 +21,7 @@ DEATH = RingBroken("a peer is gone")
 @pytest.fixture
 def shell() -> WorkerShell:
     framework: Any = SimpleNamespace(ring=None, sort=Arrays())
-    shell = WorkerShell(framework, SharedLeases(), Extras())
+    shell = WorkerShell(framework, SharedLeases(), RegisteredState())
     shell.count.step = 7
     return shell
 

@@ -15,7 +15,7 @@ from breaking_rings import TIMEOUT_S, Died, Fault, Net, Over, faults_of, play
 
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.ring_places import Place, solo
-from edl.trainer.shared_evaluation import Evaluations
+from edl.trainer.shared_evaluation import SharedEvaluation
 
 STEP, UNITS = 7, 5
 
@@ -28,7 +28,7 @@ class Worker:
 
     def __init__(self, net: Net, number: int, units: int) -> None:
         self.net, self.number, self.units = net, number, units
-        self.evaluations = Evaluations(lambda: self, self)  # type: ignore[arg-type,return-value]
+        self.evaluations = SharedEvaluation(lambda: self, self)  # type: ignore[arg-type,return-value]
         self.results: list[tuple[bytes, ...]] = []
         self.done: list[int] = []
         self.gone_on = False
@@ -158,4 +158,4 @@ def test_an_evaluation_that_the_others_have_left_behind_is_none_of_a_ring_of_its
     between: Any = SimpleNamespace(committed=STEP, round_s=0.0, given_up=True)
     between.renew_ring = lambda error: setattr(between, "committed", STEP + 3)
     with pytest.raises(JobFailed, match="the others have gone on beyond this evaluation"):
-        Evaluations(lambda: worker, between).make(worker)  # type: ignore[arg-type,return-value]
+        SharedEvaluation(lambda: worker, between).make(worker)  # type: ignore[arg-type,return-value]

@@ -19,7 +19,7 @@ from edl.protocol.checkpoint_record import SPARE, Save
 from edl.protocol.ring_places import Place
 from edl.trainer import snapshot_writer
 from edl.trainer.framework_port import StatePiece
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import RegisteredState
 
 
 def test_pieces_of_all_sizes_lie_one_behind_the_other(tmp_path, monkeypatch):
@@ -54,7 +54,7 @@ def test_collection_waits_for_a_description_and_is_afterwards_as_it_was(collects
 
     (gc.enable if collects else gc.disable)()
     try:
-        snapshot_writer.Copier(SimpleNamespace(snapshot=describe), Extras(), lambda _: None).prepare(
+        snapshot_writer.SnapshotWriter(SimpleNamespace(snapshot=describe), RegisteredState(), lambda _: None).prepare(
             Place(1, 0, 1, "w"), tmp_path
         )
         assert gc.isenabled() == collects
@@ -76,7 +76,7 @@ def test_whatever_cannot_be_copied_costs_the_checkpoint_and_not_the_script(tmp_p
         raise error
 
     heard = []
-    one = snapshot_writer.Copier(SimpleNamespace(snapshot=fail), Extras(), heard.append)
+    one = snapshot_writer.SnapshotWriter(SimpleNamespace(snapshot=fail), RegisteredState(), heard.append)
     one.take(Save(3, 1, 20, 0, 2, "/c/j/0001-000003-000000000020"), tmp_path)
     assert heard == [CopyFailed(3, said)]
     assert one.idle
@@ -86,7 +86,7 @@ def test_whatever_cannot_be_copied_costs_the_checkpoint_and_not_the_script(tmp_p
 def test_memory_for_the_first_copy_is_touched_once_beforehand(tmp_path, monkeypatch):
     framework: Any = Weights(b"step 20!" * 100_000)
     heard: Any = queue.Queue()
-    one = snapshot_writer.Copier(framework, Extras(), heard.put)
+    one = snapshot_writer.SnapshotWriter(framework, RegisteredState(), heard.put)
     touched = []
     allocate = os.posix_fallocate
     monkeypatch.setattr(
@@ -106,7 +106,7 @@ def test_memory_for_the_first_copy_is_touched_once_beforehand(tmp_path, monkeypa
 
 def test_memory_is_there_before_anything_is_copied(tmp_path):
     framework: Any = Weights(b"step 20!" * 100_000)
-    one = snapshot_writer.Copier(framework, Extras(), lambda _: None)
+    one = snapshot_writer.SnapshotWriter(framework, RegisteredState(), lambda _: None)
     one.prepare(Place(1, 0, 1, "w"), tmp_path)
     one._thread.shutdown(wait=True)
     assert not framework.reads.is_set()
@@ -119,10 +119,10 @@ def test_what_cannot_be_touched_beforehand_costs_nothing(tmp_path):
     def refuse(*, beside):
         raise UsageError("a session")
 
-    one = snapshot_writer.Copier(SimpleNamespace(snapshot=refuse), Extras(), lambda _: None)
+    one = snapshot_writer.SnapshotWriter(SimpleNamespace(snapshot=refuse), RegisteredState(), lambda _: None)
     one.prepare(Place(1, 0, 1, "w"), tmp_path)
     framework: Any = Weights()
-    gone = snapshot_writer.Copier(framework, Extras(), lambda _: None)
+    gone = snapshot_writer.SnapshotWriter(framework, RegisteredState(), lambda _: None)
     gone.prepare(Place(1, 0, 1, "w"), tmp_path / "gone")
     gone._thread.shutdown(wait=True)
     assert not list(tmp_path.iterdir())
@@ -166,7 +166,7 @@ def standing():
     """A copier whose script is at something of its own after step 20, its framework, and what came of copies."""
     framework: Any = Weights()
     heard: Any = queue.Queue()
-    one = snapshot_writer.Copier(framework, Extras(), heard.put)
+    one = snapshot_writer.SnapshotWriter(framework, RegisteredState(), heard.put)
     one.witness = framework.witness()
     return one, framework, heard
 

@@ -15,8 +15,8 @@ from edl.errors import RingBroken
 from edl.protocol.ring_places import Place
 from edl.trainer.arrays import Arrays
 from edl.trainer.framework_port import Late, Parted
-from edl.trainer.registered_state import Extras
-from edl.trainer.state_handoff import Beside, StateSource
+from edl.trainer.registered_state import RegisteredState
+from edl.trainer.state_handoff import StateHandoff, StateSource
 
 WAIT_S = 20.0
 KEY = b"k" * 32
@@ -80,9 +80,9 @@ class Trainer:
     def __init__(self, rank: int, state: bytes) -> None:
         self.apart = Apart(state)
         framework: Any = SimpleNamespace(apart=self.apart)
-        extras = Extras(Arrays())
+        extras = RegisteredState(Arrays())
         self.registered = extras.add({"mean": 0.0, "batches": rank})
-        self.beside = Beside(framework, extras)
+        self.beside = StateHandoff(framework, extras)
         self.place = Place(2, rank, 3, f"w{rank}", address="127.0.0.1", key=KEY)
 
     def offer(self) -> int:

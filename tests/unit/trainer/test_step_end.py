@@ -12,10 +12,10 @@ from edl.errors import RingBroken
 from edl.trainer.arrays import Arrays
 from edl.trainer.data.epoch_cursor import PassSoFar
 from edl.trainer.data.job_port import Rehearsals
-from edl.trainer.first_state import Resuming
-from edl.trainer.registered_state import STANDING, Extras
+from edl.trainer.first_state import FirstState
+from edl.trainer.registered_state import STANDING, RegisteredState
 from edl.trainer.reported_metrics import FigureSender
-from edl.trainer.sample_source import Samples
+from edl.trainer.sample_source import SampleSource
 from edl.trainer.step_end import BatchEnds
 from edl.trainer.updates_due import UpdatesDue
 
@@ -104,11 +104,11 @@ class Worker:
         self.framework: Any = SimpleNamespace(ring=None, sort=Arrays(), updates_due=UpdatesDue())
         self.shell = untyped(Shell(newest))
         self.machine = self.shell.machine
-        self.extras = Extras(Arrays())
+        self.extras = RegisteredState(Arrays())
         leases: Any = SimpleNamespace(at=lambda step: SimpleNamespace(epoch=EPOCH), epoch=lambda step: EPOCH)
         rates: Any = SimpleNamespace(count=lambda: None, tune=lambda: None, follow=lambda: None, rehearse=lambda: None)
-        resuming = Resuming(self.framework, self.extras, self.shell)
-        self.samples = Samples(self.shell, leases, rates, resuming)
+        resuming = FirstState(self.framework, self.extras, self.shell)
+        self.samples = SampleSource(self.shell, leases, rates, resuming)
         self.shards = Shards()
         self.samples.shards = untyped(self.shards)
         self.ends = BatchEnds(

@@ -20,9 +20,9 @@ from edl.protocol.ring_places import Place
 from edl.protocol.trainer_messages import TrainerStatus
 from edl.trainer.data.audit_files import Audit
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import RegisteredState
 from edl.trainer.worker_shell import WorkerShell
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 PATIENCE_S = 10.0
 
@@ -120,7 +120,7 @@ class FakeLink:
     def __init__(self, shell: WorkerShell, framework: FakeFramework) -> None:
         self.shell, self.framework = shell, framework
         self.told: list[TrainerStatus] = []
-        self.page = Page.unshared()
+        self.page = SharedPage.unshared()
 
     def tell(self) -> None:
         self.told.append(self.shell.machine.status)
@@ -131,7 +131,7 @@ class FakeLink:
 
 def seated(members: Members, rank: int, step: int, generation: int, leases: SharedLeases | None = None) -> WorkerShell:
     framework = FakeFramework(members, rank, f"of step {step}")
-    shell = WorkerShell(framework, leases or SharedLeases(), Extras())  # type: ignore[arg-type]
+    shell = WorkerShell(framework, leases or SharedLeases(), RegisteredState())  # type: ignore[arg-type]
     shell.link = FakeLink(shell, framework)  # type: ignore[assignment]
     shell.count.step, shell.machine.generation = step, generation
     shell.machine.state = TrainerState.WAITING

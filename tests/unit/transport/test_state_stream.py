@@ -14,9 +14,9 @@ import pytest
 from edl.transport.state_stream import (
     MAGIC,
     MOST_CALLERS,
-    Giver,
+    StateReceiver,
+    StateSender,
     StreamBroken,
-    Taker,
     address_of,
     number_of,
 )
@@ -45,24 +45,24 @@ class Parts:
 
 
 @pytest.fixture
-def givers() -> Iterator[list[Giver]]:
-    found: list[Giver] = []
+def givers() -> Iterator[list[StateSender]]:
+    found: list[StateSender] = []
     yield found
     for one in found:
         one.close()
 
 
-def giver(givers: list[Giver], key: bytes = KEY, timeout_s: float = PATIENCE_S) -> Giver:
-    givers.append(Giver("127.0.0.1", key, 7, timeout_s))
+def giver(givers: list[StateSender], key: bytes = KEY, timeout_s: float = PATIENCE_S) -> StateSender:
+    givers.append(StateSender("127.0.0.1", key, 7, timeout_s))
     return givers[-1]
 
 
 def taker(
-    givers: list[Giver], root: Giver, key: bytes = KEY, generation: int = 7, timeout_s: float = PATIENCE_S
-) -> Taker:
+    givers: list[StateSender], root: StateSender, key: bytes = KEY, generation: int = 7, timeout_s: float = PATIENCE_S
+) -> StateReceiver:
     """Which hands on what it gets."""
     own = giver(givers)
-    taking = Taker(root.number, key, generation, own.number, timeout_s)
+    taking = StateReceiver(root.number, key, generation, own.number, timeout_s)
     head = taking.begin()
     own.give(head, taking)
     assert head == b"head"
@@ -74,7 +74,7 @@ def test_an_address_is_a_number() -> None:
     assert number_of(("255.255.255.255", 65_535)) < 2**53
 
 
-def test_three_newcomers_are_fed_in_a_chain(givers: list[Giver]) -> None:
+def test_three_newcomers_are_fed_in_a_chain(givers: list[StateSender]) -> None:
     root, parts = giver(givers), Parts(until=100_000)
     root.give(b"head", parts)
     newcomers = [taker(givers, root) for _ in range(3)]  # each head is here before the rest has come
@@ -88,7 +88,7 @@ def test_three_newcomers_are_fed_in_a_chain(givers: list[Giver]) -> None:
     assert givers[2].wait_given(1, PATIENCE_S)
 
 
-def test_what_was_given_is_let_go_of(givers: list[Giver]) -> None:
+def test_what_was_given_is_let_go_of(givers: list[StateSender]) -> None:
     """TensorFlow would copy what is still looked at, as it makes the update that is waited for."""
     root, parts = giver(givers), Parts()
     root.give(b"head", parts)
@@ -101,14 +101,14 @@ def test_what_was_given_is_let_go_of(givers: list[Giver]) -> None:
     assert bytes(taker(givers, root).wait_whole(PATIENCE_S)) == BYTES, "who comes later gets it from the first"
 
 
-def test_who_comes_before_there_is_anything_waits(givers: list[Giver]) -> None:
+def test_who_comes_before_there_is_anything_waits(givers: list[StateSender]) -> None:
     root = giver(givers)
     threading.Timer(0.1, root.give, (b"head", Parts())).start()
     assert taker(givers, root).wait_whole(PATIENCE_S) == BYTES
 
 
 def test_one_that_was_waited_for_longer_than_a_greeting_takes(
-    givers: list[Giver], monkeypatch: pytest.MonkeyPatch
+    givers: list[StateSender], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A newcomer comes as soon as its ring is planned, and the others after a step that may be far ahead."""
     monkeypatch.setattr("edl.transport.state_stream.GREETING_S", 0.1)
@@ -117,10 +117,10 @@ def test_one_that_was_waited_for_longer_than_a_greeting_takes(
     assert taker(givers, root).wait_whole(PATIENCE_S) == BYTES
 
 
-def test_several_follow_each_other_each_by_its_number(givers: list[Giver]) -> None:
+def test_several_follow_each_other_each_by_its_number(givers: list[StateSender]) -> None:
     """A newcomer may ask for the next one before it is there; for one of before it comes too late."""
     root, here = giver(givers), giver(givers).number
-    first, ahead, late = (Taker(root.number, KEY, 7, here, PATIENCE_S, number) for number in (0, 3, 0))
+    first, ahead, late = (StateReceiver(root.number, KEY, 7, here, PATIENCE_S, number) for number in (0, 3, 0))
     root.give(b"first", Parts())
     assert first.begin() == b"first"
     assert first.wait_whole(PATIENCE_S) == BYTES
@@ -138,7 +138,7 @@ def test_several_follow_each_other_each_by_its_number(givers: list[Giver]) -> No
         late.begin()
 
 
-def test_a_state_that_was_changed_meanwhile_is_not_taken(givers: list[Giver]) -> None:
+def test_a_state_that_was_changed_meanwhile_is_not_taken(givers: list[StateSender]) -> None:
     root = giver(givers)
     root.give(b"head", Parts(whole=False))
     newcomers = [taker(givers, root) for _ in range(2)]
@@ -147,7 +147,7 @@ def test_a_state_that_was_changed_meanwhile_is_not_taken(givers: list[Giver]) ->
             one.wait_whole(PATIENCE_S)
 
 
-def test_a_sender_that_goes_in_the_middle_frees_all_who_wait(givers: list[Giver]) -> None:
+def test_a_sender_that_goes_in_the_middle_frees_all_who_wait(givers: list[StateSender]) -> None:
     root, parts = giver(givers), Parts(until=1_000_000)
     root.give(b"head", parts)
     newcomers = [taker(givers, root) for _ in range(2)]
@@ -158,7 +158,7 @@ def test_a_sender_that_goes_in_the_middle_frees_all_who_wait(givers: list[Giver]
     parts.may_go_on.set()
 
 
-def test_a_newcomer_that_goes_in_the_middle_is_not_waited_for(givers: list[Giver]) -> None:
+def test_a_newcomer_that_goes_in_the_middle_is_not_waited_for(givers: list[StateSender]) -> None:
     root, parts = giver(givers), Parts(until=1_000_000)
     root.give(b"head", parts)
     newcomer = taker(givers, root)
@@ -184,7 +184,7 @@ def test_one_that_gives_up_frees_a_sender_that_waits_for_room() -> None:
         socket.create_connection(listening.getsockname()) as sender,
     ):
         accepted, _ = listening.accept()
-        newcomer = Taker(0, KEY, 7, 0, PATIENCE_S)
+        newcomer = StateReceiver(0, KEY, 7, 0, PATIENCE_S)
         newcomer._connection = ReadToTheEnd(fileno=accepted.detach())
         sender.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -195,7 +195,7 @@ def test_one_that_gives_up_frees_a_sender_that_waits_for_room() -> None:
             sender.sendall(BYTES)
 
 
-def test_what_does_not_come_is_waited_for_no_longer_than_that(givers: list[Giver]) -> None:
+def test_what_does_not_come_is_waited_for_no_longer_than_that(givers: list[StateSender]) -> None:
     root, parts = giver(givers), Parts(until=1_000_000)
     root.give(b"head", parts)
     with pytest.raises(StreamBroken, match=r"within 0\.05 s"):
@@ -205,7 +205,7 @@ def test_what_does_not_come_is_waited_for_no_longer_than_that(givers: list[Giver
 
 
 @pytest.mark.parametrize(("key", "generation"), [(OTHER, 7), (KEY, 8)], ids=["of another job", "of another ring"])
-def test_a_stranger_is_given_nothing(givers: list[Giver], key: bytes, generation: int) -> None:
+def test_a_stranger_is_given_nothing(givers: list[StateSender], key: bytes, generation: int) -> None:
     root = giver(givers)
     root.give(b"head", Parts())
     with pytest.raises(StreamBroken):
@@ -215,7 +215,7 @@ def test_a_stranger_is_given_nothing(givers: list[Giver], key: bytes, generation
 
 
 def test_a_newcomer_waits_for_what_is_not_there_yet_however_long_a_step_of_its_source_takes(
-    givers: list[Giver],
+    givers: list[StateSender],
 ) -> None:
     timeout_s, step_s = 0.5, 1.0  # the greeting, too, has to come within the time-out
     root = giver(givers, timeout_s=timeout_s)
@@ -225,12 +225,12 @@ def test_a_newcomer_waits_for_what_is_not_there_yet_however_long_a_step_of_its_s
     assert time.monotonic() - begun >= step_s
 
 
-def test_a_newcomer_takes_nothing_from_a_stranger(givers: list[Giver]) -> None:
+def test_a_newcomer_takes_nothing_from_a_stranger(givers: list[StateSender]) -> None:
     with pytest.raises(StreamBroken, match="not of this ring"):
         taker(givers, giver(givers, OTHER))
 
 
-def test_strangers_that_say_nothing_keep_no_member_out(givers: list[Giver]) -> None:
+def test_strangers_that_say_nothing_keep_no_member_out(givers: list[StateSender]) -> None:
     root = giver(givers, timeout_s=0.2)
     root.give(b"head", Parts())
     strangers = [socket.create_connection(address_of(root.number)) for _ in range(MOST_CALLERS)]
@@ -247,7 +247,7 @@ def test_strangers_that_say_nothing_keep_no_member_out(givers: list[Giver]) -> N
         one.close()
 
 
-def test_a_sender_that_is_not_there(givers: list[Giver]) -> None:
+def test_a_sender_that_is_not_there(givers: list[StateSender]) -> None:
     gone = giver(givers)
     gone.close()
     with pytest.raises(StreamBroken, match="ConnectionRefusedError"):

@@ -11,7 +11,7 @@ from edl.cluster.queue import job_lifecycle
 from edl.cluster.queue.device_assignment import BATCH_AGAIN_S, outlook
 from edl.cluster.queue.job_view import left_out_by
 from edl.cluster.queue.measured_speeds import UnknownSpeeds
-from edl.cluster.queue.phases import TERMINAL, TRANSITIONS, JobPhase, Turn, after
+from edl.cluster.queue.phases import TERMINAL, TRANSITIONS, JobPhase, PhaseChange, after
 from edl.cluster.queue.queue_entries import NodeReport, QueueEvent, Submission, WorkerSeen, WorkerWish, orders_of
 from edl.cluster.queue.scheduler_inputs import (
     CancelAsked,
@@ -42,7 +42,7 @@ FLAKY = "Traceback (most recent call last):\n  File t.py\nConnectionResetError: 
 def test_nothing_leads_out_of_a_terminal_phase() -> None:
     assert {phase for phase, _ in TRANSITIONS} == set(JobPhase) - TERMINAL
     with pytest.raises(InvalidTransition):
-        after(JobPhase.FINISHED, Turn.AGAIN)
+        after(JobPhase.FINISHED, PhaseChange.AGAIN)
 
 
 def test_the_file_of_a_jobs_variables_is_kept_with_it() -> None:

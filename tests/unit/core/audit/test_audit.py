@@ -42,7 +42,7 @@ from edl.trainer.data.epoch_cursor import Pass
 from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.sample_ids import SampleIds
 from edl.trainer.data.shards import ShardGenerator
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 SPEC = DataSpec(total=8, epochs=1, batch=2, shuffle=True, seed=3)
 
@@ -322,10 +322,10 @@ def test_a_full_disk_ends_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_a_usual_mini_batch_does_not_depend_on_the_audit(tmp_path: Path) -> None:
-    count = Page.unshared().count()
+    count = SharedPage.unshared().count()
     audited = AuditedCount(count, AuditFile(tmp_path, "j", "w"), lambda: 7, lambda: 0.5)
     assert not audited.advance()  # as long as the seat does not say until when
-    page = Page.unshared()
+    page = SharedPage.unshared()
     page.attention_step = NEVER
     count = page.count()
     count.usual_until = 3

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from edl.core.switch.address_exchange import BRING, DIRECT, TRADE, Errand, Exchange, Groups, errands, partners
+from edl.core.switch.address_exchange import BRING, DIRECT, TRADE, Exchange, ExchangeRequest, Groups, errands, partners
 
 
 def parcel(sender: int, receiver: int) -> bytes:
@@ -123,6 +123,6 @@ def test_what_no_member_sends_is_noticed() -> None:
     with pytest.raises(ValueError, match="1 parcels where 10 are due"):
         head.receive(BRING, 1, [b"x"])
     with pytest.raises(ValueError, match="10 parcels where 8 are due"):
-        head.take(Errand(TRADE, 0, 9), [b"x"] * 10)
+        head.take(ExchangeRequest(TRADE, 0, 9), [b"x"] * 10)
     with pytest.raises(ValueError, match="9 parcels where 10 are due"):
-        member.take(Errand(BRING, 0, 3), [b"x"] * 9)
+        member.take(ExchangeRequest(BRING, 0, 3), [b"x"] * 9)

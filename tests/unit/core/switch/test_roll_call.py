@@ -9,7 +9,7 @@ from edl.core.job.leader_inputs import TimePassed
 from edl.core.job.leader_machine import JobMachine
 from edl.facts import SwitchPutOff
 from edl.protocol.leader_messages import Phase
-from edl.protocol.record import Muster
+from edl.protocol.record import RollCall
 
 
 def names(job: Job, worker: str, *ranks: int) -> None:
@@ -22,7 +22,7 @@ def names(job: Job, worker: str, *ranks: int) -> None:
 def test_the_step_is_announced_once_all_have_met() -> None:
     job = with_newcomers("c", away=("c",))
     record = job.machine.record
-    assert (record.plan, record.muster) == (None, Muster(1, ("a", "b", "c")))
+    assert (record.plan, record.muster) == (None, RollCall(1, ("a", "b", "c")))
     called = job.orders("a").summons
     assert called is not None
     assert called.number == 1

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edl.core.worker.checkpoint_part import Copying
+from edl.core.worker.checkpoint_part import CheckpointPart
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.next_move import NEVER, attention_step
 from edl.core.worker.worker_inputs import (
@@ -39,7 +39,7 @@ from edl.core.worker.worker_states import TrainerState
 from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.checkpoint_record import Hold, Save
 from edl.protocol.ring_places import Place
-from edl.protocol.trainer_messages import Copied
+from edl.protocol.trainer_messages import CopiedPart
 
 STANDS = Save(1, 1, 3, part=0, parts=2, path="/d/j/0001-000001-000000000003", stands=True)
 SAVE = Save(number=1, generation=1, after_step=3, part=0, parts=2, path="/d/j/0001-000001-000000000003")
@@ -111,7 +111,7 @@ def test_a_late_word_is_told_and_costs_no_mini_batch() -> None:
         worker.ends_batch()
     commands = worker.hears(save=SAVE)
     assert commands == [TellDaemon()]
-    assert worker.machine.status.copied == Copied(1, failure="the word came after its step")
+    assert worker.machine.status.copied == CopiedPart(1, failure="the word came after its step")
     assert not worker.hears()
 
 
@@ -121,7 +121,7 @@ def test_a_word_that_comes_in_the_next_mini_batch_is_late() -> None:
         worker.ends_batch()
     commands = worker.hears(save=SAVE)  # what is not learned may have changed by then
     assert commands == [TellDaemon()]
-    assert worker.machine.status.copied == Copied(1, failure="the word came after its step")
+    assert worker.machine.status.copied == CopiedPart(1, failure="the word came after its step")
     assert not copies(worker.ends_batch())
 
 
@@ -133,7 +133,7 @@ def test_where_its_job_stands_it_copies_beside_the_mini_batch_that_it_works_on()
     assert commands == [TakeCopy(STANDS, beside=True)]
     assert not worker.hears()  # once
     assert worker.machine.handle(CopyFailed(1, "its update had begun")) == [TellDaemon()]
-    assert worker.machine.status.copied == Copied(1, failure="its update had begun")
+    assert worker.machine.status.copied == CopiedPart(1, failure="its update had begun")
 
 
 def test_where_it_comes_to_that_step_it_copies_there() -> None:
@@ -199,7 +199,7 @@ def test_what_a_void_mini_batch_may_have_changed_is_not_copied() -> None:
     assert not copies(worker.machine.handle(OrdersRead(worker.newest)))
     worker.enters(2, after_step=None)
     assert TellDaemon() in worker.hears()
-    assert worker.machine.status.copied == Copied(1, failure="its ring was over before that step")
+    assert worker.machine.status.copied == CopiedPart(1, failure="its ring was over before that step")
 
 
 def test_a_job_that_is_over_is_not_copied() -> None:
@@ -216,11 +216,11 @@ def test_its_daemon_hears_what_came_of_it_and_so_does_another_one(outcome: CopyT
     worker.hears(save=SAVE)
     for _ in range(3):
         worker.ends_batch()
-    assert worker.machine.status.copied == Copied()
+    assert worker.machine.status.copied == CopiedPart()
     assert worker.machine.handle(outcome) == [TellDaemon()]
     taken = isinstance(outcome, CopyTaken)
     assert worker.machine.status.copied == (
-        Copied(1, ("part",), 2.5) if taken else Copied(1, failure="no memory is left")
+        CopiedPart(1, ("part",), 2.5) if taken else CopiedPart(1, failure="no memory is left")
     )
     assert not worker.machine.handle(outcome)
 
@@ -232,7 +232,7 @@ def test_what_came_of_one_that_another_has_followed_is_not_told() -> None:
         worker.ends_batch()
     worker.hears(save=msgspec.structs.replace(SAVE, number=2))
     worker.ends_batch()
-    missed = Copied(2, failure="the word came after its step")
+    missed = CopiedPart(2, failure="the word came after its step")
     assert worker.machine.status.copied == missed
     assert not worker.machine.handle(CopyTaken(1))
     assert worker.machine.status.copied == missed
@@ -247,9 +247,9 @@ def test_while_another_is_copied_the_one_before_stays_what_is_told() -> None:
     worker.hears(save=msgspec.structs.replace(SAVE, number=2, after_step=4))
     assert copies(worker.ends_batch())
     worker.machine.handle(LeaveWanted())
-    assert worker.machine.status.copied == Copied(1, ("part",))
+    assert worker.machine.status.copied == CopiedPart(1, ("part",))
     worker.machine.handle(CopyTaken(2, ("part",)))
-    assert worker.machine.status.copied == Copied(2, ("part",))
+    assert worker.machine.status.copied == CopiedPart(2, ("part",))
 
 
 def test_attention_is_asked_for_until_the_trainer_is_through_with_it() -> None:
@@ -260,7 +260,7 @@ def test_attention_is_asked_for_until_the_trainer_is_through_with_it() -> None:
 
 
 def test_what_a_script_asks_for_is_told_once_a_step() -> None:
-    copying = Copying()
+    copying = CheckpointPart()
     assert (copying.want(7), copying.wanted) == ([TellDaemon()], 7)
     assert copying.want(7) == []
     assert copying.want(6) == []  # a mini-batch that came again

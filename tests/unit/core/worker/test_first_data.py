@@ -18,11 +18,11 @@ from edl.protocol.leader_messages import Phase
 from edl.protocol.ring_places import Place
 from edl.trainer.arrays import Arrays
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import RegisteredState
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue
 from edl.trainer.worker_shell import WorkerShell
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 BEYOND = Orders(1, 5, Verdict.STAY, "", 0, 0, 0, False, Assignment(Place(2, 0, 1, "w"), None, 0), ())
 LEASED = Share(2, 0, (Lease(1, 0, 4, 4, (Range(0, 0, 16),)),), (Totals(4, 16),), 4, 1, last=True)
@@ -65,7 +65,7 @@ class FakeLink:
     folder = Path("/nowhere")
 
     def __init__(self) -> None:
-        self.orders, self.page, self.told = BEYOND, Page.unshared(), list[Phase]()
+        self.orders, self.page, self.told = BEYOND, SharedPage.unshared(), list[Phase]()
         self.page.attention_step = NEVER
 
     def tell(self) -> None:
@@ -78,7 +78,7 @@ class FakeLink:
 
 def test_it_is_given_an_uncounted_mini_batch_and_then_trains_in_the_ring_that_follows() -> None:
     framework: Any = FakeFramework()
-    shell = WorkerShell(framework, SharedLeases(), Extras(framework.sort))
+    shell = WorkerShell(framework, SharedLeases(), RegisteredState(framework.sort))
     trainer = Trainer(framework, shell=shell)
     link: Any = FakeLink()
     machine = link.machine = shell.machine

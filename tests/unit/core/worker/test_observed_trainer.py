@@ -11,7 +11,7 @@ from edl.core.worker.observed_trainer import DIED, ObservedTrainer, has_entered,
 from edl.protocol.checkpoint_record import PartInfo
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.leader_messages import Pause, Phase
-from edl.protocol.trainer_messages import Copied, TrainerStatus
+from edl.protocol.trainer_messages import CopiedPart, TrainerStatus
 
 TRAINING = TrainerStatus(phase=Phase.TRAINING, generation=1, began=0, booted=True)
 NEXT = replace(TRAINING, generation=2, began=5, leases_of=1, pause=Pause(1.0, 1.0, 1.0, 3.0))
@@ -77,9 +77,9 @@ def test_the_end_of_each_part_is_kept_and_a_late_one_changes_nothing() -> None:
     trainer.stored(1, INFO)
     trainer.not_stored(1, "late")
     assert (trainer.saved_part, trainer.save_failed) == ((2, INFO), (3, "disk full"))
-    trainer.hear(replace(TRAINING, copied=Copied(4, failure="late")))
+    trainer.hear(replace(TRAINING, copied=CopiedPart(4, failure="late")))
     assert trainer.save_failed == (4, "late")
-    trainer.hear(replace(TRAINING, copied=Copied(5, ("about", "bytes"))))
+    trainer.hear(replace(TRAINING, copied=CopiedPart(5, ("about", "bytes"))))
     observation = trainer.observation(step=7)
     assert (observation.saved_part, observation.save_failed, observation.step) == ((2, INFO), (4, "late"), 7)
 

@@ -22,11 +22,11 @@ from edl.trainer.arrays import Arrays
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.rates.rate_factors import FollowingRate
 from edl.trainer.rates.tuner import RateTuner
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import RegisteredState
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue
 from edl.trainer.worker_shell import WorkerShell
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 MINE = Lease(1, 0, 4, 4, (Range(0, 0, 8),))  # two steps of four samples, then two without
 TOTALS = (
@@ -96,9 +96,9 @@ class Script:
     def __init__(self) -> None:
         self.framework = Framework()
         framework: Any = self.framework
-        seat = self.seat = WorkerShell(framework, SharedLeases(), Extras(framework.sort))
+        seat = self.seat = WorkerShell(framework, SharedLeases(), RegisteredState(framework.sort))
         self.trainer = Trainer(framework, shell=seat)
-        page = Page.unshared()
+        page = SharedPage.unshared()
         page.attention_step = NEVER
         link: Any = SimpleNamespace(orders=None, page=page, tell=lambda: None, folder=Path("/nowhere"))
         self.trainer.take_seat(Settings(step_timeout_s=1.0), link)

@@ -18,11 +18,11 @@ from edl.protocol.leader_messages import Phase
 from edl.protocol.ring_places import Place
 from edl.trainer.arrays import Arrays
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import RegisteredState
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue
 from edl.trainer.worker_shell import WorkerShell
-from edl.transport.shared_page import Page
+from edl.transport.shared_page import SharedPage
 
 ALONE = Orders(1, 1, Verdict.STAY, "", 0, 1, 1, True, None, ())
 THEN = Assignment(Place(2, 0, 1, "w"), 0, 0)
@@ -74,7 +74,7 @@ class Link:
     worker, folder = "w", Path("/nowhere")
 
     def __init__(self, machine: WorkerMachine) -> None:
-        self.orders, self.page, self.machine = ALONE, Page.unshared(), machine
+        self.orders, self.page, self.machine = ALONE, SharedPage.unshared(), machine
         self.page.attention_step = NEVER
         self.rehearsed = 0
 
@@ -88,7 +88,7 @@ class Link:
 
 def newcomer(rehearsals: int) -> tuple[Trainer, Link, Framework]:
     framework: Any = Framework()
-    shell = WorkerShell(framework, SharedLeases(), Extras(framework.sort), rehearsals)
+    shell = WorkerShell(framework, SharedLeases(), RegisteredState(framework.sort), rehearsals)
     trainer = Trainer(framework, shell=shell)
     link: Any = Link(shell.machine)
     trainer.take_seat(Settings(step_timeout_s=1.0, batch_size=4), link)

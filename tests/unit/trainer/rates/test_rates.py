@@ -13,7 +13,7 @@ from edl.errors import RingBroken, UsageError
 from edl.protocol.data_nouns import DataSpec
 from edl.trainer.rates.factors import NoiseMeter, RateFactors
 from edl.trainer.rates.tuner import RateTuner
-from edl.trainer.registered_state import Extras
+from edl.trainer.registered_state import RegisteredState
 
 SPEC = DataSpec(total=64, batch=8, shuffle=False, seed=0, epochs=2)
 
@@ -40,7 +40,7 @@ class Worker:
         )
         leases: Any = SimpleNamespace(batch=16, samples=lambda step: self.made, ends_pass=lambda step: self.ends_pass)
         shell: Any = SimpleNamespace(machine=self.machine, hear=self.hear)
-        self.rates = RateFactors(framework, shell, leases, Extras())
+        self.rates = RateFactors(framework, shell, leases, RegisteredState())
 
     def expect(self, *, due: bool) -> None:
         self.due.append(due)
