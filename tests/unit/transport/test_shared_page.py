@@ -43,7 +43,8 @@ def test_each_word_is_seen_by_the_other_side_and_touches_no_other(page: SharedPa
 def test_another_process_sees_it_too(page: SharedPage, path: Path) -> None:
     page.attention_step = 41
     program = (
-        "import sys; from edl.transport.shared_page import NEVER, SharedPage; count = SharedPage.open(sys.argv[1]).count();"
+        "import sys; from edl.transport.shared_page import NEVER, SharedPage;"
+        "count = SharedPage.open(sys.argv[1]).count();"
         "count.usual_until = NEVER; steps = [count.advance() for _ in range(100)]"
     )
     subprocess.run([sys.executable, "-c", program, str(path)], check=True)
