@@ -105,7 +105,7 @@ class Daemon:
         self._office: Leadership | None = None
         self._membership: LeaderSession | None = None
         self._introductions: AddressBook | None = None
-        self._mustering: RollCaller | None = None
+        self._roll_caller: RollCaller | None = None
         self._siblings: HostWatch | None = None
         self._stand_in: DriverLink | None = None
         self._interface, self._address_here = "lo", LOOPBACK
@@ -196,7 +196,7 @@ class Daemon:
         self._siblings = siblings = self._looking_after(store, address, office.ident, marks)
         self._keys = JobKeys(secret, self._job)
         self._introductions = introductions = self._introducing(secret)
-        self._mustering = mustering = RollCaller(
+        self._roll_caller = roll_caller = RollCaller(
             introductions, introductions.hold_s, introductions.answer_s, self._on_met
         )
         metrics: MetricsOffer | None = None
@@ -223,7 +223,7 @@ class Daemon:
             await office.leave()
             if siblings is not None:
                 await siblings.stop()
-            await mustering.stop()
+            await roll_caller.stop()
             await introductions.stop()
             await server.stop()
 
@@ -364,8 +364,8 @@ class Daemon:
         self._trainer_gone.set()
         if self._introductions is not None:
             self._introductions.give_up()
-        if self._mustering is not None:
-            self._mustering.give_up()
+        if self._roll_caller is not None:
+            self._roll_caller.give_up()
         if self._membership is not None:
             self._membership.stir()
 
@@ -377,8 +377,8 @@ class Daemon:
 
     def _on_met(self) -> None:
         """Report that the daemons asked for their presence have answered for the next ring."""
-        if self._mustering is not None and self._membership is not None:
-            self._observer.met = self._mustering.met
+        if self._roll_caller is not None and self._membership is not None:
+            self._observer.met = self._roll_caller.met
             self._membership.stir()
 
     def _on_stored(self, number: int, info: PartInfo) -> None:
@@ -405,9 +405,9 @@ class Daemon:
         if self._stand_in is not None:
             self._stand_in.ask(orders.recount)
         rendezvous = "" if self._introductions is None else self._introductions.follow(orders)
-        if self._mustering is not None:
-            self._mustering.follow(orders)
-            self._observer.met = self._mustering.met
+        if self._roll_caller is not None:
+            self._roll_caller.follow(orders)
+            self._observer.met = self._roll_caller.met
         here = Here(self._interface, self._address_here, rendezvous, self._keys)
         self._send(say.Commanded(located(orders, here)))
         self._page.flags += 1
@@ -445,8 +445,8 @@ class Daemon:
     async def _answer(self, call: Call) -> leader_messages.Reply:
         if isinstance(call.body, leader_messages.AskAddresses) and self._introductions is not None:
             return await self._introductions.answer(call.body, call.sender)
-        if isinstance(call.body, leader_messages.AskPresence) and self._mustering is not None:
-            return await self._mustering.answer(call.body)
+        if isinstance(call.body, leader_messages.AskPresence) and self._roll_caller is not None:
+            return await self._roll_caller.answer(call.body)
         if self._office is None:
             raise Refused(Reason.TERM)
         return await self._office.answer(call)

@@ -170,7 +170,9 @@ class SimDaemons:
             return
         self.job.checks.heard(worker, orders, book.record)
         before, worker.orders = worker.orders, orders
-        self.job.musters.follow(worker, orders.summons, book.record.muster.roster if book.record.muster else ())
+        self.job.roll_calls.follow(
+            worker, orders.summons, book.record.roll_call.roster if book.record.roll_call else ()
+        )
         if worker.stalled:  # all of the process, say
             return
         worker.attention = worker.observed.attention_step(orders)

@@ -245,19 +245,19 @@ class NextRings:
         if left := {one: kept for one, kept in self.held.items() if self._is_there(self.job.workers[one])}:
             self._violated(f"at the end of all, rings are left over: {left}")
 
-    def called(self, muster: RollCall, roster: Collection[str]) -> None:
+    def called(self, roll_call: RollCall, roster: Collection[str]) -> None:
         """Check the workers called on record. A stopped one may never begin. None is called with a worker that has said
         that it prepares no ring any more, nor again and again with a worker whose rings never stand.
         """
-        if muster.generation and muster.generation not in self._called:
-            self._called.add(muster.generation)
-            self._count_alone(set(muster.roster).difference(roster))
-        if muster.generation:
-            for worker in map(self.job.workers.__getitem__, muster.roster):
+        if roll_call.generation and roll_call.generation not in self._called:
+            self._called.add(roll_call.generation)
+            self._count_alone(set(roll_call.roster).difference(roster))
+        if roll_call.generation:
+            for worker in map(self.job.workers.__getitem__, roll_call.roster):
                 since = max(self.refused.get(worker.id, self.job.now), self.job.leader.since)
                 told = self.job.now - since > HEARD_S
                 if told and worker.alive and worker.daemon == 1 and not (worker.cut_off or worker.is_odd):
-                    self._violated(f"ring {muster.generation} is to stand beside another, and {worker.id} cannot")
+                    self._violated(f"ring {roll_call.generation} is to stand beside another, and {worker.id} cannot")
 
     def _count_alone(self, newcomers: set[str]) -> None:
         if len(newcomers) > 1 or self.job.hangs():  # the only one that trains: it is waited for

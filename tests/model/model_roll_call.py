@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 RETRY_S = 0.02
 
 
-class Musters:
+class RollCalls:
     def __init__(self, job: SimJob) -> None:
         self.job = job
 

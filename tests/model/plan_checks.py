@@ -37,8 +37,8 @@ class PlanChecks:
             self._is_not_put_off_for_ever(before.plan, came=record.generation > before.generation)
         if record.arrivals > before.arrivals:
             self._admits_no_more_than_may_train(record)
-        if record.muster is not None:
-            self._job.next_rings.called(record.muster, record.roster)
+        if record.roll_call is not None:
+            self._job.next_rings.called(record.roll_call, record.roster)
         if record.plan is not before.plan and record.plan is not None:
             self._is_planned(before, record, record.plan)
         if record.roster is not before.roster:
@@ -135,7 +135,7 @@ class PlanChecks:
 
     def _have_met(self, before: Record, record: Record, plan: Plan) -> None:
         """Check that no worker is told to leave a ring that trains for one whose members do not reach each other."""
-        called = before.muster.number if before.muster is not None else 0
+        called = before.roll_call.number if before.roll_call is not None else 0
         instead = before.plan is not None and before.plan.after_step == plan.after_step  # of those who had met
         if not record.generation or plan.after_step is None or len(plan.roster) == 1 or instead:
             return

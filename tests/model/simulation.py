@@ -43,7 +43,7 @@ from tests.model.model_migrations import Migrations
 from tests.model.model_next_rings import NextRings
 from tests.model.model_requests import REACH_S, SimRequests
 from tests.model.model_rings import NOTICED_S, STEP_TIMEOUT_S, Rings
-from tests.model.model_roll_call import Musters
+from tests.model.model_roll_call import RollCalls
 from tests.model.model_trainers import SimShells
 from tests.model.model_worker import SimWorker
 from tests.model.models import Model
@@ -128,7 +128,7 @@ class SimJob:
         self.beginnings = Beginnings(self, seed)
         self.rings = Rings(self, seed)
         self.next_rings = NextRings(self, seed)
-        self.musters = Musters(self)
+        self.roll_calls = RollCalls(self)
         self.migrations = Migrations(self, BOOT_S, spread=spread)
         self.checks = Checks(self)
         self.node = RecordNode(self, seed)
@@ -307,7 +307,7 @@ class CheckedMachine(JobMachine):
 
 def _short(record: Record) -> str:
     plan = None if record.plan is None else (record.plan.generation, record.plan.roster, record.plan.after_step)
-    call = f" call {record.muster.number} ring {record.muster.generation}" if record.muster is not None else ""
+    call = f" call {record.roll_call.number} ring {record.roll_call.generation}" if record.roll_call is not None else ""
     states = " ".join(f"{member.identity.id}:{member.state.value}" for member in record.members)
     state = record.state.value if record.state is not JobState.FAILED else f"failed ({record.reason})"
     return f"{state} target {record.target} generation {record.generation} {record.roster} plan {plan}{call} {states}"

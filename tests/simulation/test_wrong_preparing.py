@@ -30,12 +30,12 @@ LONG = DataSpec(total=2500, epochs=1, batch=2)
 
 
 def announces_once_all_have_met(patch: Patch) -> None:
-    patch.setattr(RingForming, "stands", lambda _self, _muster: True)
+    patch.setattr(RingForming, "stands", lambda _self, _roll_call: True)
 
 
 def announces_once_one_has_it(patch: Patch) -> None:
-    def stands(self, muster):
-        return any(self._working.seen.prepared(one, muster.generation) == "" for one in muster.roster)
+    def stands(self, roll_call):
+        return any(self._working.seen.prepared(one, roll_call.generation) == "" for one in roll_call.roster)
 
     patch.setattr(RingForming, "stands", stands)
 
@@ -51,10 +51,10 @@ def takes_the_word_of_an_earlier_attempt(patch: Patch) -> None:
 def prepares_under_a_number_that_was_used(patch: Patch) -> None:
     prepare = RollCalling._prepare
 
-    def again(self, muster):
+    def again(self, roll_call):
         working = self._working
         working.change(planned=max(working.record.generation, working.record.planned - 1))
-        return prepare(self, muster)
+        return prepare(self, roll_call)
 
     patch.setattr(RollCalling, "_prepare", again)
 

@@ -358,23 +358,23 @@ class Player:
     def _meetings(self, given: Command) -> Iterable[Input]:
         away = given.option("without", _names, list[str]())
         given.end(0)
-        muster = self._called(given)
-        ranks = [muster.roster.index(worker) for worker in away]
-        for worker in muster.roster:
+        roll_call = self._called(given)
+        ranks = [roll_call.roster.index(worker) for worker in away]
+        for worker in roll_call.roster:
             if worker not in away:
                 last = self._reports[worker]
-                yield Reported(worker, msgspec.structs.replace(last, met=(muster.number, *ranks), at=self.now))
+                yield Reported(worker, msgspec.structs.replace(last, met=(roll_call.number, *ranks), at=self.now))
 
     def _called(self, given: Command) -> RollCall:
-        muster = self._machine.record.muster
-        if muster is None:
+        roll_call = self._machine.record.roll_call
+        if roll_call is None:
             raise given.bad("no worker is called")
-        return muster
+        return roll_call
 
     def _prepared(self, workers: Iterable[str], failure: str) -> Iterable[Input]:
         record = self._machine.record
-        gives = record.muster is not None and self._settings.sends and not failure
-        first = record.muster.roster[0] if record.muster is not None and gives else ""
+        gives = record.roll_call is not None and self._settings.sends and not failure
+        first = record.roll_call.roster[0] if record.roll_call is not None and gives else ""
         for worker in workers:
             said = {"prepared": (record.planned, failure), "offer": OFFER if worker == first else 0, "at": self.now}
             yield Reported(worker, msgspec.structs.replace(self._reports[worker], **said))

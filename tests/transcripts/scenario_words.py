@@ -21,7 +21,8 @@ SILENT: Final = frozenset(
     {
         "version",  # grows with every change
         "tally",  # grows with every change and with time
-        *("arrivals", "planned", "musters", "rebatches", "awaited", "saves", "migrations"),  # counts of what is shown
+        # counts of what is shown
+        *("arrivals", "planned", "roll_calls", "rebatches", "awaited", "saves", "migrations"),
         *("losses", "save_costs", "save_wanted"),  # likewise, and told by events, or with a request
         *("roster", "began_step", "gone", "past"),  # told with the generation, and with those that are gone
     }
@@ -81,7 +82,7 @@ def _superseded(name: str, old: object, new: tuple[Plan, ...], after: Record) ->
     return [f"superseded plans: {', '.join(str(plan.generation) for plan in new)}"] if new else []
 
 
-def _muster(name: str, old: RollCall | None, new: RollCall | None, after: Record) -> list[str]:
+def _roll_call(name: str, old: RollCall | None, new: RollCall | None, after: Record) -> list[str]:
     if new is None:
         return []
     what = f"ring {new.generation} is to be prepared" if new.generation else f"call {new.number}"
@@ -205,7 +206,7 @@ _SHOWN: Final[Mapping[str, _Shown]] = {
     "generation": _generation,
     "plan": _plan,
     "superseded": _superseded,
-    "muster": _muster,
+    "roll_call": _roll_call,
     "ledger": _ledger,
     "rebatch": _rebatch,
     "trials": _trials,

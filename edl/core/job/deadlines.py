@@ -226,11 +226,11 @@ class Waits:
 
 def _owing_word(record: Record, members: dict[str, Member], seen: Observations) -> list[str]:
     """Return newcomers of which it is not known whether the prepared ring stands. The others train, beside that."""
-    muster = record.muster
-    if muster is None or not muster.generation:
+    roll_call = record.roll_call
+    if roll_call is None or not roll_call.generation:
         return []
-    new = (worker for worker in muster.roster if worker not in record.roster and worker in members)
-    return [worker for worker in new if seen.prepared(worker, muster.generation) is None]
+    new = (worker for worker in roll_call.roster if worker not in record.roster and worker in members)
+    return [worker for worker in new if seen.prepared(worker, roll_call.generation) is None]
 
 
 def _absent(plan: Plan, record: Record, members: dict[str, Member], seen: Observations) -> list[str]:

@@ -45,7 +45,7 @@ class LeadTimes:
         return self.notice_s
 
     @property
-    def muster_s(self) -> float:
+    def roll_call_s(self) -> float:
         """Seconds for the daemons of a next ring to find each other, beside training; then some are left out."""
         return self.hold_s + 3 * self.notice_s
 

@@ -88,8 +88,8 @@ class OtherChanges(TypedDict, total=False):
     unended: str
     begun: bool
     trials: Trials
-    muster: RollCall | None
-    musters: int
+    roll_call: RollCall | None
+    roll_calls: int
     ring: RingKind
     saving: Saving | None
     saves: int

@@ -127,11 +127,11 @@ class OrderBook:
 
     def _summons(self, worker: str) -> Summons | None:
         """Call a worker to meet those that it trades with in the switch: so their daemons are known to connect."""
-        muster, ranks = self.record.muster, self._called.get(worker)
-        if muster is None or ranks is None:
+        roll_call, ranks = self.record.roll_call, self._called.get(worker)
+        if roll_call is None or ranks is None:
             return None
-        place = _place(worker, ranks, muster.generation, len(muster.roster)) if muster.generation else None
-        return Summons(muster.number, self._peers(ranks.rank, muster.roster), place)
+        place = _place(worker, ranks, roll_call.generation, len(roll_call.roster)) if roll_call.generation else None
+        return Summons(roll_call.number, self._peers(ranks.rank, roll_call.roster), place)
 
     def _save(self, worker: str) -> Save | None:
         saving, part = self.record.saving, self._parts.get(worker)
@@ -169,7 +169,7 @@ class OrderBook:
 
     @cached_property
     def _called(self) -> dict[str, Ranks]:
-        return ranks_of(self.record.muster.roster if self.record.muster else (), self._members)
+        return ranks_of(self.record.roll_call.roster if self.record.roll_call else (), self._members)
 
     def _shares(self, worker: str) -> list[Share]:
         record, plan = self.record, self.record.plan

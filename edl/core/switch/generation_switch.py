@@ -83,7 +83,7 @@ class GenerationSwitch:
         self._fitness = fitness
         self._lead_times = lead_times
         self._boot_s, self._step_s = deadlines.boot_s, deadlines.step_s
-        self._mustering = RollCalling(working, lead_times, RingForming(working, fitness, lead_times, deadlines))
+        self._roll_calling = RollCalling(working, lead_times, RingForming(working, fitness, lead_times, deadlines))
         self.shortage = ""  # why the next generation waits for workers to come
         self._short_at = 0.0  # since when
         self.wake_at = END_OF_TIME  # something is to be decided then, though nothing else happens
@@ -95,7 +95,7 @@ class GenerationSwitch:
             self._working.now >= self.wake_at
             or self._missed_at is not None
             or bool(self.shortage)
-            or self._mustering.is_due()
+            or self._roll_calling.is_due()
         )
 
     # --------------------------------------------------------------------------------------------- its ring stands
@@ -175,7 +175,7 @@ class GenerationSwitch:
     # ------------------------------------------------------------------------------------------ the next is needed
 
     def follow(self) -> None:
-        working, torn, unmet = self._working, self._is_torn(), self._mustering.left_out
+        working, torn, unmet = self._working, self._is_torn(), self._roll_calling.left_out
         situation = Situation(
             working.record, working.members, working.seen, torn, working.ledgers.spent, unmet, working.leaves_as
         )
@@ -188,7 +188,7 @@ class GenerationSwitch:
         if not isinstance(decision, TooFew):
             self.shortage = ""
         if not isinstance(decision, Follow):
-            self._mustering.drop()
+            self._roll_calling.drop()
         match decision:
             case Follow():
                 self._follow(decision)
@@ -215,13 +215,13 @@ class GenerationSwitch:
             self._plan(wanted, Crossing(wanted.after_step, None, lease_recut.lifted(self._working.record)))
         elif not self._working.record.generation:
             self._plan(wanted, self._leasing.beginning(wanted.roster))
-        elif not self._mustering.stands(wanted.roster):
+        elif not self._roll_calling.stands(wanted.roster):
             self._leasing.keep_mark()
-            if self._working.record.muster is None:  # it came to nothing, and others are to be called
+            if self._working.record.roll_call is None:  # it came to nothing, and others are to be called
                 self.wake_at = self._working.now
         else:
-            self._leasing.word_took_s = self._mustering.took_s
-            self._cross(wanted, self._mustering.prepared(wanted.roster))
+            self._leasing.word_took_s = self._roll_calling.took_s
+            self._cross(wanted, self._roll_calling.prepared(wanted.roster))
 
     def _cross(self, wanted: Follow, prepared: int) -> None:
         """`prepared`: the number of their ring, which stands beside the one that trains; 0: it is formed in line."""
@@ -300,7 +300,7 @@ class GenerationSwitch:
         offer = offer if crossing.spares else 0
         plan = Plan(generation, roster, crossing.after_step, crossing.ledger, prepared > 0, crossing.spares, offer)
         state = JobState.STARTING if working.record.generation == 0 else JobState.SCALING
-        working.change(plan=plan, planned=generation, state=state, muster=None)
+        working.change(plan=plan, planned=generation, state=state, roll_call=None)
         self._leasing.mark_for(crossing)
         working.durations.planned_at = working.now
         working.tell(

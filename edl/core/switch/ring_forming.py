@@ -105,78 +105,80 @@ class RingForming:
         """Tell whether all of `roster` prepare rings, and preparing this one is not known to fail."""
         return roster != self._in_line and all(map(self._working.seen.prepares, roster))
 
-    def stands(self, muster: RollCall) -> bool:
-        """Tell whether the ring of `muster` stands everywhere. If it failed or is late, its members are called anew."""
-        said = {worker: self._working.seen.prepared(worker, muster.generation) for worker in muster.roster}
+    def stands(self, roll_call: RollCall) -> bool:
+        """Tell whether the ring of `roll_call` stands everywhere. If it failed or is late, its members are called
+        anew.
+        """
+        said = {worker: self._working.seen.prepared(worker, roll_call.generation) for worker in roll_call.roster}
         heard = {worker: failure for worker, failure in said.items() if failure is not None}
         failed = {worker: failure for worker, failure in heard.items() if failure}
-        silent = [worker for worker in muster.roster if worker not in heard]
+        silent = [worker for worker in roll_call.roster if worker not in heard]
         if not silent and not failed:
-            self._note_success(muster)
+            self._note_success(roll_call)
             return True
-        if self._is_over(muster, failed, silent):
-            self._give_up(muster, failed, silent)
+        if self._is_over(roll_call, failed, silent):
+            self._give_up(roll_call, failed, silent)
         return False
 
-    def _note_success(self, muster: RollCall) -> None:
-        """Clear the failures of a muster's workers: causes outside them may be over, too."""
+    def _note_success(self, roll_call: RollCall) -> None:
+        """Clear the failures of the workers of a roll call: causes outside them may be over, too."""
         self._in_vain, self._in_line = 0, ()
-        for worker in muster.roster:
+        for worker in roll_call.roster:
             self._again_at.pop(worker, None)
             self._told.discard(worker)
 
-    def _is_over(self, muster: RollCall, failed: dict[str, str], silent: list[str]) -> bool:
+    def _is_over(self, roll_call: RollCall, failed: dict[str, str], silent: list[str]) -> bool:
         """Tell whether preparation has ended: all members have reported; or enough have to know whose fault it is, and
         none turns out to be gone; or time is up.
 
         A newcomer that reports nothing for so long is not waited for any more (`edl.core.job.deadlines`).
         """
         now = self._working.now
-        if self._since[0] != muster.generation:
-            self._since, self._failed_at = (muster.generation, now), None
+        if self._since[0] != roll_call.generation:
+            self._since, self._failed_at = (roll_call.generation, now), None
         if failed:
             self._failed_at = now if self._failed_at is None else self._failed_at
-            evidence = self._evidence(muster, failed)
+            evidence = self._evidence(roll_call, failed)
             if now >= self._failed_at + self._lead_times.torn_s and (_accused(evidence) or evidence.faults):
                 return True
         return not silent or now >= self._since[1] + self._deadlines.seat_s
 
-    def _give_up(self, muster: RollCall, failed: dict[str, str], silent: list[str]) -> None:
-        """Give the muster up, which training never knew of. No other ring ever has its number."""
+    def _give_up(self, roll_call: RollCall, failed: dict[str, str], silent: list[str]) -> None:
+        """Give the ring of `roll_call` up, which training never knew of. No other ring ever has its number."""
         working = self._working
-        evidence = self._evidence(muster, failed)
-        out = _to_blame(evidence) if all(map(working.seen.prepares, muster.roster)) else []
+        evidence = self._evidence(roll_call, failed)
+        out = _to_blame(evidence) if all(map(working.seen.prepares, roll_call.roster)) else []
         self._again_at = {one: at for one, at in self._again_at.items() if one in working.members and one not in out}
         self._again_at |= dict.fromkeys(out, working.now + self._lead_times.lease_s)
         self._in_vain = 0 if out else self._in_vain + 1
         if self._in_vain >= TRIES:
-            self._in_line, self._in_vain = muster.roster, 0
-        self._tell(muster, {one: failed[one] for one in (*out, *failed) if one in failed}, silent)
-        working.change(muster=None)
+            self._in_line, self._in_vain = roll_call.roster, 0
+        self._tell(roll_call, {one: failed[one] for one in (*out, *failed) if one in failed}, silent)
+        working.change(roll_call=None)
         # One that trains and is silent may be why; and what one that trains raises need not be the newcomers' fault.
         known = (not silent or _accused(evidence)) and not evidence.faults
         self._fitness.hear_of(evidence, out if known else ())
 
-    def _evidence(self, muster: RollCall, failed: dict[str, str]) -> Evidence:
+    def _evidence(self, roll_call: RollCall, failed: dict[str, str]) -> Evidence:
         record, members = self._working.record, self._working.members
         return Evidence(
-            generation=muster.generation,
-            roster=muster.roster,
+            generation=roll_call.generation,
+            roster=roll_call.roster,
             base=record.roster,
             said={worker: (reason.splitlines() or [""])[0] for worker, reason in failed.items()},
-            came=frozenset(muster.roster),
-            addresses={worker: members[worker].identity.address for worker in muster.roster if worker in members},
+            came=frozenset(roll_call.roster),
+            addresses={worker: members[worker].identity.address for worker in roll_call.roster if worker in members},
             minimum=record.limits.minimum,
         )
 
-    def _tell(self, muster: RollCall, failed: dict[str, str], silent: list[str]) -> None:
+    def _tell(self, roll_call: RollCall, failed: dict[str, str], silent: list[str]) -> None:
         missed = {*failed, *silent}
         if self._told.issuperset(missed):
             return
         self._told = {*missed, *(worker for worker in self._told if worker in self._working.members)}
         worker, reason = next(iter(failed.items()), (", ".join(silent), "nothing, for too long"))
         reason = f"its ring does not come to stand beside the one that trains: {worker} says {reason}"
-        self._working.tell(SwitchPutOff(next_generation=muster.generation, after_step=None, reason=reason))
+        self._working.tell(SwitchPutOff(next_generation=roll_call.generation, after_step=None, reason=reason))
 
 
 def _accused(evidence: Evidence) -> dict[str, str]:

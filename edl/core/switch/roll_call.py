@@ -44,27 +44,27 @@ class RollCalling:
 
     def is_due(self) -> bool:
         """Time alone may decide something."""
-        return self._working.record.muster is not None or bool(self._again_at) or self._preparing.is_due()
+        return self._working.record.roll_call is not None or bool(self._again_at) or self._preparing.is_due()
 
     def prepared(self, roster: tuple[str, ...]) -> int:
         """The generation of the ring that `roster`, which was called, has prepared; 0: it forms it in line."""
-        muster = self._working.record.muster
-        return muster.generation if muster is not None and muster.roster == roster else 0
+        roll_call = self._working.record.roll_call
+        return roll_call.generation if roll_call is not None and roll_call.roster == roster else 0
 
     def stands(self, roster: tuple[str, ...]) -> bool:
         """All of `roster` have found each other, and prepared their ring. If they were not called yet, they are."""
-        muster = self._working.record.muster
-        if muster is None or muster.roster != roster:
+        roll_call = self._working.record.roll_call
+        if roll_call is None or roll_call.roster != roster:
             return self._call(roster)
-        if muster.generation:
-            return self._preparing.stands(muster)
-        return self._have_met(muster) and not self._prepare(muster)
+        if roll_call.generation:
+            return self._preparing.stands(roll_call)
+        return self._have_met(roll_call) and not self._prepare(roll_call)
 
     def drop(self) -> None:
         """No generation follows, or another than was meant. A ring that is prepared is let go of at once."""
-        muster = self._working.record.muster
-        if muster is not None:
-            self._working.change(muster=None, pressing=muster.generation > 0)
+        roll_call = self._working.record.roll_call
+        if roll_call is not None:
+            self._working.change(roll_call=None, pressing=roll_call.generation > 0)
 
     def _call(self, roster: tuple[str, ...]) -> bool:
         """True: no other is to be met, and nothing to be prepared, as is known once that one worker was seen."""
@@ -72,47 +72,47 @@ class RollCalling:
         alone = len(roster) == 1 and self._working.seen.get(roster[0]) is not None
         if alone and not self._preparing.can(roster):
             return True
-        number = self._working.record.musters + 1
-        self._working.change(muster=RollCall(number, roster), musters=number)
+        number = self._working.record.roll_calls + 1
+        self._working.change(roll_call=RollCall(number, roster), roll_calls=number)
         self._since = (number, self._working.now)
         return False
 
-    def _prepare(self, muster: RollCall) -> bool:
+    def _prepare(self, roll_call: RollCall) -> bool:
         """False: they form their ring in line."""
-        if not self._preparing.can(muster.roster):
+        if not self._preparing.can(roll_call.roster):
             return False
         generation = self._working.record.planned + 1  # no other ring ever had it (I10)
-        muster = msgspec.structs.replace(muster, generation=generation)
-        self._working.change(muster=muster, planned=generation)
+        roll_call = msgspec.structs.replace(roll_call, generation=generation)
+        self._working.change(roll_call=roll_call, planned=generation)
         return True
 
-    def _have_met(self, muster: RollCall) -> bool:
+    def _have_met(self, roll_call: RollCall) -> bool:
         working = self._working
-        met = all(working.seen.met(worker) == (muster.number,) for worker in muster.roster)
-        if met and self._since[0] == muster.number:
+        met = all(working.seen.met(worker) == (roll_call.number,) for worker in roll_call.roster)
+        if met and self._since[0] == roll_call.number:
             self.took_s, self._since = working.now - self._since[1], (0, 0.0)
-        if not met and working.now >= self._bound(muster):
-            self._leave_out(muster)
+        if not met and working.now >= self._bound(roll_call):
+            self._leave_out(roll_call)
         return met
 
-    def _bound(self, muster: RollCall) -> float:
-        if self._since[0] != muster.number:
-            self._since = (muster.number, self._working.now)
-        return self._since[1] + self._lead_times.muster_s
+    def _bound(self, roll_call: RollCall) -> float:
+        if self._since[0] != roll_call.number:
+            self._since = (roll_call.number, self._working.now)
+        return self._since[1] + self._lead_times.roll_call_s
 
-    def _leave_out(self, muster: RollCall) -> None:
+    def _leave_out(self, roll_call: RollCall) -> None:
         """Members that say nothing, or are named by others; of these only newcomers, as the others have a ring."""
-        working, missed = self._working, self._missed(muster)
+        working, missed = self._working, self._missed(roll_call)
         out = [worker for worker in missed if worker not in working.record.roster]
         self._again_at |= dict.fromkeys(out, working.now + self._lead_times.lease_s)
-        self._since = (muster.number, working.now)
+        self._since = (roll_call.number, working.now)
         if not self._told.issuperset(missed):
             self._told = {*missed, *(worker for worker in self._told if worker in working.members)}
             reason = f"the daemons of the others did not reach {', '.join(missed)}"
             working.tell(SwitchPutOff(next_generation=working.record.planned + 1, after_step=None, reason=reason))
 
-    def _missed(self, muster: RollCall) -> list[str]:
-        met = [self._working.seen.met(worker) for worker in muster.roster]
-        named = {rank for number, *ranks in met if number == muster.number for rank in ranks}
-        silent = {rank for rank, (number, *_) in enumerate(met) if number != muster.number}
-        return [worker for rank, worker in enumerate(muster.roster) if rank in named | silent]
+    def _missed(self, roll_call: RollCall) -> list[str]:
+        met = [self._working.seen.met(worker) for worker in roll_call.roster]
+        named = {rank for number, *ranks in met if number == roll_call.number for rank in ranks}
+        silent = {rank for rank, (number, *_) in enumerate(met) if number != roll_call.number}
+        return [worker for rank, worker in enumerate(roll_call.roster) if rank in named | silent]

@@ -14,8 +14,8 @@ from edl.protocol.record import Plan, WorkerState
 
 def says(job: Job, *workers: str, failure: str = "", generation: int = 0) -> None:
     """The ring that is prepared stands at these; or they say why it does not."""
-    muster = job.machine.record.muster
-    number = generation or (muster.generation if muster else 0)
+    roll_call = job.machine.record.roll_call
+    number = generation or (roll_call.generation if roll_call else 0)
     for worker in workers:
         last = msgspec.structs.replace(job.last[worker], prepared=(number, failure))
         job.last[worker] = msgspec.structs.replace(last, met=job.machine.seen.met(worker))
@@ -23,8 +23,8 @@ def says(job: Job, *workers: str, failure: str = "", generation: int = 0) -> Non
 
 
 def prepared(job: Job) -> tuple[int, tuple[str, ...]] | None:
-    muster = job.machine.record.muster
-    return None if muster is None else (muster.generation, muster.roster)
+    roll_call = job.machine.record.roll_call
+    return None if roll_call is None else (roll_call.generation, roll_call.roster)
 
 
 def plan(job: Job) -> Plan | None:

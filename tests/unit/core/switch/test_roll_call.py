@@ -14,15 +14,15 @@ from edl.protocol.record import RollCall
 
 def names(job: Job, worker: str, *ranks: int) -> None:
     """Its daemon has not reached these."""
-    muster = job.machine.record.muster
-    assert muster is not None
-    job.see(worker, Phase.TRAINING, generation=1, step=3, data=LONG, met=(muster.number, *ranks))
+    roll_call = job.machine.record.roll_call
+    assert roll_call is not None
+    job.see(worker, Phase.TRAINING, generation=1, step=3, data=LONG, met=(roll_call.number, *ranks))
 
 
 def test_the_step_is_announced_once_all_have_met() -> None:
     job = with_newcomers("c", away=("c",))
     record = job.machine.record
-    assert (record.plan, record.muster) == (None, RollCall(1, ("a", "b", "c")))
+    assert (record.plan, record.roll_call) == (None, RollCall(1, ("a", "b", "c")))
     called = job.orders("a").summons
     assert called is not None
     assert called.number == 1
@@ -30,7 +30,7 @@ def test_the_step_is_announced_once_all_have_met() -> None:
     job.unmet.clear()
     job.feed(TimePassed())
     assert job.machine.record.plan is not None
-    assert job.machine.record.muster is None
+    assert job.machine.record.roll_call is None
     assert job.orders("a").summons is None
 
 
@@ -38,14 +38,14 @@ def test_a_newcomer_that_is_gone_before_all_have_met_costs_nothing() -> None:
     job = with_newcomers("c", away=("c",))
     job.see("c", Phase.FAILED, reason="killed", data=LONG)
     record = job.machine.record
-    assert (record.plan, record.muster, record.planned) == (None, None, 1)
+    assert (record.plan, record.roll_call, record.planned) == (None, None, 1)
 
 
 def test_a_newcomer_that_is_not_found_is_left_out_for_a_while_and_told_of_once() -> None:
     job = with_newcomers("c", "d", away=("c",))
     names(job, "b", 2)
     assert job.machine.record.plan is None
-    job.pass_time(job.machine.lead_times.muster_s)
+    job.pass_time(job.machine.lead_times.roll_call_s)
     job.feed(TimePassed())
     assert job.machine.record.plan is not None
     assert job.machine.record.plan.roster == ("a", "b", "d")
@@ -66,17 +66,17 @@ def test_a_worker_that_is_gone_is_not_remembered_for_having_been_missed() -> Non
         job.unmet = {worker}
         job.join(worker)
         job.see(worker, Phase.READY, data=LONG)
-        job.pass_time(job.machine.lead_times.muster_s)
-        job.pass_time(job.machine.lead_times.muster_s)
+        job.pass_time(job.machine.lead_times.roll_call_s)
+        job.pass_time(job.machine.lead_times.roll_call_s)
         assert job.kinds().count("switch_put_off") == number + 1
-        assert job.machine._switching._mustering._told == {worker}
+        assert job.machine._switching._roll_calling._told == {worker}
         job.see(worker, Phase.FAILED, reason="killed", data=LONG)
 
 
 def test_a_switch_waits_for_those_who_train() -> None:
     job = with_newcomers("c", away=("b",))
-    job.pass_time(job.machine.lead_times.muster_s)
-    job.pass_time(job.machine.lead_times.muster_s)
+    job.pass_time(job.machine.lead_times.roll_call_s)
+    job.pass_time(job.machine.lead_times.roll_call_s)
     assert (job.machine.record.plan, job.kinds().count("switch_put_off")) == (None, 1)
     job.unmet.clear()
     job.feed(TimePassed())
@@ -87,7 +87,7 @@ def test_another_leader_goes_on_with_the_call() -> None:
     job = with_newcomers("c", away=("c",))
     heir = JobMachine(job.machine.record, job.machine.lead_times)
     heir.handle(TimePassed(), 50.0)
-    assert heir.record.muster == job.machine.record.muster
+    assert heir.record.roll_call == job.machine.record.roll_call
     job.machine = heir
     for worker, phase, generation in (("a", Phase.TRAINING, 1), ("b", Phase.TRAINING, 1), ("c", Phase.READY, 0)):
         job.see(worker, phase, generation=generation, step=3 * generation, data=LONG)
