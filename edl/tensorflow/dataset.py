@@ -103,8 +103,11 @@ class _Iterations:
 
             @functools.wraps(made)
             def begin(source: Any) -> Any:
+                sources = [*self._sources(source)]
+                for one in sources:
+                    one.check_untrained()  # here, as an error of the pipeline's is TensorFlow's, and long
                 iterator = made(source)
-                for one in self._sources(source):
+                for one in sources:
                     self._begin(iterator, one)
                 return iterator
 

@@ -421,6 +421,7 @@ class Trainer:
             home=settings.home,
             audit=self._shell.audit,
             goes_on_in=self._goes_on_in,
+            earlier=self.shards,
         )
         self._samples.shards = shards
         return shards

@@ -75,10 +75,13 @@ class ShardGenerator(Generic[AnyBatch]):
         home: Path | None = None,
         audit: Audit | None = None,
         goes_on_in: Callable[[], int] = lambda: 0,
+        earlier: ShardGenerator[Any] | None = None,
     ) -> None:
         """Ask `goes_on_in` for the epoch in which this life of the job begins.
 
         If the life before was saved after the last step of an epoch, it is that epoch, of which nothing is left.
+
+        `earlier`: the generator that the script has made before this one.
         """
         self._epochs = None if epochs is None else positive("epochs", epochs, "a number of passes, or None")
         if not isinstance(shuffle, bool):
@@ -93,11 +96,14 @@ class ShardGenerator(Generic[AnyBatch]):
         self._port = port
         self._audit = audit or Audit()
         self._goes_on_in = goes_on_in
+        self._earlier = earlier
         self._ids = SampleIds()
         self._step_timeout_s = step_timeout_s
         self._process = os.getpid()
         self._lock = threading.Lock()  # guards what follows
         self._pass: Pass | None = None
+        self._first: Pass | None = None
+        self._came_late = False  # this worker rehearsed as its first pass began, which the others had begun before
         self._before: Pass | None = None  # the one before, if it came to its end: its items may be in the pipeline
         self._held: CurrentItem | None = None
         self._epochs_done = 0  # before the present pass
@@ -311,6 +317,22 @@ class ShardGenerator(Generic[AnyBatch]):
         if self.left:
             raise UsageError(LEFT)
 
+    def check_untrained(self) -> None:
+        """Raise UsageError, before the first pass, if the script has trained all of it with an earlier generator."""
+        earlier = self._earlier
+        while earlier is not None and earlier._pass is None:
+            earlier = earlier._earlier
+        if earlier is None or (earlier._total, earlier._fingerprint) != (self._total, self._fingerprint):
+            return
+        if self._epochs is None or (trained := earlier._trained_here) < self._epochs:
+            return
+        raise UsageError(
+            f"elastic_shard_generator(epochs={self._epochs}): this script has trained {_epochs(trained)} of the source "
+            f"with an earlier generator, and epochs= counts them: to train {_epochs(self._epochs)} more, ask for "
+            f"epochs={(more := trained + self._epochs)}, or loop over one generator without epochs=, "
+            f"`while shards.epochs_done < {more}:`"
+        )
+
     def keep_in_step(self, wait_committed: Callable[[Callable[[], int]], None]) -> None:
         """Hand out a step's samples, one by one, only when the step before is committed or void.
 
@@ -396,8 +418,25 @@ class ShardGenerator(Generic[AnyBatch]):
             if self._epochs is None:
                 spec = msgspec.structs.replace(spec, epochs=(self._epochs_done if epoch is None else epoch) + 1)
             now = self._pass = Pass(spec, self._port, self._ids, self._audit, one_epoch=one_epoch, epoch=epoch)
+            if self._first is None:
+                self._first, self._came_late = now, now.began_after is None
         self._port.open(spec)
+        self.check_untrained()
+        self._earlier = None
         return now
+
+    @property
+    def _trained_here(self) -> int:
+        """Count the epochs that were asked for here and that this process has seen trained to the end of its loop; 0
+        where others may have trained them: in the life before, or before this worker came.
+        """
+        now, first = self._pass, self._first
+        if now is None or first is None or self._epochs is None or now.state is not PassState.ENDED:
+            return 0
+        begun = first.began_after
+        if begun is None or begun + 1 >= self._port.step() or (self._came_late and begun > 0):
+            return 0
+        return min(self._epochs, self._done(now, wait=False))
 
     def _finish(self, before: Pass) -> None:
         """Wait until the end of a pass, which may still be in the script's pipeline, is trained, step by step (I12)."""
@@ -441,6 +480,10 @@ class ShardGenerator(Generic[AnyBatch]):
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise UsageError(_OTHER_PROCESS)
+
+
+def _epochs(number: int) -> str:
+    return f"{number} epoch" + "s" * (number != 1)
 
 
 def _run(now: Pass, first: Batch) -> Iterator[Ids]:

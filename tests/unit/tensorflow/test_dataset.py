@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from pace import patient
 
-from edl.errors import TimedOut
+from edl.errors import TimedOut, UsageError
 from edl.tensorflow.dataset import dataset_of
 from edl.trainer.data.shards import ShardGenerator
 from tests.model.one_worker_data import SoloFeed
@@ -107,6 +107,16 @@ def test_an_iteration_that_came_to_its_end_is_an_epoch() -> None:
         for _ in source:
             feed.commit()
         assert shards.epochs_done == epochs
+
+
+def test_where_all_is_trained_by_an_earlier_dataset_the_script_gets_the_error_and_not_the_pipeline() -> None:
+    feed = SoloFeed()
+    earlier = ShardGenerator(6, feed, epochs=1)
+    for _ in dataset_of(earlier, 4):
+        feed.commit()
+    again = dataset_of(ShardGenerator(6, feed, epochs=1, earlier=earlier), 4).prefetch(2)
+    with pytest.raises(UsageError, match="epochs=2"):
+        iter(again)
 
 
 def test_datasets_of_others_are_iterated_as_before(feed: DryFeed) -> None:

@@ -128,6 +128,98 @@ def test_once_all_is_trained_an_iteration_is_empty():
     assert train(shards.batches(4), feed) == []
 
 
+def ask_again(feed: SoloFeed, earlier: ShardGenerator | None, epochs: int | None) -> ShardGenerator:
+    return ShardGenerator(4, feed, epochs=epochs, earlier=earlier)
+
+
+def test_a_later_generator_for_which_its_script_has_left_nothing_is_refused_with_the_epochs_to_ask_for():
+    first, feed = shards_of(4, epochs=2)
+    made_before = ask_again(feed, first, 1)
+    train(first.batches(4), feed)
+    never_iterated = ask_again(feed, first, 9)
+    for later, more in ((made_before, 3), (ask_again(feed, never_iterated, 2), 4)):
+        with pytest.raises(UsageError, match=f"has trained 2 epochs of the source .* ask for epochs={more}, or loop"):
+            next(later.batches(4))
+
+
+def test_a_later_generator_over_another_source_is_refused_by_the_job():
+    first, feed = shards_of(4, epochs=1)
+    train(first.batches(4), feed)
+    other = ShardGenerator(5, feed, epochs=1, earlier=first)
+    other.check_untrained()
+    with pytest.raises(UsageError, match="the job trains on something else"):
+        next(other.batches(4))
+
+
+def test_a_later_generator_that_asks_for_more_trains_the_rest():
+    feed, shards = SoloFeed(), None
+    for epoch in range(3):
+        shards = ask_again(feed, shards, epoch + 1)
+        assert train(shards.batches(4), feed) == [[0, 1, 2, 3]]
+
+
+def test_later_generators_without_epochs_train_one_more_each():
+    feed, shards = SoloFeed(), None
+    for _ in range(3):
+        shards = ask_again(feed, shards, None)
+        assert train(shards.batches(4), feed) == [[0, 1, 2, 3]]
+
+
+def test_a_generator_that_trains_what_an_earlier_one_has_left_is_a_usual_one():
+    first, feed = shards_of(8, epochs=1)
+    for _ in first.batches(4):
+        feed.commit()
+        break
+    second = ShardGenerator(8, feed, epochs=1, earlier=first)
+    assert train(second.batches(4), feed) == [[4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("by_epochs", [False, True])
+def test_a_worker_that_trains_the_epochs_of_two_generators_by_one_finds_nothing_in_the_other(by_epochs):
+    """Others had begun the second one while it asked for another batch of the first."""
+    feed = ListFeed(Lease(1, 0, 1, 4, (Range(0, 0, 4),)), Lease(2, 1, 1, 4, (Range(1, 0, 4),), epoch=1))
+    first = ShardGenerator(4, feed, epochs=1)
+    if by_epochs:
+        first.by_epochs()
+    trained = [*train(first.batches(4), feed), *train(first.batches(4), feed)]
+    assert trained == [[0, 1, 2, 3]] * 2
+    assert train(ask_again(feed, first, 2).batches(4), feed) == []
+
+
+def test_where_the_life_before_has_trained_all_no_generator_trains_anything():
+    first, feed = shards_of(4, epochs=2)
+    train(first.batches(4), feed)
+    resumed = ask_again(feed, None, 2)
+    assert train(resumed.batches(4), feed) == []
+    assert train(ask_again(feed, resumed, 2).batches(4), feed) == []
+
+
+def test_a_training_function_that_is_called_anew_after_its_last_step_finds_nothing_to_train():
+    first, feed = shards_of(4, epochs=1)
+    train(first.batches(4), feed)
+    first.give_up()
+    assert train(ask_again(feed, first, 1).batches(4), feed) == []
+
+
+@pytest.mark.parametrize(("steps_of_pass", "is_refused"), [(1, True), (0, False)])
+def test_a_newcomer_is_refused_with_the_others_if_it_came_into_their_first_pass(steps_of_pass, is_refused):
+    """Into a later one it may have come with its first generator: what others train by two, it trains by one."""
+    feed = ListFeed(Lease(1, 0, 1, 4, (Range(0, 0, 4),)), Lease(2, 1, 1, 4, (Range(1, 0, 4),), epoch=1))
+    feed.rehearsals.add(1)
+    first = ShardGenerator(4, feed, epochs=2)
+    batches = first.batches(4)
+    next(batches)
+    feed.enter(1)
+    first.join(1, None, PassSoFar(steps_of_pass))
+    assert train(batches, feed) == [[0, 1, 2, 3]]
+    again = ask_again(feed, first, 2)
+    if is_refused:
+        with pytest.raises(UsageError, match="epochs=4"):
+            next(again.batches(4))
+    else:
+        assert train(again.batches(4), feed) == []
+
+
 def test_an_iteration_that_is_given_up_loses_nothing():
     shards, feed = shards_of(12, epochs=1)
     batches: Any = shards.batches(2)
