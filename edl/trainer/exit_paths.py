@@ -108,26 +108,38 @@ def note_failures(note: Callable[[str, bool], str]) -> None:
     Other ends, such as `os._exit(3)` or a crash of Python as it ends, the launcher sees by the exit status.
     """
     hook, leave = sys.excepthook, sys.exit
+    seen = getattr(sys, "last_value", None)
 
     def exit_noting(status: object = None, /) -> NoReturn:
         raise Exit(lambda reason: note(reason, False), status)
 
     sys.exit = exit_noting
 
-    def noting(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        reason = "interrupted" if kind is KeyboardInterrupt else f"{kind.__name__}: {error}"
+    def tell(error: BaseException) -> tuple[str, str]:
+        """Note `error`. Return the lines that are shown in place of its traceback, and after that."""
+        nonlocal seen
+        seen = error
+        reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
         if not isinstance(error, EdlError):  # whose line names its remedy at its end
             reason = in_brief(reason)
         foreign = isinstance(error, ForeignCheckpoint)
         explained = next((line for part, line in EXPLAINED.items() if part in str(error)), "")
         told = note(str(error) if foreign else explained or reason, foreign)
-        line = line_of(error) or (f"edl: {told}\n" if told else "")
+        return line_of(error) or (f"edl: {told}\n" if told else ""), f"edl: {explained}\n" if explained else ""
+
+    def noting(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        line, explained = tell(error)
         if line:
             sys.stderr.write(line)
         else:
             hook(kind, error, trace)
-        if explained:
-            sys.stderr.write(f"edl: {explained}\n")
+        sys.stderr.write(explained)
+
+    def note_unheard() -> None:
+        # A hook that the script, or a library, has set since may show exceptions and hand none on.
+        error = _uncaught()
+        if error is not None and error is not seen:
+            sys.stderr.write("".join(tell(error)))
 
     def hear_nothing() -> None:
         nonlocal note
@@ -136,7 +148,20 @@ def note_failures(note: Callable[[str, bool], str]) -> None:
         sys.excepthook = hook if sys.excepthook is noting else sys.excepthook
 
     sys.excepthook = noting
+    ownership.at_exit(note_unheard)
     ownership.in_children(hear_nothing)
+
+
+def _uncaught() -> BaseException | None:
+    """Return the exception that ends the script, which Python keeps whatever hook shows it.
+
+    None in an interactive session, which goes on. What a console or a test within the script has shown and kept has
+    not come to the outermost frame.
+    """
+    trace: TracebackType | None = getattr(sys, "last_traceback", None)
+    if hasattr(sys, "ps1") or trace is None or trace.tb_frame.f_back is not None:
+        return None
+    return getattr(sys, "last_value", None)
 
 
 def line_of(error: BaseException) -> str:

@@ -43,6 +43,51 @@ def test_the_end_of_a_script_is_noted_where_it_is_a_failure(end, status, noted):
     assert (done.returncode, done.stdout) == (status, f"{noted}\n"), done.stderr
 
 
+UNCHAINED = """
+import atexit, sys, threading
+from edl.trainer.exit_paths import note_failures
+noted = []
+atexit.register(lambda: print(noted))
+{}
+note_failures(lambda reason, foreign: noted.append(reason))
+sys.excepthook = lambda kind, error, trace: print("shown:", kind.__name__)
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "shown", "noted"),
+    [
+        ("", "raise OSError('full')", ["shown: OSError"], ["OSError: full"]),
+        ("", "import os, signal; os.kill(os.getpid(), signal.SIGINT)", ["shown: KeyboardInterrupt"], ["interrupted"]),
+        ("", "raise SystemExit(0)", [], []),
+        ("", "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()", [], []),
+        (
+            "",
+            "import code; (lambda: code.InteractiveInterpreter().runcode('1 / 0'))()",
+            ["shown: ZeroDivisionError"],
+            [],
+        ),
+        ("", "from edl.trainer.exit_paths import Leaving; raise Leaving", [], []),
+        ("", "sys.ps1 = '>>> '; raise OSError('full')", ["shown: OSError"], []),
+        ("try: 1 / 0\nexcept Exception as e: sys.last_value, sys.last_traceback = e, e.__traceback__", "", [], []),
+    ],
+)
+def test_what_a_hook_of_the_scripts_shows_and_hands_to_no_other_is_noted_as_the_process_ends(
+    before: str, end: str, shown: list[str], noted: list[str]
+) -> None:
+    script = UNCHAINED.format(before, end)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [*shown, f"{noted}"], done.stderr
+
+
+def test_what_a_hook_of_the_scripts_hands_on_is_noted_once():
+    end = "hook = sys.excepthook\nsys.excepthook = lambda *error: hook(*error)\nraise OSError('full')"
+    script = UNCHAINED.format("", "").replace("sys.excepthook = lambda", "_ = lambda") + end
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["['OSError: full']"], done.stderr
+
+
 def test_a_preempted_process_does_what_was_registered_for_its_end_and_takes_nothing_else_down():
     end = """
 from edl.trainer.exit_paths import exit_preempted
