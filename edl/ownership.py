@@ -1,11 +1,11 @@
-"""The process that owns edl's handlers and connections: the process that has called `init()`, and no child forked from
-it.
+"""The process that owns edl's handlers and connections: the process that has called `init()`, and no child of it.
 
 A forked child inherits copies of the parent's signal handlers, exit handlers and connections. If the child used them,
-they would end the parent's ring, or keep the child from ending.
+they would end the parent's ring, or keep the child from ending. A child that multiprocessing spawns inherits nothing,
+and imports the script, which may call `init()` as it is imported.
 
-Owns: exit handlers that only the owner runs, and the calls that a child makes as it begins. Does not own: any of those
-acts.
+Owns: exit handlers that only the owner runs, the calls that a forked child makes as it begins, and whether a spawned
+one still imports the script. Does not own: any of those acts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -22,14 +23,38 @@ FORKED: Final = (
     "give the child what it needs (rank(), size(), step() and the like tell here what was so when it was forked)"
 )
 
+SPAWNED: Final = (
+    "multiprocessing has started this process from a script that calls edl.init() as it is imported, and it is no "
+    'worker of the job: use edl under `if __name__ == "__main__":`, and give the child what it needs; a process that '
+    "is to be a worker calls edl.init() in its function"
+)
+
 _owner: int | None = None
+_spawned = False
 _in_children: list[Callable[[], object]] = []
 
 
 def claim() -> None:
     """Make this process the owner of everything that edl registers here, before this call and after."""
-    global _owner  # noqa: PLW0603 - a process has one owner, as it has one seat
-    _owner = os.getpid()
+    global _owner, _spawned
+    _owner, _spawned = os.getpid(), False
+
+
+def stand_aside() -> bool:
+    """Leave this process without an owner if multiprocessing is still preparing it, from its parent's script. Return
+    whether that is so.
+    """
+    global _spawned  # noqa: PLW0603 - a process has one owner, as it has one seat
+    module = sys.modules.get("multiprocessing.process")
+    if module is None or not getattr(module.current_process(), "_inheriting", False):
+        return False
+    _spawned = True
+    return True
+
+
+def refusal() -> str:
+    """Say why a call is refused in this process, which is no worker."""
+    return SPAWNED if _spawned else FORKED
 
 
 def in_children(act: Callable[[], object]) -> None:

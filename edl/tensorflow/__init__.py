@@ -93,7 +93,8 @@ class Optimizer(keras.optimizers.Optimizer, metaclass=_Wrapped):  # type: ignore
     """
 
     def __new__(cls, optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # type: ignore[misc]
-        _framework.wrap(_trainer, optimizer, model)
+        if not _trainer.stands_aside:
+            _framework.wrap(_trainer, optimizer, model)
         return optimizer
 
 

@@ -115,6 +115,7 @@ class Trainer:
         self._epoch = 0
         self._saved = False  # the job is
         self._left = False
+        self.stands_aside = False  # this process imports the script of the one that has spawned it, or has done so
 
     # ------------------------------------------------------------------------------------------- begin and end
 
@@ -133,12 +134,10 @@ class Trainer:
 
         Each keyword defaults to its `EDL_` variable. With no job at all: a job of one worker. A newcomer to a running
         job gets a ring of its own, in which the script boots and rehearses while the others train on. Called again in
-        the same process it does nothing.
+        the same process it does nothing, and as little in one that multiprocessing spawns as it imports the script.
 
         `comm` and `process_sets` are Horovod's; a job of edl has one ring, so what they may say is nothing.
         """
-        if self._shell.inherited:
-            raise UsageError(f"edl.init(): {ownership.FORKED}")
         check_one_ring(comm, process_sets)
         given = {
             "job": job,
@@ -147,6 +146,13 @@ class Trainer:
             "max_workers": max_workers,
             "batch_size": batch_size,
         }
+        if ownership.stand_aside():
+            self._stand_aside(True, Settings.from_environment(os.environ, **given))
+            return
+        if self.stands_aside:
+            self._stand_aside(False, None)
+        if self._shell.inherited:
+            raise UsageError(f"edl.init(): {ownership.FORKED}")
         if self._settings is not None:
             check_again(self._settings, given, left=self._left)
             return
@@ -220,6 +226,11 @@ class Trainer:
         self._shell.be_inherited()
         self._count = self._shell.count
 
+    def _stand_aside(self, aside: bool, settings: Settings | None) -> None:
+        """Join nothing, and let the script set up what it does as it is imported; or be able to join, after that."""
+        self.stands_aside = self._left = self._shell.inherited = aside
+        self._settings = settings
+
     def _state_at_end(self) -> tuple[Fingerprint, ...]:
         """Return what the leader compares; empty if the script has changed its model so that edl cannot read it."""
         if self._machine.failure or self._machine.state in ENDING:
@@ -257,31 +268,31 @@ class Trainer:
     def rank(self) -> int:
         """Return this worker's place in the roster of the current generation."""
         self._started()
-        return self._machine.rank
+        return self._told("rank") if self.stands_aside else self._machine.rank
 
     def size(self) -> int:
         """Return the number of workers in the current generation."""
         self._started()
-        return self._machine.size
+        return self._told("size") if self.stands_aside else self._machine.size
 
     def local_rank(self) -> int:
         """Return this worker's number among the workers of its host, for life: what pins a device."""
         self._started()
-        return self._machine.local_rank
+        return self._told("local_rank") if self.stands_aside else self._machine.local_rank
 
     def generation(self) -> int:
         """Return the number of the roster that trains now; 0 for a newcomer before its first switch."""
-        self._started()
+        self._joined("generation")
         return self._machine.generation
 
     def step(self) -> int:
         """Return the number of the mini-batch being worked on, from 1: committed mini-batches of the job, plus one."""
-        self._started()
+        self._joined("step")
         return self._machine.step + 1
 
     def epoch(self) -> int:
         """Return the pass over the data that this mini-batch belongs to, from 0; between two passes, the next one."""
-        self._started()
+        self._joined("epoch")
         epoch = self._leases.epoch(self._machine.step + 1)
         if epoch is None:  # no sample of the next mini-batch is leased yet
             epoch = max(self._epoch, 0 if self.shards is None else self.shards.epochs_known_done)
@@ -294,7 +305,7 @@ class Trainer:
         0: the loop handed out stand-ins, which weigh nothing, as no sample was left for this worker; and in a
         rehearsal.
         """
-        self._started()
+        self._joined("own_samples")
         if self.rehearsing():
             return 0
         step = self._machine.step + 1
@@ -333,7 +344,7 @@ class Trainer:
         `epoch` (in which the job goes on, as `edl.epoch()` counts), and `life` (the number of this one, from 1). The
         same on all workers, whenever they come.
         """
-        self._started()
+        self._joined("resumed")
         return self._resuming.origin
 
     @property
@@ -407,7 +418,7 @@ class Trainer:
         one list of records), or iterate (or call) it for one sample at a time. `epochs=None`: each iteration is one
         more epoch.
         """
-        settings = self._seated("elastic_shard_generator")
+        settings = self._started() if self.stands_aside else self._seated("elastic_shard_generator")
         self._ends.standing.register()
         shards: ShardGenerator[Any] = ShardGenerator(
             source,
@@ -486,7 +497,8 @@ class Trainer:
         it reads is without the factor.
         """
         self._started()
-        self._rates.scale(rule, base_batch, steps)
+        if not self.stands_aside:
+            self._rates.scale(rule, base_batch, steps)
 
     def schedule_rate(self, schedule: AnySchedule, epochs: int | None = None) -> None:
         """Multiply learning rates by a schedule of the samples trained: the same at any size and batch.
@@ -501,7 +513,8 @@ class Trainer:
         schedule: all are multiplied, and what the script reads is without edl's.
         """
         self._started()
-        self._rates.schedule(schedule, epochs)
+        if not self.stands_aside:
+            self._rates.schedule(schedule, epochs)
 
     def measure_noise(self, every: int = EVERY) -> None:
         """Measure the gradient noise in each `every`-th step: `edl.gradient_noise()` has it, and the job's policy, as
@@ -511,7 +524,8 @@ class Trainer:
         the first mini-batch, on all workers alike. Not in graphs of TensorFlow 1.
         """
         self._started()
-        self._rates.measure(every)
+        if not self.stands_aside:
+            self._rates.measure(every)
 
     def gradient_noise(self) -> MeasuredNoise | None:
         """Return the noise as measured so far; None before the first time.
@@ -667,7 +681,20 @@ class Trainer:
         return self._settings
 
     def _seated(self, call: str) -> Settings:
-        """Raise UsageError in a forked child, for a `call` that needs the other workers, or the daemon."""
+        """Raise UsageError in a child of the script's, for a `call` that needs the other workers, or the daemon."""
         if self._shell.inherited:
-            raise UsageError(f"edl.{call}(): {ownership.FORKED}")
+            raise UsageError(f"edl.{call}(): {ownership.refusal()}")
         return self._started()
+
+    def _joined(self, call: str) -> None:
+        """Raise UsageError in a spawned child, for a `call` about what only a forked one knows."""
+        if self.stands_aside:
+            raise UsageError(f"edl.{call}(): {ownership.SPAWNED}")
+        self._started()
+
+    def _told(self, call: str) -> int:
+        """Return what the parent of a spawned child had put into the environment. Raises UsageError."""
+        told = os.environ.get(f"HOROVOD_{call.upper()}")
+        if told is None:
+            raise UsageError(f"edl.{call}(): {ownership.SPAWNED}")
+        return int(told)

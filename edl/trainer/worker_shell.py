@@ -130,7 +130,7 @@ class WorkerShell:
         self.step_timeout_s = 0.0  # set by `init`, as the number of the training thread
         self.thread = 0
         self.rehearsals = Rehearsals()
-        self.inherited = False  # by a child that the script has forked, where nothing of this is of use
+        self.inherited = False  # by a child that the script has forked or spawned, where nothing of this is of use
         self.stand_ins_due = False  # it is to be handed out, as the script waits for data that never comes
         self.state_came: Callable[[], object] = lambda: None  # of another worker, before its samples may be handed out
         self.state_changes: Callable[[], object] = lambda: None  # by an update: it waits for those who read it
@@ -182,7 +182,7 @@ class WorkerShell:
         Raises what the commands say: the end of the script, or of its iteration.
         """
         if self.inherited:
-            raise UsageError(f"edl: {ownership.FORKED}")
+            raise UsageError(f"edl: {ownership.refusal()}")
         answer: Input | None = happened
         while answer is not None:
             with self._turn:
@@ -303,7 +303,7 @@ class WorkerShell:
             raise RingBroken(self.machine.void)
 
     def report(self, figures: dict[str, float]) -> None:
-        """Report the script's own figures to the job. A forked child reports none."""
+        """Report the script's own figures to the job. A child of the script's reports none."""
         if not self.inherited:
             self.hear(FiguresReported(figures))
 
