@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import torch
 from torch.autograd import Variable
 
+from edl.trainer.updates_due import UpdatesDue
+
 queue_callback = Variable._execution_engine.queue_callback
 task_id = torch._C._current_graph_task_id  # of the backward pass under way; one inside of another has its own
 
@@ -55,24 +57,36 @@ class Backward:
     what is inside of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, due: UpdatesDue | None = None) -> None:
+        self._due = due or UpdatesDue()
         self.owners: dict[torch.Tensor, Reduction] = {}  # which one averages the gradient of a parameter
         self._reached: dict[Reduction, None] = {}
         self._task = -1
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether an exception has ended the newest pass of those whose end is awaited."""
+        return self._due.in_backward and task_id() == -1
 
     def reach(self, reduction: Reduction, task: int) -> None:
         """The pass under way, which is `task`, has the first gradient of this one."""
         self._reached[reduction] = None
         reduction.begin()
-        self._await_end_of(task)
+        self.await_end_of(task)
 
-    def _await_end_of(self, task: int) -> None:
+    def await_end_of(self, task: int) -> None:
         if task != self._task:
             self._task = task
+            self._due.in_backward = True
             queue_callback(self._ended)
 
+    def discard(self) -> None:
+        """Forget a pass that an exception has ended: its mini-batch is void."""
+        self._task, self._due.in_backward = -1, False
+        self._reached = {}
+
     def _await_end(self) -> None:
-        self._await_end_of(task_id())
+        self.await_end_of(task_id())
 
     def _ended(self) -> None:
         around: Any = torch._C._current_autograd_node()  # what has called this pass, if it is one inside of another
@@ -80,6 +94,7 @@ class Backward:
         if around is not None:
             _before_next(around, self._await_end)
             return
+        self._due.in_backward = False
         reached, self._reached = sorted(self._reached, key=lambda one: one.number), {}
         finish([one for one in reached if one.begun])  # not what an earlier pass has left, which an exception ended
 

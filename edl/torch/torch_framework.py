@@ -91,8 +91,8 @@ class TorchFramework:
         self.sort = TorchTensors()
         self.loading = LoadingSeeds()
         self._share = GradientWeight()
-        self._backward = Backward()
         self.updates_due = UpdatesDue()
+        self._backward = Backward(self.updates_due)
         self._rate = 1.0
         self._noise_due = False
         self._models: list[torch.nn.Module] = []
@@ -336,6 +336,7 @@ class TorchFramework:
             reducer.rate = factor
 
     def discard(self) -> None:
+        self._backward.discard()
         for reducer in self._reducers:
             reducer.discard()
 

@@ -37,6 +37,7 @@ from edl.torch.absence import are_absent, takes_gradients
 from edl.torch.backward import Backward, Reduction, finish, task_id
 from edl.torch.tensor_ring import TensorRing, check_kind
 from edl.trainer.framework_port import StepPort
+from edl.trainer.skipped_update import CUT
 from edl.trainer.updates_due import UpdatesDue
 
 
@@ -208,19 +209,31 @@ class Reducer:
             return loss
 
     def settle(self) -> None:
-        """The script drops its gradients. Some may be on their way, of a backward that an exception has ended: let them
-        arrive first, as they do on all other ranks.
+        """The script drops its gradients. If an exception has ended their backward(), those that never came are no
+        contribution: the mini-batch is void. Else some may be on their way: let them arrive first, as on all other
+        ranks.
         """
         if self._lazy:
             self._hook_lazy()
-        if self._sent:
+        if self.begun and self._reducing and self._backward.is_cut:
+            self._cut()
+        elif self._sent:
             finish([self])
         self._averaged, self._number, self.whole_in = False, 0, 0
         if self.begun or self._passed:
             self._clear()
 
+    def _cut(self) -> None:
+        """Void the mini-batch whose backward() an exception has ended, and free the others, which wait for the rest."""
+        self._fail(RingBroken(CUT))
+        if (place := self._ring.place) is not None:
+            self._ring.abort(range(place.generation, place.generation + 1))
+        self.wait()
+
     def discard(self) -> None:
         """The ring is left: of a void mini-batch, or of a rehearsal."""
+        if self.begun:  # an exception has ended backward(): what it has left is no part of what comes again
+            self._blank()
         self._averaged, self._number, self._step, self._applied, self.whole_in = False, 0, 0, 0.0, 0
         self._clear()
 
@@ -385,6 +398,7 @@ class Reducer:
             self._backward.reach(self, task)
         else:
             self.begin()
+            self._backward.await_end_of(task)
 
     def _is_last_pass(self, parameter: torch.Tensor) -> bool:
         self._passed[parameter] += 1

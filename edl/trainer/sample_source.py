@@ -28,6 +28,10 @@ END_EACH = (
     "call edl.notify_batch_end() after the update of each one; with Keras's fit, give it edl.KerasCallback(); over a "
     "loader of edl.prepare(), asking for the next one does it"
 )
+END_IT = (
+    "call edl.notify_batch_end() in each mini-batch, also where an exception is caught, or let the exception end this "
+    "worker, whose samples the others train then"
+)
 COMMIT_POLL_S = 0.0005  # the end of a mini-batch wakes no thread: that would cost every step
 
 
@@ -85,6 +89,10 @@ class SampleSource:
             # training thread passed by. That one cannot begin the step before it has them: set the weight first.
             self.weigh()
         return True
+
+    def check_ended(self, step: int) -> None:
+        if self._shell.is_training_thread:  # a pipeline may read ahead on another
+            raise UsageError(f"this script asks for another mini-batch, and has not ended step {step}: {END_IT}")
 
     def loaded(self, nanoseconds: int) -> None:
         self._shell.link.page.add_loaded(nanoseconds)

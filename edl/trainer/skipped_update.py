@@ -1,6 +1,6 @@
 """Mini-batches that a script ends without an update that the other workers make, or wait for.
 
-A script that catches an exception before `backward()` goes on to its next mini-batch on one worker alone. Rings do not
+A script that catches an exception before the end of `backward()` goes on to its next mini-batch on one worker alone. Rings do not
 number what they average: its next gradients would meet the others' of the mini-batch that it has left.
 
 Owns: the question whether all workers have left an update out, and how long a worker waits for the answer. Does not
@@ -19,6 +19,7 @@ from edl.errors import RingBroken, UsageError
 from edl.trainer.framework_port import Framework
 
 SHORT_WAIT_S: Final = 2.0
+CUT: Final = "an exception has ended backward() here, and the script has caught it"
 SKIPPED: Final = "the script has ended it without an update, which others make, as where it catches an exception"
 
 
@@ -42,9 +43,13 @@ class UpdateCheck:
 
     @property
     def is_missing(self) -> bool:
-        """Tell whether an update was due in the mini-batch that ends, and the mini-batch counts so far."""
+        """Tell whether an update was due in the mini-batch that ends, or an exception has ended its backward(), and the
+        mini-batch counts so far.
+        """
         machine, due = self._machine, self._framework.updates_due
-        return machine.void is None and machine.generation > 0 and bool(due.missing(machine.step + 1))
+        if machine.void is not None or not machine.generation:
+            return False
+        return due.in_backward or bool(due.missing(machine.step + 1))
 
     def ask(self, step_timeout_s: float) -> RingBroken | None:
         """Ask the others whether they left out the missing update, too. If not, return why the mini-batch is void.
@@ -54,10 +59,12 @@ class UpdateCheck:
         machine, due = self._machine, self._framework.updates_due
         step = machine.step + 1
         missing = due.missing(step)
-        if machine.size == 1 or self._all_skip(step, missing, step_timeout_s):
+        if machine.size == 1 or (not due.in_backward and self._all_skip(step, missing, step_timeout_s)):
             self._skips = self._skips or machine.size > 1
+            due.in_backward = False
             due.skip(step)
             return None
+        self._framework.ring.abort(range(machine.generation, machine.generation + 1))
         if self._voided == step:
             raise UsageError(
                 f"step {step} is void again: {SKIPPED}. Skip a mini-batch on all workers or on none: let the exception "
@@ -83,5 +90,4 @@ class UpdateCheck:
             return False
         finally:
             cut.cancel()
-        ring.abort(range(generation, generation + 1))
         return False

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from edl.core.worker.digest import final
 from edl.core.worker.next_move import given_up
 from edl.core.worker.worker_inputs import StatesEqual
-from edl.errors import JobFailed, RingBroken
+from edl.errors import EdlError, JobFailed, RingBroken
 from edl.host.imported_modules import tell_imported
 from edl.protocol.divergence_report import Fingerprint
 from edl.trainer.data.epoch_cursor import PassSoFar
@@ -24,10 +24,10 @@ from edl.trainer.framework_port import Framework
 from edl.trainer.rates.factors import RateFactors
 from edl.trainer.registered_state import RegisteredState
 from edl.trainer.reported_metrics import FigureSender
-from edl.trainer.sample_source import SampleSource
+from edl.trainer.sample_source import END_IT, SampleSource
 from edl.trainer.script_position import LastStep, ScriptStanding
 from edl.trainer.shared_evaluation import Results, SharedEvaluation, Work
-from edl.trainer.skipped_update import UpdateCheck
+from edl.trainer.skipped_update import CUT, UpdateCheck
 from edl.trainer.worker_shell import WorkerShell
 
 logger = logging.getLogger("edl")
@@ -168,6 +168,9 @@ class BatchEnds:
         if machine.step > before:
             return True  # a peer had applied it: with that peer's state it is committed here too (I5)
         if not self._samples.redeliver(before):  # before the script asks for the next batch
+            if void is not None and CUT in void:
+                self._shell.void(RingBroken(void), keep=False)  # should the script catch this, too
+                raise EdlError(f"step {before + 1} is void: {CUT}, and asked for another mini-batch: {END_IT}")
             raise JobFailed(
                 f"step {before + 1} is void, and the input pipeline has read ahead of it, so its samples cannot come "
                 "again in order: put shards.in_step(...) around the outermost iterable of the training loop"

@@ -667,7 +667,7 @@ class Trainer:
         if self._saved:
             self._shell.copier.witness = self._framework.witness()
         due, step = self._updates_due, self._count.step + 1
-        is_updated = due.soonest > step or not due.missing(step)
+        is_updated = not due.in_backward and (due.soonest > step or not due.missing(step))
         if samples is None and is_updated and self._count.advance():
             return True
         self._seated("notify_batch_end")

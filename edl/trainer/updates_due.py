@@ -24,6 +24,7 @@ class UpdatesDue:
 
     def __init__(self) -> None:
         self.soonest = NEVER  # the mini-batch by whose end the next update is due: read in the hot path
+        self.in_backward = False  # a backward pass has begun to average, and not ended: an exception may have ended it
         self._due: dict[int, int] = {}
         self._newest: dict[int, int] = {}  # the mini-batch with the newest update of that optimizer in this ring
         self._row: dict[int, int] = {}  # as many have had one without a gap; NEVER: there was a gap

@@ -53,11 +53,13 @@ def voided(edl: Any) -> dict[int, set[str]]:
     [
         ("torch_caught", {"EDL_TEST_WAY": "before", "EDL_RING": "horovod"}),
         ("torch_caught", {"EDL_TEST_WAY": "before", "EDL_RING": "torch"}),
+        ("torch_caught", {"EDL_TEST_WAY": "within", "EDL_RING": "horovod"}),
+        ("torch_caught", {"EDL_TEST_WAY": "within", "EDL_RING": "torch"}),
         ("torch_caught", {"EDL_TEST_WAY": "after", "EDL_RING": "torch"}),
         ("tf_caught", {"TF_CPP_MIN_LOG_LEVEL": "3"}),
         ("tf_caught", {"TF_CPP_MIN_LOG_LEVEL": "3", "EDL_TEST_TRACED": "1"}),
     ],
-    ids=["horovod", "torch", "torch, after", "tensorflow", "tf.function"],
+    ids=["horovod", "torch", "horovod, within", "torch, within", "torch, after", "tensorflow", "tf.function"],
 )
 def test_a_mini_batch_that_one_worker_alone_leaves_out_is_void_on_all_and_comes_again(
     edl: Any, tmp_path: Path, script: str, environ: dict[str, str]

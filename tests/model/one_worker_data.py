@@ -34,6 +34,7 @@ class SoloFeed:
         self.committed = 0
         self.rehearsals = Rehearsals()
         self.asked = 0
+        self.unended: list[int] = []  # steps beyond which a script has gone on
         self._changed = threading.Condition()
         self._told = 0  # shares
 
@@ -65,6 +66,9 @@ class SoloFeed:
             return self._offers(step)
 
     def loaded(self, nanoseconds: int) -> None: ...
+
+    def check_ended(self, step: int) -> None:
+        self.unended.append(step)
 
     def step(self) -> int:
         return self.committed + 1

@@ -69,6 +69,9 @@ class DataPort(Protocol):
     def rehearsals(self) -> Rehearsals:
         """A newcomer's first mini-batches, and those whose ring is gone before data came."""
 
+    def check_ended(self, step: int) -> None:
+        """Raise UsageError on the training thread, which has gone on from `step` without its end."""
+
     def loaded(self, nanoseconds: int) -> None:
         """Note for how long the script has just waited for samples."""
 

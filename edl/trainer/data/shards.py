@@ -32,6 +32,7 @@ from edl.trainer.data.prefetch import ReadAhead
 from edl.trainer.data.sample_ids import Ids, SampleIds
 from edl.trainer.data.source import positive, records_of, samples_of, whole
 
+IN_A_ROW = 8  # mini-batches, after which a script is known to ask for each after the end of the one before
 AHEAD_STEPS = 2  # whose records are read before they are asked for
 
 T = TypeVar("T")
@@ -347,15 +348,27 @@ class ShardGenerator(Generic[AnyBatch]):
     # ------------------------------------------------------------------------------------------------ the inside
 
     def _batches(self, spec: DataSpec) -> Iterator[Any]:
-        now = self._begin(spec)
+        now, in_a_row = self._begin(spec), 0
         while (batch := now.next()) is not None:
             items = self._items(now, batch)
             now.rest()
             yield items
+            in_a_row = self._note_asked(now, in_a_row)
             if self._reader is None:
                 while (ids := now.next_usual()) is not None:
                     yield ids
+                    in_a_row = self._note_asked(now, in_a_row)
         now.end()
+
+    def _note_asked(self, now: Pass, in_a_row: int) -> int:
+        """Return how often in a row the script has asked for a mini-batch after the end of the one before. A script
+        that did so for long and does not now has skipped the end, and would train these samples in the wrong step.
+        """
+        if now.step is None or now.step < self._port.step():
+            return in_a_row + 1
+        if in_a_row >= IN_A_ROW:
+            self._port.check_ended(now.step)
+        return 0
 
     def _runs(self, spec: DataSpec, epoch: int | None) -> Iterator[Iterator[Ids]]:
         now = self._begin(spec, epoch)

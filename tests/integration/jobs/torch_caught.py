@@ -1,6 +1,6 @@
 """PyTorch whose script catches an exception in the midst of a mini-batch: on one worker alone, or on all.
 
-EDL_TEST_WAY: `before` or `after` backward() on rank 1, once in a mini-batch; `again`, as often as that comes; `all`, on
+EDL_TEST_WAY: `before`, `within` or `after` backward() on rank 1, once in a mini-batch; `again`, as often as that comes; `all`, on
 each worker; or `fourth`, where a script makes its updates in each fourth mini-batch alone.
 """
 
@@ -32,12 +32,19 @@ def is_bad(where: str, step: int, tries: int, rank: int) -> bool:
     return where == WAY and rank == 1 and tries == 1 and step == 10
 
 
+def fail(_gradient: Any) -> None:
+    raise RuntimeError("out of memory")
+
+
 def train(ids: Any, step: int, tries: int = 1, rank: int = 0) -> None:
     optimizer.zero_grad()
     try:
-        loss = (model(inputs[ids]) - targets[ids]).square().mean()
+        hidden = model[:2](inputs[ids])
+        loss = (model[2](hidden) - targets[ids]).square().mean()
         if is_bad("before", step, tries, rank):
             raise RuntimeError("out of memory")
+        if is_bad("within", step, tries, rank):
+            hidden.register_hook(fail)  # the last layer's gradients are on their way by then
         loss.backward()
         if is_bad("after", step, tries, rank):
             raise RuntimeError("out of memory")

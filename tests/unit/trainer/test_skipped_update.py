@@ -162,6 +162,19 @@ def test_nobody_is_asked_where_none_is_missing_or_no_other_worker_is_there(how: 
     assert ring.cuts == []
 
 
+def test_a_backward_that_an_exception_has_ended_is_void_at_once() -> None:
+    """Whatever updates are due: the others have a part of its gradients, and wait for the rest."""
+    one, machine, due, ring = check(True)
+    due.note(0, 7)
+    due.in_backward = True
+    assert one.is_missing
+    assert str(one.ask(LONG_S)) == SKIPPED
+    assert ring.cuts == [range(3, 4)]
+    machine.size = 1
+    assert one.ask(LONG_S) is None
+    assert not one.is_missing, "alone it has only to drop its gradients"
+
+
 def test_how_long_is_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 

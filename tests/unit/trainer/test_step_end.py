@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edl.errors import RingBroken
+from edl.errors import EdlError, RingBroken
 from edl.trainer.arrays import Arrays
 from edl.trainer.data.epoch_cursor import PassSoFar
 from edl.trainer.data.job_port import Rehearsals
@@ -16,6 +16,7 @@ from edl.trainer.first_state import FirstState
 from edl.trainer.registered_state import STANDING, RegisteredState
 from edl.trainer.reported_metrics import FigureSender
 from edl.trainer.sample_source import SampleSource
+from edl.trainer.skipped_update import CUT
 from edl.trainer.step_end import BatchEnds
 from edl.trainer.updates_due import UpdatesDue
 
@@ -81,7 +82,7 @@ class Shards:
     """Of a script that has had so many steps in its pass, and goes on in those of another one that it joins."""
 
     def __init__(self) -> None:
-        self.steps = 1
+        self.steps, self.read_to = 1, STEP + 1
         self.joined: list[tuple[int, int | None, PassSoFar]] = []
 
     def so_far(self, step: int) -> PassSoFar:
@@ -94,7 +95,7 @@ class Shards:
         return True
 
     def redeliver(self, more: int = 0) -> bool:
-        return True
+        return self.read_to <= STEP + 1
 
 
 class Worker:
@@ -248,3 +249,15 @@ def test_a_script_that_has_ended_tells_of_updates_after_its_last_step_but_of_non
         worker.fails()
     steps, updates = worker.ends.state_at_end()
     assert (steps.value, updates.value) == (str(STEP), "0" if void else "1")
+
+
+@pytest.mark.parametrize("why", [CUT, "a peer is gone"])
+def test_a_script_that_goes_on_after_an_exception_in_backward_is_told_that_and_not_of_pipelines(why: str) -> None:
+    worker = Worker()
+    worker.shards.read_to = STEP + 2
+    worker.shell.void(RingBroken(why), keep=False)
+    with pytest.raises(EdlError) as raised:
+        worker.end_batch()
+    assert ("call edl.notify_batch_end() in each mini-batch" in str(raised.value)) is (why == CUT)
+    assert ("in_step(" in str(raised.value)) is (why != CUT)
+    assert (worker.machine.void == CUT) is (why == CUT), "caught again, nothing of this worker goes into the model"

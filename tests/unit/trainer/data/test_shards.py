@@ -71,6 +71,28 @@ class Prefetched:
 # ------------------------------------------------------------------------------------------------------ batches
 
 
+@pytest.mark.parametrize("before", [7, 8, 20])
+def test_a_script_that_always_ended_a_mini_batch_before_it_asked_for_the_next_does_not_go_on_without(before: int):
+    shards, feed = shards_of(100, epochs=1)
+    batches = shards.batches(4)
+    next(batches)
+    for _ in range(before):
+        feed.commit()
+        next(batches)
+    next(batches)
+    assert feed.unended == ([before + 1] if before >= 8 else [])
+
+
+def test_a_script_may_read_ahead_from_the_beginning():
+    shards, feed = shards_of(100, epochs=1)
+    batches = shards.batches(4)
+    next(batches)
+    for _ in range(20):
+        next(batches)
+        feed.commit()
+    assert feed.unended == []
+
+
 def test_batches_are_arrays_of_ids_and_the_last_of_an_epoch_is_short():
     shards, feed = shards_of(10, epochs=2)
     first = next(shards.batches(4))
