@@ -49,6 +49,11 @@ class Manner(NamedTuple):
 
 
 USUAL: Final = Manner()
+ADDED_UP: Final = (
+    "its gradients are a sum over mini-batches, and no newcomer gets what earlier ones have added to it: call "
+    "edl.notify_batch_end() once for all that an update is made of, with batches as many times larger, cut by "
+    "edl.microbatches(); a batch of hvd.elastic.DataLoader is a whole mini-batch, so give it a larger batch_size"
+)
 
 
 class Reducer:
@@ -79,6 +84,10 @@ class Reducer:
         self.begun = False  # a reduction
         self._reducing = False  # it needs collectives, and none has failed yet
         self._averaged = False  # nothing was added to the gradients since
+        self._left_in = 0  # the mini-batch of the newest gradients here, if they were neither used nor dropped
+        self._left: tuple[torch.Tensor, int] | None = None  # the gradient that comes first, and its version, as left
+        self._first: torch.Tensor | None = None  # the parameter whose gradient came first in the newest pass
+        self._added_up = False  # gradients of an earlier mini-batch are in these
         self._step = 0  # the mini-batch of the newest reduction
         self._number = 0  # of it, among those whose gradients were not yet used or dropped
         self._factor = 1.0  # what a gradient is multiplied with, so that the average over the ring is the weighted sum
@@ -174,6 +183,7 @@ class Reducer:
     def average(self) -> None:
         """Average what backward has not, as it was paused, or gave no gradient here. The caller asks `voided`."""
         step = self._trainer.step()
+        self._check_sum(step)
         due = [one for one in self._others if one.whole_in != step]
         if not (self._averaged and self._step == step):
             due.append(self)
@@ -191,6 +201,7 @@ class Reducer:
         if not self.moot:
             self._applied = self._factor / self._ring.size if self._ring.size > 1 else 1.0
         self._averaged, self._number = False, 0
+        self._leave(0)
 
     def take_applied(self) -> float:
         """The weight in the newest update since the last call."""
@@ -220,6 +231,7 @@ class Reducer:
         elif self._sent:
             finish([self])
         self._averaged, self._number, self.whole_in = False, 0, 0
+        self._leave(0)
         if self.begun or self._passed:
             self._clear()
 
@@ -232,8 +244,9 @@ class Reducer:
 
     def discard(self) -> None:
         """The ring is left: of a void mini-batch, or of a rehearsal."""
-        if self.begun:  # an exception has ended backward(): what it has left is no part of what comes again
+        if self.begun or self._left_in == self._trainer.step():  # what is left of it is no part of what comes again
             self._blank()
+            self._leave(0)
         self._averaged, self._number, self._step, self._applied, self.whole_in = False, 0, 0, 0.0, 0
         self._clear()
 
@@ -287,6 +300,7 @@ class Reducer:
         if self._trainer.voided:
             self._blank()
         self._averaged, self.whole_in = True, self._step
+        self._leave(self._step)
         if self._learns:
             self._learn()
         self._clear()
@@ -368,11 +382,17 @@ class Reducer:
 
     def _arrived(self, parameter: torch.Tensor, name: str) -> None:
         """A gradient: the first of a backward pass, or one that may not go straight to the ring."""
+        if self._left_in and (self._added_up or self._left_in != self._trainer.step()):
+            self._added_up, self._left_in = self._is_left(parameter), self._trainer.step()
         if self._paused or (self._passes > 1 and not self._is_last_pass(parameter)):
             self._averaged, self.whole_in = False, 0
+            if not self._left_in:
+                self._first = parameter
+            if parameter is self._first:
+                self._leave(self._trainer.step())
             return
         if (task := task_id()) != self._task:
-            self._task = task
+            self._task, self._first = task, parameter
             self._reach(task)
             usual = self._reducing and self._number == 1 and self._own is None and self._passes == 1
             self._straight = task if usual and not (self._learns or torch.is_grad_enabled()) else -1
@@ -387,6 +407,32 @@ class Reducer:
                 "checkpointed parts share; use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
             )
         self._reduce(parameter, name)
+
+    def _leave(self, step: int) -> None:
+        """Note that the gradients that are here now are of mini-batch `step`; 0: they were used, or dropped."""
+        first = self._first
+        self._left_in, self._left = step, None
+        if not step:
+            self._added_up = False
+        elif first is not None and first.grad is not None:
+            self._left = first.grad, first.grad._version
+
+    def _is_left(self, parameter: torch.Tensor | None) -> bool:
+        """Tell whether gradients of an earlier mini-batch are still here: a script may have dropped them in ways of
+        which its optimizer hears nothing. `parameter`: its gradient was just added to, and the others' tell.
+        """
+        others = [one.grad for one in self._names if one is not parameter and one.grad is not None]
+        if others or parameter is None:
+            return any(bool(_norm(one)) for one in others)
+        gradient, left = parameter.grad, self._left
+        return gradient is not None and left is not None and gradient is left[0] and gradient._version == left[1] + 1
+
+    def _check_sum(self, step: int) -> None:
+        """Refuse to use gradients that were added up over mini-batches: no newcomer gets those of the earlier ones."""
+        if self._left_in not in {0, step}:
+            self._added_up, self._left_in = self._is_left(None), step
+        if self._added_up:
+            raise UsageError(f"step {step}: {ADDED_UP}")
 
     def _reach(self, task: int) -> None:
         """A backward pass has this optimizer's first gradient that is to be averaged.

@@ -1,7 +1,7 @@
 """Mini-batches that a script ends without an update that the other workers make, or wait for.
 
-A script that catches an exception before the end of `backward()` goes on to its next mini-batch on one worker alone. Rings do not
-number what they average: its next gradients would meet the others' of the mini-batch that it has left.
+A script that catches an exception before the end of `backward()` goes on to its next mini-batch on one worker alone.
+Rings do not number what they average: its next gradients would meet the others' of the mini-batch that it has left.
 
 Owns: the question whether all workers have left an update out, and how long a worker waits for the answer. Does not
 own: when an update is due (`edl.trainer.updates_due`), nor what follows of a void mini-batch

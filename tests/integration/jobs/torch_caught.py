@@ -1,7 +1,7 @@
 """PyTorch whose script catches an exception in the midst of a mini-batch: on one worker alone, or on all.
 
-EDL_TEST_WAY: `before`, `within` or `after` backward() on rank 1, once in a mini-batch; `again`, as often as that comes; `all`, on
-each worker; or `fourth`, where a script makes its updates in each fourth mini-batch alone.
+EDL_TEST_WAY: `before`, `within` or `after` backward() on rank 1, once in a mini-batch; `again`, as often as that comes;
+`all`, on each worker; or `fourth`, where a script makes its updates in each fourth mini-batch alone.
 """
 
 import os
@@ -29,7 +29,9 @@ def is_bad(where: str, step: int, tries: int, rank: int) -> bool:
         return where == "before" and step in {4, 10}
     if WAY == "again":
         return where == "before" and rank == 1 and step == 10
-    return where == WAY and rank == 1 and tries == 1 and step == 10
+    return (
+        where == WAY and rank == 1 and tries == 1 and step == (4 if where == "within" else 10)
+    )  # before updates are due
 
 
 def fail(_gradient: Any) -> None:

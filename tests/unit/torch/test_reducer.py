@@ -1,7 +1,8 @@
-"""Which gradients are a contribution to a mini-batch: none of a backward() that an exception has ended."""
+"""Which gradients an update may use: none of a backward() that an exception has ended, nor of earlier mini-batches."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from edl.collectives.ring_port import GradientWeight
-from edl.errors import RingBroken
+from edl.errors import RingBroken, UsageError
 from edl.torch.backward import Backward
 from edl.torch.torch_reducer import Manner, Reducer
 from edl.trainer.skipped_update import CUT
@@ -68,10 +69,11 @@ class Trainer:
 class Script:
     """A model of two layers, of which the second one's gradients come first, and an optimizer's averaging."""
 
-    def __init__(self, *, size: int = 2, passes: int = 1) -> None:
+    def __init__(self, *, size: int = 2, passes: int = 1, single: bool = False) -> None:
         self.trainer, self.ring, self.due = Trainer(), Ring(size), UpdatesDue()
         self.model: Any = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
         names = {parameter: name for name, parameter in self.model.named_parameters()}
+        names = {self.model[0].weight: "weight"} if single else names
         trainer, ring, self.backward_passes = untyped(self.trainer), untyped(self.ring), Backward(self.due)
         manner = Manner(passes)
         self.reducer = Reducer(trainer, ring, GradientWeight(), self.backward_passes, names, manner)
@@ -81,6 +83,23 @@ class Script:
         if fails:
             hidden.register_hook(fail)
         self.model[1](hidden).mean().backward()
+
+    def trains(self, *, paused: bool = False) -> None:
+        """Compute the gradients of one more mini-batch."""
+        with self.reducer.paused() if paused else contextlib.nullcontext():
+            self.backward()
+
+    def ends(self) -> None:
+        self.trainer.now += 1
+
+    def updates(self) -> None:
+        self.reducer.average()
+        self.reducer.use()
+
+    def drops(self, how: str) -> None:
+        if how == "optimizer":
+            self.reducer.settle()
+        self.model.zero_grad(set_to_none=how == "none")
 
     def caught(self) -> None:
         with pytest.raises(ValueError, match="a bad sample"):
@@ -145,3 +164,90 @@ def test_gradients_of_passes_that_have_ended_arrive_before_they_are_dropped() ->
     script.backward()
     script.reducer.settle()
     assert script.trainer.said == [] and len(script.ring.gradients.begun) == 4
+
+
+WAYS = ["averaged", "paused", "passes"]
+DROPS = ["optimizer", "none", "zeros"]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("single", [False, True], ids=["", "one parameter"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sum_over_mini_batches_is_refused(way: str, single: bool, size: int) -> None:
+    script = Script(size=size, single=single, passes=2 if way == "passes" else 1)
+    script.trains()
+    script.updates()
+    script.drops("optimizer")
+    script.ends()
+    script.trains(paused=way == "paused")
+    script.ends()
+    script.trains()
+    with pytest.raises(
+        UsageError, match=r"step 3: its gradients are a sum over mini-batches.*notify_batch_end\(\) once"
+    ):
+        script.updates()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_an_earlier_mini_batch_are_refused_without_any_of_this_one(way: str) -> None:
+    script = Script(passes=2 if way == "passes" else 1)
+    script.trains(paused=way == "paused")
+    script.ends()
+    with pytest.raises(UsageError, match="step 2: its gradients"):
+        script.reducer.average()
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["", "one parameter"])
+@pytest.mark.parametrize("how", DROPS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_script_that_leaves_out_an_update_and_drops_its_gradients_goes_on(way: str, how: str, single: bool) -> None:
+    script = Script(single=single, passes=2 if way == "passes" else 1)
+    for _ in range(1 if way == "passes" else 3):  # only the optimizer's own zero_grad() begins a count of passes anew
+        script.drops(how)
+        script.trains(paused=way == "paused")
+        script.ends()
+    script.drops(how)
+    script.trains()
+    script.updates()
+
+
+@pytest.mark.parametrize("how", DROPS)
+@pytest.mark.parametrize("way", ["averaged", "paused"])
+def test_gradients_that_add_up_and_are_dropped_before_the_next_are_none_to_refuse(way: str, how: str) -> None:
+    """As a discriminator's, in each backward() of the generator's loss."""
+    script = Script()
+    for _ in range(3):
+        script.trains(paused=way == "paused")
+        script.ends()
+    script.drops(how)
+    script.trains()
+    script.updates()
+
+
+def test_parts_of_one_mini_batch_are_added_up() -> None:
+    script = Script()
+    for _ in range(3):
+        script.trains(paused=True)
+        script.trains(paused=True)
+        script.trains()
+        script.updates()
+        script.ends()  # gradients stay where they are, and are used again: as the script likes
+
+
+def test_what_a_void_mini_batch_has_added_up_is_no_part_of_what_comes_again() -> None:
+    script = Script()
+    script.trains(paused=True)
+    script.reducer.discard()
+    assert not any(one.any() for one in script.gradients())
+    script.trains()
+    script.updates()
+
+
+def test_a_sum_is_refused_though_the_ring_has_changed_meanwhile() -> None:
+    script = Script()
+    script.trains(paused=True)
+    script.ends()
+    script.reducer.discard()
+    script.trains()
+    with pytest.raises(UsageError, match="a sum over mini-batches"):
+        script.updates()
