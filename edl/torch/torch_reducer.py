@@ -375,6 +375,7 @@ class Reducer:
             try:
                 begin(parameter, parameter.grad, name, self._factor)  # type: ignore[arg-type] # autograd has put it there
             except Exception as error:
+                _check_there(parameter, name)
                 if not self._voids(error):
                     raise
 
@@ -382,6 +383,7 @@ class Reducer:
 
     def _arrived(self, parameter: torch.Tensor, name: str) -> None:
         """A gradient: the first of a backward pass, or one that may not go straight to the ring."""
+        _check_there(parameter, name)
         if self._left_in and (self._added_up or self._left_in != self._trainer.step()):
             self._added_up, self._left_in = self._is_left(parameter), self._trainer.step()
         if self._paused or (self._passes > 1 and not self._is_last_pass(parameter)):
@@ -462,7 +464,7 @@ class Reducer:
 
     def _reduce(self, parameter: torch.Tensor, name: str) -> None:
         gradient = parameter.grad
-        assert gradient is not None  # autograd has just put it there, or we have
+        assert gradient is not None  # it was looked for, or we have put it there
         if gradient.requires_grad:  # of backward(create_graph=True)
             gradient = gradient.detach()
         self._sent.add(name)
@@ -501,6 +503,15 @@ class Reducer:
         self._reducing, self._straight = False, -1
         self._ring.is_failure(error)  # so that the ring is cut, not left by an agreement that its dead cannot join
         self._trainer.void(RingBroken(f"the gradients were not averaged: {error}"))
+
+
+def _check_there(parameter: torch.Tensor, name: str) -> None:
+    """Raise UsageError where a hook of the script's has used this worker's gradient before."""
+    if parameter.grad is None:
+        raise UsageError(
+            f"edl.Optimizer: the gradient of {name} is gone before it was averaged: a hook that updates in backward() "
+            "(register_post_accumulate_grad_hook) must be registered after edl.Optimizer(...)"
+        )
 
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:

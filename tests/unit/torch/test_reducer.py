@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,7 @@ class Averaging:
         self.begun: list[str] = []
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
+        gradient.detach()
         self.begun.append(name)
 
     def expect(self, parameters: Iterable[torch.Tensor]) -> None: ...
@@ -69,14 +70,20 @@ class Trainer:
 class Script:
     """A model of two layers, of which the second one's gradients come first, and an optimizer's averaging."""
 
-    def __init__(self, *, size: int = 2, passes: int = 1, single: bool = False) -> None:
+    def __init__(self, *, size: int = 2, passes: int = 1, single: bool = False, hooked: int | None = None) -> None:
         self.trainer, self.ring, self.due = Trainer(), Ring(size), UpdatesDue()
         self.model: Any = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+        self.hook: Callable[[torch.Tensor], None] = lambda _parameter: None
+        if hooked is not None:
+            self.model[hooked].weight.register_post_accumulate_grad_hook(self.hooked)
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         names = {self.model[0].weight: "weight"} if single else names
         trainer, ring, self.backward_passes = untyped(self.trainer), untyped(self.ring), Backward(self.due)
         manner = Manner(passes)
         self.reducer = Reducer(trainer, ring, GradientWeight(), self.backward_passes, names, manner)
+
+    def hooked(self, parameter: torch.Tensor) -> None:
+        self.hook(parameter)
 
     def backward(self, *, fails: bool = False) -> None:
         hidden = self.model[0](torch.ones(2, 3))
@@ -251,3 +258,21 @@ def test_a_sum_is_refused_though_the_ring_has_changed_meanwhile() -> None:
     script.trains()
     with pytest.raises(UsageError, match="a sum over mini-batches"):
         script.updates()
+
+
+@pytest.mark.parametrize("passes_before", [0, 2], ids="after {} passes".format)
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_hook_that_takes_gradients_before_they_are_averaged_is_refused(layer: int, passes_before: int) -> None:
+    """An update in backward(), whose hook was registered before the optimizer was wrapped."""
+    script, taking = Script(hooked=layer), False
+
+    def hook(parameter: torch.Tensor) -> None:
+        parameter.grad = None if taking else parameter.grad
+
+    script.hook = hook
+    for _ in range(passes_before):
+        script.trains()
+        script.updates()
+    taking = True
+    with pytest.raises(UsageError, match=rf"gradient of {layer}\.weight is gone.*registered after edl\.Optimizer"):
+        script.trains()
