@@ -72,12 +72,13 @@ class Script:
 
     def __init__(self, *, size: int = 2, passes: int = 1, single: bool = False, hooked: int | None = None) -> None:
         self.trainer, self.ring, self.due = Trainer(), Ring(size), UpdatesDue()
-        self.model: Any = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+        model: Any = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+        self.model = model
         self.hook: Callable[[torch.Tensor], None] = lambda _parameter: None
         if hooked is not None:
-            self.model[hooked].weight.register_post_accumulate_grad_hook(self.hooked)
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        names = {self.model[0].weight: "weight"} if single else names
+            model[hooked].weight.register_post_accumulate_grad_hook(self.hooked)
+        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        names = {model[0].weight: "weight"} if single else names
         trainer, ring, self.backward_passes = untyped(self.trainer), untyped(self.ring), Backward(self.due)
         manner = Manner(passes)
         self.reducer = Reducer(trainer, ring, GradientWeight(), self.backward_passes, names, manner)
