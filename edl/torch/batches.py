@@ -31,8 +31,9 @@ class ElasticBatches:
         self._end_left()
         for batch in self.parts:
             self._updates, self._step, self.between = framework.updates(), trainer.step(), False
+            trainer.give_out(self._end)
             yield self._placed(batch)
-            if self.parts.last:
+            if self.parts.last and self._updates is not None:  # else an evaluation has ended it
                 self._end()
 
     def epochs(self, wanted: int) -> Iterator[int]:
@@ -65,6 +66,7 @@ class ElasticBatches:
 
     def _end(self) -> None:
         self._updates, self.between = None, True
+        trainer.give_out(None)
         if trainer.step() != self._step:
             raise UsageError(
                 "notify_batch_end() was called in a loop over a prepared loader, which ends each mini-batch where the "

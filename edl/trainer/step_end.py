@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable
 
 from edl.core.worker.digest import final
-from edl.core.worker.next_move import given_up
+from edl.core.worker.next_move import changes_after, given_up
 from edl.core.worker.worker_inputs import StatesEqual
-from edl.errors import EdlError, JobFailed, RingBroken
+from edl.errors import EdlError, JobFailed, RingBroken, UsageError
 from edl.host.imported_modules import tell_imported
 from edl.protocol.divergence_report import Fingerprint
 from edl.trainer.data.epoch_cursor import PassSoFar
@@ -68,6 +68,8 @@ class BatchEnds:
         self._is_known = False  # what the script trains
         self._told_imported = False
         self._at_end = False  # the script has ended the newest step, and has not come to the end of another one
+        self._end_open: Callable[[], object] | None = None  # ends the mini-batch that a loader has given out
+        self._ended_open = False  # an evaluation has ended it, and the loader was not asked for the next one
         self.standing = ScriptStanding(extras)
         self.resized: list[Callable[[int, int], object]] = []  # what is called with the old size and the new one
         self.saved = False  # the job is
@@ -183,6 +185,7 @@ class BatchEnds:
         Nothing has told when it began, as its data are the script's own, or come from a pipeline's thread.
         """
         self._framework.applied()
+        self._shell.begin_again()
         self._resuming.begin_batch()
         if not self._samples.redeliver(self._machine.step):
             raise JobFailed(
@@ -269,8 +272,43 @@ class BatchEnds:
         if not self._machine.generation:
             work.compute(range(min(work.units, 1)), lambda: True)
             return (work.found(),)
+        if self._shell.has_gradients:
+            self._end_before()
         self._at_end = True
         return self._evaluations.make(work)
+
+    def give_out(self, end: Callable[[], object] | None) -> None:
+        """Note that a loader has given out a mini-batch, which `end` ends; None: the loader has ended it."""
+        self._end_open = end
+        if end is not None:
+            self._ended_open = False
+
+    def check_open(self) -> None:
+        """Raise UsageError, on all workers alike, for gradients of a mini-batch that an evaluation has ended."""
+        if self._ended_open:
+            raise UsageError(
+                f"edl.evaluate() has ended step {self._machine.step}, and gradients came after it: in a loop over a "
+                "prepared loader call it after optimizer.step()"
+            )
+
+    def _end_before(self) -> None:
+        """End the mini-batch in which an evaluation is called: its update may be made, so it must count before a ring
+        can break. Raises UsageError, on all workers alike, where the script ends its mini-batches itself.
+
+        Where the ring changes after it, the evaluation comes first: a newcomer's script is not at this place. Void, it
+        comes again.
+        """
+        machine, orders, end = self._machine, self._shell.link.orders, self._end_open
+        step = machine.step + 1
+        if end is None:
+            raise UsageError(
+                f"edl.evaluate() in the middle of step {step}, which has come to its gradients: call "
+                "notify_batch_end() before it"
+            )
+        if machine.void is None and orders is not None and changes_after(machine.generation, step, orders):
+            return
+        self._ended_open = True
+        end()
 
     @property
     def committed(self) -> int:
@@ -296,6 +334,8 @@ class BatchEnds:
 
     def renew_ring(self, error: RingBroken) -> None:
         """Enter the next ring between two mini-batches: no member has begun the coming one."""
+        if self._shell.has_gradients:
+            raise JobFailed(f"the ring broke in an evaluation in step {self._machine.step + 1}: {error}") from error
         self._hear_comparison()
         self._shell.void(error, keep=False)
         old, before = self._machine.size, self._machine.step

@@ -441,8 +441,8 @@ class Trainer:
         """Sum over all samples of a validation set, each of which one worker computes, at any number of workers.
 
         Call it between two mini-batches, at the same place on all workers: after the loop over an epoch, or after
-        `notify_batch_end()`. It returns the same on all of them. If workers die meanwhile, the others compute what
-        those had not told yet.
+        `notify_batch_end()`; in a loop over a prepared loader, after the update. It returns the same on all of them. If
+        workers die meanwhile, the others compute what those had not told yet.
 
         Args:
             function: is given the numbers of some samples, a numpy array. It returns a dict of sums over them: numbers,
@@ -594,6 +594,10 @@ class Trainer:
         """
         self._shell.void_beside(error)
 
+    def give_out(self, end: Callable[[], object] | None) -> None:
+        """Note that a library or a loader has given out a mini-batch, which `end` ends; None: `end` was called."""
+        self._ends.give_out(end)
+
     def settle_step(self) -> None:
         """Count this mini-batch, as a library's loop does, though there may be no update in it, on any worker."""
         self._shell.settle_step()
@@ -622,6 +626,8 @@ class Trainer:
             self.shards.give_up()
 
     def before_reduce(self) -> None:
+        self._ends.check_open()
+        self._shell.note_reduction()
         if self._machine.weight_is_due:
             self._samples.weigh()
         if self._machine.weightless or self.voided:

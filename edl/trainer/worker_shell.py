@@ -152,6 +152,7 @@ class WorkerShell:
         self._applied: float | None = None  # the weight of this worker in the newest update
         self._moments: list[float] = []  # of the change of rings under way
         self._settled: int | None = None  # the step after which the newest came that counts, whatever fails beside it
+        self._reduced: int | None = None  # the step after which the newest came that has had a collective
         self._patient_until = time.monotonic() + PATIENCE_S
         self.awaited = RingWait()
 
@@ -274,6 +275,19 @@ class WorkerShell:
         if self.machine.void is None:
             self._settled = self.machine.step
 
+    def note_reduction(self) -> None:
+        """The mini-batch being worked on has come to its gradients."""
+        self._reduced = self.machine.step
+
+    @property
+    def has_gradients(self) -> bool:
+        """The mini-batch being worked on has come to its gradients, or its update."""
+        return self.machine.step in (self._reduced, self._settled)
+
+    def begin_again(self) -> None:
+        """Of the mini-batch that ends, which may come again, nothing is left."""
+        self._settled = self._reduced = None
+
     def end_batch(self, *, attention: bool) -> None:
         """A mini-batch that counts. Comes back where the script may train on."""
         if not self.machine.awaits_state:  # else its change of rings is told once the last portion has come
@@ -285,7 +299,7 @@ class WorkerShell:
         """One that was void, unless a peer has applied it; or a rehearsal. Comes back in the next ring."""
         self._moments = [time.monotonic()]
         self.copier.note_void()
-        self._settled = None  # it may come again
+        self.begin_again()
         self.hear(BatchEnded())
 
     def while_waiting(self) -> None:

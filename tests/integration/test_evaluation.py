@@ -113,3 +113,22 @@ def test_a_death_in_an_evaluation_repeats_only_its_share(edl: Any, tmp_path: Pat
     ]
     assert sorted(Counter(survivors)) == [7 * number for number in range(BATCHES)]
     assert max(Counter(survivors).values()) == 1, "what a survivor has computed, no worker computes again"
+
+
+def test_an_evaluation_after_an_update_trains_no_samples_twice(edl: Any, tmp_path: Path) -> None:
+    """In a loop over a prepared loader, while workers come and go at such a place, and die there."""
+    job = Job(edl, tmp_path / "out", 2, script=["torch_evaluating_within.py", "--step-time", "0.02"], EDL_RING="torch")
+    job.wait_size(2)
+    job.wait_steps(2)
+    for size in (3, 2, 3):
+        job.scale(size)
+        job.wait_size(size)
+        job.wait_steps(3)
+    [victim] = [worker["pid"] for worker in job.status()["workers"] if worker["rank"] == 1]
+    (job.out / f"dies-{victim}").touch()
+    edl.wait(lambda: [event for event in job.events() if event["kind"] == "worker_lost"], "it has died", timeout_s=60)
+    job.wait_steps(3)
+    job.finish()
+    job.expect_equal_models()
+    job.expect_exactly_once()
+    assert {(result["step"] - 1) for result in job.results()} == {job.results()[0]["batches"]}

@@ -68,6 +68,16 @@ def given_up(orders: Orders) -> range:
     return range(0) if orders.assignment is None else replaced(orders.assignment)
 
 
+def changes_after(generation: int, step: int, orders: Orders) -> bool:
+    """Tell whether it was planned that members leave the ring of `generation` after `step`, for another one or for
+    good.
+    """
+    if orders.verdict is Verdict.LEAVE:
+        return orders.leave_after_step == step
+    assignment = orders.assignment
+    return assignment is not None and assignment.place.generation > generation and assignment.after_step == step
+
+
 def replaced(assignment: Assignment) -> range:
     """Return the generations that `assignment` replaces: all before it if a ring broke, else those planned since."""
     first = 0 if assignment.after_step is None else assignment.follows + 1

@@ -45,9 +45,13 @@ class Seat:
 
     def __init__(self) -> None:
         self.at, self.ended, self.voided = 1, 0, False
+        self.end: Any = None  # of the mini-batch that was given out
 
     def step(self) -> int:
         return self.at
+
+    def give_out(self, end: Any) -> None:
+        self.end = end
 
     def notify_batch_end(self) -> None:
         self.at, self.ended = self.at + 1, self.ended + 1
@@ -67,6 +71,16 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> tuple[Seat, ElasticBatches]:
 def test_asking_for_the_next_one_ends_a_mini_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     seat, loader = prepared(monkeypatch)
     assert [(batch, seat.ended) for batch in loader] == [("A", 0), ("B", 1), ("C", 2)]
+    assert seat.ended == 3
+
+
+@pytest.mark.parametrize("ended", range(3))
+def test_one_that_an_evaluation_has_ended_is_not_ended_again(monkeypatch: pytest.MonkeyPatch, ended: int) -> None:
+    seat, loader = prepared(monkeypatch)
+    for number, _ in enumerate(loader):
+        if number == ended:
+            seat.end()
+            assert (seat.ended, seat.end, loader.in_step, loader.between) == (number + 1, None, False, True)
     assert seat.ended == 3
 
 

@@ -81,3 +81,19 @@ def test_nor_is_one_whose_first_optimizer_had_made_its_update(
     shell.machine.void = None
     trainer.void_beside(DEATH)
     assert trainer.voided
+
+
+def test_a_mini_batch_has_come_to_its_gradients_until_it_ends(
+    trainer: Trainer, shell: WorkerShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not shell.has_gradients
+    trainer.before_reduce()
+    assert shell.has_gradients
+    shell.count.step += 1
+    assert not shell.has_gradients
+    trainer.settle_step()
+    assert shell.has_gradients
+    trainer.before_reduce()
+    monkeypatch.setattr(shell, "hear", lambda _: None)  # of no daemon
+    shell.end_uncommitted_batch()
+    assert not shell.has_gradients, "it comes again"

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from edl.errors import EdlError, RingBroken
+from edl.errors import EdlError, JobFailed, RingBroken, UsageError
+from edl.protocol.assignment import Assignment, Orders, Verdict
+from edl.protocol.ring_places import Place
 from edl.trainer.arrays import Arrays
 from edl.trainer.data.epoch_cursor import PassSoFar
 from edl.trainer.data.job_port import Rehearsals
@@ -33,7 +35,8 @@ class Shell:
             step=STEP, begins_after=STEP, generation=1, size=2, rank=0, void=None, weightless=False,
             models_may_differ=False, check_is_due=False, orders=None, restarts=True,
         )  # fmt: skip
-        self.link = SimpleNamespace(page=SimpleNamespace(attention_step=0), folder=Path("/nowhere"))
+        self.link = SimpleNamespace(page=SimpleNamespace(attention_step=0), folder=Path("/nowhere"), orders=None)
+        self.has_gradients = False
         self.step_timeout_s = 1.0
         self.is_training_thread = True
         self.state_came: Any = None
@@ -261,3 +264,94 @@ def test_a_script_that_goes_on_after_an_exception_in_backward_is_told_that_and_n
     assert ("call edl.notify_batch_end() in each mini-batch" in str(raised.value)) is (why == CUT)
     assert ("in_step(" in str(raised.value)) is (why != CUT)
     assert (worker.machine.void == CUT) is (why == CUT), "caught again, nothing of this worker goes into the model"
+
+
+class Evaluated:
+    """The steps after which it was evaluated, and how often the loader was told to end its mini-batch."""
+
+    def __init__(self) -> None:
+        self.worker = survivor()
+        self.steps, self.ended = [], 0  # type: list[int], int
+        self.worker.shell.has_gradients = True
+        self.worker.ends._evaluations = untyped(self)
+        self.breaks = False
+
+    def begin_batch(self) -> None:
+        """None is asked for since."""
+
+    def make(self, work: Any) -> None:
+        if self.breaks:
+            self.worker.renew_ring()
+        self.steps.append(self.worker.machine.step)
+
+    def end(self) -> None:
+        self.ended += 1
+        self.worker.shell.has_gradients = False
+        self.worker.shell.end_batch(attention=False)
+        self.worker.ends.give_out(None)
+
+    def changes_after(self, step: int, verdict: Verdict = Verdict.STAY) -> None:
+        leaves = verdict is Verdict.LEAVE
+        assignment = None if leaves else Assignment(Place(2, 0, 2, "w"), step, 0, follows=1)
+        leave_after = step if leaves else 0
+        self.worker.shell.link.orders = Orders(1, 1, verdict, "", leave_after, 0, 2, False, assignment, ())
+
+
+def test_an_evaluation_once_there_are_gradients_is_refused_where_the_script_ends_its_mini_batches() -> None:
+    evaluated = Evaluated()
+    with pytest.raises(UsageError, match=f"step {STEP + 1}, .*: call notify_batch_end"):
+        evaluated.worker.evaluate()
+    evaluated.worker.shell.has_gradients = False
+    evaluated.worker.evaluate()
+    assert evaluated.steps == [STEP]
+
+
+def test_an_evaluation_ends_the_mini_batch_that_a_loader_has_given_out() -> None:
+    evaluated = Evaluated()
+    evaluated.worker.ends.give_out(evaluated.end)
+    evaluated.worker.evaluate()
+    evaluated.worker.evaluate()
+    assert (evaluated.ended, evaluated.steps) == (1, [STEP + 1, STEP + 1])
+
+
+def test_gradients_that_follow_it_are_refused_until_the_next_one_is_given_out() -> None:
+    evaluated = Evaluated()
+    evaluated.worker.ends.give_out(evaluated.end)
+    evaluated.worker.ends.check_open()
+    evaluated.worker.evaluate()
+    with pytest.raises(UsageError, match="after optimizer.step"):
+        evaluated.worker.ends.check_open()
+    evaluated.worker.ends.give_out(evaluated.end)
+    evaluated.worker.ends.check_open()
+
+
+@pytest.mark.parametrize("verdict", [Verdict.STAY, Verdict.LEAVE])
+@pytest.mark.parametrize(("after", "ended"), [(STEP, 1), (STEP + 1, 0), (STEP + 2, 1)])
+def test_where_the_ring_changes_after_the_mini_batch_it_is_evaluated_before(
+    after: int, ended: int, verdict: Verdict
+) -> None:
+    """A newcomer's script has not come to this place."""
+    evaluated = Evaluated()
+    evaluated.worker.ends.give_out(evaluated.end)
+    evaluated.changes_after(after, verdict)
+    evaluated.worker.evaluate()
+    assert (evaluated.ended, evaluated.steps) == (ended, [STEP + ended])
+
+
+def test_a_ring_that_breaks_there_ends_the_worker() -> None:
+    """Its mini-batch would come again, with its update made."""
+    evaluated = Evaluated()
+    evaluated.worker.ends.give_out(evaluated.end)
+    evaluated.changes_after(STEP + 1)
+    evaluated.breaks = True
+    with pytest.raises(JobFailed, match=f"in an evaluation in step {STEP + 1}"):
+        evaluated.worker.evaluate()
+
+
+def test_a_void_mini_batch_is_ended_whatever_follows() -> None:
+    evaluated = Evaluated()
+    evaluated.worker.ends.give_out(evaluated.end)
+    evaluated.changes_after(STEP + 1)
+    evaluated.worker.fails()
+    evaluated.worker.evaluate()
+    assert evaluated.ended == 1
