@@ -80,6 +80,7 @@ class Elastic:
         reducer.before_update()
         if closure is not None or not reducer.moot:
             before = None if closure is None else _Before(self)
+            reducer.steps = True
             try:
                 with _rates_times(self, reducer.rate):
                     loss = super().step(closure)  # type: ignore[misc]
@@ -87,6 +88,8 @@ class Elastic:
             except _SkipUpdate:
                 assert before is not None  # a closure has raised it
                 before.put_back()
+            finally:
+                reducer.steps = False
         reducer.use()
         return result
 

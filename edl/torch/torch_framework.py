@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from edl.core.worker.digest import leaves
 from edl.errors import RingBroken, UsageError
 from edl.protocol.divergence_report import Fingerprint
 from edl.torch.absence import sparse_parameters
-from edl.torch.backward import Backward
+from edl.torch.backward import Backward, Reduction
 from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.nccl_sums import Gpu
 from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
@@ -176,6 +176,11 @@ class TorchFramework:
         known: list[Any] = self._models if isinstance(what, torch.nn.Module) else self._optimizers
         if not any(what is one for one in known):
             known.append(what)
+
+    @property
+    def owners(self) -> Mapping[torch.Tensor, Reduction]:
+        """Return which reducer averages the gradient of each parameter."""
+        return self._backward.owners
 
     def updates(self) -> int:
         return sum(reducer.updates for reducer in self._reducers)

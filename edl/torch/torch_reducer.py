@@ -100,6 +100,7 @@ class Reducer:
         self._passed: Counter[torch.Tensor] = Counter()
         self._applied = 0.0  # the weight in the newest update
         self.whole_in = 0  # the mini-batch in which all gradients were averaged last, if nothing was added since
+        self.steps = False  # its optimizer is in its own step()
         self.updates = 0  # made since the script began, or left out as no worker had samples
         self.number = 0  # of its optimizer: workers wrap theirs in the same order
         self.due = UpdatesDue()  # what is expected of all optimizers

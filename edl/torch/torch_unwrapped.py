@@ -10,7 +10,7 @@ stays. One that is made anew for each batch, for an inner loop say, belongs to t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -73,3 +73,40 @@ def hook_of(unwrapped: TorchUnwrapped, committed: Any) -> Any:
             unwrapped.note(optimizer, committed())
 
     return stepped
+
+
+class InnerUpdates:
+    """Updates by an optimizer inside of a wrapped one that never steps itself, as SAM's: they are that one's.
+
+    In a void mini-batch the inner one finds no gradients, so momentum and weight decay change nothing.
+    """
+
+    def __init__(self, owners: Mapping[torch.Tensor, Any]) -> None:
+        self._owners = owners  # the reducer of each parameter
+        self._taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def before(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Hook for `register_optimizer_step_pre_hook`."""
+        self._taken = []
+        for reducer in self._of(optimizer):
+            reducer.before_update()
+            if reducer.moot:
+                mine = [one for one in parameters_of(optimizer) if self._owners.get(one) is reducer]
+                self._taken += [(one, one.grad) for one in mine if one.grad is not None]
+        for parameter, _ in self._taken:
+            parameter.grad = None
+
+    def after(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Hook for `register_optimizer_step_post_hook`."""
+        for parameter, gradient in self._taken:
+            parameter.grad = gradient
+        self._taken = []
+        for reducer in self._of(optimizer):
+            reducer.use()
+
+    def _of(self, optimizer: torch.optim.Optimizer) -> list[Any]:
+        """Return the reducers of what it trains, but for those whose own optimizers are stepping."""
+        if isinstance(optimizer, Elastic):
+            return []
+        found = {self._owners[one]: None for one in parameters_of(optimizer) if one in self._owners}
+        return [one for one in found if not one.steps]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from edl.errors import UsageError
 from edl.torch.torch_framework import TorchFramework
-from edl.torch.torch_unwrapped import TorchUnwrapped, hook_of
+from edl.torch.torch_unwrapped import InnerUpdates, TorchUnwrapped, hook_of
 
 
 def optimizer(*parameters: torch.Tensor) -> torch.optim.Optimizer:
@@ -77,3 +77,51 @@ def test_what_is_no_optimizer_nor_holds_weights_cannot_be_local() -> None:
     framework: Any = TorchFramework()
     with pytest.raises(UsageError, match="not a dict"):
         framework.leave_alone({})
+
+
+class Averages:
+    """The reducer of a wrapped optimizer."""
+
+    def __init__(self) -> None:
+        self.moot = self.steps = False
+        self.heard: list[str] = []
+
+    def before_update(self) -> None:
+        self.heard.append("before")
+
+    def use(self) -> None:
+        self.heard.append("use")
+
+
+def stepping(inner: torch.optim.Optimizer, reducer: Averages, parameter: torch.nn.Parameter) -> torch.Tensor:
+    updates = InnerUpdates({parameter: reducer})
+    handles = [register_optimizer_step_pre_hook(updates.before), register_optimizer_step_post_hook(updates.after)]
+    try:
+        inner.step()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return parameter.detach().clone()
+
+
+def test_an_inner_optimizer_changes_nothing_in_a_void_mini_batch() -> None:
+    """By momentum or decay, and the script may look at its gradients after that."""
+    reducer, trained, own = Averages(), weight(), weight()
+    inner = torch.optim.SGD([trained, own], lr=0.1, momentum=0.9, weight_decay=0.1)
+    trained.grad, own.grad = torch.ones(2), torch.ones(2)
+    before = stepping(inner, reducer, trained)
+    assert not torch.equal(before, torch.ones(2))
+    reducer.moot, trained.grad, of_own = True, torch.zeros(2), own.detach().clone()
+    gradient = trained.grad
+    assert torch.equal(stepping(inner, reducer, trained), before) and trained.grad is gradient
+    assert not torch.equal(own, of_own), "it is each worker's own"
+    reducer.moot = False
+    assert not torch.equal(stepping(inner, reducer, trained), before)
+    assert reducer.heard == ["before", "use"] * 3
+
+
+def test_one_that_a_wrapped_optimizer_steps_itself_is_left_alone() -> None:
+    reducer, trained = Averages(), weight()
+    reducer.steps, trained.grad = True, torch.ones(2)
+    stepping(optimizer(trained), reducer, trained)
+    assert reducer.heard == []
