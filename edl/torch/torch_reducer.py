@@ -100,6 +100,7 @@ class Reducer:
         self._passed: Counter[torch.Tensor] = Counter()
         self._applied = 0.0  # the weight in the newest update
         self.whole_in = 0  # the mini-batch in which all gradients were averaged last, if nothing was added since
+        self.nests = False  # another optimizer, inside of its own, makes the updates
         self.steps = False  # its optimizer is in its own step()
         self.updates = 0  # made since the script began, or left out as no worker had samples
         self.number = 0  # of its optimizer: workers wrap theirs in the same order
@@ -298,6 +299,8 @@ class Reducer:
             self._take_away()
         if self._own is not None and self._reducing:
             self._try(lambda: self._measure(self._own or []))
+        if self.nests:  # what is under way beside this mini-batch comes first: the script may move the weights now
+            self._trainer.before_update()
         if self._trainer.voided:
             self._blank()
         self._averaged, self.whole_in = True, self._step

@@ -89,6 +89,7 @@ class InnerUpdates:
         """Hook for `register_optimizer_step_pre_hook`."""
         self._taken = []
         for reducer in self._of(optimizer):
+            reducer.nests = True
             reducer.before_update()
             if reducer.moot:
                 mine = [one for one in parameters_of(optimizer) if self._owners.get(one) is reducer]

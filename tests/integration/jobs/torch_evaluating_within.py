@@ -1,4 +1,4 @@
-"""A loop over a prepared loader that evaluates after the update of every other mini-batch, before it asks for the next."""
+"""A loop over a prepared loader that evaluates after the update of each other mini-batch."""
 
 import json
 import os

@@ -83,7 +83,7 @@ class Averages:
     """The reducer of a wrapped optimizer."""
 
     def __init__(self) -> None:
-        self.moot = self.steps = False
+        self.moot = self.steps = self.nests = False
         self.heard: list[str] = []
 
     def before_update(self) -> None:
@@ -118,6 +118,7 @@ def test_an_inner_optimizer_changes_nothing_in_a_void_mini_batch() -> None:
     reducer.moot = False
     assert not torch.equal(stepping(inner, reducer, trained), before)
     assert reducer.heard == ["before", "use"] * 3
+    assert reducer.nests, "from now on what travels beside a mini-batch is through before the script moves weights"
 
 
 def test_one_that_a_wrapped_optimizer_steps_itself_is_left_alone() -> None:

@@ -319,7 +319,7 @@ def test_gradients_that_follow_it_are_refused_until_the_next_one_is_given_out() 
     evaluated.worker.ends.give_out(evaluated.end)
     evaluated.worker.ends.check_open()
     evaluated.worker.evaluate()
-    with pytest.raises(UsageError, match="after optimizer.step"):
+    with pytest.raises(UsageError, match="prepared loader call it"):
         evaluated.worker.ends.check_open()
     evaluated.worker.ends.give_out(evaluated.end)
     evaluated.worker.ends.check_open()
