@@ -15,17 +15,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 SCRIPT = """
 import ctypes, functools, json, msgspec
-from edl.collectives import forming
+from edl.collectives import horovod_engine
 from edl.errors import RingBroken
 from edl.protocol.ring_places import solo
 from edl.torch.torch_horovod_ring import TorchHorovodRing
 
-right = forming.GENTLE_INIT
+right = horovod_engine.GENTLE_INIT
 wrong = (None, 0, (ctypes.c_int * 1)(0), (ctypes.c_int * 1)(1), 1)  # a set of processes that there is already
 ring = TorchHorovodRing()
 
 def said(act, generation, arguments=right):
-    forming.GENTLE_INIT = arguments
+    horovod_engine.GENTLE_INIT = arguments
     try:
         act(msgspec.structs.replace(solo("w", 0), generation=generation), 20.0)
     except RingBroken as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -313,5 +314,9 @@ gatherings.close()
 @pytest.mark.integration  # a dozen seconds of processes that import PyTorch: not for scripts/check
 def test_a_process_ends_well_whatever_its_rings_were_at() -> None:
     """In the middle of an operation that gloo has forgotten, or of forming."""
-    done = subprocess.run([sys.executable, "-c", ENDING], cwd=Path(ring_members.__file__).parent, check=False)
+    folder = Path(ring_members.__file__).parent
+    path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], cwd=folder, env={**os.environ, "PYTHONPATH": path}, check=False
+    )
     assert done.returncode == 0
