@@ -117,6 +117,9 @@ class Worker:
         self.leases.forget_before(self.page.step)
         return self.leases.offers(step or self.step())
 
+    def check_ended(self, step: int) -> None:
+        """Each mini-batch is ended."""
+
     def loaded(self, nanoseconds: int) -> None:
         """Nothing is read here."""
 

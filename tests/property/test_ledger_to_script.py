@@ -77,6 +77,7 @@ class Worker:
         assert self.committed == ledger.wanted_step
         return False
 
+    def check_ended(self, step: int) -> None: ...
     def loaded(self, nanoseconds: int) -> None: ...
 
     def step(self) -> int:

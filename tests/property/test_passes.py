@@ -114,6 +114,7 @@ class Worker:
         """It has trained nothing yet, so whether the others' pass is over it knows by what they do next."""
         return self.leases.at(self.committed) is None
 
+    def check_ended(self, step: int) -> None: ...
     def loaded(self, nanoseconds: int) -> None: ...
 
     def step(self) -> int:

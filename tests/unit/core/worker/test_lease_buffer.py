@@ -213,6 +213,7 @@ class Worker:
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         return self.leases.offers(step or self.step())
 
+    def check_ended(self, step: int) -> None: ...
     def loaded(self, nanoseconds: int) -> None: ...
 
     rehearsals = Rehearsals()
