@@ -122,7 +122,6 @@ def test_a_job_of_tensorflow_fails_and_says_what_differs(edl):
     ("script", "fault", "words"),
     [
         ("torch_newcomer_differs.py", "rate", "learning rate of group 0 is 0."),
-        ("torch_newcomer_differs.py", "enumerate", "as with enumerate()"),
         ("keras_newcomer_differs.py", "rate", "learning_rate is 0."),
         pytest.param("torch_newcomer_differs.py", "schedule", "a schedule", marks=pytest.mark.soak),
     ],
@@ -141,6 +140,15 @@ def test_a_newcomer_that_differs_goes_and_the_others_train_on(edl, tmp_path, scr
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("edl: the workers' states differ after step") >= 1
     assert edl.status("d")["state"] == "finished"
+
+
+def test_an_update_of_gradients_from_several_mini_batches_is_refused_before_a_newcomer_can_differ(edl, tmp_path):
+    command = edl.warm.command(JOBS / "torch_newcomer_differs.py")
+    options = ("--until", str(tmp_path / "until"), "--fault", "enumerate")
+    done = edl("run", "-np", "2", "--job", "d", *command, *options, timeout_s=120)
+    assert done.returncode == 1, done.stderr
+    assert "its gradients are a sum over mini-batches" in done.stderr
+    assert edl.status("d")["step"] < 2
 
 
 def test_a_newcomer_that_ends_in_another_state_says_nothing_against_the_others(edl, tmp_path):
