@@ -38,6 +38,7 @@ def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, s
     """Several come, each as it is ready: states of 8 MB, learning rates and an average beside them."""
     job = Job(edl, tmp_path / "out", workers=2, script=script, EDL_RING=ring, EDL_CHECK_WEIGHTS="5")
     job.wait_size(2)
+    job.wait_steps(10)  # a switch in the first steps may have the state in line
     job.grow(4)
     job.wait_size(4)
     job.wait_steps(5)
