@@ -40,7 +40,7 @@ def claim() -> None:
     _owner, _spawned = os.getpid(), False
 
 
-def stand_aside() -> bool:
+def disown_spawned() -> bool:
     """Leave this process without an owner if multiprocessing is still preparing it, from its parent's script. Return
     whether that is so.
     """

@@ -273,7 +273,7 @@ def _check_python(program: str, found: str) -> None:
 
 
 def early_end(settings: Settings, signum: signal.Signals, *, waits: bool) -> EarlyEnd:
-    """By a signal before there is a job: as one that comes later, before the job trains (`edl.launch.job_run`)."""
+    """Return how a signal ends `edl run` before there is a job: as before the job trains (`edl.launch.job_run`)."""
     if signum is not signal.SIGTERM or not settings.checkpoint or waits:
         return EarlyEnd(INTERRUPTED.code, INTERRUPTED.reason)
     job = f"job {settings.job}" if settings.job else "the job"

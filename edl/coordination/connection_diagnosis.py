@@ -12,7 +12,7 @@ import ssl
 from pathlib import Path
 
 from edl.coordination.coordinator_settings import ETCD, Coordinator, Tls
-from edl.coordination.dialing import aside, tls_context
+from edl.coordination.dialing import run_in_thread, tls_context
 from edl.coordination.peer_user import check_server
 
 _PROBE_S = 1.5
@@ -25,7 +25,7 @@ _SPEAKS_TLS = "speaks TLS: set EDL_COORDINATOR_TLS_CA to the certificate of its 
 async def explain(settings: Coordinator) -> str:
     """Return one line about every server of the list. It takes a few seconds at most and raises nothing."""
     looks = [
-        aside(functools.partial(_look_at, host, port, settings), timeout_s=4 * _PROBE_S)
+        run_in_thread(functools.partial(_look_at, host, port, settings), timeout_s=4 * _PROBE_S)
         for host, port in settings.endpoints
     ]
     findings = await asyncio.gather(*looks)

@@ -29,7 +29,7 @@ def patience_s(session_timeout_s: float) -> float:
     return max(1.0, session_timeout_s / 4)
 
 
-async def aside(call: Callable[[], T], *, timeout_s: float) -> T | None:
+async def run_in_thread(call: Callable[[], T], *, timeout_s: float) -> T | None:
     """Run a blocking call in a daemon thread; return None if it takes longer than the time-out.
 
     The loop's own executor would be joined at the loop's end, however long the call takes.
@@ -41,7 +41,7 @@ async def aside(call: Callable[[], T], *, timeout_s: float) -> T | None:
         if not done.done():
             done.set_result(result)
 
-    threading.Thread(target=lambda: tell(loop, deliver, call()), name="edl aside", daemon=True).start()
+    threading.Thread(target=lambda: tell(loop, deliver, call()), name="edl dialing", daemon=True).start()
     await asyncio.wait([done], timeout=timeout_s)
     return done.result() if done.done() else None
 

@@ -25,7 +25,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
 from edl.coordination.coordinator_settings import Coordinator
-from edl.coordination.dialing import RECONNECT_MAX_S, aside, patience_s, tell, tls_context
+from edl.coordination.dialing import RECONNECT_MAX_S, patience_s, run_in_thread, tell, tls_context
 from edl.coordination.peer_user import check_server
 from edl.coordination.store import Link
 
@@ -111,7 +111,7 @@ async def stop(client: KazooClient, *, timeout_s: float) -> None:
     """End the session and free the client. After `timeout_s` leave that to its threads: kazoo joins them without a
     bound, and a thread may be blocked in a connect to a silent host.
     """
-    await aside(lambda: _stop(client), timeout_s=timeout_s)
+    await run_in_thread(lambda: _stop(client), timeout_s=timeout_s)
 
 
 def _stop(client: KazooClient) -> None:

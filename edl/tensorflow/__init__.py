@@ -93,7 +93,7 @@ class Optimizer(keras.optimizers.Optimizer, metaclass=_Wrapped):  # type: ignore
     """
 
     def __new__(cls, optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # type: ignore[misc]
-        if not _trainer.stands_aside:
+        if not _trainer.imports_only:
             _framework.wrap(_trainer, optimizer, model)
         return optimizer
 

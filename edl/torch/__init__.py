@@ -100,7 +100,7 @@ class Optimizer(Elastic, torch.optim.Optimizer, metaclass=_Wrapped):
     ) -> AnyOptimizer:
         if unused not in {"none", "zeros"}:
             raise errors.UsageError(f'edl.Optimizer(unused={unused!r}): it is "none" or "zeros"')
-        if not _trainer.stands_aside:
+        if not _trainer.imports_only:
             _framework.wrap(_trainer, optimizer, model, named_parameters, Manner(zeros=unused == "zeros"))
         return optimizer
 

@@ -115,7 +115,7 @@ class Trainer:
         self._epoch = 0
         self._saved = False  # the job is
         self._left = False
-        self.stands_aside = False  # this process imports the script of the one that has spawned it, or has done so
+        self.imports_only = False  # this process imports the script of the one that has spawned it, or has done so
 
     # ------------------------------------------------------------------------------------------- begin and end
 
@@ -146,11 +146,11 @@ class Trainer:
             "max_workers": max_workers,
             "batch_size": batch_size,
         }
-        if ownership.stand_aside():
-            self._stand_aside(True, Settings.from_environment(os.environ, **given))
+        if ownership.disown_spawned():
+            self._set_imports_only(True, Settings.from_environment(os.environ, **given))
             return
-        if self.stands_aside:
-            self._stand_aside(False, None)
+        if self.imports_only:
+            self._set_imports_only(False, None)
         if self._shell.inherited:
             raise UsageError(f"edl.init(): {ownership.FORKED}")
         if self._settings is not None:
@@ -226,9 +226,9 @@ class Trainer:
         self._shell.be_inherited()
         self._count = self._shell.count
 
-    def _stand_aside(self, aside: bool, settings: Settings | None) -> None:
+    def _set_imports_only(self, imports_only: bool, settings: Settings | None) -> None:
         """Join nothing, and let the script set up what it does as it is imported; or be able to join, after that."""
-        self.stands_aside = self._left = self._shell.inherited = aside
+        self.imports_only = self._left = self._shell.inherited = imports_only
         self._settings = settings
 
     def _state_at_end(self) -> tuple[Fingerprint, ...]:
@@ -268,17 +268,17 @@ class Trainer:
     def rank(self) -> int:
         """Return this worker's place in the roster of the current generation."""
         self._started()
-        return self._told("rank") if self.stands_aside else self._machine.rank
+        return self._told("rank") if self.imports_only else self._machine.rank
 
     def size(self) -> int:
         """Return the number of workers in the current generation."""
         self._started()
-        return self._told("size") if self.stands_aside else self._machine.size
+        return self._told("size") if self.imports_only else self._machine.size
 
     def local_rank(self) -> int:
         """Return this worker's number among the workers of its host, for life: what pins a device."""
         self._started()
-        return self._told("local_rank") if self.stands_aside else self._machine.local_rank
+        return self._told("local_rank") if self.imports_only else self._machine.local_rank
 
     def generation(self) -> int:
         """Return the number of the roster that trains now; 0 for a newcomer before its first switch."""
@@ -418,7 +418,7 @@ class Trainer:
         one list of records), or iterate (or call) it for one sample at a time. `epochs=None`: each iteration is one
         more epoch.
         """
-        settings = self._started() if self.stands_aside else self._seated("elastic_shard_generator")
+        settings = self._started() if self.imports_only else self._seated("elastic_shard_generator")
         self._ends.standing.register()
         shards: ShardGenerator[Any] = ShardGenerator(
             source,
@@ -497,7 +497,7 @@ class Trainer:
         it reads is without the factor.
         """
         self._started()
-        if not self.stands_aside:
+        if not self.imports_only:
             self._rates.scale(rule, base_batch, steps)
 
     def schedule_rate(self, schedule: AnySchedule, epochs: int | None = None) -> None:
@@ -513,7 +513,7 @@ class Trainer:
         schedule: all are multiplied, and what the script reads is without edl's.
         """
         self._started()
-        if not self.stands_aside:
+        if not self.imports_only:
             self._rates.schedule(schedule, epochs)
 
     def measure_noise(self, every: int = EVERY) -> None:
@@ -524,7 +524,7 @@ class Trainer:
         the first mini-batch, on all workers alike. Not in graphs of TensorFlow 1.
         """
         self._started()
-        if not self.stands_aside:
+        if not self.imports_only:
             self._rates.measure(every)
 
     def gradient_noise(self) -> MeasuredNoise | None:
@@ -694,7 +694,7 @@ class Trainer:
 
     def _joined(self, call: str) -> None:
         """Raise UsageError in a spawned child, for a `call` about what only a forked one knows."""
-        if self.stands_aside:
+        if self.imports_only:
             raise UsageError(f"edl.{call}(): {ownership.SPAWNED}")
         self._started()
 

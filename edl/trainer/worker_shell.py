@@ -285,7 +285,7 @@ class WorkerShell:
         return self.machine.step in (self._reduced, self._settled)
 
     def begin_again(self) -> None:
-        """Of the mini-batch that ends, which may come again, nothing is left."""
+        """Forget what the mini-batch that ends has reduced and settled: it may come again."""
         self._settled = self._reduced = None
 
     def end_batch(self, *, attention: bool) -> None:

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from edl.coordination.coordinator_settings import Coordinator, Tls
-from edl.coordination.dialing import aside, tls_context
+from edl.coordination.dialing import run_in_thread, tls_context
 from edl.coordination.etcd.etcd_errors import NoPasswords, TokenRefused, translate_status
 from edl.coordination.etcd.etcd_messages import AUTHENTICATE, AuthenticateRequest, Method
 from edl.coordination.etcd.protobuf import decode, encode
@@ -139,7 +139,7 @@ class EtcdConnection:
         """
         if tls.check_hostname:
             return []
-        name = await aside(
+        name = await run_in_thread(
             lambda: _shown_name(self._host, self._port, tls, self._patience_s), timeout_s=self._patience_s
         )
         return [] if not name else [("grpc.ssl_target_name_override", name)]

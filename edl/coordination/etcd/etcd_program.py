@@ -1,4 +1,4 @@
-"""What is known of etcd without running it: where the program is, how much history it keeps, where its socket may lie.
+"""Find the etcd program, and say how much history it keeps and where its socket may lie, without running it.
 
 Launches that start no etcd import this module, too. Does not own: running an etcd (`etcd_server`).
 """
