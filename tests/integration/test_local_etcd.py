@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from edl.coordination.etcd.etcd_connection import EtcdConnection
 from edl.coordination.etcd.etcd_layout import KeyLayout
 from edl.coordination.etcd.etcd_messages import (
     AUTH_ENABLE,
+    LEASE_GRANT,
     LEASE_REVOKE,
     RANGE,
     TXN,
     USER_ADD,
     WATCH,
+    Empty,
     LeaseRevokeRequest,
+    Method,
     PutRequest,
     RangeRequest,
     RequestOp,
@@ -35,14 +39,15 @@ from edl.coordination.etcd.etcd_messages import (
 )
 from edl.coordination.etcd.etcd_server import LocalEtcd
 from edl.coordination.etcd.etcd_store import connect
-from edl.coordination.etcd.etcd_watches import EtcdWatch, Watches
+from edl.coordination.etcd.etcd_watches import Watches
 from edl.coordination.local_place import free_port
 from edl.coordination.store import MAX_OPS, AccessDenied, Create, Link
-from edl.errors import ConfigError, EdlError, UsageError
+from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
 
 pytestmark = pytest.mark.integration
 
 MINE = Digest("edl", "mine")
+CHANGE_PASSWORD = Method("/etcdserverpb.Auth/UserChangePassword", UserAddRequest, Empty)
 
 
 @pytest.fixture
@@ -119,21 +124,34 @@ async def test_a_stranger_can_neither_read_nor_write(tmp_path):
 
 async def no_call_of_a_strangers_works(local, session):
     key = KeyLayout("/edl").node("/jobs/x")
-    stranger = EtcdConnection(("127.0.0.1", local.port), Coordinator(local.coordinator.hosts), patience_s=5)
-    await stranger.open()
     calls: tuple[tuple[Any, Any], ...] = (
         (RANGE, RangeRequest(key)),
         (TXN, TxnRequest(success=(RequestOp(request_put=PutRequest(key, b"0 0\nmine")),))),
         (LEASE_REVOKE, LeaseRevokeRequest(session)),
         (USER_ADD, UserAddRequest("me", "me")),
     )
-    for method, request in calls:
-        with pytest.raises(AccessDenied):
-            await stranger.call(method, request, timeout_s=5)
-    watching = stranger.stream(WATCH)
-    await watching.write(WatchRequest(create_request=WatchCreateRequest(key)))
-    assert (await watching.read()).canceled
-    await stranger.close()
+    async with connected(local) as stranger:
+        for method, request in calls:
+            with pytest.raises(AccessDenied):
+                await stranger.call(method, request, timeout_s=5)
+        watching = stranger.stream(WATCH)
+        await watching.write(WatchRequest(create_request=WatchCreateRequest(key)))
+        assert (await watching.read()).canceled
+
+
+@asynccontextmanager
+async def connected(local, digest=None):
+    """A client beside the stores'."""
+    coordinator = Coordinator(local.coordinator.hosts, digest)
+    connection = EtcdConnection(("127.0.0.1", local.port), coordinator, patience_s=5)
+    await connection.open()
+    yield connection
+    await connection.close()
+
+
+async def newest_revision(local):
+    async with connected(local) as client:
+        return (await client.call(RANGE, RangeRequest(b"/edl"), timeout_s=5)).header.revision
 
 
 async def test_before_passwords_count_nobody_can_reach_it(tmp_path, monkeypatch):
@@ -179,29 +197,29 @@ async def test_a_folder_opens_to_the_credentials_it_was_first_used_with(tmp_path
             await LocalEtcd.start(tmp_path / folder, digest=digest, address=here)
 
 
-async def test_a_token_that_the_server_has_forgotten_is_renewed(tmp_path):
-    local = await LocalEtcd.start(tmp_path / "etcd", digest=MINE, address="127.0.0.1")
-    store = await connect(local.coordinator, 10.0)
-    await store.create("/a")
-    connection = store._session.connection
-    connection._metadata = (("token", "of.another.server"),)
-    assert await store.read("/a") is not None
-    assert connection._metadata[0][1] != "of.another.server"
-    await store.close()
-    await local.stop()
+async def test_many_calls_at_once_with_a_token_that_is_forgotten_are_all_answered(tmp_path, monkeypatch):
+    """etcd forgets a user's tokens when the user's password is set, here to the same."""
+    made = []
+    original = EtcdConnection.call
 
+    async def call(self, method, request, **how):
+        if method is USER_ADD:
+            made.append(request)
+        return await original(self, method, request, **how)
 
-async def test_many_calls_at_once_with_a_token_that_is_forgotten_are_all_answered(tmp_path):
+    monkeypatch.setattr(EtcdConnection, "call", call)
     local = await LocalEtcd.start(tmp_path / "etcd", digest=MINE, address="127.0.0.1")
+    root, mine = made
     store = await connect(local.coordinator, 10.0)
     await store.create("/a", b"1")
-    for _ in range(3):
-        store._session.connection._metadata = (("token", "of.another.server"),)
-        reads = []
-        for _ in range(40):
-            reads.append(asyncio.ensure_future(store.read("/a")))
-            await asyncio.sleep(0.0005)  # some begin while the token is renewed
-        assert {node.value for node in await asyncio.gather(*reads)} == {b"1"}
+    async with connected(local, Digest(root.name, root.password)) as admin:
+        for _ in range(3):
+            await admin.call(CHANGE_PASSWORD, mine, timeout_s=5)
+            reads = []
+            for _ in range(40):
+                reads.append(asyncio.ensure_future(store.read("/a")))
+                await asyncio.sleep(0.0005)  # some begin while the token is renewed
+            assert {node.value for node in await asyncio.gather(*reads)} == {b"1"}
     await store.close()
     await local.stop()
 
@@ -257,26 +275,41 @@ async def test_a_wiped_server_is_joined_with_a_new_session(local, tmp_path):
     await store.close()
 
 
-async def test_a_server_that_is_wiped_before_a_new_session_began_tells_of_changes(local, tmp_path):
+async def test_a_server_that_is_wiped_before_a_new_session_began_tells_of_changes(local, tmp_path, monkeypatch):
+    granting, original = asyncio.Event(), EtcdConnection.call
+
+    async def call(self, method, request, **how):
+        if method is LEASE_GRANT and not granting.is_set():
+            raise StoreUnavailable("it grants no lease")
+        return await original(self, method, request, **how)
+
     store = await connect(local.coordinator, 10.0)
     for number in range(20):
         await store.create(f"/x{number}")
-    seen, woken = store._session._revision, asyncio.Event()
+    seen, woken = await newest_revision(local), asyncio.Event()
     store.watch("/a", woken.set)
-    store._session._over = True  # as when it ran out, and another could not begin
     session = store.session
+    monkeypatch.setattr(EtcdConnection, "call", call)
+    await revoke(local, session)
+    await until(lambda: store.link is Link.LOST)
     local.signal(signal.SIGKILL)
     await local.wait_exit()
     shutil.rmtree(tmp_path / "etcd" / "data")
     await local.restart()
+    granting.set()
     await until(lambda: store.link is Link.CONNECTED and store.session != session)
-    assert store._session._revision < seen
+    assert await newest_revision(local) < seen
     await until(woken.is_set)
     woken.clear()
     await store.create("/a")
     async with asyncio.timeout(patient(10)):
         await woken.wait()
     await store.close()
+
+
+async def revoke(local, session):
+    async with connected(local) as client:
+        await client.call(LEASE_REVOKE, LeaseRevokeRequest(session), timeout_s=5)
 
 
 async def test_a_server_restored_from_a_backup_is_joined_with_a_new_session(local, tmp_path):
@@ -304,43 +337,51 @@ async def test_a_server_restored_from_a_backup_is_joined_with_a_new_session(loca
     await store.close()
 
 
-async def test_a_watch_whose_beginning_was_compacted_away_wakes_and_goes_on(local, monkeypatch):
-    store, other = [await connect(local.coordinator, 10.0) for _ in range(2)]
-    woken, seen = asyncio.Event(), store._session._revision
+async def test_a_watch_whose_beginning_was_compacted_away_wakes_and_goes_on(local):
+    store = await connect(local.coordinator, 10.0)
+    seen = [await newest_revision(local)]
+    watches = Watches(KeyLayout("/edl"), lambda: seen[0], lambda: None)
     for n in range(5):
-        await other.create(f"/x{n}")
-    await compact(local, other._session._revision)
-    store._session._revision = seen
-    ended, original = [], Watches._ended
-
-    def counted(self, watch, answer):
-        ended.append((answer.watch_id, bool(answer.compact_revision)))
-        original(self, watch, answer)
-
-    monkeypatch.setattr(Watches, "_ended", counted)
-    watch = store.watch("/a", woken.set)
-    assert isinstance(watch, EtcdWatch)
-    ids = {watch.number * 4 + slot for slot in (1, 2, 3)}  # the node's own key, its count, its children's removals
-    each = {(number, compacted) for number in ids for compacted in (True, False)}
-    await until(lambda: set(ended) == each and watch._due is None)  # also etcd's answers to our cancels
-    assert woken.is_set()
-    woken.clear()
-    await other.create("/a")
-    async with asyncio.timeout(10):
-        await woken.wait()
-    assert len(ended) == len(each)
-    woken.clear()
-    await other.create("/a/b")
-    async with asyncio.timeout(10):
-        await woken.wait()
-    await until(lambda: watch._due is None)
-    woken.clear()
-    await other.delete("/a/b")
-    async with asyncio.timeout(10):
-        await woken.wait()
-    assert store.link is Link.CONNECTED
+        await store.create(f"/x{n}")
+    seen[0], behind = await newest_revision(local), seen[0]
+    await compact(local, seen[0])
+    woken = asyncio.Event()
+    async with connected(local) as client:
+        watches.attach(store.session)
+        stream = Overheard(client.stream(WATCH))
+        serving = asyncio.create_task(watches.serve(stream))
+        seen[0] = behind
+        watch = watches.add("/a", woken.set)
+        ids = {watch.number * 4 + slot for slot in (1, 2, 3)}  # the node's own key, its count, its children's removals
+        each = {(number, compacted) for number in ids for compacted in (True, False)}
+        await until(lambda: set(stream.ended) == each)  # also etcd's answers to our cancels
+        await asyncio.sleep(0)  # a wake follows the answer
+        assert woken.is_set()
+        for change in (store.create("/a"), store.create("/a/b"), store.delete("/a/b")):
+            woken.clear()
+            await change
+            async with asyncio.timeout(patient(10)):
+                await woken.wait()
+        assert len(stream.ended) == len(each)
+        assert not serving.done()
+        serving.cancel()
+        await asyncio.wait({serving})
     await store.close()
-    await other.close()
+
+
+class Overheard:
+    """A stream of watches, and the ends of watches that its server has told of."""
+
+    def __init__(self, stream):
+        self.write, self.code, self.details = stream.write, stream.code, stream.details
+        self.stream = stream
+        self.ended = []
+
+    async def read(self):
+        answer = await self.stream.read()
+        if answer.canceled:
+            self.ended.append((answer.watch_id, bool(answer.compact_revision)))
+        return answer
 
 
 async def compact(local, revision):
@@ -395,21 +436,29 @@ async def test_a_silent_server_is_noticed_before_the_session_can_expire(local):
     await store.close()
 
 
-async def test_a_process_that_stood_still_trusts_its_link_no_more(local):
+async def test_a_process_that_stood_still_trusts_its_link_no_more(local, monkeypatch):
     """It may have lost its session, and does not know yet: what it last heard is older than a session lasts."""
     store = await connect(local.coordinator, 10.0)
     links = []
     store.watch_link(links.append)
-    store._session._trusted_until = asyncio.get_running_loop().time()
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + 10.0)
     assert store.link is Link.SUSPENDED
     await until(lambda: links == [Link.SUSPENDED, Link.CONNECTED])
     await store.close()
 
 
-async def test_a_write_of_a_session_that_is_over_is_refused_before_its_owner_hears_of_the_end(local):
-    store = await connect(local.coordinator, 10.0)
+async def test_a_write_of_a_session_that_is_over_is_refused_before_its_owner_hears_of_the_end(local, monkeypatch):
+    """Its watches tell of nothing, and its next sign of life is far."""
+
+    async def deaf(_watches, _stream):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Watches, "serve", deaf)
+    store = await connect(local.coordinator, 60.0)
     await store.create("/a")
-    store._session._lease ^= 1  # as if its key were gone, and no watch had told
+    await revoke(local, store.session)
     with pytest.raises(EdlError, match="is over"):
         await store.write("/a", b"late")
     assert store.link is Link.SUSPENDED

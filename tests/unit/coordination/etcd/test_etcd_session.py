@@ -35,7 +35,6 @@ class Server:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *failures: Exception) -> None:
         self.failures = list(failures)
         self.opened = 0
-        self.revision = 1
         monkeypatch.setattr(EtcdConnection, "open", self._open)
         monkeypatch.setattr(EtcdConnection, "call", self._call)
         monkeypatch.setattr(EtcdConnection, "stream", lambda *_: None)
@@ -47,7 +46,7 @@ class Server:
             raise self.failures.pop(0)
 
     async def _call(self, method: Method[object, object], _: object, **__: object) -> object:
-        header = ResponseHeader(1, 1, self.revision)
+        header = ResponseHeader(1, 1, 1)
         if method is LEASE_GRANT:
             return LeaseGrantResponse(header, 5, 4)
         return TxnResponse(header, True, (ResponseOp(RangeResponse()),))  # no session of before
@@ -70,16 +69,6 @@ async def test_it_outlives_what_keeps_it_from_connecting(monkeypatch: pytest.Mon
         await session.begin()
     assert server.opened == 3
     assert links == [Link.CONNECTED]
-    await session.end()
-
-
-async def test_a_new_session_forgets_how_far_the_last_had_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else all watches would begin at a revision that a wiped server reaches much later, or never."""
-    server = Server(monkeypatch)
-    session = began([])
-    session._revision = 1000
-    await session.begin()
-    assert session._revision == server.revision
     await session.end()
 
 
