@@ -238,10 +238,10 @@ class ClusterPlay:
         if chance.random() < 0.01:  # the host is switched off and on
             host.machine = None
             for id_ in [id_ for id_, process in self.processes.items() if process.node == host.name]:
-                self._end(id_, EndEvidence())
+                self.end(id_, EndEvidence())
         if self.processes and chance.random() < 0.02:
             id_ = chance.choice(sorted(self.processes))
-            self._end(id_, EndEvidence(code=chance.choice((-9, -9, -11, 1)), tail="its last words"))
+            self.end(id_, EndEvidence(code=chance.choice((-9, -9, -11, 1)), tail="its last words"))
         if chance.random() < 0.03:
             self._dethrone()
         if chance.random() < 0.02:
@@ -484,7 +484,7 @@ class ClusterPlay:
 
     def _press(self, id_: str, *, kill: bool) -> None:
         if id_ in self.processes and kill:
-            self._end(id_, EndEvidence(code=-9, told=True))
+            self.end(id_, EndEvidence(code=-9, told=True))
         elif id_ in self.processes:
             self.processes[id_].asked_to_leave = True
 
@@ -519,11 +519,11 @@ class ClusterPlay:
             self._boot(one, process)
             if one.state in {"finished", "preempted", "failed"}:
                 codes = {"finished": 0, "preempted": PREEMPTED_CODE, "failed": 1}
-                self._end(id_, EndEvidence(code=codes[one.state], tail=FOLLOWS if one.state == "failed" else ""))
+                self.end(id_, EndEvidence(code=codes[one.state], tail=FOLLOWS if one.state == "failed" else ""))
             elif process.asked_to_leave and not process.stubborn and self.chance.random() < 0.5:
-                self._end(id_, EndEvidence(code=0, told=True))
+                self.end(id_, EndEvidence(code=0, told=True))
             elif not process.boots and one.job.name in self.faulty and self.now % 7 == 0:
-                self._end(id_, EndEvidence(code=1, tail=BUG))
+                self.end(id_, EndEvidence(code=1, tail=BUG))
         size = self._size(one) if one.state else sum(not self.processes[id_].boots for id_ in self._of(one))
         if not one.state and size >= one.job.min_np:
             one.state = "running"
@@ -547,7 +547,7 @@ class ClusterPlay:
             assert trains < one.job.max_np, f"{process.order.id} is refused: {one.job.name} has {trains} workers"
         process.boots = max(0, process.boots - 1)
 
-    def _end(self, id_: str, evidence: EndEvidence) -> None:
+    def end(self, id_: str, evidence: EndEvidence) -> None:
         process = self.processes.pop(id_)
         host = self.hosts[process.node]
         if self.chance.random() < 0.1:

@@ -251,11 +251,11 @@ class SimJob:
 
     def call(self, said: Input, answer: Callable[[bool], None] | None = None, *, term: int | None = None) -> None:
         """Send to the leader that is there on arrival; a leader of another term refuses a message with a term."""
-        self.after(self.delay(), self._arrive, said, answer, term)
+        self.after(self.delay(), self.arrive, said, answer, term)
         if self.random.random() < 0.03:  # tried again, though the first call got through
-            self.after(self.delay() + LATE_S * self.random.random(), self._arrive, said, None, term)
+            self.after(self.delay() + LATE_S * self.random.random(), self.arrive, said, None, term)
 
-    def _arrive(self, said: Input, answer: Callable[[bool], None] | None, term: int | None) -> None:
+    def arrive(self, said: Input, answer: Callable[[bool], None] | None, term: int | None) -> None:
         if self.leader.alive and term in {None, self.term}:
             self.leader.receive(said, answer)
 

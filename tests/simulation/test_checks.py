@@ -19,7 +19,7 @@ from edl.core.job import deadlines, member_states
 from edl.core.job import leader_machine as job
 from edl.core.job import leader_state as working
 from edl.core.resize import scale_requests, target_size
-from edl.core.switch import generation_switch, next_generation, ring_blame, roll_call
+from edl.core.switch import next_generation, ring_blame, roll_call
 from edl.core.worker import agreement, next_move, observed_trainer, worker_machine
 from edl.core.worker.worker_inputs import Command
 from edl.protocol.data_nouns import DataSpec
@@ -144,14 +144,16 @@ def blames_the_first_member(patch: Patch) -> None:
 
 
 def uses_a_generation_twice(patch: Patch) -> None:
-    plan = generation_switch.GenerationSwitch._plan
+    change = working.WorkingState.change
 
-    def again(self: generation_switch.GenerationSwitch, *given) -> None:
-        record = self._working.record
-        self._working.change(planned=max(record.generation, record.planned - 1))
-        plan(self, *given)
+    def again(self: working.WorkingState, **changes) -> None:
+        plan = changes.get("plan")
+        if plan is not None and not plan.prepared:
+            used = max(self.record.generation + 1, plan.generation - 1)
+            changes |= {"plan": msgspec.structs.replace(plan, generation=used), "planned": used}
+        change(self, **changes)
 
-    patch.setattr(generation_switch.GenerationSwitch, "_plan", again)
+    patch.setattr(working.WorkingState, "change", again)
 
 
 def leaves_leased_what_no_worker_can_have_begun(patch: Patch) -> None:
@@ -175,7 +177,7 @@ def cuts_what_a_worker_has_read(patch: Patch) -> None:
 def cuts_before_all_have_told(patch: Patch) -> None:
     def hasty(record, ledger, seen, mark):
         step = mark() if ledger is not None and record.generation and record.plan is None else 0
-        due = step and ledger.step < step < ledger.outdated_until and not any(ledger._uncovered())
+        due = step and ledger.step < step < ledger.outdated_until and all(map(ledger.leases, record.roster))
         return lease_recut.Cut(step) if due else None
 
     patch.setattr(lease_recut, "follows", hasty)

@@ -147,7 +147,7 @@ def _from_now_on(queue: QueueState, now: float) -> None:
     queue.began = now
 
 
-HANDLE, END = AgentMachine.handle, ClusterPlay._end
+HANDLE, END = AgentMachine.handle, ClusterPlay.end
 WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a device is free as soon as its worker is told to go": (device_assignment, "free_devices", _free_as_soon_as_told),
     "who does not go is waited for for ever": (job_lifecycle, "_hurry", lambda *_: None),
@@ -162,7 +162,7 @@ WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "an agent kills no strays and no worker": (AgentMachine, "_press", lambda *_: ()),
     "a worker is told to be gone though an agent that was paused may start it": (AgentMachine, "handle", _gone_at_once),
     "a claim that was found half made is not withdrawn": (ClusterPlay, "_withdraw", _half_withdrawn),
-    "a worker is gone with its first process": (ClusterPlay, "_end", _outlived_by_nothing),
+    "a worker is gone with its first process": (ClusterPlay, "end", _outlived_by_nothing),
     "every cluster acts on the queue": (cluster_simulation, "is_owner", lambda *_, **__: True),
     "the wall clock decides": (SeenTime, "advance", _as_the_wall_clock_says),
     "a scheduler believes what the clocks of others said": (QueueState, "begin", _from_now_on),

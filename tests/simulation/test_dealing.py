@@ -13,7 +13,7 @@ from mutants import Calm
 from edl.core.data.resume_position import rebased
 from edl.core.data.sample_ledger import Ledger
 from edl.protocol.checkpoint_record import Checkpointing
-from edl.protocol.data_nouns import DataSpec, Deal
+from edl.protocol.data_nouns import DataSpec, Deal, Lease
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.record import JobState
 from tests.model import SimJob, model_lives
@@ -96,14 +96,14 @@ def test_a_job_in_many_lives_of_one_size_trains_what_it_would_have_in_one(spec: 
 
 
 def test_it_is_noticed_where_samples_are_dealt_for_a_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    grant_round = Ledger._grant_round
+    grant = Ledger.grant
 
-    def dealt_anew(self: Ledger, steps: int) -> bool:
-        self._deal = Deal(steps)
-        return grant_round(self, steps)
+    def dealt_anew(self: Ledger, until_step: int) -> dict[str, tuple[Lease, ...]]:
+        self._deal = Deal()
+        return grant(self, until_step)
 
     spec = sized(WHOLE[0], 2)
-    monkeypatch.setattr(Ledger, "_grant_round", dealt_anew)
+    monkeypatch.setattr(Ledger, "grant", dealt_anew)
     assert alone(spec, 2, 1, 0.05) != alone(spec, 2, 2, 9.0)
 
 

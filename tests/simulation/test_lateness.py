@@ -48,13 +48,13 @@ class TimedJob(SimJob):
     daemons: TimedDaemons
     daemons_class = TimedDaemons
 
-    def _arrive(self, said: Input, *more: Any) -> None:
+    def arrive(self, said: Input, *more: Any) -> None:
         if isinstance(said, Reported) and said.observation.phase is Phase.BROKEN:
             since, leader = self.daemons.broke.get((said.worker, said.observation.generation), (self.now, None))
             if leader is self.leader:
                 self.daemons.broke[said.worker, said.observation.generation] = (since, None)  # a later one is no news
                 self.daemons.took.append(self.now - since)
-        super()._arrive(said, *more)
+        super().arrive(said, *more)
 
 
 @pytest.mark.parametrize("first", [0, 100])
@@ -90,11 +90,11 @@ class RegisteringJob(SimJob):
         super().__init__(*given, **more)
         self.took: list[float] = []
 
-    def _arrive(self, said: Input, *more: Any) -> None:
+    def arrive(self, said: Input, *more: Any) -> None:
         if isinstance(said, Register) and said.identity.id in self.daemons.waiting:
             self.daemons.waiting.discard(said.identity.id)
             self.took.append(self.now - self.leader.since)
-        super()._arrive(said, *more)
+        super().arrive(said, *more)
 
 
 def test_a_new_leader_hears_at_once_of_those_that_the_one_before_has_not_answered() -> None:

@@ -6,7 +6,6 @@ import pytest
 from mutants import Mutant, Patch, Play, expect_noticed
 
 from edl.core.worker.next_ring import NextRing
-from edl.core.worker.worker_machine import WorkerMachine
 from edl.protocol.data_nouns import DataSpec
 from tests.model import Moment, Planned, SimFault, SimJob
 from tests.model.model_worker import SimWorker
@@ -16,12 +15,13 @@ DATA = DataSpec(total=1200, epochs=1, batch=2)
 
 
 def forms_in_line_what_has_failed_beside(patch: Patch) -> None:
-    def enter(self, entering, assignment):
-        self.next_ring.failed = (0, "")
-        return right(self, entering, assignment)
+    def take(self, happened):
+        commands = right(self, happened)
+        self.failed = (0, "")
+        return commands
 
-    right = WorkerMachine._enter_unprepared
-    patch.setattr(WorkerMachine, "_enter_unprepared", enter)
+    right = NextRing.take
+    patch.setattr(NextRing, "take", take)
 
 
 def forms_in_line_what_it_has_begun(patch: Patch) -> None:

@@ -8,13 +8,16 @@ import msgspec
 import pytest
 from mutants import Mutant, Patch, Play, Prompt, expect_noticed
 
+from edl.core.job.leader_state import WorkingState
 from edl.core.job.observations import Observations
-from edl.core.switch import generation_switch, ring_forming
+from edl.core.switch import ring_forming
 from edl.core.switch.ring_forming import RingForming
 from edl.core.switch.roll_call import RollCalling
+from edl.core.worker import worker_machine
+from edl.core.worker.next_move import Enter
 from edl.core.worker.next_ring import NextRing
 from edl.core.worker.observed_trainer import ObservedTrainer
-from edl.core.worker.worker_inputs import Command, EnterRing
+from edl.core.worker.worker_inputs import Command, EnterRing, ScriptEnded
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.record import JobState, Record
@@ -49,14 +52,16 @@ def takes_the_word_of_an_earlier_attempt(patch: Patch) -> None:
 
 
 def prepares_under_a_number_that_was_used(patch: Patch) -> None:
-    prepare = RollCalling._prepare
+    change = WorkingState.change
 
-    def again(self, roll_call):
-        working = self._working
-        working.change(planned=max(working.record.generation, working.record.planned - 1))
-        return prepare(self, roll_call)
+    def again(self, **what):
+        roll_call = what.get("roll_call")
+        if roll_call is not None and roll_call.generation:
+            used = max(self.record.generation + 1, roll_call.generation - 1)
+            what |= {"roll_call": msgspec.structs.replace(roll_call, generation=used), "planned": used}
+        change(self, **what)
 
-    patch.setattr(RollCalling, "_prepare", again)
+    patch.setattr(WorkingState, "change", again)
 
 
 def never_prepares_but_forms_in_line(patch: Patch) -> None:
@@ -72,18 +77,16 @@ def leaves_no_worker_out_for_it(patch: Patch) -> None:
 
 
 def enters_what_is_prepared_as_if_it_were_not(patch: Patch) -> None:
-    def enter(self, assignment):
-        return right(self, msgspec.structs.replace(assignment, prepared=False))
+    def move(where, orders):
+        found = right(where, orders)
+        return Enter(msgspec.structs.replace(found.assignment, prepared=False)) if isinstance(found, Enter) else found
 
-    right = WorkerMachine._enter
-    patch.setattr(WorkerMachine, "_enter", enter)
+    right = worker_machine.next_move
+    patch.setattr(worker_machine, "next_move", move)
 
 
 def plans_as_if_it_were_not_prepared(patch: Patch) -> None:
-    plan = generation_switch.GenerationSwitch._plan
-    patch.setattr(
-        generation_switch.GenerationSwitch, "_plan", lambda self, wanted, crossing, *_: plan(self, wanted, crossing)
-    )
+    patch.setattr(RollCalling, "prepared", lambda _self, _roster: 0)
 
 
 def keeps_what_is_not_wanted(patch: Patch) -> None:
@@ -98,11 +101,12 @@ def keeps_what_is_not_wanted(patch: Patch) -> None:
 
 def keeps_it_beyond_the_end(patch: Patch) -> None:
     def ends(self, happened):
-        self.next_ring.generation = 0
+        if isinstance(happened, ScriptEnded):
+            self.next_ring.generation = 0
         return right(self, happened)
 
-    right = WorkerMachine._on_script
-    patch.setattr(WorkerMachine, "_on_script", ends)
+    right = WorkerMachine.handle
+    patch.setattr(WorkerMachine, "handle", ends)
 
 
 def begins_again_what_has_failed(patch: Patch) -> None:

@@ -12,10 +12,10 @@ from mutants import LosesTheNewest, Mutant, Patch, Prompt, ReadsUnevenly, expect
 
 from edl.core.data import lease_grants, sample_ledger
 from edl.core.data import ledger_versions as ledgers
-from edl.core.job import deadlines, lead_times, local_ranks, observations
+from edl.core.job import deadlines, lead_times, leader_inputs, local_ranks, observations
 from edl.core.job import leader_machine as job
 from edl.core.job import leader_state as working
-from edl.core.switch import generation_switch, next_generation
+from edl.core.switch import next_generation
 from edl.core.worker import next_move as seat
 from edl.core.worker import observed_trainer, worker_machine
 from edl.protocol.assignment import Verdict
@@ -56,20 +56,27 @@ def forgets_who_is_gone(patch: Patch) -> None:
 
 
 def takes_over_and_misses_no_worker(patch: Patch) -> None:
-    def took_over(machine, _happened):
-        machine._fitness.take_over()
+    handle = job.JobMachine.handle
 
-    patch.setattr(job.JobMachine, "_on_took_over", took_over)
+    def took_over(machine, happened, *now, **more):
+        if isinstance(happened, leader_inputs.TookOver):
+            members = frozenset(member.identity.id for member in machine.record.members)
+            happened = dataclasses.replace(happened, alive=members)
+        return handle(machine, happened, *now, **more)
+
+    patch.setattr(job.JobMachine, "handle", took_over)
 
 
 def waits_for_the_session_of_the_dead(patch: Patch) -> None:
-    handle = job.JobMachine._on_reported
+    handle = job.JobMachine.handle
 
-    def on_reported(machine, happened):
-        seen = msgspec.structs.replace(happened.observation, dead=())
-        return handle(machine, dataclasses.replace(happened, observation=seen))
+    def reported(machine, happened, *now, **more):
+        if isinstance(happened, leader_inputs.Reported):
+            seen = msgspec.structs.replace(happened.observation, dead=())
+            happened = dataclasses.replace(happened, observation=seen)
+        return handle(machine, happened, *now, **more)
 
-    patch.setattr(job.JobMachine, "_on_reported", on_reported)
+    patch.setattr(job.JobMachine, "handle", reported)
 
 
 def lets_no_leaver_hand_on_the_model(patch: Patch) -> None:
@@ -114,7 +121,8 @@ def ends_no_epoch(patch: Patch) -> None:
 
 
 def gives_up_a_worker_awaited_for_a_moment(patch: Patch) -> None:
-    patch.setattr(deadlines.Waits, "overdue", lambda waits, _now: list(waits._waits.values()))
+    overdue = deadlines.Waits.overdue
+    patch.setattr(deadlines.Waits, "overdue", lambda waits, _now: overdue(waits, deadlines.END_OF_TIME))
 
 
 def takes_who_is_ahead_for_one_that_hangs(patch: Patch) -> None:
@@ -132,12 +140,12 @@ def gives_up_who_is_ahead_with_another_word(patch: Patch) -> None:
 
 
 def bounds_the_wait_for_the_first_ring_by_that_for_a_boot(patch: Patch) -> None:
-    awaited = deadlines.Waits._awaited
+    look = deadlines.Waits.look
 
-    def of_all(waits, record, *given):
-        return awaited(waits, msgspec.structs.replace(record, begun=True), *given)
+    def at_all(waits, record, *given, **more):
+        look(waits, msgspec.structs.replace(record, begun=True), *given, **more)
 
-    patch.setattr(deadlines.Waits, "_awaited", of_all)
+    patch.setattr(deadlines.Waits, "look", at_all)
 
 
 def plans_a_switch_without_a_mark(patch: Patch) -> None:
@@ -159,12 +167,13 @@ def cuts_at_the_first_step_told(patch: Patch) -> None:
 
 
 def lifts_the_mark_with_the_plan(patch: Patch) -> None:
-    plan = generation_switch.GenerationSwitch._plan
+    crossing = lease_grants.LeaseGrants.crossing
 
-    def unmarked(self, wanted, crossing, *given):
-        plan(self, wanted, lease_grants.Crossing(crossing.after_step, crossing.ledger, None), *given)
+    def unmarked(self, *given, **more):
+        found = crossing(self, *given, **more)
+        return found and dataclasses.replace(found, rebatch=None)
 
-    patch.setattr(generation_switch.GenerationSwitch, "_plan", unmarked)
+    patch.setattr(lease_grants.LeaseGrants, "crossing", unmarked)
 
 
 def switches_at_the_newest_step(patch: Patch) -> None:

@@ -13,10 +13,11 @@ from edl.core.checkpoint.checkpoints import Checkpoints
 from edl.core.data import ledger_versions, resume_position
 from edl.core.data.ledger_versions import LedgerVersions
 from edl.core.data.sample_ledger import Ledger
-from edl.core.job.commit import WriteManifest, Writing
+from edl.core.job.commit import BatchDecided, WriteManifest, Writing
+from edl.core.job.leader_inputs import SavingPublished
 from edl.core.job.leader_state import WorkingState
 from edl.core.job.observations import Observations
-from edl.core.worker import next_move
+from edl.core.worker import observed_trainer
 from edl.core.worker.checkpoint_part import CheckpointPart
 from edl.core.worker.observed_trainer import ObservedTrainer
 from edl.core.worker.worker_inputs import TakeCopy
@@ -53,10 +54,13 @@ def copies_what_a_void_mini_batch_has_changed(patch: Patch) -> None:
 
 
 def looks_too_late_at_its_orders(patch: Patch) -> None:
-    step = next_move._copy_step
-    patch.setattr(
-        next_move, "_copy_step", lambda *of: step(*of) + 1 if step(*of) < next_move.NEVER else next_move.NEVER
-    )
+    step = observed_trainer.attention_step
+
+    def late(generation, orders, *copied):
+        save = orders.save and msgspec.structs.replace(orders.save, after_step=orders.save.after_step + 1)
+        return step(generation, msgspec.structs.replace(orders, save=save), *copied)
+
+    patch.setattr(observed_trainer, "attention_step", late)
 
 
 def takes_a_late_part_for_the_newest(patch: Patch) -> None:
@@ -78,35 +82,32 @@ def counts_parts_of_other_savings(patch: Patch) -> None:
 
 
 def publishes_before_all_parts_are_durable(patch: Patch) -> None:
-    look = Checkpoints._look
+    follow = Checkpoints.follow
 
-    def looks(self, saving, since=None):
-        look(self, saving, since)
-        if len(self._stored) >= len(saving.roster) - 1:
+    def follows(self):
+        follow(self)
+        saving = self._working.record.saving
+        if saving is not None and not saving.complete and len(self._stored) >= len(saving.roster) - 1:
             self._stored = {worker: self._stored.get(worker, PartInfo(())) for worker in saving.roster}
+            follow(self)
 
-    patch.setattr(Checkpoints, "_look", looks)
+    patch.setattr(Checkpoints, "follow", follows)
 
 
 def tells_before_it_is_published(patch: Patch) -> None:
-    patch.setattr(Checkpoints, "_publish", Checkpoints._note_durable)
+    patch.setattr(Checkpoints, "_publish", lambda self, saving: self.hear(SavingPublished(saving.number)))
 
 
 def publishes_what_is_not_on_record(patch: Patch) -> None:
-    decided, told = Writing._on_decided, Writing._told
+    handle = Writing.handle
 
-    def at_once(self, batch):
-        instructions = decided(self, batch)
-        saving = batch.record.saving
-        if saving is not None and saving.number == batch.publishes:
-            return [WriteManifest(batch.record), *instructions]
-        return instructions
+    def at_once(self, happened):
+        instructions = [one for one in handle(self, happened) if not isinstance(one, WriteManifest)]
+        saving = happened.record.saving if isinstance(happened, BatchDecided) else None
+        is_due = saving is not None and saving.number == happened.publishes
+        return [WriteManifest(happened.record), *instructions] if is_due else instructions
 
-    def afterwards(self):
-        return [one for one in told(self) if not isinstance(one, WriteManifest)]
-
-    patch.setattr(Writing, "_on_decided", at_once)
-    patch.setattr(Writing, "_told", afterwards)
+    patch.setattr(Writing, "handle", at_once)
 
 
 def begins_another_one_beside(patch: Patch) -> None:
@@ -156,14 +157,15 @@ def announces_without_haste(patch: Patch) -> None:
 
 
 def forgets_what_the_leader_before_has_announced(patch: Patch) -> None:
-    look = Checkpoints._look
+    follow = Checkpoints.follow
 
-    def looks(self, saving, since=None):
-        if saving.number != self._known and since is None:
+    def follows(self):
+        saving = self._working.record.saving
+        if saving is not None and saving.number != self._known:
             self._working.change(saving=None)
-        look(self, saving, since)
+        follow(self)
 
-    patch.setattr(Checkpoints, "_look", looks)
+    patch.setattr(Checkpoints, "follow", follows)
 
 
 def announces_a_step_that_is_over(patch: Patch) -> None:
@@ -189,13 +191,13 @@ def forgets_what_was_leased(patch: Patch) -> None:
 
 
 def begins_the_data_anew(patch: Patch) -> None:
-    first = LedgerVersions._first
+    opens = LedgerVersions.open
 
-    def anew(self, worker, spec, roster, step):
+    def anew(self, *asked):
         self.resumed = None
-        return first(self, worker, spec, roster, step)
+        return opens(self, *asked)
 
-    patch.setattr(LedgerVersions, "_first", anew)
+    patch.setattr(LedgerVersions, "open", anew)
 
 
 # ------------------------------------------------------------------------------------------------------------ the jobs

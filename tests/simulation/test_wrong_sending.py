@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from mutants import Mutant, Patch, Play, Prompt, expect_noticed
 
 from edl.core.data.ledger_versions import LedgerVersions
 from edl.core.data.sample_ledger import Ledger
 from edl.core.switch.generation_switch import GenerationSwitch
 from edl.core.worker import agreement, worker_machine
-from edl.core.worker.worker_inputs import Command, SendState, StateCopied, TellDaemon
+from edl.core.worker.worker_inputs import Command, FetchState, RecordRing, SendState, StateCopied
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.protocol.assignment import Assignment
 from edl.protocol.data_nouns import DataSpec
@@ -37,36 +38,45 @@ def gives_newcomers_samples_at_once(patch: Patch) -> None:
 
 
 def takes_what_is_under_way_for_a_state(patch: Patch) -> None:
-    def part(self, *of):
-        commands = right(self, *of)
-        self._tainted = False
+    def handle(self, happened):
+        commands = right(self, happened)
+        self._tainted = self._tainted and not any(isinstance(one, FetchState) for one in commands)
         return commands
 
-    right = WorkerMachine._part
-    patch.setattr(WorkerMachine, "_part", part)
+    right = WorkerMachine.handle
+    patch.setattr(WorkerMachine, "handle", handle)
 
 
 def counts_a_newcomer_without_a_state(patch: Patch) -> None:
-    def enters(self):
-        right(self)
-        return self._tell(phase=Phase.TRAINING, generation=self.generation)
+    def handle(self, happened):
+        commands = right(self, happened)
+        if self.awaits_state and any(isinstance(one, RecordRing) for one in commands):
+            self.status = structs.replace(self.status, phase=Phase.TRAINING, generation=self.generation)
+        return commands
 
-    right = WorkerMachine._enters
-    patch.setattr(WorkerMachine, "_enters", enters)
+    right = WorkerMachine.handle
+    patch.setattr(WorkerMachine, "handle", handle)
 
 
 def never_says_that_the_state_has_come(patch: Patch) -> None:
-    def ring(self, happened):
+    def handle(self, happened):
         commands = right(self, happened)
-        return [] if isinstance(happened, StateCopied) and self._entering is None else commands
+        return [] if isinstance(happened, StateCopied) and self.assignment is None else commands
 
-    right = WorkerMachine._on_ring
-    patch.setattr(WorkerMachine, "_on_ring", ring)
+    right = WorkerMachine.handle
+    patch.setattr(WorkerMachine, "handle", handle)
 
 
 def forgets_whose_leases_it_reads(patch: Patch) -> None:
-    right = WorkerMachine._enters
-    patch.setattr(WorkerMachine, "_enters", lambda self: TellDaemon() if self.awaits_state else right(self))
+    def handle(self, happened):
+        before = self.status.leases_of
+        commands = right(self, happened)
+        if self.awaits_state:
+            self.status = structs.replace(self.status, leases_of=before)
+        return commands
+
+    right = WorkerMachine.handle
+    patch.setattr(WorkerMachine, "handle", handle)
 
 
 def asks_of_members_what_they_cannot(patch: Patch) -> None:
@@ -124,15 +134,15 @@ def leaves_out_one_that_is_not_as_planned(patch: Patch) -> None:
 
 
 def lacks_a_state_where_none_has_one(patch: Patch) -> None:
-    sit = WorkerMachine._sit
-
-    def lacks(self, entering):
+    def handle(self, happened):
         before = self._tainted
-        commands = sit(self, entering)
-        self._tainted = before if entering.beginning.root is None else self._tainted
+        commands = right(self, happened)
+        stands = any(isinstance(one, RecordRing) for one in commands)
+        self._tainted = before if stands and not isinstance(happened, StateCopied) else self._tainted
         return commands
 
-    patch.setattr(WorkerMachine, "_sit", lacks)
+    right = WorkerMachine.handle
+    patch.setattr(WorkerMachine, "handle", handle)
 
 
 def growing(seed: int) -> SimJob:

@@ -34,13 +34,13 @@ def lets_each_script_wait_for_what_it_likes(patch: Patch) -> None:
 
 
 def waits_for_more_words_once_all_have_told(patch: Patch) -> None:
-    awaited = deadlines.Waits._awaited
+    overdue = deadlines.Waits.overdue
 
-    def later(waits, *given):
-        for worker, what, bound_s in awaited(waits, *given):
-            yield worker, what, bound_s or waits.deadlines.finding_s
+    def later(waits, now):
+        finding_s = waits.deadlines.finding_s
+        return [one for one in overdue(waits, now) if one.bound_s or now >= one.until + finding_s]
 
-    patch.setattr(deadlines.Waits, "_awaited", later)
+    patch.setattr(deadlines.Waits, "overdue", later)
 
 
 def takes_the_gradients_for_the_wrong_collective(patch: Patch) -> None:
@@ -56,12 +56,13 @@ def takes_the_gradients_for_the_wrong_collective(patch: Patch) -> None:
 
 
 def awaits_newcomers_whose_state_is_not_there(patch: Patch) -> None:
-    absent = deadlines._absent
+    look = deadlines.Waits.look
 
-    def all_of_them(plan, *given):
-        return absent(msgspec.structs.replace(plan, beside=0), *given)
+    def all_of_them(waits, record, *given, **more):
+        plan = record.plan and msgspec.structs.replace(record.plan, beside=0)
+        look(waits, msgspec.structs.replace(record, plan=plan), *given, **more)
 
-    patch.setattr(deadlines, "_absent", all_of_them)
+    patch.setattr(deadlines.Waits, "look", all_of_them)
 
 
 def takes_the_wait_for_a_member_that_died_for_one_in_vain(patch: Patch) -> None:

@@ -19,6 +19,7 @@ from mutants import LosesTheNewest, Mutant, Patch, Play, ReadsUnevenly, expect_n
 
 from edl.core.worker import worker_machine as module
 from edl.core.worker.agreement import Beginning
+from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.next_move import NEVER, Enter, next_move
 from edl.core.worker.sample_supply import SampleSupply, UsualSteps
 from edl.core.worker.worker_inputs import AwaitOrders, Command, CopyRest, SetWeight, TellDaemon
@@ -106,19 +107,7 @@ def waits_for_first_data_for_ever(patch: Patch) -> None:
 
 def passes_a_mark(patch: Patch) -> None:
     patch.setattr(UsualSteps, "draw_nearer", lambda self, step: None)
-    patch.setattr(WorkerMachine, "_end_batch", past_marks(WorkerMachine._end_batch))
-
-
-def past_marks(ends: Any) -> Any:
-    def unheld(self, attention):
-        holds_at = self.leases.holds_at
-        self.leases.holds_at = lambda step: False
-        try:
-            return ends(self, attention)
-        finally:
-            self.leases.holds_at = holds_at
-
-    return unheld
+    patch.setattr(LeaseBuffer, "holds_at", lambda _self, _step: False)
 
 
 def tells_no_daemon_how_far_it_has_read(patch: Patch) -> None:
@@ -160,10 +149,8 @@ def looks_at_no_orders_while_it_trains(patch: Patch) -> None:
 
 
 def takes_no_share_but_where_it_may_follow_orders(patch: Patch) -> None:
-    adopt = WorkerMachine._adopt
-
     def adopts(right, self, orders, *, comes=False):
-        return [] if self.state is TrainerState.TRAINING else adopt(self, orders, comes=comes)
+        return [] if self.state is TrainerState.TRAINING else right(self, orders, comes=comes)
 
     replace(patch, "_adopt", adopts)
 

@@ -6,12 +6,25 @@ As in `test_checks`, a mutant is a rule replaced in the real code, which the sim
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from mutants import Mutant, Patch, Play, Prompt, expect_noticed, full, later
 
 from edl.core.job import commit, job_report
-from edl.core.job.commit import Commit, DeclareRest, Forgotten, GiveAnswer, Publish, Writing, Written
+from edl.core.job.commit import (
+    BatchDecided,
+    Commit,
+    DeclareRest,
+    ForgetSecret,
+    Forgotten,
+    GiveAnswer,
+    Publish,
+    Writing,
+    Written,
+)
+from edl.core.job.orders import OrderBook
 from edl.errors import Fenced, StoreUnavailable
 from edl.protocol import leader_messages as say
 from edl.protocol.data_nouns import DataSpec
@@ -22,39 +35,52 @@ SEEDS = 150
 
 
 def answers_before_it_is_durable(patch: Patch) -> None:
-    decided = Writing._on_decided
+    def hasty(right, self, decided):
+        return [*decided.answers, *right(self, dataclasses.replace(decided, answers=()))]
 
-    def hasty(self, happened):
-        follows = decided(self, dataclasses.replace(happened, answers=()))
-        return [*happened.answers, *follows]
+    replace_decided(patch, hasty)
 
-    patch.setattr(Writing, "_on_decided", hasty)
+
+def replace_decided(patch: Patch, change: Callable[..., Any]) -> None:
+    """Take a decided batch by `change`, which is given the right way first."""
+    right = Writing.handle
+
+    def handle(self, happened):
+        return change(right, self, happened) if isinstance(happened, BatchDecided) else right(self, happened)
+
+    patch.setattr(Writing, "handle", handle)
+
+
+def replace_told(patch: Patch, change: Callable[[Any], Any]) -> None:
+    """Put another instruction in the place of each, or none."""
+    right = Writing.handle
+    patch.setattr(
+        Writing, "handle", lambda self, happened: [new for one in right(self, happened) if (new := change(one))]
+    )
 
 
 def publishes_before_it_is_durable(patch: Patch) -> None:
-    decided = Writing._on_decided
+    def hasty(right, self, decided):
+        if decided.record.version == self.record.version:
+            return right(self, decided)
+        return [Publish(OrderBook(decided.record, self._term, self.book), True), *right(self, decided)]
 
-    def hasty(self, happened):
-        follows = decided(self, happened)
-        return [Publish(self._next, True), *follows] if self._next is not None else follows
-
-    patch.setattr(Writing, "_on_decided", hasty)
+    replace_decided(patch, hasty)
 
 
 def publishes_the_record_before(patch: Patch) -> None:
-    told = Writing._told
+    handle = Writing.handle
 
-    def late(self):
+    def late(self, happened):
         before = self.book
-        follows = told(self)
+        follows = handle(self, happened)
         return [Publish(before, one.pressing) if isinstance(one, Publish) and before else one for one in follows]
 
-    patch.setattr(Writing, "_told", late)
+    patch.setattr(Writing, "handle", late)
 
 
 def drops_the_events(patch: Patch) -> None:
-    decided = Writing._on_decided
-    patch.setattr(Writing, "_on_decided", lambda self, happened: decided(self, dataclasses.replace(happened, told=())))
+    replace_decided(patch, lambda right, self, decided: right(self, dataclasses.replace(decided, told=())))
 
 
 def takes_no_answer_for_an_answer(patch: Patch) -> None:
@@ -93,8 +119,8 @@ def leads_on_by_what_was_not_kept(patch: Patch) -> None:
 
 
 def lets_a_late_write_into_the_next_term(patch: Patch) -> None:
-    commit = RecordNode._commit
-    patch.setattr(RecordNode, "_commit", lambda self, command, _term: commit(self, command, self._job.term))
+    late = RecordNode.late
+    patch.setattr(RecordNode, "late", lambda self, command, _term: late(self, command, self._job.term))
 
 
 def goes_on_though_another_leads(patch: Patch) -> None:
@@ -114,12 +140,7 @@ def says_taken_for_a_refusal(patch: Patch) -> None:
 
 
 def never_presses(patch: Patch) -> None:
-    told = Writing._told
-
-    def slack(self):
-        return [Publish(one.book, False) if isinstance(one, Publish) else one for one in told(self)]
-
-    patch.setattr(Writing, "_told", slack)
+    replace_told(patch, lambda one: Publish(one.book, False) if isinstance(one, Publish) else one)
 
 
 def says_it_is_at_rest_while_it_writes(patch: Patch) -> None:
@@ -127,16 +148,17 @@ def says_it_is_at_rest_while_it_writes(patch: Patch) -> None:
 
 
 def says_it_is_at_rest_whatever_is_planned(patch: Patch) -> None:
-    told = Writing._told
-    patch.setattr(
-        Writing,
-        "_told",
-        lambda self: [DeclareRest(True) if isinstance(one, DeclareRest) else one for one in told(self)],
-    )
+    replace_told(patch, lambda one: DeclareRest(True) if isinstance(one, DeclareRest) else one)
 
 
 def tells_the_end_before_the_secret_is_gone(patch: Patch) -> None:
-    patch.setattr(Writing, "_on_kept", Writing._told)
+    handle = Writing.handle
+
+    def hasty(self, happened):
+        follows = handle(self, happened)
+        return handle(self, Forgotten()) if follows == [ForgetSecret()] else follows
+
+    patch.setattr(Writing, "handle", hasty)
 
 
 def tells_the_end_though_the_secret_could_not_be_removed(patch: Patch) -> None:
@@ -154,8 +176,7 @@ def tells_the_end_though_the_secret_could_not_be_removed(patch: Patch) -> None:
 
 
 def answers_no_caller(patch: Patch) -> None:
-    told = Writing._told
-    patch.setattr(Writing, "_told", lambda self: [one for one in told(self) if not isinstance(one, GiveAnswer)])
+    replace_told(patch, lambda one: None if isinstance(one, GiveAnswer) else one)
 
 
 def shows_what_is_not_durable_yet(patch: Patch) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from pytest import RaisesExc, RaisesGroup
 
 from edl.coordination.etcd.etcd_layout import KeyLayout
 from edl.coordination.etcd.etcd_messages import WatchCancelRequest, WatchEvent, WatchRequest, WatchResponse
@@ -71,8 +70,8 @@ async def one() -> AsyncIterator[Attached]:
     await asyncio.wait({attached.serving})
 
 
-def ends(words: str) -> RaisesGroup[StoreUnavailable]:
-    return RaisesGroup(RaisesExc(StoreUnavailable, match=words))
+def ends(words: str) -> pytest.RaisesGroup[StoreUnavailable]:
+    return pytest.RaisesGroup(pytest.RaisesExc(StoreUnavailable, match=words))
 
 
 async def test_a_refused_watch_breaks_the_connection(one: Attached) -> None:
