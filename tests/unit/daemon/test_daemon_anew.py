@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -11,43 +12,60 @@ import pytest
 from edl.clock import ManualClock
 from edl.config import Settings
 from edl.coordination import connect
-from edl.coordination.coordinator_settings import Coordinator
+from edl.coordination.memory_store import MemoryServer
+from edl.coordination.store import Store
 from edl.daemon import daemon as module
 from edl.daemon.daemon import AFTER_END, Daemon
 from edl.errors import ConfigError
+from edl.host.life_lock import LIFE
 from edl.transport.shared_page import SharedPage
 
 AWAY = 5
 
 
+class Tried(list):
+    """The tries to connect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connected = asyncio.Event()
+
+
 @pytest.fixture
 def tried(monkeypatch):
-    tried = []
+    tried = Tried()
 
-    async def away(*_: object) -> str:
+    async def away(*_: object) -> Store:
         tried.append(True)
         if len(tried) <= AWAY:
             raise ConfigError("no worker answers")
-        return "a session"
+        tried.connected.set()
+        return MemoryServer().connect()
 
     monkeypatch.setattr(connect, "connect", away)
     monkeypatch.setattr(module, "RETRY_S", 0.0)
     return tried
 
 
-def daemon(tmp_path, *, anew: bool) -> Daemon:
+def daemon(tmp_path, *, anew: bool, trainer: int = 0) -> Daemon:
     SharedPage.create(tmp_path / "page")
-    return Daemon(Settings(job="j", session_timeout_s=4.0), tmp_path, os.getpid(), anew=anew)
+    (tmp_path / LIFE).touch()
+    settings = Settings(job="j", session_timeout_s=4.0, coordinator="zk:2181")
+    return Daemon(settings, tmp_path, trainer or os.getpid(), anew=anew)
 
 
 async def test_it_waits_for_the_coordinator_as_long_as_the_trainer_lives(tried, tmp_path):
-    assert await daemon(tmp_path, anew=True)._connect(Coordinator("zk:2181")) == "a session"
+    running = asyncio.create_task(daemon(tmp_path, anew=True).run())
+    async with asyncio.timeout(20):
+        await tried.connected.wait()
     assert len(tried) == AWAY + 1
+    running.cancel()
+    await asyncio.wait({running})
 
 
 async def test_the_first_one_says_at_once_what_is_wrong(tried, tmp_path):
     with pytest.raises(ConfigError, match="no worker answers"):
-        await daemon(tmp_path, anew=False)._connect(Coordinator("zk:2181"))
+        await daemon(tmp_path, anew=False).run()
     assert len(tried) == 1
 
 
@@ -61,16 +79,16 @@ async def test_metrics_that_cannot_be_served_end_no_trainer_that_is_healthy(tmp_
 
 
 async def test_it_gives_up_a_while_after_the_trainers_end(tried, tmp_path, monkeypatch):
-    one, clock = daemon(tmp_path, anew=True), ManualClock()
-    one._clock = clock  # type: ignore[assignment]
-    one._trainer_gone.set()
+    clock, ended = ManualClock(), await asyncio.create_subprocess_exec("true")
+    await ended.wait()
+    monkeypatch.setattr(module, "SystemClock", lambda: clock)
 
-    async def away(*_: object) -> str:
+    async def away(*_: object) -> Store:
         tried.append(True)
         clock.advance(2.0)
         raise ConfigError("no worker answers")
 
     monkeypatch.setattr(connect, "connect", away)
     with pytest.raises(ConfigError, match="no worker answers"):
-        await one._connect(Coordinator("zk:2181"))
+        await daemon(tmp_path, anew=True, trainer=ended.pid).run()
     assert len(tried) == AFTER_END * 4.0 / 2.0 + 1

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,9 +18,22 @@ from edl.coordination.store import Store
 from edl.daemon import host_watch
 from edl.daemon.host_watch import HostProcesses, HostWatch, Process
 from edl.errors import StoreUnavailable
+from edl.host.host_processes import ExitWatch
 
 ROOT = "/edl/digits"
 FOLDER = f"{ROOT}/hosts/here"
+
+
+class WatchedExits:
+    """Which processes are looked after."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        self._watch = host_watch.watch_exit
+
+    def __call__(self, pid: int, *given: Any, **more: Any) -> ExitWatch:
+        self.pids.add(pid)
+        return self._watch(pid, *given, **more)
 
 
 class Host:
@@ -28,6 +42,8 @@ class Host:
     def __init__(self) -> None:
         self.server = MemoryServer()
         self.store = self.server.connect()
+        self.watched = WatchedExits()
+        self.listed: dict[str, HostProcesses] = {}
         self.told: list[tuple[str, ...]] = []
         self.siblings = HostWatch(self.store, ROOT, FOLDER, "w0", lambda: self.told.append(self.siblings.dead))
         self.started: list[subprocess.Popen[bytes]] = []
@@ -45,8 +61,16 @@ class Host:
     async def beside(self, worker: str, store: Store) -> HostProcesses:
         """A worker with two processes, on the list."""
         kin = HostProcesses(f"{worker} 127.0.0.1:1", self.process(), self.process())
-        await store.create(f"{FOLDER}/{worker}", msgspec.json.encode(kin), ephemeral=True)
+        await self.list(worker, kin, store)
         return kin
+
+    async def list(self, worker: str, kin: HostProcesses, store: Store) -> None:
+        self.listed[worker] = kin
+        await store.create(f"{FOLDER}/{worker}", msgspec.json.encode(kin), ephemeral=True)
+
+    def pids(self, *workers: str) -> set[int]:
+        kin = [self.listed[worker] for worker in workers]
+        return {one.daemon.pid for one in kin} | {one.trainer.pid for one in kin}
 
     def close(self) -> None:
         for one in self.started:
@@ -55,8 +79,9 @@ class Host:
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     there = Host()
+    monkeypatch.setattr(host_watch, "watch_exit", there.watched)
     yield there
     there.close()
 
@@ -69,7 +94,7 @@ async def until(true: Callable[[], Awaitable[bool]]) -> None:
 
 async def followed(host: Host, *workers: str) -> None:
     async def are() -> bool:
-        return set(host.siblings._followed) == set(workers)
+        return host.pids(*workers) <= host.watched.pids
 
     await until(are)
 
@@ -114,13 +139,8 @@ async def test_a_daemon_that_died_and_was_started_anew_is_another_one(host: Host
     host.kill(kin.daemon)
     await second.delete(f"{FOLDER}/w1")
     anew = HostProcesses(kin.candidate, host.process(), kin.trainer)
-    await second.create(f"{FOLDER}/w1", msgspec.json.encode(anew), ephemeral=True)
-
-    async def is_followed() -> bool:
-        one = host.siblings._followed.get("w1")
-        return one is not None and one.kin == anew
-
-    await until(is_followed)
+    await host.list("w1", anew, second)
+    await followed(host, "w1")
     host.kill(kin.trainer)
     await asyncio.sleep(0.1)
     assert host.siblings.dead == ()
@@ -141,7 +161,11 @@ async def test_one_whose_session_has_ended_is_forgotten(host: Host) -> None:
 
     await until(is_dead)
     host.server.expire(theirs.session)
-    await followed(host)
+
+    async def is_forgotten() -> bool:
+        return host.siblings.dead == ()
+
+    await until(is_forgotten)
     assert host.told[-1] == ()
     await host.siblings.stop()
 
@@ -157,6 +181,7 @@ async def test_what_was_not_seen_alive_is_not_called_dead(host: Host, which: str
     await host.beside("w3", host.store)
     host.siblings.start()
     await followed(host, "w3")
+    assert host.watched.pids == host.pids("w3")
     await host.siblings.stop()
 
 
@@ -182,7 +207,7 @@ async def test_the_next_leader_comes_as_soon_as_the_daemon_of_the_last_is_dead(h
     next_one.stand()
     host.siblings.start()
     await followed(host, "w1")
-    leader._task.cancel()  # its process is gone: it stands no more, and its session lives
+    host.server.suspend(theirs.session)  # its process is gone, and its session lives
     host.kill(kin.daemon)
     async with asyncio.timeout(5.0):
         await ours_leads.wait()

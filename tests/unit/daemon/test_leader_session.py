@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
-from typing import cast
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +18,6 @@ from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
 from edl.protocol.record import Identity
 from edl.protocol.trainer_messages import TrainerStatus
-from edl.transport.rpc import Client
 from edl.transport.shared_page import SharedPage
 
 JOB, SECRET = "j", b"s" * 32
@@ -84,9 +82,14 @@ class Leader:
     def __init__(self) -> None:
         self.heard: asyncio.Queue[say.Observation] = asyncio.Queue()
 
-    async def call(self, body: say.Report, *_: object, **__: object) -> say.Reply:
-        self.heard.put_nowait(body.observation)
+    async def call(self, body: say.Request, *_: object, **__: object) -> say.Reply:
+        if isinstance(body, say.Await):
+            await asyncio.Event().wait()
+        if isinstance(body, say.Report):
+            self.heard.put_nowait(body.observation)
         return say.Done()
+
+    async def close(self) -> None: ...
 
     async def newest(self) -> say.Observation:
         async with asyncio.timeout(10.0):
@@ -100,7 +103,9 @@ async def test_what_is_calm_waits_for_what_is_not_but_not_long(
     monkeypatch.setattr(leader_session, "FIRST_REPORT_S", 60.0)
     monkeypatch.setattr(leader_session, "CALM_S", 60.0 if is_urged else 0.05)
     world, leader = World(tmp_path, 1, 2), Leader()
-    reporting = asyncio.ensure_future(world.membership._report(cast(Client, leader), 1))
+    monkeypatch.setattr(leader_session, "Client", lambda *_: leader)
+    await world.elect()
+    reporting = asyncio.ensure_future(world.membership.run())
     training = TrainerStatus(phase=say.Phase.TRAINING, generation=1, began=0)
     world.observer.hear(training)
     assert (await leader.newest()).generation == 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,25 +16,27 @@ import pytest
 from edl import events
 from edl.clock import SystemClock
 from edl.coordination.election import Reign, read_leader
-from edl.coordination.memory_store import MemoryServer
-from edl.coordination.store import Op
+from edl.coordination.memory_store import MemoryServer, MemoryStore
+from edl.coordination.store import Op, StoredNode
 from edl.core.job import resignations
-from edl.core.job.commit import BatchDecided
 from edl.core.job.leader_machine import JobMachine
 from edl.core.job.resignations import Resignation, decode
 from edl.daemon import leadership as office_module
-from edl.daemon.leader_shell import Asked, Leader, LeaderConfig
+from edl.daemon.leader_shell import Leader, LeaderConfig
 from edl.daemon.leadership import Leadership
 from edl.daemon.policy_runner import PolicyRunner
 from edl.errors import EdlError, StoreUnavailable
 from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
 from edl.protocol.assignment import Verdict
-from edl.protocol.record import Gone, Identity, JobState, Record, decode_record
+from edl.protocol.record import Gone, Identity, JobState, Record, decode_record, encode_record
 from edl.transport.call_errors import Refusals, Refused
 from edl.transport.service import Call
 
 JOB, SESSION_S, SETTLED_S = "j", 0.05, 60.0
+
+
+Spoil = Callable[[MemoryStore], MemoryStore]
 
 
 class Door:
@@ -40,13 +44,13 @@ class Door:
 
 
 class Desk:
-    """A daemon, as far as it may lead; `spoil` is done to each of its leaders before it begins."""
+    """A daemon, as far as it may lead; each of its leaders has the store that `spoil` makes of its own."""
 
     def __init__(
         self,
         server: MemoryServer,
         worker: str,
-        spoil: Callable[[Leader], object],
+        spoil: Spoil,
         settled_s: float,
         session_s: float = SESSION_S,
     ) -> None:
@@ -58,11 +62,9 @@ class Desk:
 
         def lead(reign: Reign) -> Leader:
             self.led.append(reign.term)
-            leader = Leader(
-                about, self.store, reign, SystemClock(), Refusals(), restored_at=lambda: self.office.doubted_at
+            return Leader(
+                about, spoil(self.store), reign, SystemClock(), Refusals(), restored_at=lambda: self.office.doubted_at
             )
-            spoil(leader)
-            return leader
 
         self.office = Leadership(about, 1, self.store, self.door, SystemClock(), lead)
 
@@ -97,7 +99,7 @@ async def until(true: Callable[[], Awaitable[object]]) -> None:
 @asynccontextmanager
 async def desks(
     number: int,
-    spoil: Callable[[Leader], object] = lambda _: None,
+    spoil: Spoil = lambda store: store,
     settled_s: float = SETTLED_S,
     session_s: float = SESSION_S,
 ) -> AsyncIterator[list[Desk]]:
@@ -113,47 +115,66 @@ async def desks(
             await desk.store.close()
 
 
-def once(spoil: Callable[[Leader], object]) -> Callable[[Leader], object]:
+def once(spoil: Spoil) -> Spoil:
     left = [spoil]
-    return lambda leader: left.pop()(leader) if left else None
+    return lambda store: left.pop()(store) if left else store
 
 
-async def raising(*_: object) -> None:
+async def raising(*_: object, **_more: object) -> Any:
     await asyncio.sleep(0)
     raise OSError(errno.EMFILE, "Too many open files")
 
 
-def spoil_work(leader: Leader) -> None:
-    leader._work = raising  # type: ignore[assignment, method-assign]
+def spoil_first_look(theirs: MemoryStore) -> MemoryStore:
+    store = copy.copy(theirs)
+    store.read = raising  # type: ignore[method-assign]
+    return store
 
 
-def spoil_roll_call(leader: Leader) -> None:
-    leader._call_roll = raising  # type: ignore[assignment, method-assign]
+def spoil_roll_call(theirs: MemoryStore) -> MemoryStore:
+    """After the look at the workers with which a leader begins."""
+    store, children = copy.copy(theirs), theirs.children
+
+    async def once_only(path: str) -> tuple[str, ...]:
+        store.children = raising  # type: ignore[method-assign]
+        return await children(path)
+
+    store.children = once_only  # type: ignore[method-assign]
+    return store
 
 
-def spoil_clock(leader: Leader) -> None:
-    leader._watch_time = raising  # type: ignore[method-assign]
+def spoil_decision(theirs: MemoryStore) -> MemoryStore:
+    """Not the first one, that it leads."""
+    store, commit = copy.copy(theirs), theirs.commit
+
+    async def once_only(ops: Sequence[Op], *, fence: str | None = None) -> tuple[str | int | None, ...]:
+        store.commit = raising  # type: ignore[method-assign]
+        return await commit(ops, fence=fence)
+
+    store.commit = once_only  # type: ignore[method-assign]
+    return store
 
 
-def spoil_take_over(leader: Leader) -> None:
-    leader._take_over = raising  # type: ignore[method-assign, assignment]
-
-
-def spoil_record(leader: Leader) -> None:
+def spoil_record(theirs: MemoryStore) -> MemoryStore:
     """More than the coordinator takes."""
-    keep = leader._chronicle.keep
+    store, read = copy.copy(theirs), theirs.read
     noise = tuple(Gone(f"w{n}", "".join(map(str, range(n, n + 9)))) for n in range(100_000))
 
-    async def keep_more(decided: BatchDecided[Asked]) -> None:
-        await keep(dataclasses.replace(decided, record=msgspec.structs.replace(decided.record, gone=noise)))
+    async def read_more(path: str) -> StoredNode | None:
+        node = await read(path)
+        if node is None or path != node_paths.record(JOB):
+            return node
+        record = msgspec.structs.replace(decode_record(node.value), gone=noise)
+        return dataclasses.replace(node, value=encode_record(record))
 
-    leader._chronicle.keep = keep_more  # type: ignore[method-assign]
+    store.read = read_more  # type: ignore[method-assign]
+    return store
 
 
-@pytest.mark.parametrize("spoil", [spoil_work, spoil_roll_call, spoil_clock, spoil_take_over, spoil_record])
-async def test_a_leader_that_cannot_lead_makes_room_for_another(spoil: Callable[[Leader], None]) -> None:
+@pytest.mark.parametrize("spoil", [spoil_first_look, spoil_roll_call, spoil_decision, spoil_record])
+async def test_a_leader_that_cannot_lead_makes_room_for_another(spoil: Spoil) -> None:
     async with desks(2, once(spoil)) as (one, other):
-        await until(lambda: _led(other))
+        await until(lambda: _led(other, asks=one))
         await until(other.resigned)
         (event,) = await other.resigned()
         assert event["worker"] == "w0" and event["term"] == 1
@@ -163,7 +184,10 @@ async def test_a_leader_that_cannot_lead_makes_room_for_another(spoil: Callable[
         assert len(one.led) == 1 and one.door.term == 0
 
 
-async def _led(desk: Desk) -> bool:
+async def _led(desk: Desk, *, asks: Desk | None = None) -> bool:
+    """`asks`: this one is asked for a decision meanwhile."""
+    if asks is not None:
+        await _answers(asks)
     return bool(desk.led)
 
 
@@ -205,13 +229,13 @@ async def test_whose_request_no_leader_takes_is_told_so(monkeypatch: pytest.Monk
 
 
 async def test_the_only_daemon_stands_again_after_a_while() -> None:
-    async with desks(1, once(spoil_work)) as (one,):
+    async with desks(1, once(spoil_roll_call)) as (one,):
         await until(lambda: _answers(one))
         assert one.led == [1, 2]
 
 
 async def test_where_no_daemon_can_lead_the_job_ends_with_the_reason() -> None:
-    async with desks(2, spoil_work) as (one, other):
+    async with desks(2, spoil_roll_call) as (one, other):
         await until(lambda: _has_failed(one))
         record = await one.record()
         assert record is not None and record.reason == (
@@ -237,7 +261,7 @@ async def _has_failed(desk: Desk) -> bool:
 
 
 async def test_each_of_many_may_try() -> None:
-    async with desks(5, spoil_work) as found:
+    async with desks(5, spoil_roll_call) as found:
         await until(lambda: _has_failed(found[0]))
         workers = [event["worker"] for event in await found[0].resigned()]
         assert workers[:5] == ["w0", "w1", "w2", "w3", "w4"]
@@ -253,7 +277,7 @@ async def test_a_record_that_cannot_be_read_ends_the_job_and_all_workers_hear_of
         (node_paths.workers(JOB), b""),
     ):
         await store.create(path, content)
-    one = Desk(server, "w0", lambda _: None, SETTLED_S)
+    one = Desk(server, "w0", lambda store: store, SETTLED_S)
     await one.stand()
     await until(lambda: _orders_stop(one))
     record = await one.record()
@@ -271,7 +295,7 @@ async def _orders_stop(desk: Desk) -> bool:
 
 
 async def test_who_leads_well_for_some_time_makes_the_row_be_forgotten() -> None:
-    async with desks(1, once(spoil_work), settled_s=0.05) as (one,):
+    async with desks(1, once(spoil_roll_call), settled_s=0.05) as (one,):
         await until(lambda: _answers(one))
 
         async def forgotten() -> bool:
@@ -289,7 +313,7 @@ async def test_where_nothing_of_it_can_be_told_a_daemon_gives_up_in_the_end(monk
         """Neither away nor over."""
 
     monkeypatch.setattr("edl.daemon.leadership.ResignationWriter.__call__", words)
-    async with desks(1, spoil_work) as (one,):
+    async with desks(1, spoil_roll_call) as (one,):
         async with asyncio.timeout(20):
             reason = await one.office.hopeless
         assert "Too many open files" in reason
@@ -301,7 +325,7 @@ async def test_a_resignation_waits_for_a_coordinator_that_is_away(monkeypatch: p
     """Its session goes on, so no other could lead while its node is there."""
     failures = [3]
 
-    async with desks(2, once(spoil_work)) as (one, other):
+    async with desks(2, once(spoil_roll_call)) as (one, other):
         commit = one.store.commit
 
         async def away(*arguments: object, **keywords: object) -> object:

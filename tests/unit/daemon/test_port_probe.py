@@ -65,7 +65,7 @@ async def test_those_that_refuse_are_told_of_until_they_are_not_looked_for(bound
         told.append(gone)
         heard.set()
 
-    silent = PortProbe(tell)
+    silent, before = PortProbe(tell), asyncio.all_tasks()
     with socket.socket() as living:
         living.bind((HOST, 0))
         living.listen()
@@ -77,7 +77,7 @@ async def test_those_that_refuse_are_told_of_until_they_are_not_looked_for(bound
                 await heard.wait()
         silent.look_for(())
         async with asyncio.timeout(5.0):
-            while silent._task is not None:  # noqa: ASYNC110 - it is about to end
+            while asyncio.all_tasks() - before:  # noqa: ASYNC110 - it is about to end
                 await asyncio.sleep(0.01)
     assert set(told) == {(gone,)}
 

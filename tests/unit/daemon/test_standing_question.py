@@ -12,7 +12,7 @@ from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
 from edl.protocol.assignment import Orders
 from edl.protocol.leader_messages import Observation, Phase
-from edl.protocol.record import Identity
+from edl.protocol.record import Identity, decode_record
 from edl.transport.call_errors import Refusals
 from edl.transport.service import Call
 
@@ -49,8 +49,8 @@ async def test_a_worker_that_knows_what_presses_is_not_answered_for_what_does_no
     known = await orders(0)
     assert known.assignment is None
     await report("w0", Phase.BROKEN, "reset by peer")
-    assert leader._chronicle.record is not None
-    assert leader._chronicle.record.version > known.version
+    node = await store.read(node_paths.record(JOB))
+    assert node is not None and decode_record(node.value).version > known.version
     told = await orders(known.version)
     assert told.assignment is not None
     assert told.assignment.place.generation == 2

@@ -144,27 +144,22 @@ async def test_the_page_opens_by_its_link_only_and_tells_as_it_happens(monkeypat
         writer.close()
 
 
-def test_parts_are_made_once_a_look_for_all_who_see_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def nobody() -> ClusterSeen:
-        raise AssertionError
-
+async def test_parts_are_made_once_a_look_for_all_who_see_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    feed = ClusterFeed(nobody)
-    server = ClusterPageServer(feed, Access("t", 1))
-    assert server._parts(600) == {}
-    feed.seen, feed.looks = looked_at(a_busy_hour()), 1
 
     def counted(view: ClusterSight) -> dict[str, str]:
         made.append(view.span)
         return cluster_parts(view)
 
     monkeypatch.setattr(cluster_server, "cluster_parts", counted)
-    first = [server._parts(span) for span in (600, 3600, 600)]
-    assert made == [600, 3600]
-    assert first[0] == first[2] and first[0]["gantt"] != first[1]["gantt"]
-    feed.looks = 2
-    server._parts(600)
-    assert made == [600, 3600, 600]
+    async with served([looked_at(a_busy_hour())]) as (feed, access):
+        answers = [await ask(access, f"/events?span={span}", until=b"\n\n") for span in (600, 3600, 600)]
+        first = [told(answer.encode()) for answer in answers]
+        assert made == [600, 3600]
+        assert first[0] == first[2] and first[0]["gantt"] != first[1]["gantt"]
+        feed.looks += 1
+        await ask(access, "/events?span=600", until=b"\n\n")
+        assert made == [600, 3600, 600]
 
 
 def told(message: bytes) -> dict[str, str]:
@@ -188,8 +183,13 @@ async def test_jobs_that_are_over_are_read_once(tmp_path: Path, monkeypatch: pyt
         return await read(name)
 
     monkeypatch.setattr(queue, "job", counted)
+
+    @contextlib.asynccontextmanager
+    async def opened(_: ClusterHome) -> AsyncIterator[ClusterClient]:
+        yield client
+
+    monkeypatch.setattr(cluster_feed, "opened", opened)
     looks = LooksHere(ClusterHome(tmp_path))
-    looks._client = client
     for _ in range(2):
         status, jobs = await looks()
         assert sorted(job.name for job in jobs) == ["over", "waits"]

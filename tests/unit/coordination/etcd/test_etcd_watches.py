@@ -96,9 +96,7 @@ async def test_a_watch_that_was_compacted_away_is_cancelled_before_it_begins_aga
 
 
 @pytest.mark.parametrize("how", [{"created": True}, {"cancel_reason": "permission denied"}])
-async def test_a_watch_that_etcd_ends_otherwise_breaks_the_connection(
-    one: Attached, how: dict[str, object]
-) -> None:
+async def test_a_watch_that_etcd_ends_otherwise_breaks_the_connection(one: Attached, how: dict[str, object]) -> None:
     with ends("ends a watch of /a"):
         await one.hear(watch_id=one.watch.number * 4 + 1, canceled=True, **how)
 

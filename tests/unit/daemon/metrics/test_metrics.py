@@ -130,8 +130,10 @@ def test_samples_lost_and_repeated_are_those_of_the_ledgers_books() -> None:
     """Of books that are spoilt on purpose: one epoch is called ended too early, and a lease is there twice."""
     ledger = Ledger(DataSpec(100, 2, 4), ["a", "b"])
     ledger.grant(5)
-    ledger._ended = 1
-    ledger._members["b"].leases = ledger._members["a"].leases
+    books = ledger.snapshot()
+    one, other = books.members
+    spoilt = msgspec.structs.replace(other, leases=one.leases)
+    ledger = Ledger.restore(msgspec.structs.replace(books, ended=1, members=(one, spoilt)))
     shown = values(exposition.encoded(of_job(status(data=ledger.counts()), 1000.0), "")[0].decode())
     assert shown["edl_job_samples_repeated{}"] == 20.0
     assert shown["edl_job_samples_lost{}"] == 80.0  # 60 unassigned, and the 20 that both hold
@@ -229,8 +231,8 @@ async def ask(port: int, request: str) -> bytes:
     return b""
 
 
-async def started() -> tuple[MetricsServer, int]:
-    found = MetricsServer(lambda: [Family("edl_x", Type.GAUGE, "X.", (({"job": "j"}, 1.0),))])
+async def started(text: str = "X.") -> tuple[MetricsServer, int]:
+    found = MetricsServer(lambda: [Family("edl_x", Type.GAUGE, text, (({"job": "j"}, 1.0),))])
     return found, await found.start("127.0.0.1", 0)
 
 
@@ -279,11 +281,11 @@ async def test_one_that_does_not_read_its_answer_is_left_and_holds_up_no_end(
 ) -> None:
     """By its time, or by the end of the daemon."""
     monkeypatch.setattr(metrics_server, "REQUEST_S", request_s)
-    found, port = await started()
-    found._encoded = lambda *_: (b"x" * 20_000_000, "text/plain")  # more than the kernel takes for a reader
+    found, port = await started("x" * 20_000_000)  # more than the kernel takes for a reader
     with socket.create_connection(("127.0.0.1", port)) as silent:
         silent.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost:1\r\n\r\n")
-        await until(lambda: found._made != {})
+        silent.setblocking(False)
+        assert await asyncio.get_running_loop().sock_recv(silent, 1)  # it has begun to answer
         served = [task for task in asyncio.all_tasks() if "_serve" in repr(task)]
         if request_s < 1:
             await asyncio.wait_for(asyncio.gather(*served, return_exceptions=True), 10)
