@@ -134,10 +134,11 @@ def spoil_first_look(theirs: MemoryStore) -> MemoryStore:
 def spoil_roll_call(theirs: MemoryStore) -> MemoryStore:
     """After the look at the workers with which a leader begins."""
     store, children = copy.copy(theirs), theirs.children
+    looks = iter([children])
 
     async def once_only(path: str) -> tuple[str, ...]:
-        store.children = raising  # type: ignore[method-assign]
-        return await children(path)
+        look = next(looks, raising) if path == node_paths.workers(JOB) else children
+        return await look(path)
 
     store.children = once_only  # type: ignore[method-assign]
     return store
