@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from edl.torch.hand_updates import HandUpdates
+from edl.torch.torch_fingerprints import fingerprints
 from edl.torch.torch_framework import TorchFramework
 
 
@@ -32,14 +35,20 @@ def model() -> torch.nn.Linear:
     return torch.nn.Linear(2, 1)
 
 
-def found(framework: TorchFramework, more: Any = ()) -> list[torch.Tensor]:
-    return [one for name, one in framework._compared(list(more)) if "without an optimizer" in name]
+def found(framework: TorchFramework, more: Any = ()) -> list[int]:
+    """Digests of what is found."""
+    return [one.digest for one in framework.fingerprints(more) if "without an optimizer" in one.name]
 
 
-def own(tensors: list[torch.Tensor], *models: torch.nn.Module) -> list[int]:
+def own(digests: list[int], *models: torch.nn.Module) -> list[int]:
     """Of each tensor that is of one of the models: which one. Other tests' tensors may live, too."""
-    of = {id(one): number for number, model in enumerate(models) for one in model.parameters()}
-    return [of[id(one)] for one in tensors if id(one) in of]
+    of = {digest(one): number for number, model in enumerate(models) for one in model.parameters()}
+    return [of[one] for one in digests if one in of]
+
+
+def digest(tensor: torch.Tensor) -> int:
+    (one,) = fingerprints([("", tensor)])
+    return one.digest
 
 
 @pytest.mark.parametrize("by_grad", [False, True], ids=["backward", "autograd.grad"])
@@ -116,12 +125,22 @@ def test_what_has_become_a_cycle_is_collected_after_the_first_look() -> None:
     assert alive() is None
 
 
-def test_after_the_first_gradient_no_more_of_them_are_looked_at() -> None:
+def test_after_the_first_gradient_no_more_of_them_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     framework, trained = TorchFramework(), model()
+    register, looked = torch.Tensor.register_hook, list[torch.Tensor]()
+
+    def registered(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
+        def looks(gradient: torch.Tensor) -> None:
+            looked.append(tensor)
+            hook(gradient)
+
+        return register(tensor, looks)  # type: ignore[no-any-return, no-untyped-call]
+
+    monkeypatch.setattr(torch.Tensor, "register_hook", registered)
     found(framework)
-    assert trained.weight._backward_hooks
-    train(trained)
-    assert not trained.weight._backward_hooks
+    for _ in range(3):
+        train(trained)
+    assert sum(one is trained.weight for one in looked) == 1
     assert own(found(framework), trained) == [0, 0]
 
 
@@ -136,17 +155,19 @@ def test_what_edl_knows_of_otherwise_is_left_out() -> None:
     more = [(name, one.detach()) for name, one in registered.named_parameters()]
     assert own(found(framework, more), tracked, registered, optimized, local) == []
     framework.leave_alone(registered.weight)
-    assert own(found(framework), registered) == [0] and found(framework)[0] is registered.bias
+    assert own(found(framework), registered) == [0] and digest(registered.bias) in found(framework)
 
 
 def test_the_order_of_what_is_equal_is_the_same_on_all_workers() -> None:
     """Python's collector lists living objects in an order of its own in each process."""
-    tensors = [torch.full((2,), float(value), requires_grad=True) for value in (3, 1, 2)]
 
-    def order(of: list[torch.Tensor]) -> list[float]:
+    def order(*values: float) -> list[float]:
+        tensors = [torch.full((2,), value, requires_grad=True) for value in values]
         by_hand = HandUpdates()
-        by_hand._candidates = {}
-        by_hand._trained = {id(one): one for one in of}
-        return [float(one[0].detach()) for _, one in by_hand.find(frozenset())]
+        by_hand.find(frozenset())
+        for one in tensors:
+            one.sum().backward()
+            one.data += 10.0
+        return [float(one[0].detach()) for _, one in by_hand.find(frozenset()) if any(one is own for own in tensors)]
 
-    assert order(tensors) == order(tensors[::-1])
+    assert order(3.0, 1.0, 2.0) == order(2.0, 1.0, 3.0)

@@ -58,7 +58,7 @@ def test_torch_tells_of_each_step_but_of_those_that_are_wrapped() -> None:
 
 
 def names(framework: TorchFramework, more: Any = ()) -> list[str]:
-    return [name for name, _ in framework._compared(list(more)) if "not given" in name]
+    return [one.name for one in framework.fingerprints(more) if "not given" in one.name]
 
 
 def test_what_it_trains_of_a_known_model_says_so_and_what_no_model_has_is_compared_last() -> None:

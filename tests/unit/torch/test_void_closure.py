@@ -25,7 +25,7 @@ class Trained:
         self.optimizer = torch.optim.LBFGS(self.model.parameters(), lr=0.3, max_iter=4, history_size=3)
         self.reducer: Any = SimpleNamespace(
             average=lambda: None, before_update=lambda: None, use=lambda: None, mean=lambda loss: loss, rate=1.0,
-            moot=False,
+            moot=False, settle=lambda: None,
         )  # fmt: skip
         reducer: Any = self.reducer
         if wrapped:
@@ -51,7 +51,6 @@ class Trained:
 @pytest.mark.parametrize("before", [0, 1, 5], ids="after {} steps".format)
 def test_it_comes_again_as_if_it_had_not_been(before: int, void_at: int) -> None:
     alone, voided = Trained(wrapped=False), Trained()
-    voided.optimizer._edl.settle = lambda: None  # type: ignore[attr-defined]
     for _ in range(before):
         alone.step()
         voided.step()
