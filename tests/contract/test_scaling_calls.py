@@ -20,7 +20,7 @@ from edl.outside.job_client import JobClient, Retry, when_back
 from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
 from edl.protocol.leader_messages import Ack, Observation, Phase
-from edl.protocol.record import Identity, JobState, Record
+from edl.protocol.record import Identity, JobState
 from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.memory_transport import Fate, MemoryNetwork, Parcel
 from edl.transport.service import Call
@@ -286,14 +286,15 @@ async def test_following_ends_with_the_job() -> None:
 
 async def test_the_last_event_is_told_also_where_the_job_ends_between_two_looks() -> None:
     async with running() as (_, job):
-        look = job._record
+        events = job.events
 
-        async def after_its_end() -> Record:
-            job._record = look  # type: ignore[method-assign]
+        async def before_its_end(*after: int) -> object:
+            job.events = events  # type: ignore[method-assign]
+            found = await events(*after)
             await job.stop("enough")
-            return await look()
+            return found
 
-        job._record = after_its_end  # type: ignore[method-assign]
+        job.events = before_its_end  # type: ignore[method-assign]
         kinds = [event.kind async for event in job.follow()]
         assert kinds[-1] is Kind.JOB_FAILED
         assert kinds.count(Kind.JOB_FAILED) == 1

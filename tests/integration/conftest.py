@@ -88,7 +88,7 @@ class Edl:
         try:
             status: dict[str, Any] = msgspec.to_builtins(self._look(job).status())
         except EdlError:  # not started yet
-            self._look_away(job)
+            self.look_away(job)
             return {"state": "none", "size": 0, "target": 0, "step": 0, "workers": []}
         return status
 
@@ -97,7 +97,7 @@ class Edl:
         try:
             return [event.flat() for event in self._look(job).events()]
         except EdlError:
-            self._look_away(job)
+            self.look_away(job)
             return []
 
     def _look(self, job: str) -> client.Job:
@@ -106,7 +106,7 @@ class Edl:
             self._looks[job] = client.Job(job)
         return self._looks[job]
 
-    def _look_away(self, job: str) -> None:
+    def look_away(self, job: str) -> None:
         if (look := self._looks.pop(job, None)) is not None:
             look.close()
 
@@ -146,7 +146,7 @@ class Edl:
     def clean_up(self) -> None:
         """Again and again: who is being killed may just be starting another. Then only, as a child may hold a pipe."""
         for job in list(self._looks):
-            self._look_away(job)
+            self.look_away(job)
         deadline = time.monotonic() + WAIT_S
         while left := self.processes():
             assert time.monotonic() < deadline, f"they outlive SIGKILL: {left}"

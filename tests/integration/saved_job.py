@@ -52,7 +52,7 @@ class Life:
         found: dict[str, Any] = self.edl.status("ck")
         assert self.launcher.poll() is None, self.launcher.communicate()
         if found["state"] in {"failed", "finished", "preempted"}:
-            self.edl._look_away("ck")
+            self.edl.look_away("ck")
         return found
 
     def step(self) -> int:
@@ -122,14 +122,14 @@ class Life:
                 os.kill(pid, signal.SIGKILL)
         self.edl.wait_nothing_left()
         self.launcher.communicate()
-        self.edl._look_away("ck")
+        self.edl.look_away("ck")
 
     def finish(self, code: int = 0, timeout_s: float = 60) -> str:
         """What it said on standard error."""
         out, err = self.launcher.communicate(timeout=patient(timeout_s))
         assert self.launcher.returncode == code, out + err
         self.edl.wait_nothing_left()
-        self.edl._look_away("ck")
+        self.edl.look_away("ck")
         return err
 
     def results(self) -> list[dict[str, Any]]:

@@ -75,9 +75,9 @@ async def test_it_is_closed_before_its_process_begins(tmp_path):
     seen = []
 
     class Watched(LocalServer):
-        def _command(self):
+        def spawn(self):
             seen.append((tmp_path / "zk" / "data" / "version-2" / "snapshot.0").read_bytes())
-            return super()._command()
+            super().spawn()
 
     server = await Watched.start(tmp_path / "zk", digest=MINE)
     await server.stop()

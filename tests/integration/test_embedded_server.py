@@ -255,11 +255,13 @@ async def test_a_silent_server_is_noticed_before_the_session_can_expire_and_ends
     await store.close()
 
 
-async def test_a_process_that_stood_still_trusts_its_link_no_more(local):
+async def test_a_process_that_stood_still_trusts_its_link_no_more(local, monkeypatch):
     store: Any = await connect(local.coordinator, 10.0)
     links = []
     store.watch_link(links.append)
-    store._trusted_until = asyncio.get_running_loop().time()
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + 10.0)
     assert store.link is Link.SUSPENDED
     with pytest.raises(StoreUnavailable):
         await store.read("/")

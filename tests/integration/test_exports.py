@@ -194,7 +194,7 @@ def test_a_job_is_told_of_as_a_whole_through_growth_the_death_of_rank_0_and_anot
     job.wait_steps(30)
     kill(job)
     edl.wait(lambda: "life_begun" in [one["kind"] for one in job.events()], "another life", 60)
-    edl._look_away("s")
+    edl.look_away("s")
     edl.wait(lambda: edl.status("s")["state"] == "running" and edl.status("s")["step"] > 30, "its steps", 60)
     job.finish()
     expect_curves(job, board / "s")

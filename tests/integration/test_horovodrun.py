@@ -189,7 +189,7 @@ def test_a_shell_that_gets_the_signal_has_the_job_saved_and_the_same_lines_go_on
     second = ShelledJob(edl, tmp_path / "second", 1, epochs=EPOCHS)
     told = "".join(second.launcher.communicate(timeout=patient(BOOT_S)))
     assert second.launcher.returncode == 0, told
-    edl._look_away("mnist")
+    edl.look_away("mnist")
     assert edl.status("mnist")["base"] == int(newest.split("-")[2])
     assert f"job mnist goes on from step {int(newest.split('-')[2])}, {checkpoints / newest}" in told
     assert max(path.name for path in checkpoints.glob("0*-*")).startswith("0002-")

@@ -108,9 +108,7 @@ async def test_the_credentials_are_replayed_for_the_session_that_follows_an_expi
 
 def end_session(store, port):
     client = store._client
-    thief = KazooClient(
-        f"127.0.0.1:{port}", client_id=(client._session_id, client._session_passwd), auth_data=client.auth_data
-    )
+    thief = KazooClient(f"127.0.0.1:{port}", client_id=client.client_id, auth_data=client.auth_data)
     thief.start()
     thief.stop()
     thief.close()

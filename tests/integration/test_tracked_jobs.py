@@ -46,7 +46,7 @@ def through_growth_death_and_another_life(edl: Any, tmp_path: Path, **environ: s
     job.wait_steps(30)
     kill(job)
     edl.wait(lambda: "life_begun" in [one["kind"] for one in job.events()], "another life", 60)
-    edl._look_away("s")
+    edl.look_away("s")
     edl.wait(lambda: edl.status("s")["state"] == "running" and edl.status("s")["step"] > 30, "its steps", 90)
     events = job.finish()
     base = next(one["from_step"] for one in events if one["kind"] == "life_begun")

@@ -15,7 +15,7 @@ from edl.coordination.embedded import journal
 from edl.coordination.embedded.journal import Journal, JournalDamaged, KeptNode, framed, read_back, written
 from edl.coordination.node_tree import ROOT
 from edl.coordination.store import ANY, Check, Create, Delete, StoreRefused, Write
-from edl.coordination.store_state import OpsCommitted, SessionEnded, SessionOpened, StoreState
+from edl.coordination.store_state import OpsCommitted, SessionEnded, SessionOpened, StoreFull, StoreState
 from edl.errors import UsageError
 
 paths = st.sampled_from(["/", "/a", "/a/b", "/a/b/c", "/d"])
@@ -39,8 +39,7 @@ histories = st.lists(records, max_size=25)
 def remembered(state):
     names = {path: state.children(path) for path in state.tree}
     assert {path: len(of) for path, of in names.items()} == {path: entry.children for path, entry in state.tree.items()}
-    assert state._names.keys() <= names.keys()
-    return names, dict(state.tree), dict(state.sessions), state.stamp, state._size_bytes
+    return names, dict(state.tree), dict(state.sessions), state.stamp
 
 
 def told(state, history):
@@ -121,6 +120,8 @@ def test_the_bound_of_the_nodes_holds_after_reading_back():
     state = StoreState(math.inf)
     for _ in told(state, [OpsCommitted(1, (Create("/a", b"x" * 100),))]):
         pass
-    again = StoreState(120)
+    again = StoreState(len("/") + len("/a") + 100 + len("/b"))
     read_back(b"".join(written(state)), again)
-    assert again._size_bytes == len("/") + len("/a") + 100
+    again.prepare(OpsCommitted(1, (Create("/b"),)))
+    with pytest.raises(StoreFull):
+        again.prepare(OpsCommitted(1, (Create("/b", b"x"),)))

@@ -100,9 +100,8 @@ def etcd_ensemble(folder: Path, size: int = 3) -> Ensemble:
     return Ensemble(servers, "etcd://")
 
 
-async def expire(store: Any, through: Coordinator | None = None) -> None:
-    """End the store's session without its knowledge, by another client; by default at the store's own servers."""
-    through = through or store._settings
+async def expire(store: Any, through: Coordinator) -> None:
+    """End the store's session without its knowledge, by another client."""
     match store:
         case ZookeeperStore():
             await _take_over(store, through)
@@ -117,16 +116,16 @@ async def _take_over(store: ZookeeperStore, through: Coordinator) -> None:
     mine = store._client
     thief = KazooClient(
         hosts=through.servers,
-        timeout=store._session_timeout_s,
-        client_id=(mine._session_id, mine._session_passwd),
+        timeout=_ASK_S,
+        client_id=mine.client_id,
         auth_data=mine.auth_data,
         logger=mine.logger,
     )
     with contextlib.suppress(TimeoutError):  # the store took the session back meanwhile
         try:
-            await kazoo_client.start(thief, timeout_s=store._session_timeout_s)
+            await kazoo_client.start(thief, timeout_s=_ASK_S)
         finally:
-            await kazoo_client.stop(thief, timeout_s=store._session_timeout_s)
+            await kazoo_client.stop(thief, timeout_s=_ASK_S)
 
 
 async def _revoke(store: EtcdStore, through: Coordinator) -> None:

@@ -22,7 +22,11 @@ class Kept(RunOfJob):
         super().__init__(edl, every)
         self.runs, self.ends = runs, 0
 
+    def reach(self) -> None:
+        """Its server answers, or does not."""
+
     def _begin(self) -> int:
+        self.reach()
         return max(self.runs.setdefault(self.run, []), default=-1)
 
     def _log(self, given: FiguresOfStep) -> None:
@@ -59,11 +63,10 @@ def test_a_server_that_is_away_ends_no_worker_and_is_tried_again(caplog: pytest.
     class Away(Kept):
         tries = 0
 
-        def _begin(self) -> int:
+        def reach(self) -> None:
             self.tries += 1
             if self.tries < 3:
                 raise ConnectionError("nobody is there")
-            return super()._begin()
 
     runs: dict[str, list[int]] = {}
     face = FakeFace(0, {})
@@ -96,20 +99,19 @@ class Stalls(Kept):
 
     def __init__(self, edl: FakeFace, every: int, runs: dict[str, list[int]]) -> None:
         super().__init__(edl, every, runs)
-        self.answers = threading.Event()
+        self.is_asked, self.answers = threading.Event(), threading.Event()
 
-    def _begin(self) -> int:
+    def reach(self) -> None:
+        self.is_asked.set()
         assert self.answers.wait(60)
-        return super()._begin()
 
 
 def test_a_server_that_stalls_holds_up_no_step_and_later_ones_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     runs: dict[str, list[int]] = {}
     face = FakeFace(0, {})
     track = Stalls(face, 1, runs)
-    train([(face, track)], 1, 2)  # the thread has taken the first
-    while track._waiting.qsize():
-        pass
+    train([(face, track)], 1, 2)  # the thread takes the first
+    assert track.is_asked.wait(60)
     train([(face, track)], 3, MOST + 9)
     track.answers.set()
     track.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,13 +75,18 @@ def seat(monkeypatch: pytest.MonkeyPatch) -> Iterator[SeatOfRank]:
         state._reset_state()
 
 
-def made(**settings: Any) -> Any:
-    one: Any = subject.EdlAccelerator(cpu=True, **settings)
-    one._words.meet = lambda: pytest.fail("the others are in their gradients, and do not come")
-    return one
+@pytest.fixture
+def made(seat: SeatOfRank, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def meet(_: object) -> None:
+        pytest.fail("the others are in their gradients, and do not come")
+
+    monkeypatch.setattr(subject.LoopCollectives, "meet", meet)
+    return lambda **settings: subject.EdlAccelerator(cpu=True, **settings)
 
 
-def test_what_is_decorated_runs_on_the_worker_that_is_the_main_one_at_the_moment(seat: SeatOfRank) -> None:
+def test_what_is_decorated_runs_on_the_worker_that_is_the_main_one_at_the_moment(
+    seat: SeatOfRank, made: Callable[..., Any]
+) -> None:
     accelerator = made()
     for decorate in (accelerator.on_main_process, accelerator.on_local_main_process):
         called = decorate(lambda value: value)
@@ -91,7 +96,7 @@ def test_what_is_decorated_runs_on_the_worker_that_is_the_main_one_at_the_moment
         assert called(3) == 3
 
 
-def test_what_is_decorated_for_one_rank_runs_there_alone(seat: SeatOfRank) -> None:
+def test_what_is_decorated_for_one_rank_runs_there_alone(seat: SeatOfRank, made: Callable[..., Any]) -> None:
     accelerator = made()
     where = [
         (accelerator.on_last_process, 1),
@@ -108,7 +113,9 @@ def test_what_is_decorated_for_one_rank_runs_there_alone(seat: SeatOfRank) -> No
         assert called(3) is None
 
 
-def test_who_takes_the_place_of_the_main_process_goes_on_with_its_trackers(seat: SeatOfRank) -> None:
+def test_who_takes_the_place_of_the_main_process_goes_on_with_its_trackers(
+    seat: SeatOfRank, made: Callable[..., Any]
+) -> None:
     tracker = ListTracker()
     accelerator = made(log_with=tracker)
     seat.number = 1
@@ -121,15 +128,16 @@ def test_who_takes_the_place_of_the_main_process_goes_on_with_its_trackers(seat:
     assert tracker.found == [{"rate": 0.1}, {"loss": 1.0}, {"loss": 0.5}]
 
 
-def test_prepared_loaders_are_among_those_of_accelerate(seat: SeatOfRank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepared_loaders_are_among_those_of_accelerate(
+    made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which marks them as prepared, and lets them go with `free_memory()`."""
     accelerator = made()
     monkeypatch.setattr(subject, "converted", lambda *_: SimpleNamespace(loader=None))
     loaders = [torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(3))) for _ in range(2)]
-    prepared = accelerator.prepare(*loaders)
-    assert accelerator._dataloaders == [*prepared]
-    assert all(one._is_accelerate_prepared for one in prepared)
-    assert [*accelerator.prepare(*prepared)] == [*prepared], "they are prepared but once"
+    prepared = [*accelerator.prepare(*loaders)]
+    assert accelerator._dataloaders == prepared
+    assert [*accelerator.prepare(*prepared)] == prepared, "they are prepared but once"
 
 
 @pytest.mark.parametrize("stands", [False, True])
@@ -137,6 +145,12 @@ def test_where_the_others_evaluate_a_newcomer_that_has_not_yet_asks_as_they_do(
     seat: SeatOfRank, monkeypatch: pytest.MonkeyPatch, stands: bool
 ) -> None:
     """Between two passes: by an evaluation, which it is told of if it has missed it. In a step no worker is asked."""
+
+    class Batches:
+        between, in_step = stands, not stands
+
+        def __init__(self, *_: Any) -> None: ...
+
     told: list[Any] = []
 
     def evaluate_shared(work: Any) -> list[bytes]:
@@ -145,9 +159,11 @@ def test_where_the_others_evaluate_a_newcomer_that_has_not_yet_asks_as_they_do(
 
     seat.evaluate_shared = evaluate_shared  # type: ignore[attr-defined]
     monkeypatch.setattr(shared_loader, "seat", seat)
+    monkeypatch.setattr(seat, "size", lambda: 1)  # else it would ask the ring
+    monkeypatch.setattr(subject, "converted", lambda *_: None)
+    monkeypatch.setattr(subject, "ElasticBatches", Batches)
     accelerator: Any = subject.EdlAccelerator(cpu=True)
-    accelerator._batches = SimpleNamespace(between=stands, in_step=not stands)
-    accelerator._words._seat = SimpleNamespace(size=lambda: 1)  # else it would ask the ring
+    accelerator.prepare(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(3))))
     accelerator.wait_for_everyone()
     gathered = accelerator.gather(torch.tensor([1.0, 2.0]))
     assert gathered.tolist() == ([1.0, 2.0] * 2 if stands else [1.0, 2.0])
@@ -156,11 +172,12 @@ def test_where_the_others_evaluate_a_newcomer_that_has_not_yet_asks_as_they_do(
 
 
 def test_nobody_waits_where_the_main_process_saves_and_its_successor_counts_on(
-    seat: SeatOfRank, tmp_path: Path
+    seat: SeatOfRank, made: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(subject, "framework", SimpleNamespace(track=lambda _: None))
     settings = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True)
     accelerator = made(project_config=settings)
-    accelerator._models.append(torch.nn.Linear(1, 1))
+    accelerator.prepare(torch.nn.Linear(1, 1))
     seat.number = 1
     assert accelerator.save_state() is None and not (tmp_path / "checkpoints").exists()
     seat.number = 0

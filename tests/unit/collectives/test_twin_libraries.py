@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,12 +20,45 @@ NAMES = [b"HorovodAllreduce", b"HorovodSize"]
 LIBRARY = b"\0HorovodAllreduce\0HorovodAllreduceOp\0_ZN7HorovodAllreduceE\0HorovodSize\0the HorovodSize of it\0"
 
 
-def test_operations_of_a_copy_have_names_of_their_own() -> None:
-    for prefix in COPIES:
-        contents = LIBRARY + b"HorovodAllreduce\0"
-        renamed = twin_libraries._renaming(NAMES, prefix)(contents)
+class Call:
+    """A function of a library."""
+
+    restype: Any = None
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def __call__(self, *_: Any) -> Any:
+        return self.answer
+
+
+@pytest.fixture
+def renamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[bytes]]:
+    """What copies of a library have in them: of one with these contents, and turns of this edl or of another."""
+    monkeypatch.setattr(twin_libraries, "turns_of", lambda _: tmp_path)
+    calls = SimpleNamespace(horovod_is_initialized=lambda: False)
+    native: Any = SimpleNamespace(path="libhorovod.so", calls=calls)
+    operations = SimpleNamespace(tf=SimpleNamespace(__version__="2"))
+
+    def found(contents: bytes, **more: Any) -> list[bytes]:
+        names = Call(b" ".join(NAMES))
+        turns = SimpleNamespace(
+            _name="_turns.so", edl_operations=names, edl_take_turns=Call(len(NAMES)), edl_turn_to=Call(None), **more
+        )
+        copies: list[bytes] = []
+        monkeypatch.setattr(ctypes, "CDLL", lambda _: turns)
+        monkeypatch.setattr(twin_libraries, "copy_of", lambda _, rename: copies.append(rename(contents)))
+        assert len(twin_libraries.of_tensorflow(operations, native)) == len(COPIES)
+        return copies
+
+    return found
+
+
+def test_operations_of_a_copy_have_names_of_their_own(renamed: Callable[..., list[bytes]]) -> None:
+    contents = LIBRARY + b"HorovodAllreduce\0"
+    for prefix, copy in zip(COPIES, renamed(contents, edl_allreduce=None), strict=True):
         new = prefix.encode()
-        assert renamed == contents.replace(b"\0HorovodAllreduce\0", b"\0" + new + b"Allreduce\0").replace(
+        assert copy == contents.replace(b"\0HorovodAllreduce\0", b"\0" + new + b"Allreduce\0").replace(
             b"\0HorovodSize\0", b"\0" + new + b"Size\0"
         )
 
@@ -35,16 +71,17 @@ def test_operations_of_a_copy_have_names_of_their_own() -> None:
         LIBRARY + b"XHorovodSize\0",
     ],
 )
-def test_a_library_whose_names_are_elsewhere_is_not_copied(contents: bytes) -> None:
+def test_a_library_whose_names_are_elsewhere_is_not_copied(
+    contents: bytes, renamed: Callable[..., list[bytes]]
+) -> None:
     with pytest.raises(ImportError, match="not where they are expected"):
-        twin_libraries._renaming(NAMES, COPIES[0])(contents)
+        renamed(contents, edl_allreduce=None)
 
 
-def test_what_was_built_for_an_edl_before_this_one_is_not_used() -> None:
+def test_what_was_built_for_an_edl_before_this_one_is_not_used(renamed: Callable[..., list[bytes]]) -> None:
     """Its worker could not go through the names of a ring, and all others would wait for that."""
-    before = SimpleNamespace(_name="_turns.so", edl_take_turns=None, edl_turn_to=None, edl_operations=None)
     with pytest.raises(ImportError, match=r"^_turns.so is of another edl than this: scripts/setup builds it$"):
-        twin_libraries._taking_turns("libhorovod.so", before)
+        renamed(LIBRARY)
 
 
 def test_names_stay_as_long_as_they_are() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from edl.config import TABLE, Given, Settings, mistyped, scrubbed
-from edl.config.settings import _is_open_to_others
 from edl.errors import ConfigError
 
 JOINED = {"EDL_JOB": "mnist", "EDL_COORDINATOR": "zk:2181"}
@@ -193,9 +193,11 @@ class TestSecret:
             Settings(secret_file=file).secret()
 
     @pytest.mark.parametrize(("owner", "is_open"), [(0, False), (1000, True)])
-    def test_a_group_may_read_what_root_has_mounted_for_it(self, owner, is_open):
-        file = os.stat_result((stat.S_IFREG | 0o440, 0, 0, 1, owner, 1000, 0, 0, 0, 0))
-        assert _is_open_to_others(file) == is_open
+    def test_a_group_may_read_what_root_has_mounted_for_it(self, tmp_path, monkeypatch, owner, is_open):
+        status = os.stat_result((stat.S_IFREG | 0o440, 0, 0, 1, owner, 1000, 0, 0, 0, 0))
+        monkeypatch.setattr(os, "fstat", lambda _: status)
+        with pytest.raises(ConfigError, match="can be read by others") if is_open else nullcontext():
+            assert Settings(secret_file=secret_file(tmp_path)).secret() == b"abc"
 
     def test_none_is_empty(self):
         assert Settings().secret() == b""

@@ -24,9 +24,9 @@ class Contender:
         self.ident = ident
         self.told = []
         self.news = asyncio.Queue()
-        self.candidate = Candidate(self.store, ROOT, ident, self._changed, retry_s=0.001)
+        self.candidate = Candidate(self.store, ROOT, ident, self.changed, retry_s=0.001)
 
-    def _changed(self, reign):
+    def changed(self, reign):
         self.told.append(reign)
         self.news.put_nowait(reign)
 
@@ -254,16 +254,20 @@ async def test_whichever_answer_is_lost_one_leader_comes_out_with_one_node(serve
 
 def lose_answer(server, store, change):
     """Let the `change`-th change that this store makes lose its answer."""
-    count, plain = 0, store._commit
+    count = 0
 
-    async def counting(ops, **how):
-        nonlocal count
-        count += 1
-        if count == change:
-            server.drop_reply(store.session)
-        return await plain(ops, **how)
+    def counting(change_store):
+        async def counted(*given, **how):
+            nonlocal count
+            count += 1
+            if count == change:
+                server.drop_reply(store.session)
+            return await change_store(*given, **how)
 
-    store._commit = counting
+        return counted
+
+    store.create, store.write = counting(store.create), counting(store.write)
+    store.delete, store.commit = counting(store.delete), counting(store.commit)
 
 
 async def test_a_term_whose_answer_came_with_bad_news_does_not_begin(server, one):
@@ -359,8 +363,8 @@ class StubbornWriter(Contender):
         super().__init__(server, ident)
         self.writing = []
 
-    def _changed(self, reign):
-        super()._changed(reign)
+    def changed(self, reign):
+        super().changed(reign)
         if reign:
             self.writing.append(asyncio.create_task(self._write(reign)))
 

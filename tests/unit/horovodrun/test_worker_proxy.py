@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 from horovodrun_told import TOLD
 
+from edl.config import Settings
 from edl.coordination.coordinator_settings import Coordinator
 from edl.errors import ConfigError
 from edl.horovodrun import worker_proxy as module
@@ -36,5 +38,5 @@ async def test_it_is_let_in_to_the_coordinator_as_its_daemon_is(by, monkeypatch,
     looking = asyncio.ensure_future(stand_in._look())
     assert isinstance(await stand_in._inbox.get(), JobUnknown)
     looking.cancel()
-    assert asked[0] == coordinator_of(stand_in._settings)
+    assert asked[0] == coordinator_of(Settings.from_given({}, os.environ))
     assert asked[0].digest is not None or asked[0].tls is not None

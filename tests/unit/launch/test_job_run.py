@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -167,23 +168,17 @@ def test_a_signal_between_two_lives_is_heeded_though_the_store_does_not_answer(
 ) -> None:
     stuck = threading.Event()
     looks: list[Any] = []
-    loops: list[asyncio.AbstractEventLoop] = []
 
     def find(*arguments: Any) -> Any:
         looks.append(arguments)
         if len(looks) == 1:
             return to_go_on_from(*arguments)
-        assert place.run is not None
-        loops[0].call_soon_threadsafe(place.run._signalled, signum)
+        os.kill(os.getpid(), signum)
         return stuck.wait(60)
 
     monkeypatch.setattr(job_run, "to_go_on_from", find)
 
-    def ends(settings: Settings) -> Outcome:
-        loops.append(asyncio.get_running_loop())
-        return killed_at(5)(settings)
-
-    outcome = place.play(place.settings(), ends)
+    outcome = place.play(place.settings(), killed_at(5))
     stuck.set()
     assert outcome.verdict.code == code
     assert place.record().state == {75: "preempted", 1: "failed"}[code]

@@ -26,7 +26,7 @@ class Module(pl.LightningModule):  # type: ignore[misc]
 
 def strategy(io: Any = None) -> Any:
     made = EdlStrategy.__new__(EdlStrategy)  # of no job
-    made._checkpoint_io = io
+    made.checkpoint_io = io
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import pytest
 from edl.errors import ConfigError
 from edl.scheduler import engine_registry, ray_cluster
 from edl.scheduler.cluster_home import NodeGiven
-from edl.scheduler.ray_cluster import RayError, RayFound, RayNode, checked_address, nodes_of
+from edl.scheduler.ray_cluster import RayCluster, RayError, RayFound, RayNode, checked_address, nodes_of
 from edl.scheduler.ray_engine import known
 
 N1 = RayNode("n1", "a1", "here", 4, 0)
@@ -69,17 +70,24 @@ def test_an_address_may_be_left_to_ray() -> None:
     ]
 
 
+def connect(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Ray itself is not asked."""
+    ray = SimpleNamespace(is_initialized=lambda: False, init=lambda **_: pytest.fail("Ray would try for minutes"))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    RayCluster("", address).connect()
+
+
 def test_where_nothing_answers_that_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as ear:
         address = f"127.0.0.1:{ear.getsockname()[1]}"
     with pytest.raises(RayError, match=f"no Ray answers at {address}: Connection refused"):
-        ray_cluster._await_answer(address)
+        connect(monkeypatch, address)
 
 
 def test_something_else_than_ray_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as ear, pytest.raises(RayError, match="something else"):
-        ray_cluster._await_answer(f"127.0.0.1:{ear.getsockname()[1]}")
+        connect(monkeypatch, f"127.0.0.1:{ear.getsockname()[1]}")
 
 
 def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def begin(*callbacks: Any, epochs: int = 10) -> Any:
     """As Keras does before `fit`; the optimizer."""
     optimizer = SimpleNamespace(learning_rate=9.0)
     for callback in callbacks:
-        callback._model = SimpleNamespace(optimizer=optimizer)
+        callback.set_model(SimpleNamespace(optimizer=optimizer))
         callback.set_params({"epochs": epochs})
     return optimizer
 

@@ -15,7 +15,7 @@ from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.errors import RingBroken, UsageError
 from edl.tensorflow.keras_optimizer import owners
 from edl.tensorflow.kernels import Answer, kernels_for
-from edl.tensorflow.tf_framework import TensorFlowFramework, _failed
+from edl.tensorflow.tf_framework import TensorFlowFramework
 from edl.trainer.registered_state import RegisteredState
 from edl.trainer.state_handoff import StateHandoff
 
@@ -83,14 +83,14 @@ class Worker:
         self.extras = RegisteredState(self.framework.sort)
         self.extras.add({"ema": self.ema, "losses": [0.5] * seed, "seen": np.ones(5)})
         self.step(steps)
-        self.traced = tf.function(self._step)
+        self.traced = tf.function(self.step_once)
 
     @property
     def weights(self) -> list[Any]:
         layers = (self.model.first, self.model.norm, self.model.last)
         return [one for layer in layers for one in layer.trainable_variables]
 
-    def _step(self, together: Any = list) -> None:
+    def step_once(self, together: Any = list) -> None:
         self.update(together(self.gradients()))
 
     def gradients(self) -> list[Any]:
@@ -107,7 +107,7 @@ class Worker:
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
-            self._step()
+            self.step_once()
 
     def step_in_graph(self) -> None:
         self.traced(lambda gradients: OWN.together(gradients, "beside"))
@@ -245,7 +245,7 @@ def test_a_function_whose_first_update_makes_an_optimizers_variables_is_traced_o
 
     def step() -> None:
         traces.append(1)
-        worker._step()
+        worker.step_once()
 
     traced = tf.function(step)
     for _ in range(3):
@@ -325,7 +325,7 @@ def test_a_step_whose_state_does_not_come_is_void_and_changes_nothing(root):
     newcomer.seat.take, before = lost, learned(newcomer)
     with pytest.raises(tf.errors.AbortedError) as raised:
         newcomer.step_in_graph()
-    assert _failed(raised.value), "as when a collective fails"
+    assert TensorFlowFramework().ring.is_failure(raised.value), "as when a collective fails"
     assert newcomer.seat.voided
     assert learned(newcomer) == before
 
@@ -345,7 +345,7 @@ def test_a_fault_of_ours_ends_the_script_and_not_the_ring(root, caplog):
     newcomer.seat.take = fails
     with pytest.raises(tf.errors.InternalError, match="could not take over") as raised:
         newcomer.step_in_graph()
-    assert not _failed(raised.value)
+    assert not TensorFlowFramework().ring.is_failure(raised.value)
     assert "12 bytes have come for state of 13" in caplog.text
 
 

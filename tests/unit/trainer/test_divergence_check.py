@@ -89,10 +89,11 @@ class FakeSeat:
 
 
 class FakeFramework:
+    misread = ""  # beside a mini-batch
+
     def __init__(self, ring: FakeRing, large: bool) -> None:
         self.ring = ring
         self.large = large
-        self.misread = ""
 
     def fingerprints(self, more: Any) -> list[Fingerprint]:
         assert list(more) == [("edl.register(state=...).state_dict()['number']", 7)]
@@ -362,7 +363,7 @@ def test_of_a_mini_batch_that_is_void_nothing_is_asked_in_the_next_ring(monkeypa
         begun.append(background.begin(act))
         return begun[-1]
 
-    monkeypatch.setattr(comparison._framework, "fingerprints_begun", lambda more: reading)
+    monkeypatch.setattr(FakeFramework, "fingerprints_begun", lambda _, more: reading)
     monkeypatch.setattr("edl.trainer.divergence_check.background", SimpleNamespace(begin=on_a_thread))
     assert comparison.begin()
     shell.machine.void = "reset by peer"
@@ -373,9 +374,9 @@ def test_of_a_mini_batch_that_is_void_nothing_is_asked_in_the_next_ring(monkeypa
     assert not shell.ring.asked.is_set()
 
 
-def test_what_a_script_has_changed_and_put_back_meanwhile_is_no_difference() -> None:
+def test_what_a_script_has_changed_and_put_back_meanwhile_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     shell, comparison = member(1, ["abc", "abc", "abc"], large=True)
-    comparison._framework.misread = "xyz"  # type: ignore[attr-defined]
+    monkeypatch.setattr(FakeFramework, "misread", "xyz")
     assert comparison.begin()
     comparison.before_update()
     assert comparison.finish(1.0)

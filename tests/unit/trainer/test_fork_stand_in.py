@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
+from horovodrun_told import TOLD
 
 from edl.errors import UsageError
 from edl.trainer import fork_stand_in
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TOLD.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("it is split"))
 
 
 def test_a_script_with_a_thread_is_told_to_call_init_before() -> None:
@@ -16,7 +25,7 @@ def test_a_script_with_a_thread_is_told_to_call_init_before() -> None:
     thread.start()
     try:
         with pytest.raises(UsageError, match=r"call edl\.init\(\) before any thread is started \(.*loader.* run\)$"):
-            fork_stand_in._check()
+            fork_stand_in.split()
     finally:
         over.set()
         thread.join()
@@ -26,4 +35,4 @@ def test_a_script_that_uses_a_gpu_is_told_to_call_init_at_its_top(monkeypatch: p
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     monkeypatch.setattr(fork_stand_in, "_uses_gpu", lambda: True)
     with pytest.raises(UsageError, match=r"at the top of the script"):
-        fork_stand_in._check()
+        fork_stand_in.split()

@@ -8,6 +8,7 @@ import gc
 import os
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,18 +105,31 @@ def test_memory_for_the_first_copy_is_touched_once_beforehand(tmp_path, monkeypa
     assert not (tmp_path / SPARE).exists(), "it was written into that"
 
 
-def test_memory_is_there_before_anything_is_copied(tmp_path):
+@pytest.fixture
+def threads(monkeypatch):
+    """The threads of all writers."""
+    found = []
+
+    def begun(*of: Any) -> ThreadPoolExecutor:
+        found.append(ThreadPoolExecutor(*of))
+        return found[-1]
+
+    monkeypatch.setattr(snapshot_writer, "ThreadPoolExecutor", begun)
+    return found
+
+
+def test_memory_is_there_before_anything_is_copied(tmp_path, threads):
     framework: Any = Weights(b"step 20!" * 100_000)
     one = snapshot_writer.SnapshotWriter(framework, RegisteredState(), lambda _: None)
     one.prepare(Place(1, 0, 1, "w"), tmp_path)
-    one._thread.shutdown(wait=True)
+    threads[-1].shutdown(wait=True)
     assert not framework.reads.is_set()
     found = (tmp_path / SPARE).stat()
     assert (found.st_size, found.st_mode & 0o777) == (800_000, 0o600)
     assert found.st_blocks * 512 >= 800_000
 
 
-def test_what_cannot_be_touched_beforehand_costs_nothing(tmp_path):
+def test_what_cannot_be_touched_beforehand_costs_nothing(tmp_path, threads):
     def refuse(*, beside):
         raise UsageError("a session")
 
@@ -124,7 +138,7 @@ def test_what_cannot_be_touched_beforehand_costs_nothing(tmp_path):
     framework: Any = Weights()
     gone = snapshot_writer.SnapshotWriter(framework, RegisteredState(), lambda _: None)
     gone.prepare(Place(1, 0, 1, "w"), tmp_path / "gone")
-    gone._thread.shutdown(wait=True)
+    threads[-1].shutdown(wait=True)
     assert not list(tmp_path.iterdir())
 
 

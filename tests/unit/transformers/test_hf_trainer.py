@@ -16,7 +16,7 @@ from edl.errors import UsageError
 from edl.torch.loop_steps import StepEnd
 from edl.transformers import hf_trainer
 from edl.transformers.hf_loop import UpdatePlan
-from edl.transformers.hf_trainer import EdlTrainerMixin, _check
+from edl.transformers.hf_trainer import EdlTrainerMixin
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +91,12 @@ def test_the_loss_of_a_step_is_logged_if_it_counts(counted: bool, loss: float) -
     assert trainer._tr_loss.item() == loss
 
 
-def test_a_setting_that_would_take_the_signal_from_edl_is_refused(tmp_path: Path) -> None:
+def test_a_setting_that_would_take_the_signal_from_edl_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf_trainer, "seat", SimpleNamespace(began=True))
     with pytest.raises(UsageError, match="enable_jit_checkpoint") as caught:
-        _check(TrainingArguments(str(tmp_path), enable_jit_checkpoint=True, use_cpu=True))
+        EdlTrainerMixin(args=TrainingArguments(str(tmp_path), enable_jit_checkpoint=True, use_cpu=True))
     assert "\n" not in str(caught.value)
 
 

@@ -120,7 +120,7 @@ def test_a_saving_whose_step_the_data_does_not_reach_any_more_is_given_up() -> N
     job.both(step=100)
     assert job.record.saving.after_step == 400  # the last step: so many of 20 samples are left
     job.both(step=101, step_time_s=0.5)
-    job.machine._working.ledgers.ledger.resize((20, 20))
+    job.machine.ledger.resize((20, 20))
     job.both(step=102)
     mark = job.record.rebatch
     commands = job.both(marked=(mark.number, mark.mark))

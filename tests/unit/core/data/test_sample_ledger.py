@@ -805,7 +805,7 @@ def test_what_came_to_be_leased_after_a_later_epoch_is_seen_there():
     """The leader that saw the loss had leased on, and fell."""
     ledger = three_that_are_epochs_ahead()
     ledger.grant(23)
-    assert ledger._pool.returned == () and epochs_by_step(ledger)[14:16] == [{1, 4}, {1, 5}]
+    assert ledger.snapshot().returned == () and epochs_by_step(ledger)[14:16] == [{1, 4}, {1, 5}]
     assert Ledger.restore(ledger.snapshot()).outdated_until == 16
     ledger.rebatch(2)
     ledger.grant(8)

@@ -54,7 +54,8 @@ def test_a_member_whose_daemon_was_started_anew_is_known():
 
 def test_what_is_kept_of_them_is_bounded():
     job = a_job_without(0)
-    job.machine._working.change(past=tuple(f"y{number}" for number in range(PAST_KEPT)))
+    record = msgspec.structs.replace(job.machine.record, past=tuple(f"y{number}" for number in range(PAST_KEPT)))
+    job.machine = type(job.machine)(record, job.machine.lead_times)
     for number in range(GONE_KEPT + 5):
         job.join(f"x{number}")
         job.feed(Vanished(f"x{number}", "its host is gone"))

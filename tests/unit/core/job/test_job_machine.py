@@ -10,6 +10,7 @@ from edl.core.job.job_report import status_of
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_inputs import Refuse, TimePassed, TookOver, Vanished
 from edl.core.job.leader_machine import JobMachine, new_record
+from edl.core.switch.generation_switch import GenerationSwitch
 from edl.facts import Scaled
 from edl.protocol.assignment import Verdict
 from edl.protocol.data_nouns import DataSpec
@@ -361,8 +362,8 @@ def test_a_second_request_during_a_scaling_is_not_lost() -> None:
 
 def test_only_the_last_report_of_a_step_is_followed_by_a_look_at_all_members(monkeypatch):
     job, looks = running(3), []
-    advance = job.machine._advance
-    monkeypatch.setattr(job.machine, "_advance", lambda: (looks.append(job.now), advance()))
+    follow = GenerationSwitch.follow
+    monkeypatch.setattr(GenerationSwitch, "follow", lambda switching: (looks.append(job.now), follow(switching)))
     for step in (1, 2, 5):
         for worker in ("w2", "w0", "w1"):
             assert job.machine.ledger.step < step

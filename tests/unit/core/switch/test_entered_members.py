@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 from machine_job import Job
 
-from edl.core.job.leader_machine import JobMachine
+from edl.core.switch.generation_switch import GenerationSwitch
 from edl.protocol.leader_messages import Phase
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When all members were looked at."""
-    seen: list[float] = []
-    advance = JobMachine._advance
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[GenerationSwitch]:
+    """The looks at all members, as one finds whether another generation is needed."""
+    seen: list[GenerationSwitch] = []
+    follow = GenerationSwitch.follow
 
-    def counted(machine: JobMachine) -> None:
-        seen.append(machine._working.now)
-        advance(machine)
+    def counted(switching: GenerationSwitch) -> None:
+        seen.append(switching)
+        follow(switching)
 
-    monkeypatch.setattr(JobMachine, "_advance", counted)
+    monkeypatch.setattr(GenerationSwitch, "follow", counted)
     return seen
 
 
-def test_the_looks_at_all_members_do_not_grow_with_the_ring(looks: list[float]) -> None:
+def test_the_looks_at_all_members_do_not_grow_with_the_ring(looks: list[GenerationSwitch]) -> None:
     size = 200
     job = Job(np=size)
     workers = [f"w{number}" for number in range(size)]

@@ -199,8 +199,7 @@ class Worker:
         self.leases.adopt(msgspec.structs.replace(share, after_step=0, rebatch=rebatch, mark=mark), (1, self.version))
 
     def cut(self, step: int) -> None:
-        for member in self.ledger._members.values():
-            member.batch = 2
+        self.ledger.resize((2, 2))
         self.ledger.rebatch(step)
         self.ledger.grant(12)
         self.hear()

@@ -342,8 +342,9 @@ def test_where_the_only_newest_state_is_lost_the_script_ends_with_the_reason() -
     worker = Worker().sits().trains(3)
     worker.machine.handle(BatchVoid("reset"))
     worker.machine.handle(BatchEnded())
-    worker.machine._tainted = True
-    worker.reads(assignment=worker.seat(2, None))
+    worker.enters(worker.seat(2, None), in_state_of(4, 1))
+    worker.machine.handle(RingFailed("the giver died"))
+    worker.reads(assignment=worker.seat(3, None))
     worker.machine.handle(RingFormed())
     (fail,) = worker.machine.handle(VotesHeard(Vote(newest=0, behind=1, doubts=0, unbooted=0)))
     assert isinstance(fail, Fail) and "lost" in fail.reason

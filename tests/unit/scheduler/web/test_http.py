@@ -373,8 +373,8 @@ async def test_a_log_is_followed_over_a_server_that_is_killed_and_comes_back(
 async def test_who_follows_too_many_logs_is_refused_and_others_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server_module, "STREAMS", 1)
     async with served(tmp_path) as http:
-        http.server._turns["streams"] = asyncio.Semaphore(1)
         await http.submit("a")
         http.printed("a-1", "x\n")
         reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
