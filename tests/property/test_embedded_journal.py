@@ -39,7 +39,8 @@ histories = st.lists(records, max_size=25)
 def remembered(state):
     names = {path: state.children(path) for path in state.tree}
     assert {path: len(of) for path, of in names.items()} == {path: entry.children for path, entry in state.tree.items()}
-    return names, dict(state.tree), dict(state.sessions), state.stamp
+    assert state._names.keys() <= names.keys()
+    return names, dict(state.tree), dict(state.sessions), state.stamp, state._size_bytes
 
 
 def told(state, history):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 from edl.clock import SystemClock
 from edl.config import Settings
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.leader_inputs import Input, Ruled
+from edl.core.job.leader_inputs import Input, Reported, Ruled
 from edl.core.job.leader_machine import JobMachine, new_record
 from edl.daemon import policy_child, policy_loader, policy_process
 from edl.daemon import policy_runner as governor_module
@@ -28,7 +29,7 @@ from edl.errors import ConfigError
 from edl.policy.policy_job_view import View, WorkerView
 from edl.protocol import leader_messages as say
 from edl.protocol.job_policy import Batching, BatchRule, JobPolicy
-from edl.protocol.record import Identity, JobState, decode_record, encode_record
+from edl.protocol.record import Identity, JobState, Member, WorkerState, decode_record, encode_record
 from edl.transport.call_errors import Refusals
 from edl.transport.service import Service, Speaker
 
@@ -277,20 +278,33 @@ class Lead:
     def __init__(self, job_policy: JobPolicy, own: Code | None) -> None:
         record = new_record("j", 0.0)
         record = msgspec.structs.replace(
-            record, job_policy=job_policy, state=JobState.RUNNING, generation=1, roster=("w0",), target=1
+            record,
+            job_policy=job_policy,
+            state=JobState.RUNNING,
+            generation=1,
+            roster=("w0",),
+            target=1,
+            members=(Member(Identity("w0", "h", "127.0.0.1", 1, 2), WorkerState.TRAINING, 1),),
         )
         self.ruled: list[Ruled] = []
         self._has_ruled = asyncio.Event()
-        self.governor = PolicyRunner(JobMachine(record, LeadTimes.of(1.0)), SystemClock(), self._put, own)
+        self._machine = JobMachine(record, LeadTimes.of(1.0))
+        self.governor = PolicyRunner(self._machine, SystemClock(), self._put, own)
 
     async def _put(self, happened: Input) -> None:
         assert isinstance(happened, Ruled)
         self.ruled.append(happened)
         self._has_ruled.set()
 
+    async def _train(self) -> None:
+        for step in itertools.count(1):
+            seen = say.Observation(phase=say.Phase.TRAINING, generation=1, step=step)
+            self._machine.handle(Reported("w0", seen), time.monotonic())
+            await asyncio.sleep(governor_module.LOOK_S)
+
     async def until_ruled(self, looks_more: int = 5) -> list[str]:
         """Its words; some looks later, as nothing is to be said twice."""
-        running = asyncio.ensure_future(self.governor.run())
+        running = asyncio.gather(self.governor.run(), self._train())
         async with asyncio.timeout(30):
             await self._has_ruled.wait()
         await asyncio.sleep(looks_more * governor_module.LOOK_S)
@@ -330,11 +344,6 @@ async def test_a_copy_of_another_version_is_not_run(tmp_path: Path) -> None:
 async def test_ones_own_copy_is_asked_where_it_is_the_one_that_was_meant(tmp_path: Path) -> None:
     own = code(tmp_path, deciding("return Decision(1, 'just right', numbers={'x': 1})"))
     lead = Lead(JobPolicy(autoscale=f"policy={own.digest},cooldown=0", every=1), own)
-    seen = iter(range(1, 10_000))
-    lead.governor._view = lambda *_: msgspec.structs.replace(  # type: ignore[method-assign]
-        VIEW, size=1, step=next(seen), now=time.monotonic()
-    )
-    lead.governor._at_rest = lambda: True  # type: ignore[method-assign]
     assert await lead.until_ruled() == ["just right"]
 
 
@@ -342,7 +351,6 @@ async def test_ones_own_copy_is_asked_where_it_is_the_one_that_was_meant(tmp_pat
 async def test_one_that_fails_is_told_of_once_and_not_asked_again(tmp_path: Path) -> None:
     own = code(tmp_path, deciding("raise RuntimeError('no')"))
     lead = Lead(JobPolicy(autoscale=f"policy={own.digest},cooldown=0", every=1), own)
-    lead.governor._at_rest = lambda: True  # type: ignore[method-assign]
     assert await lead.until_ruled() == ["the job's policy raised RuntimeError('no'): it is not asked any more"]
 
 
