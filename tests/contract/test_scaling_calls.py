@@ -14,7 +14,7 @@ from edl.coordination.election import Candidate, Reign, read_leader
 from edl.coordination.memory_store import MemoryServer
 from edl.daemon.leader_shell import Leader, LeaderConfig
 from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, TimedOut
-from edl.events import Kind
+from edl.events import Event, Kind
 from edl.outside import job_client
 from edl.outside.job_client import JobClient, Retry, when_back
 from edl.protocol import leader_messages as say
@@ -288,9 +288,9 @@ async def test_the_last_event_is_told_also_where_the_job_ends_between_two_looks(
     async with running() as (_, job):
         events = job.events
 
-        async def before_its_end(*after: int) -> object:
+        async def before_its_end(after: int = 0) -> tuple[int, list[Event]]:
             job.events = events  # type: ignore[method-assign]
-            found = await events(*after)
+            found = await events(after)
             await job.stop("enough")
             return found
 

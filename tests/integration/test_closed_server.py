@@ -75,9 +75,9 @@ async def test_it_is_closed_before_its_process_begins(tmp_path):
     seen = []
 
     class Watched(LocalServer):
-        def spawn(self):
+        def _command(self):
             seen.append((tmp_path / "zk" / "data" / "version-2" / "snapshot.0").read_bytes())
-            super().spawn()
+            return super()._command()
 
     server = await Watched.start(tmp_path / "zk", digest=MINE)
     await server.stop()

@@ -14,7 +14,7 @@ from edl.core.switch import ring_forming
 from edl.core.switch.ring_forming import RingForming
 from edl.core.switch.roll_call import RollCalling
 from edl.core.worker import worker_machine
-from edl.core.worker.next_move import Enter
+from edl.core.worker.next_move import Enter, next_move
 from edl.core.worker.next_ring import NextRing
 from edl.core.worker.observed_trainer import ObservedTrainer
 from edl.core.worker.worker_inputs import Command, EnterRing, ScriptEnded
@@ -81,7 +81,7 @@ def enters_what_is_prepared_as_if_it_were_not(patch: Patch) -> None:
         found = right(where, orders)
         return Enter(msgspec.structs.replace(found.assignment, prepared=False)) if isinstance(found, Enter) else found
 
-    right = worker_machine.next_move
+    right = next_move
     patch.setattr(worker_machine, "next_move", move)
 
 

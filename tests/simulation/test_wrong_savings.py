@@ -17,7 +17,7 @@ from edl.core.job.commit import BatchDecided, WriteManifest, Writing
 from edl.core.job.leader_inputs import SavingPublished
 from edl.core.job.leader_state import WorkingState
 from edl.core.job.observations import Observations
-from edl.core.worker import observed_trainer
+from edl.core.worker import next_move, observed_trainer
 from edl.core.worker.checkpoint_part import CheckpointPart
 from edl.core.worker.observed_trainer import ObservedTrainer
 from edl.core.worker.worker_inputs import TakeCopy
@@ -54,7 +54,7 @@ def copies_what_a_void_mini_batch_has_changed(patch: Patch) -> None:
 
 
 def looks_too_late_at_its_orders(patch: Patch) -> None:
-    step = observed_trainer.attention_step
+    step = next_move.attention_step
 
     def late(generation, orders, *copied):
         save = orders.save and msgspec.structs.replace(orders.save, after_step=orders.save.after_step + 1)

@@ -17,6 +17,7 @@ import sys
 from benchmarks.harness import lines, tell
 from edl.coordination import coordinator_settings
 from edl.coordination.connect import connect
+from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.store import Create, Link, Store
 from edl.errors import ConfigError, Fenced, StoreUnavailable
@@ -29,8 +30,9 @@ UNFENCED_WRITES = 100  # after the reign ended; then even a stubborn one gives u
 
 
 class Contender:
-    def __init__(self, store: Store, ident: str, *, fenced: bool) -> None:
+    def __init__(self, store: Store, coordinator: Coordinator, ident: str, *, fenced: bool) -> None:
         self._store = store
+        self._coordinator = coordinator
         self._ident = ident
         self._fenced = fenced
         self._candidate = Candidate(store, ROOT, ident, self._changed)
@@ -44,7 +46,7 @@ class Contender:
         async for command in lines(sys.stdin):
             match command:
                 case "expire":
-                    await expire(self._store)
+                    await expire(self._store, self._coordinator)
                 case "resign":
                     tell("resigning")
                     await self._candidate.resign()
@@ -96,7 +98,7 @@ async def main() -> int:
         print(error, file=sys.stderr)
         return 2
     try:
-        await Contender(store, args.ident, fenced=not args.unfenced).run()
+        await Contender(store, coordinator, args.ident, fenced=not args.unfenced).run()
     finally:
         await store.close()
     return 0

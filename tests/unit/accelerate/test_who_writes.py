@@ -16,6 +16,7 @@ from accelerate.utils import ProjectConfiguration
 
 from edl.accelerate import accelerator as subject
 from edl.accelerate import shared_loader
+from edl.torch.loop_collectives import LoopCollectives
 from edl.torch.shared_batches import unpacked_values
 
 
@@ -80,7 +81,7 @@ def made(seat: SeatOfRank, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     def meet(_: object) -> None:
         pytest.fail("the others are in their gradients, and do not come")
 
-    monkeypatch.setattr(subject.LoopCollectives, "meet", meet)
+    monkeypatch.setattr(LoopCollectives, "meet", meet)
     return lambda **settings: subject.EdlAccelerator(cpu=True, **settings)
 
 

@@ -54,6 +54,12 @@ def daemon(tmp_path, *, anew: bool, trainer: int = 0) -> Daemon:
     return Daemon(settings, tmp_path, trainer or os.getpid(), anew=anew)
 
 
+async def ended_process() -> int:
+    ended = await asyncio.create_subprocess_exec("true")
+    await ended.wait()
+    return ended.pid
+
+
 async def test_it_waits_for_the_coordinator_as_long_as_the_trainer_lives(tried, tmp_path):
     running = asyncio.create_task(daemon(tmp_path, anew=True).run())
     async with asyncio.timeout(20):
@@ -65,7 +71,7 @@ async def test_it_waits_for_the_coordinator_as_long_as_the_trainer_lives(tried, 
 
 async def test_the_first_one_says_at_once_what_is_wrong(tried, tmp_path):
     with pytest.raises(ConfigError, match="no worker answers"):
-        await daemon(tmp_path, anew=False).run()
+        await daemon(tmp_path, anew=False, trainer=await ended_process()).run()
     assert len(tried) == 1
 
 
@@ -79,8 +85,7 @@ async def test_metrics_that_cannot_be_served_end_no_trainer_that_is_healthy(tmp_
 
 
 async def test_it_gives_up_a_while_after_the_trainers_end(tried, tmp_path, monkeypatch):
-    clock, ended = ManualClock(), await asyncio.create_subprocess_exec("true")
-    await ended.wait()
+    clock = ManualClock()
     monkeypatch.setattr(module, "SystemClock", lambda: clock)
 
     async def away(*_: object) -> Store:
@@ -90,5 +95,5 @@ async def test_it_gives_up_a_while_after_the_trainers_end(tried, tmp_path, monke
 
     monkeypatch.setattr(connect, "connect", away)
     with pytest.raises(ConfigError, match="no worker answers"):
-        await daemon(tmp_path, anew=True, trainer=ended.pid).run()
+        await daemon(tmp_path, anew=True, trainer=await ended_process()).run()
     assert len(tried) == AFTER_END * 4.0 / 2.0 + 1

@@ -18,7 +18,7 @@ from edl.coordination.store import Store
 from edl.daemon import host_watch
 from edl.daemon.host_watch import HostProcesses, HostWatch, Process
 from edl.errors import StoreUnavailable
-from edl.host.host_processes import ExitWatch
+from edl.host.host_processes import ExitWatch, watch_exit
 
 ROOT = "/edl/digits"
 FOLDER = f"{ROOT}/hosts/here"
@@ -29,11 +29,10 @@ class WatchedExits:
 
     def __init__(self) -> None:
         self.pids: set[int] = set()
-        self._watch = host_watch.watch_exit
 
     def __call__(self, pid: int, *given: Any, **more: Any) -> ExitWatch:
         self.pids.add(pid)
-        return self._watch(pid, *given, **more)
+        return watch_exit(pid, *given, **more)
 
 
 class Host:

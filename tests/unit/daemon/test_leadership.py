@@ -230,7 +230,7 @@ async def test_whose_request_no_leader_takes_is_told_so(monkeypatch: pytest.Monk
 
 
 async def test_the_only_daemon_stands_again_after_a_while() -> None:
-    async with desks(1, once(spoil_roll_call)) as (one,):
+    async with desks(1, once(spoil_first_look)) as (one,):
         await until(lambda: _answers(one))
         assert one.led == [1, 2]
 

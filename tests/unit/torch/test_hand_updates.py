@@ -134,7 +134,7 @@ def test_after_the_first_gradient_no_more_of_them_are_looked_at(monkeypatch: pyt
             looked.append(tensor)
             hook(gradient)
 
-        return register(tensor, looks)  # type: ignore[no-any-return, no-untyped-call]
+        return register(tensor, looks)
 
     monkeypatch.setattr(torch.Tensor, "register_hook", registered)
     found(framework)

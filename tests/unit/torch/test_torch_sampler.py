@@ -92,7 +92,8 @@ class Process:
         self._run = Run(self.seat, SimpleNamespace(is_failure=lambda _: False), lambda: 0)
         self.enter()
         self.sampler = elastic.ElasticSampler(range(12))
-        self.state = elastic.TorchState(epoch=1, **({"sampler": self.sampler} if given else {}))
+        more: dict[str, Any] = {"sampler": self.sampler} if given else {}
+        self.state: Any = elastic.TorchState(epoch=1, **more)
 
     def enter(self) -> None:
         for name, value in (("_run", self._run), ("trainer", self.seat), ("_samplers_of_no_state", [])):

@@ -10,8 +10,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -231,8 +233,8 @@ async def ask(port: int, request: str) -> bytes:
     return b""
 
 
-async def started(text: str = "X.") -> tuple[MetricsServer, int]:
-    found = MetricsServer(lambda: [Family("edl_x", Type.GAUGE, text, (({"job": "j"}, 1.0),))])
+async def started() -> tuple[MetricsServer, int]:
+    found = MetricsServer(lambda: [Family("edl_x", Type.GAUGE, "X.", (({"job": "j"}, 1.0),))])
     return found, await found.start("127.0.0.1", 0)
 
 
@@ -281,16 +283,28 @@ async def test_one_that_does_not_read_its_answer_is_left_and_holds_up_no_end(
 ) -> None:
     """By its time, or by the end of the daemon."""
     monkeypatch.setattr(metrics_server, "REQUEST_S", request_s)
-    found, port = await started("x" * 20_000_000)  # more than the kernel takes for a reader
+    made, served = threading.Event(), list[asyncio.Task[Any]]()
+
+    def encoded(*_: object) -> tuple[bytes, str]:
+        made.set()
+        return b"x" * 20_000_000, "text/plain"  # more than the kernel takes for a reader
+
+    def read() -> list[Family]:
+        task = asyncio.current_task()
+        assert task is not None
+        served.append(task)
+        return []
+
+    monkeypatch.setattr(exposition, "encoded", encoded)
+    found = MetricsServer(read)
+    port = await found.start("127.0.0.1", 0)
     with socket.create_connection(("127.0.0.1", port)) as silent:
         silent.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost:1\r\n\r\n")
-        silent.setblocking(False)
-        assert await asyncio.get_running_loop().sock_recv(silent, 1)  # it has begun to answer
-        served = [task for task in asyncio.all_tasks() if "_serve" in repr(task)]
+        await until(made.is_set)
         if request_s < 1:
             await asyncio.wait_for(asyncio.gather(*served, return_exceptions=True), 10)
         await asyncio.wait_for(found.stop(), 10)
-        assert served and all(task.done() for task in served)
+        assert len(served) == 1 and served[0].done()
 
 
 async def until(true: Callable[[], bool]) -> None:
