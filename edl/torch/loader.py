@@ -42,6 +42,7 @@ class Runs(Sampler[list[int]]):
         """`generator`: the script's own for loading, if it has one."""
         self._seeds, self._seat, self._theirs = seeds, seat, generator
         self.generator = torch.Generator() if generator is None else generator  # for the DataLoader
+        self.order: Callable[[int, Any], Any] = lambda _step, ids: ids
         self._run: Iterator[Any] = iter(())
         self._step: Callable[[], int] = int
         self._begun = False
@@ -57,7 +58,10 @@ class Runs(Sampler[list[int]]):
         self._begun = True
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (SeededIds(ids.tolist(), self._seeds.of(self._seat, self._step())) for ids in self._run)
+        return (self._loaded(self._step(), ids) for ids in self._run)
+
+    def _loaded(self, step: int, ids: Any) -> list[int]:
+        return SeededIds(self.order(step, ids).tolist(), self._seeds.of(self._seat, step))
 
 
 class ElasticDataLoader(DataLoader[Any]):
@@ -102,6 +106,10 @@ class ElasticDataLoader(DataLoader[Any]):
     def shards(self) -> ShardGenerator[Any]:
         """The source of the samples: it knows how many epochs are done."""
         return self._shards
+
+    def order_by(self, order: Callable[[int, Any], Any]) -> None:
+        """Load the samples that `order(step, ids)` returns, an array, in the place of those with the numbers `ids`."""
+        self._runs.order = order
 
     @property
     def samples_of_step(self) -> int:

@@ -73,8 +73,9 @@ class StepParts:
         return self.loader.dataset
 
 
-def converted(loader: object, parts: int, seed: int) -> StepParts:
+def converted(loader: object, parts: int, seed: int, order: Order | None = None) -> StepParts:
     """`loader` over this worker's samples, `parts` batches a step. `seed`: of an order that has none of its own.
+    `order`: if it is not that of the loader's sampler.
 
     Raises UsageError for what cannot be: the sampler chooses the samples itself, say.
     """
@@ -90,7 +91,7 @@ def converted(loader: object, parts: int, seed: int) -> StepParts:
             f"edl trains on a torch.utils.data.DataLoader, not on a {type(loader).__name__}: it must choose the samples"
         )
     sampler, samples = _sampler_of(loader)
-    order = order_of(sampler, seed)
+    order = order_of(sampler, seed) if order is None else order
     if getattr(loader.batch_sampler, "drop_last", False):
         logger.warning("drop_last has no effect: nothing is dropped, and an epoch's last step is weighted by its size")
     loading = {name: value for name in KEPT if (value := getattr(loader, name)) is not None}

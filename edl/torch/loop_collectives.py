@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import torch
 
+from edl.collectives.ring_port import of_all_members
 from edl.errors import RingBroken, UsageError
 from edl.torch.loop_state import as_plain, from_plain
 from edl.torch.tensor_ring import TensorRing
@@ -149,6 +150,23 @@ class LoopCollectives:
             payload = _packed(value)
         raw = self._try(lambda: self._holder.ring.broadcast(payload, root), None)
         return value if raw is None else from_plain(msgspec.msgpack.decode(raw))
+
+    def by_rank(self, name: str, says: Callable[[], Any]) -> list[Any]:
+        """Return what each worker says in the collective `name`, by rank: plain values and tensors. Where a collective
+        fails in the middle of a mini-batch, return this worker's own value alone.
+        """
+        if (ask := self._between()) is not None:
+            return self._told_by_all(ask, name, says)
+        if self._seat.size() == 1:
+            return [says()]
+        mine = _packed([name, says()])
+        told = [msgspec.msgpack.decode(one) for one in self._try(lambda: of_all_members(self._holder.ring, mine), [mine])]
+        if names := {one[0] for one in told} - {name}:
+            raise UsageError(
+                f"in one mini-batch this worker has called {name}, and another one {', '.join(sorted(names))}: all "
+                "workers must call the same collectives in the same order"
+            )
+        return [from_plain(one[1]) for one in told]
 
     def meet(self) -> None:
         """Wait until all workers are here."""

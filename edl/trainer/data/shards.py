@@ -24,7 +24,7 @@ import numpy as np
 
 from edl.config import Settings
 from edl.errors import UsageError
-from edl.protocol.data_nouns import DataSpec, Lease
+from edl.protocol.data_nouns import DataSpec, Lease, Range
 from edl.trainer.data.audit_files import Audit
 from edl.trainer.data.epoch_cursor import LEFT, Batch, Pass, PassSoFar, PassState
 from edl.trainer.data.job_port import DataPort
@@ -216,6 +216,11 @@ class ShardGenerator(Generic[AnyBatch]):
     def share(self, step: int) -> int:
         """Return how many samples this worker trains in `step`, by its leases."""
         return self._lease_at(step).share(step)
+
+    def pieces(self, step: int) -> tuple[Range, ...]:
+        """Return the places that this worker trains in `step`, by its leases; none where it was given stand-ins."""
+        lease = self._port.leases.at(step)
+        return () if lease is None else lease.between(step - 1, step)
 
     def hold(self) -> CurrentItem:
         """Let the caller keep the item that is being trained, and look whether it is to come again."""

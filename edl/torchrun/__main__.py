@@ -1,0 +1,124 @@
+"""Run a script of torchrun's as a worker of a job: `python -m edl.torchrun [-m] SCRIPT ARGS...`.
+
+Owns: that everything stands in its place before the script begins. Does not own: what each part does.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import edl.torch as elastic
+from edl.errors import ConfigError, UsageError
+from edl.torch.loop_collectives import RingWords
+from edl.torch.torch_process import framework, trainer
+from edl.torch.torch_reducer import USUAL
+from edl.torchrun import parallel_model
+from edl.torchrun.group_names import GroupNames
+from edl.torchrun.own_batches import OwnBatches
+from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
+from edl.torchrun.script_passes import Loaders
+from edl.torchrun.training_objects import TrainingObjects
+from edl.torchrun.worker_group import WorkerGroup, set_environment
+
+ACCUMULATE = "EDL_TORCHRUN_ACCUMULATE"
+
+
+class ScriptOfTorchrun:
+    """All that stands in the place of torch's names in this process."""
+
+    def __init__(self) -> None:
+        words = RingWords(framework, trainer, lambda: trainer.evaluate_shared if self.loaders.between else None)
+        self.group = WorkerGroup(trainer, words)
+        self.objects = TrainingObjects(self._wrap, lambda name, value: trainer.register(**{name: value}))
+        self.loaders = Loaders(self.group, self.objects.kept, _trains, _accumulated())
+        self.own = OwnBatches()
+        self.pauses = GradientPauses()
+        self.names = GroupNames(self.group, self.finish)
+
+    def put(self) -> None:
+        self.names.put()
+        self.objects.watch()
+        self.loaders.put()
+        parallel_model.put()
+        DistributedDataParallel.began = staticmethod(self._began)  # type: ignore[assignment]
+        register_optimizer_step_pre_hook(_refuse_without_model)
+        for name in ("spawn", "start_processes"):
+            setattr(torch.multiprocessing, name, _refuse_spawn)
+
+    def finish(self) -> None:
+        """End the newest step of a script that makes its batches itself."""
+        if self.loaders.passes is None:
+            self.own.finish()
+
+    def _wrap(self, optimizer: Any, model: torch.nn.Module) -> None:
+        framework.wrap(trainer, optimizer, model, None, USUAL)
+
+    def _began(self, model: DistributedDataParallel) -> None:
+        """A forward pass in training begins."""
+        self.objects.take([one.module for one in DistributedDataParallel.known])
+        if self.loaders.passes is None:
+            self.own.begin()
+        self.pauses.follow(model)
+
+
+def _trains() -> bool:
+    return any(model.training for model in DistributedDataParallel.known)
+
+
+def _refuse_without_model(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    if not DistributedDataParallel.known:
+        raise UsageError(
+            f"the script updates a model by {type(optimizer).__name__} without DistributedDataParallel, so nothing "
+            "averages gradients over the workers: wrap the model, or run the script by itself"
+        )
+
+
+def _refuse_spawn(*_given: Any, **_named: Any) -> NoReturn:
+    raise UsageError(
+        "the script starts its workers itself, by torch.multiprocessing: edl starts them, so give it a script that "
+        "trains as one of them, as torchrun wants it"
+    )
+
+
+def _accumulated() -> int:
+    """Batches of an update, as the command line says it."""
+    text = os.environ.get(ACCUMULATE) or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{ACCUMULATE}={text}: must be a whole number of at least 1")
+    return int(text)
+
+
+def main(argv: Sequence[str]) -> None:
+    module = list(argv[:1]) == ["-m"]
+    words = list(argv[1:] if module else argv)
+    if not words:
+        raise SystemExit("usage: python -m edl.torchrun [-m] SCRIPT ARGS...")
+    if not module and not Path(words[0]).is_file():
+        raise SystemExit(f"edl: there is no script {words[0]}")
+    elastic.init()
+    script = ScriptOfTorchrun()
+    set_environment(script.group)
+    script.put()
+    sys.argv[:] = words
+    if module:
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(words[0]).resolve().parent)
+        runpy.run_path(words[0], run_name="__main__")
+    script.finish()
+    if not trainer.committed and not trainer.rehearsing():
+        sys.stderr.write("edl: the script has ended without a mini-batch\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,240 @@
+"""A script's loop over a DataLoader with a DistributedSampler, as passes over the job's samples.
+
+Owns: which loader is trained on, which of the script's passes is which epoch of the job, and that a newcomer passes over
+epochs that are done. Does not own: where steps end (`edl.torch.batches`), nor the samples (`edl.trainer.data.shards`).
+
+Passes have numbers: what the script gives `set_epoch()`, else how many it has made. The number of the pass that the
+others are in travels to a newcomer with the model. Before that it knows the job's epoch from outside, and goes through
+the passes before it without a mini-batch. Its first mini-batch then is its rehearsal, at whose end it enters the ring.
+Where the others have come farther meanwhile, it passes over these epochs too; what the script does to schedules there is
+taken back, as those of the others have come with the model.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypedDict
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from edl.errors import UsageError
+from edl.torch.batches import ElasticBatches
+from edl.torch.loader import batches_of_epoch
+from edl.torch.loader_conversion import Order, converted
+from edl.torch.torch_process import trainer
+from edl.torchrun.sampler_order import Numbers, drawn, places
+from edl.torchrun.worker_group import WorkerGroup
+
+logger = logging.getLogger("edl")
+
+PLACE: Final = "torchrun_place"
+END: Final = object()  # of an iteration
+SETS_EPOCH: Final = "_edl_sets_epoch"  # marks a sampler whose script calls set_epoch()
+
+
+class Place(TypedDict):
+    """Where the script of all workers is, the same on each."""
+
+    number: int  # of the newest pass
+    size: int  # of the job at its beginning, by which epochs are ordered
+    first: int  # the sampler's epoch minus the job's
+    sets_epoch: bool  # else each epoch has the same order
+
+
+class Passes:
+    """The passes over one training loader."""
+
+    def __init__(self, loader: DataLoader[Any], group: WorkerGroup, kept: Callable[[], Callable[[], None]], parts: int):
+        """`kept`: `TrainingObjects.kept`. `parts`: batches of one update."""
+        self.loader = loader
+        self._group, self._kept = group, kept
+        sampler = sampler_of(loader)
+        assert sampler is not None
+        self._seed = sampler.seed if sampler.shuffle else None
+        self._begun = 0
+        self._iterator: Iterator[Any] | None = None
+        self._held: list[Any] = []  # what comes next, where the script has not come to its pass
+        self._compared = False  # with the place of the others
+        self._put_back: Callable[[], None] | None = None
+        step = converted(loader, parts, 0, Order(False, 0))
+        self.batches = ElasticBatches(step, lambda batch: batch)
+        self._shards = step.loader.shards
+        self._samples = step.loader.samples_of_step
+        step.loader.order_by(self._ordered)
+        number = self._number(sampler)
+        sets_epoch = hasattr(sampler, SETS_EPOCH)
+        first = sampler.epoch if sets_epoch else 0
+        self._extras = trainer.register(
+            **{PLACE: Place(number=number, size=group.size(), first=first, sets_epoch=sets_epoch)}
+        )
+        trainer.on_resize(lambda _old, _new: None)  # so that a newcomer's place comes before its first mini-batch
+
+    @property
+    def place(self) -> Place:
+        found: Place = getattr(self._extras, PLACE)
+        return found
+
+    @property
+    def between(self) -> bool:
+        """Tell whether the script is between two passes, where all workers do the same."""
+        return self.batches.between and not self._group.alone
+
+    def _number(self, sampler: DistributedSampler[Any]) -> int:
+        return sampler.epoch if hasattr(sampler, SETS_EPOCH) else self._begun
+
+    def __len__(self) -> int:
+        return batches_of_epoch(self.loader.dataset, self.loader.batch_size or 1)  # type: ignore[arg-type]
+
+    def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Iterate over the mini-batches of this worker in the script's next pass."""
+        sampler = sampler_of(loader)
+        assert sampler is not None
+        number = self._number(sampler)
+        self._begun += 1
+        if self._is_over(number):
+            self._group.passes_over = True
+            return
+        self._group.passes_over = False
+        if self._put_back is not None:
+            self._put_back()
+            self._put_back = None
+        if self._iterator is None or not self._held:
+            self._draw_seed(loader)
+            self._iterator = iter(self.batches)
+        if self._group.joined and number > self.place["number"]:
+            setattr(self._extras, PLACE, Place(**{**self.place, "number": number}))  # type: ignore[typeddict-item]
+        while True:
+            item = self._held.pop() if self._held else next(self._iterator, END)
+            if not self._compared and self._group.joined:
+                self._compared = True
+                if self._compare(number, item):
+                    return
+            if item is END:
+                self._iterator = None
+                return
+            yield item
+
+    def _is_over(self, number: int) -> bool:
+        """Tell whether the job is beyond the pass."""
+        if self._held:
+            return number < self.place["number"]
+        return not self._group.joined and not self._compared and number < self._group.epoch_beside()
+
+    def _compare(self, number: int, item: Any) -> bool:
+        """Compare this script's first pass in the ring with the others'. Return whether theirs is a later one.
+
+        Raises UsageError where this script is farther than the others, as a script may be that begins from a file.
+        """
+        there = self.place["number"]
+        if number > there:
+            raise UsageError(
+                f"this worker's script begins with epoch {number}, and the others are in epoch {there}: its own "
+                "checkpoint is from after that; leave it to edl, which brings a newcomer to where the others are"
+            )
+        if number == there:
+            return False
+        self._held = [item]
+        self._put_back = self._kept()
+        self._group.passes_over = True
+        return True
+
+    def _draw_seed(self, loader: DataLoader[Any]) -> None:
+        """Draw the number that a DataLoader draws as an iteration begins: the script's random numbers go on alike."""
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+
+    def _ordered(self, step: int, ids: Numbers) -> Numbers:
+        """Return the samples of a step; of stand-ins, the first."""
+        pieces = self._shards.pieces(step)
+        if not pieces:
+            return self._epoch(0)[ids]
+        return np.concatenate([self._epoch(one.epoch)[one.start : one.stop] for one in pieces])
+
+    def _epoch(self, epoch: int) -> Numbers:
+        place, total = self.place, len(self.loader.dataset)  # type: ignore[arg-type]
+        seed = self._seed
+        if seed is not None and place["sets_epoch"]:
+            seed += place["first"] + epoch
+        found: Numbers = drawn(total, seed)[places(total, self._samples, place["size"])]
+        return found
+
+
+class Loaders:
+    """DataLoaders of a script: the one that it trains on, and those that it evaluates."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        kept: Callable[[], Callable[[], None]],
+        is_training: Callable[[], bool],
+        parts: int = 1,
+    ) -> None:
+        """`is_training()`: whether the script has a model that trains now."""
+        self._group, self._kept, self._is_training, self._parts = group, kept, is_training, parts
+        self.passes: Passes | None = None
+
+    def put(self) -> None:
+        """Let all DataLoaders of this process iterate by this."""
+        theirs, length, sets = DataLoader.__iter__, DataLoader.__len__, DistributedSampler.set_epoch
+
+        def iterate(loader: DataLoader[Any]) -> Any:
+            sampler = sampler_of(loader)
+            if sampler is None:
+                return theirs(loader)
+            if torch.is_grad_enabled() and self._is_training():
+                return self._passes(loader).iterate(loader)
+            self._follow_size(sampler)
+            return theirs(loader)
+
+        def count(loader: DataLoader[Any]) -> int:
+            sampler = sampler_of(loader)
+            if sampler is not None:
+                self._follow_size(sampler)
+            return length(loader)
+
+        def set_epoch(sampler: DistributedSampler[Any], epoch: int) -> None:
+            setattr(sampler, SETS_EPOCH, True)
+            sets(sampler, epoch)
+
+        DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+        DataLoader.__len__ = count  # type: ignore[method-assign]
+        DistributedSampler.set_epoch = set_epoch  # type: ignore[method-assign]
+
+    @property
+    def between(self) -> bool:
+        return self.passes is not None and self.passes.between
+
+    def _passes(self, loader: DataLoader[Any]) -> Passes:
+        if self.passes is None:
+            self.passes = Passes(loader, self._group, self._kept, self._parts)
+        trained = self.passes.loader
+        if trained is not loader and (trained.dataset is not loader.dataset or trained.batch_size != loader.batch_size):
+            raise UsageError(
+                "the script trains on a second DataLoader with a DistributedSampler, and a job of edl trains on one "
+                "source: to evaluate, iterate under `with torch.no_grad():` or after model.eval()"
+            )
+        return self.passes
+
+    def _follow_size(self, sampler: DistributedSampler[Any]) -> None:
+        """Let a sampler share out its samples among the workers that there are now."""
+        size, total = self._group.size(), len(sampler.dataset)  # type: ignore[arg-type]
+        sampler.num_replicas, sampler.rank = size, self._group.rank()
+        sampler.num_samples = (total if sampler.drop_last else total + size - 1) // size
+        if sampler.drop_last:
+            sampler.num_samples = math.ceil((total - size) / size) if total % size else total // size
+        sampler.total_size = sampler.num_samples * size
+
+
+def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
+    """Return the DistributedSampler of a loader, if it has one. Raises UsageError where that has an order of its own."""
+    batches = getattr(loader, "batch_sampler", None)
+    found = getattr(batches, "sampler", None) if batches is not None else getattr(loader, "sampler", None)
+    if not isinstance(found, DistributedSampler):
+        return None
+    if type(found).__iter__ is not DistributedSampler.__iter__:
+        raise UsageError(f"{type(found).__name__} chooses its samples itself: take DistributedSampler")
+    return found

@@ -1,0 +1,119 @@
+"""Optimizers, schedules and scalers that a script makes for itself, found where they are made.
+
+Owns: finding them, and giving them to edl before the first mini-batch. Does not own: what edl does with them
+(`edl.torch.optimizer`, `edl.trainer.registered_state`).
+
+They are noted in the order of their making, which is the same on all workers as these run the same script. An optimizer
+that trains a wrapped model averages gradients from then on; it stays the object that schedules and scalers hold.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from edl.torch.optimizer import Elastic
+from edl.torch.torch_state import parameters_of
+
+NOTED = (Optimizer, LRScheduler, torch.amp.GradScaler, AveragedModel)
+
+
+class TrainingObjects:
+    def __init__(self, wrap: Callable[[Any, Any], object], register: Callable[[str, Any], object]) -> None:
+        """`wrap(optimizer, model)` makes an optimizer average gradients; `register(name, value)` lets a value travel to
+        newcomers.
+        """
+        self._wrap, self._register = wrap, register
+        self._noted: list[weakref.ref[Any]] = []
+        self._new: list[weakref.ref[Any]] = []
+        self._registered: list[weakref.ref[Any]] = []
+        self._numbers = itertools.count(1)
+
+    def watch(self) -> None:
+        """Note all that is made from now on."""
+        for kind in NOTED:
+            self._watch(kind)
+
+    def _watch(self, kind: Any) -> None:
+        made = kind.__new__
+
+        def noted(cls: type, *given: Any, **named: Any) -> Any:
+            found = made(cls) if made is object.__new__ else made(cls, *given, **named)
+            self.note(found)
+            return found
+
+        kind.__new__ = staticmethod(noted)
+
+    def note(self, made: Any) -> None:
+        self._new.append(weakref.ref(made))
+
+    def take(self, models: Sequence[torch.nn.Module]) -> None:
+        """Give what was made since the last call to edl: what trains `models`, and what belongs to that."""
+        if not self._new:
+            return
+        new, self._new = [one for ref in self._new if (one := ref()) is not None], []
+        for one in new:
+            if isinstance(one, Optimizer):
+                self._take_optimizer(one, models)
+        for one in new:
+            if _travels(one):
+                self._registered.append(weakref.ref(one))
+                self._register(f"torchrun_{next(self._numbers)}", one)
+
+    def _take_optimizer(self, optimizer: Optimizer, models: Sequence[torch.nn.Module]) -> None:
+        if isinstance(optimizer, Elastic) or not hasattr(optimizer, "param_groups"):
+            return
+        trained = {id(one) for one in parameters_of(optimizer) if one.requires_grad}
+        for model in models:
+            if any(id(one) in trained for one in model.parameters()):
+                self._wrap(optimizer, model)
+                self._noted.append(weakref.ref(optimizer))
+                return
+
+    def kept(self) -> Callable[[], None]:
+        """Keep schedules, scalers and hyper-parameters as they are. Return a function that puts them back."""
+        values = [(one, copy.deepcopy(one.state_dict())) for one in _living(self._registered) if _is_plain(one)]
+        rates = [
+            (group, {name: copy.deepcopy(value) for name, value in group.items() if name != "params"})
+            for optimizer in _living(self._noted)
+            for group in optimizer.param_groups
+        ]
+
+        def put_back() -> None:
+            for one, state in values:
+                one.load_state_dict(state)
+            for group, before in rates:
+                group.update(before)
+
+        return put_back
+
+
+def _living(noted: Iterable[weakref.ref[Any]]) -> list[Any]:
+    return [one for ref in noted if (one := ref()) is not None]
+
+
+def _is_plain(one: Any) -> bool:
+    return not isinstance(one, torch.nn.Module)
+
+
+def _travels(one: Any) -> bool:
+    """Tell whether it is a schedule of an optimizer that averages gradients, or belongs to no optimizer."""
+    if isinstance(one, Optimizer):
+        return False
+    if isinstance(one, LRScheduler):
+        return isinstance(_optimizer_of(one), Elastic)
+    return True
+
+
+def _optimizer_of(schedule: Any) -> Any:
+    found = getattr(schedule, "optimizer", None)
+    inner: Collection[Any] = getattr(schedule, "_schedulers", ())
+    return found if found is not None or not inner else next(iter(inner)).optimizer

@@ -1,0 +1,166 @@
+"""The group of all workers, in the place of torch's default process group.
+
+Owns: the rank and the size that a script is told, and what a collective answers. Does not own: how values travel
+(`edl.torch.loop_collectives`), nor the names that scripts call (`edl.torchrun.group_names`).
+
+A newcomer runs its script from the top, beside the training of the others. Until it is in their ring it is alone, and
+so it is again while it passes over epochs that they have trained without it: then a collective answers with the
+worker's own values, as in a group of one. Its rank is never 0 meanwhile, so that it writes no file of rank 0's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.distributed import ReduceOp
+
+from edl.client import Job
+from edl.errors import EdlError, UsageError
+from edl.torch.loop_collectives import RingWords
+
+Ask = Callable[[], Any]
+
+
+class GroupSeat(Protocol):
+    """The part of edl's trainer that `WorkerGroup` uses."""
+
+    def rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+    def local_rank(self) -> int: ...
+
+    def generation(self) -> int: ...
+
+
+class JobSeen(NamedTuple):
+    """The job as a newcomer sees it from outside."""
+
+    size: int
+    epoch: int
+
+
+def seen_from_outside() -> JobSeen:
+    """Ask the job's leader; a job that does not answer counts as one of a single worker at its beginning."""
+    try:
+        with Job() as job:
+            status = job.status()
+    except EdlError:
+        return JobSeen(1, 0)
+    return JobSeen(max(status.size, 1), status.epoch)
+
+
+class WorkerGroup:
+    def __init__(self, seat: GroupSeat, words: RingWords, look: Callable[[], JobSeen] = seen_from_outside) -> None:
+        self._seat, self._words, self._look = seat, words, look
+        self._beside: JobSeen | None = None
+        self.passes_over = False  # the script passes over an epoch that the others have trained
+
+    @property
+    def joined(self) -> bool:
+        """Tell whether this worker is in the ring of the job, or was."""
+        return self._seat.generation() > 0
+
+    @property
+    def alone(self) -> bool:
+        return not self.joined or self.passes_over
+
+    def rank(self) -> int:
+        """Return the rank; of a newcomer, the one after the last."""
+        return self._seat.rank() if self.joined else self._seen.size
+
+    def size(self) -> int:
+        """Return the number of workers; to a newcomer, with itself."""
+        return self._seat.size() if self.joined else self._seen.size + 1
+
+    def epoch_beside(self) -> int:
+        """Return, to a newcomer, the epoch of the job as it is now."""
+        self._beside = self._look()
+        return self._beside.epoch
+
+    @property
+    def _seen(self) -> JobSeen:
+        if self._beside is None:
+            self._beside = self._look()
+        return self._beside
+
+    def environment(self, environ: dict[str, str]) -> dict[str, str]:
+        """Return the variables that torchrun sets. MASTER_ADDR and MASTER_PORT name no server."""
+        rank, size, local = str(self.rank()), str(self.size()), str(self._seat.local_rank())
+        return {
+            "RANK": rank,
+            "WORLD_SIZE": size,
+            "LOCAL_RANK": local,
+            "LOCAL_WORLD_SIZE": size,
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": size,
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": environ.get("EDL_MAX_RESTARTS", "0"),
+            "TORCHELASTIC_RUN_ID": environ.get("EDL_JOB", "none"),
+        }
+
+    # ------------------------------------------------------------------------------------------------- collectives
+
+    def meet(self) -> None:
+        if not self.alone:
+            self._words.meet()
+
+    def by_rank(self, name: str, says: Ask) -> list[Any]:
+        """Return each worker's value; to one that is alone, its own."""
+        return [says()] if self.alone else self._words.by_rank(name, says)
+
+    def of_root(self, name: str, says: Ask, root: int) -> Any:
+        """Return the value of rank `root`; to a worker that is alone, its own."""
+        if self.alone:
+            return says()
+        found = self.by_rank(name, lambda: says() if self.rank() == root else None)
+        if not root < len(found):
+            return says()  # of a mini-batch that is void
+        return found[root]
+
+    def reduced(self, name: str, tensor: torch.Tensor, op: Any) -> torch.Tensor:
+        """Return all workers' tensors, reduced; to one that is alone, its own."""
+        kind = _reduction(name, op)
+        if self.alone:
+            return tensor
+        if kind in {"sum", "mean"} and tensor.is_floating_point():
+            found: torch.Tensor = self._words.reduced(tensor.detach(), kind)
+            return found
+        parts = torch.stack(self.by_rank(name, lambda: tensor.detach()))
+        return REDUCTIONS[kind](parts).to(tensor.dtype).to(tensor.device)
+
+
+REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda parts: parts.sum(0),
+    "mean": lambda parts: parts.double().mean(0),
+    "min": lambda parts: parts.amin(0),
+    "max": lambda parts: parts.amax(0),
+    "product": lambda parts: parts.prod(0),
+}
+_KINDS = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "mean",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+    ReduceOp.PRODUCT: "product",
+}
+
+
+def _reduction(name: str, op: Any) -> str:
+    for known, kind in _KINDS.items():
+        if op == known:
+            return kind
+    raise UsageError(f"torch.distributed.{name}(op={op}): edl has SUM, AVG, MIN, MAX and PRODUCT")
+
+
+def set_environment(group: WorkerGroup) -> None:
+    """Set the variables of torchrun in this process, before its script begins."""
+    os.environ.update(group.environment(dict(os.environ)))
