@@ -37,16 +37,17 @@ def foreign_package() -> str | None:
 
 def main() -> int:
     """The console script `edl`."""
-    if sys.argv[1:2] == ["run"] and sys.platform != "linux":
+    runs = sys.argv[1:2] in (["run"], ["torchrun"])
+    if runs and sys.platform != "linux":
         print(
-            f"edl: `edl run` needs Linux, and this is {sys.platform}: start it in a container or on a host of Linux",
+            f"edl: `edl {sys.argv[1]}` needs Linux, and this is {sys.platform}: start it in a container or on a host of Linux",
             file=sys.stderr,
         )
         return 2
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as in `edl run &`
     if heeded:
         signal.signal(signal.SIGINT, _interrupted)
-    if sys.argv[1:2] == ["run"]:  # `edl.cli.run` lets them through, once it is known what they mean
+    if runs:  # `edl.cli.run` lets them through, once it is known what they mean
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     try:
         complaint = foreign_package()

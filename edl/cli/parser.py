@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Sequence
 
 from edl import __version__
-from edl.cli import cluster_flags, job_flags
+from edl.cli import cluster_flags, job_flags, torchrun_flags
 from edl.cli.command_arguments import Commands, Parser, add_switch, command, later
 from edl.cli.job_flags import job_named
 from edl.errors import UsageError
 
 GROUPS = {
-    "run a job": ("run", "wait", "doctor"),
+    "run a job": ("run", "torchrun", "wait", "doctor"),
     "look at it": ("status", "logs", "events", "top", "dashboard", "report", "hosts"),
     "change it": ("scale", "batch", "profile", "stop"),
     "save and move it": ("checkpoint", "preempt", "migrate", "data", "clean"),
@@ -65,6 +65,7 @@ def build() -> Parser:
     parser.add_argument("--version", action="version", version=f"edl {__version__}")
     found = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     job_flags.add_run(found)
+    torchrun_flags.add_torchrun(found)
     job_flags.add_status(found)
     job_flags.add_events(found)
     job_flags.add_scale(found)

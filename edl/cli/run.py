@@ -32,6 +32,7 @@ import msgspec
 from edl.checkpoints.resume_choice import GOES_ON, only_job
 from edl.cli.cluster_flags import OF_REACH
 from edl.cli.command_arguments import TWINS
+from edl.cli.torchrun_flags import python_line
 from edl.cluster.queue.end_causes import REFUSED
 from edl.config import TABLE, Given, Settings, mistyped
 from edl.control_characters import visible
@@ -145,8 +146,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"{waits} waits for a job that trains elsewhere: name it by --job, and its --coordinator HOST:PORT"
         )
+    line = python_line(arguments.line) if arguments.as_torchrun else arguments.line
     with ends_early(lambda signum: early_end(settings, signum, waits=bool(waits))):
-        return _run(settings, arguments.line, waits=bool(waits), detach=arguments.detach)
+        return _run(settings, line, waits=bool(waits), detach=arguments.detach)
 
 
 def _run(settings: Settings, line: Sequence[str], *, waits: bool, detach: bool) -> int:

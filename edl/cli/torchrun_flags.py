@@ -1,0 +1,192 @@
+"""`edl torchrun`: the flags of torchrun, in the words of `edl run`.
+
+Owns: what each of torchrun's flags means here, and which mean nothing. Does not own: running the job (`edl.cli.run`), nor
+what becomes of the script in a worker (`edl.torchrun`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from edl.cli.command_arguments import Commands, add_setting, add_switch, command, grouped, later
+from edl.cli.job_flags import RUN_GROUPS
+from edl.config import TABLE, Given
+from edl.errors import UsageError, did_you_mean
+
+EXAMPLES = """
+examples:
+  edl torchrun --standalone --nproc-per-node 2 train.py --epochs 3
+                                  what `torchrun` runs, as a job that grows and shrinks while it trains
+  edl torchrun --nnodes 1:4 --nproc-per-node 2 train.py
+                                  two workers here, and up to eight in all
+  edl torchrun --nproc-per-node 2 -m package.train
+  edl run --as-torchrun -np 2 python train.py
+                                  the same with the flags of `edl run`, which `edl torchrun` has, too
+
+The script is not changed: docs/from-torchrun.md says what it may use.
+"""
+WITH_VALUE: Final = {
+    "nnodes": ("N|MIN:MAX", "nodes, each with so many workers as --nproc-per-node says: the bounds of the job's size"),
+    "nproc-per-node": ("N|auto|gpu|cpu", "workers to start here (default: 1)"),
+    "rdzv-id": ("NAME", "name of the job, as --job"),
+    "rdzv-endpoint": ("HOST:PORT", "an etcd with --rdzv-backend etcd; else it must be this machine, and says nothing"),
+    "rdzv-backend": ("BACKEND", "etcd, or any other, which says nothing"),
+    "log-dir": ("DIR", "as --output-filename"),
+    "accumulate": ("K", "batches of one update, where the script adds up gradients over several batches"),
+}
+WITHOUT_MEANING: Final = {
+    "rdzv-conf": "edl has time-outs of its own, as --session-timeout and --step-timeout",
+    "role": "all workers are alike",
+    "monitor-interval": "the end of a worker is seen at once",
+    "start-method": "workers are processes of their own",
+    "redirects": "output goes to the terminal, and with --log-dir to files too",
+    "tee": "output goes to the terminal, and with --log-dir to files too",
+    "node-rank": "ranks are the job's to give",
+    "master-addr": "workers find each other by the coordinator",
+    "master-port": "workers find each other by the coordinator",
+    "local-addr": "take --network-interface",
+    "local-ranks-filter": "take `edl logs JOB` for the output of single workers",
+    "logs-specs": "take --log-dir",
+    "event-log-handler": "take `edl events JOB`",
+    "numa-binding": "bind workers by numactl, if they are to be bound",
+    "duplicate-stdout-filters": "take `edl logs JOB`",
+    "duplicate-stderr-filters": "take `edl logs JOB`",
+}
+SETTINGS: Final = {"rdzv-id": "job", "log-dir": "output_filename", "max-restarts": "max_restarts"}
+SHORT: Final = {"redirects": ("-r",), "tee": ("-t",)}
+HERE: Final = ("localhost", "127.0.0.1", "::1", "0", "")
+MODULE: Final = ("python", "-u", "-m", "edl.torchrun")
+
+
+class Translated(NamedTuple):
+    """A line of torchrun's in the words of `edl run`."""
+
+    given: dict[str, Given]
+    command: tuple[str, ...]
+    environ: dict[str, str]
+    notes: tuple[str, ...]
+
+
+def add_torchrun(found: Commands) -> None:
+    summary = "run an unchanged script of torchrun's"
+    parser = command(found, "torchrun", later("torchrun_flags", "torchrun"), summary, EXAMPLES)
+    parser.usage = "edl torchrun [torchrun's flags] [flags of edl run] SCRIPT ARGS..."
+    group = parser.add_argument_group("torchrun's flags")
+    for name, (metavar, text) in WITH_VALUE.items():
+        group.add_argument(*_spelled(name), dest=_field(name), metavar=metavar, help=text)
+    group.add_argument("--standalone", action="store_true", help="a job of this machine alone")
+    group.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as with `python -m`")
+    group.add_argument("--no-python", "--no_python", action="store_true", help=argparse.SUPPRESS)
+    group.add_argument("--run-path", "--run_path", action="store_true", help=argparse.SUPPRESS)
+    group.add_argument("--max_restarts", dest="torchrun_max_restarts", help=argparse.SUPPRESS)  # the setting's twin
+    for name in WITHOUT_MEANING:
+        group.add_argument(*SHORT.get(name, ()), *_spelled(name), dest=_field(name), help=argparse.SUPPRESS)
+    groups = grouped(parser, RUN_GROUPS)
+    for setting in TABLE:
+        if setting.flags:
+            add_setting(groups.get(setting.field, parser), setting)
+    add_switch(groups["job"], "--detach", "run the job in the background, and print its name", "-d")
+    parser.add_argument("line", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS...", help="what each worker runs")
+
+
+def torchrun(arguments: argparse.Namespace) -> int:
+    """Carry out `edl torchrun`."""
+    from edl.cli.run import run  # only here: it imports what starts a job
+
+    names = (*WITH_VALUE, *WITHOUT_MEANING, "max-restarts", "standalone", "module", "no-python")
+    flags = {name: value for name in names if (value := getattr(arguments, _field(name), None)) not in {None, False}}
+    found = translated(flags, arguments.given, arguments.line)
+    for note in found.notes:
+        sys.stderr.write(f"edl: {note}\n")
+    os.environ.update({name: value for name, value in found.environ.items() if name not in os.environ})
+    return run(argparse.Namespace(given=found.given, line=list(found.command), detach=arguments.detach, as_torchrun=False))
+
+
+def translated(flags: Mapping[str, Any], given: Mapping[str, Given], line: Sequence[str]) -> Translated:
+    """Translate torchrun's `flags`. Raises UsageError."""
+    if "no-python" in flags:
+        raise UsageError(
+            "--no-python: edl puts its names in the place of torch's inside of Python: give a script, or a module with -m"
+        )
+    started = _workers(str(flags.get("nproc-per-node", "1")))
+    sizes = {} if "nproc-per-node" not in flags and "np" in given else {"np": started}
+    if "nnodes" in flags and "standalone" not in flags:
+        fewest, most = _nodes(str(flags["nnodes"]))
+        sizes |= {"min_workers": min(fewest * started, started), "max_workers": most * started}
+    quotes = " ".join(f"--{name} {flags[name]}" for name in ("nnodes", "nproc-per-node") if name in flags)
+    found = {field: Given(str(number), quotes) for field, number in sizes.items()}
+    for name, field in SETTINGS.items():
+        if name in flags:
+            found[field] = Given(str(flags[name]), f"--{name} {flags[name]}")
+    if (coordinator := _coordinator(flags)) and "coordinator" not in given:
+        found["coordinator"] = coordinator
+    environ = {"EDL_TORCHRUN_ACCUMULATE": str(flags["accumulate"])} if "accumulate" in flags else {}
+    if started > 1:
+        environ["OMP_NUM_THREADS"] = "1"  # as torchrun does
+    notes = tuple(f"--{name} means nothing here: {why}" for name, why in WITHOUT_MEANING.items() if name in flags)
+    return Translated({**found, **given}, python_line(line, module="module" in flags), environ, notes)
+
+
+def python_line(line: Sequence[str], *, module: bool = False) -> tuple[str, ...]:
+    """Return the command of a worker for `SCRIPT ARGS...`, or for `python SCRIPT ARGS...`. Raises UsageError."""
+    words = list(line[1:] if line[:1] == ["--"] else line)
+    if words and Path(words[0]).name.startswith("python") and not words[0].endswith(".py"):
+        words = words[1:]
+        if words[:1] == ["-m"]:
+            module, words = True, words[1:]
+    if not words:
+        raise UsageError("SCRIPT is missing, such as `train.py`; see 'edl torchrun --help'")
+    script = Path(words[0])
+    if not module and not script.is_file():
+        near = did_you_mean(script.name, [one.name for one in script.parent.glob("*.py")])
+        raise UsageError(f"there is no script {words[0]}{near or f' in {Path.cwd()}'}")
+    return (*MODULE, *(["-m"] if module else []), *words)
+
+
+def _workers(text: str) -> int:
+    gpus = len([one for one in Path("/dev").glob("nvidia*") if one.name.removeprefix("nvidia").isdecimal()])
+    cores = len(os.sched_getaffinity(0))
+    known = {"cpu": cores, "gpu": gpus, "auto": gpus or cores}
+    if text == "gpu" and not gpus:
+        raise UsageError("--nproc-per-node gpu: this machine has no GPU: say how many workers")
+    if text not in known and not (text.isdecimal() and int(text) > 0):
+        raise UsageError(f"--nproc-per-node {text}: must be a whole number of at least 1, auto, gpu or cpu")
+    return known[text] if text in known else int(text)
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    fewest, _, most = text.partition(":")
+    most = most or fewest
+    if not (fewest.isdecimal() and most.isdecimal() and 0 < int(fewest) <= int(most)):
+        raise UsageError(f"--nnodes {text}: must be a number of nodes, or MIN:MAX")
+    return int(fewest), int(most)
+
+
+def _coordinator(flags: Mapping[str, Any]) -> Given | None:
+    """Return the coordinator that the rendezvous of torchrun can be. Raises UsageError where it cannot be one."""
+    endpoint, backend = str(flags.get("rdzv-endpoint", "")), str(flags.get("rdzv-backend", "c10d"))
+    quote = f"--rdzv-endpoint {endpoint}"
+    if backend.startswith("etcd") and endpoint:
+        return Given(f"etcd://{endpoint}", quote)
+    if endpoint.rpartition(":")[0] in HERE:
+        return None
+    raise UsageError(
+        f"{quote}: torchrun starts a server there, and edl does not: name a ZooKeeper or an etcd that runs, by "
+        "--coordinator HOST:PORT"
+    )
+
+
+def _spelled(name: str) -> tuple[str, ...]:
+    """Return both spellings that torchrun takes."""
+    return tuple(dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}")))
+
+
+def _field(name: str) -> str:
+    return f"torchrun_{name.replace('-', '_')}" if name not in {"standalone", "module", "no-python"} else name.replace(
+        "-", "_"
+    )
