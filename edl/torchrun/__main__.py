@@ -25,6 +25,7 @@ from edl.torchrun import parallel_model
 from edl.torchrun.group_names import GroupNames
 from edl.torchrun.own_batches import OwnBatches
 from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
+from edl.torchrun.script_numbers import NUMBERS, ScriptNumbers
 from edl.torchrun.script_passes import Loaders
 from edl.torchrun.training_objects import TrainingObjects
 from edl.torchrun.worker_group import WorkerGroup, set_environment
@@ -37,11 +38,13 @@ class ScriptOfTorchrun:
 
     def __init__(self) -> None:
         words = RingWords(framework, trainer, lambda: trainer.evaluate_shared if self.loaders.between else None)
-        self.group = WorkerGroup(trainer, words)
+        begun = os.environ.get("EDL_NP", "")
+        self.group = WorkerGroup(trainer, words, begun=int(begun) if begun.isdecimal() else 0)
         self.objects = TrainingObjects(self._wrap, lambda name, value: trainer.register(**{name: value}))
         self.loaders = Loaders(self.group, self.objects.kept, _trains, _accumulated())
         self.own = OwnBatches()
         self.pauses = GradientPauses()
+        self.numbers: ScriptNumbers | None = None
         self.names = GroupNames(self.group, self.finish)
 
     def put(self) -> None:
@@ -54,6 +57,10 @@ class ScriptOfTorchrun:
         for name in ("spawn", "start_processes"):
             setattr(torch.multiprocessing, name, _refuse_spawn)
 
+    def variables(self) -> dict[str, Any]:
+        """Return names that stand beside those of Python in the script's module."""
+        return {"enumerate": self.loaders.counted}
+
     def finish(self) -> None:
         """End the newest step of a script that makes its batches itself."""
         if self.loaders.passes is None:
@@ -65,9 +72,23 @@ class ScriptOfTorchrun:
     def _began(self, model: DistributedDataParallel) -> None:
         """A forward pass in training begins."""
         self.objects.take([one.module for one in DistributedDataParallel.known])
+        if self.numbers is None:
+            self.numbers = ScriptNumbers(vars(sys.modules["__main__"]))
+            self.registered = trainer.register(**{NUMBERS: self.numbers})
+            trainer.on_resize(lambda _old, _new: None)  # so that a newcomer's numbers come before its first mini-batch
         if self.loaders.passes is None:
             self.own.begin()
+        if not self.group.alone:
+            self._take_numbers(self.numbers)
         self.pauses.follow(model)
+
+
+    def _take_numbers(self, mine: ScriptNumbers) -> None:
+        """Take over the numbers of another worker, if they have come."""
+        found = getattr(self.registered, NUMBERS)
+        if found is not mine:
+            mine.take(found)
+            setattr(self.registered, NUMBERS, mine)
 
 
 def _trains() -> bool:
@@ -111,10 +132,10 @@ def main(argv: Sequence[str]) -> None:
     sys.argv[:] = words
     if module:
         sys.path[0] = str(Path.cwd())
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        runpy.run_module(words[0], script.variables(), "__main__", alter_sys=True)
     else:
         sys.path[0] = str(Path(words[0]).resolve().parent)
-        runpy.run_path(words[0], run_name="__main__")
+        runpy.run_path(words[0], script.variables(), "__main__")
     script.finish()
     if not trainer.committed and not trainer.rehearsing():
         sys.stderr.write("edl: the script has ended without a mini-batch\n")

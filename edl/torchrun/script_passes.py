@@ -12,9 +12,11 @@ taken back, as those of the others have come with the model.
 
 from __future__ import annotations
 
-import logging
+import linecache
 import math
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Final, TypedDict
 
 import numpy as np
@@ -30,8 +32,6 @@ from edl.torch.torch_process import trainer
 from edl.torchrun.sampler_order import Numbers, drawn, places
 from edl.torchrun.worker_group import WorkerGroup
 
-logger = logging.getLogger("edl")
-
 PLACE: Final = "torchrun_place"
 END: Final = object()  # of an iteration
 SETS_EPOCH: Final = "_edl_sets_epoch"  # marks a sampler whose script calls set_epoch()
@@ -41,6 +41,7 @@ class Place(TypedDict):
     """Where the script of all workers is, the same on each."""
 
     number: int  # of the newest pass
+    given: int  # batches that the script was given in it
     size: int  # of the job at its beginning, by which epochs are ordered
     first: int  # the sampler's epoch minus the job's
     sets_epoch: bool  # else each epoch has the same order
@@ -66,18 +67,19 @@ class Passes:
         self._shards = step.loader.shards
         self._samples = step.loader.samples_of_step
         step.loader.order_by(self._ordered)
-        number = self._number(sampler)
-        sets_epoch = hasattr(sampler, SETS_EPOCH)
-        first = sampler.epoch if sets_epoch else 0
-        self._extras = trainer.register(
-            **{PLACE: Place(number=number, size=group.size(), first=first, sets_epoch=sets_epoch)}
-        )
+        begins = Place(number=self._number(sampler), given=0, size=group.size(), first=0, sets_epoch=False)
+        self._extras = trainer.register(**{PLACE: begins})
         trainer.on_resize(lambda _old, _new: None)  # so that a newcomer's place comes before its first mini-batch
 
     @property
     def place(self) -> Place:
         found: Place = getattr(self._extras, PLACE)
         return found
+
+    @property
+    def index(self) -> int:
+        """Return the number of the newest batch in its pass, from 0: the same on all workers."""
+        return self.place["given"] - 1
 
     @property
     def between(self) -> bool:
@@ -89,6 +91,11 @@ class Passes:
 
     def __len__(self) -> int:
         return batches_of_epoch(self.loader.dataset, self.loader.batch_size or 1)  # type: ignore[arg-type]
+
+    def trains(self, loader: DataLoader[Any]) -> bool:
+        """Tell whether `loader` is the training loader, or one that the script has made anew."""
+        mine = self.loader
+        return loader is mine or (loader.dataset is mine.dataset and loader.batch_size == mine.batch_size)
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Iterate over the mini-batches of this worker in the script's next pass."""
@@ -106,8 +113,7 @@ class Passes:
         if self._iterator is None or not self._held:
             self._draw_seed(loader)
             self._iterator = iter(self.batches)
-        if self._group.joined and number > self.place["number"]:
-            setattr(self._extras, PLACE, Place(**{**self.place, "number": number}))  # type: ignore[typeddict-item]
+        self._note(number, sampler)
         while True:
             item = self._held.pop() if self._held else next(self._iterator, END)
             if not self._compared and self._group.joined:
@@ -117,7 +123,17 @@ class Passes:
             if item is END:
                 self._iterator = None
                 return
+            self.place["given"] += 1
             yield item
+
+    def _note(self, number: int, sampler: DistributedSampler[Any]) -> None:
+        """Note the pass that begins."""
+        place = self.place.copy()
+        if not self._held:
+            place["number"], place["given"] = max(number, place["number"]), 0
+        if self._group.joined and hasattr(sampler, SETS_EPOCH) and not place["sets_epoch"]:
+            place["sets_epoch"], place["first"] = True, sampler.epoch - trainer.epoch()
+        setattr(self._extras, PLACE, place)
 
     def _is_over(self, number: int) -> bool:
         """Tell whether the job is beyond the pass."""
@@ -180,12 +196,13 @@ class Loaders:
     def put(self) -> None:
         """Let all DataLoaders of this process iterate by this."""
         theirs, length, sets = DataLoader.__iter__, DataLoader.__len__, DistributedSampler.set_epoch
+        makes = DistributedSampler.__init__
 
         def iterate(loader: DataLoader[Any]) -> Any:
             sampler = sampler_of(loader)
             if sampler is None:
                 return theirs(loader)
-            if torch.is_grad_enabled() and self._is_training():
+            if not _looks(sys._getframe(1)) and torch.is_grad_enabled() and self._is_training():
                 return self._passes(loader).iterate(loader)
             self._follow_size(sampler)
             return theirs(loader)
@@ -200,6 +217,15 @@ class Loaders:
             setattr(sampler, SETS_EPOCH, True)
             sets(sampler, epoch)
 
+        def make(sampler: DistributedSampler[Any], dataset: Any, num_replicas: Any = None, rank: Any = None, *given: Any,
+                 **named: Any) -> None:  # fmt: skip
+            num_replicas = self._group.size() if num_replicas is None else num_replicas
+            rank = self._group.rank() if rank is None else rank
+            if not self._group.joined:
+                num_replicas = max(num_replicas, rank + 1)  # a newcomer is told the size of the beginning
+            makes(sampler, dataset, num_replicas, rank, *given, **named)
+
+        DistributedSampler.__init__ = make  # type: ignore[method-assign]
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
         DataLoader.__len__ = count  # type: ignore[method-assign]
         DistributedSampler.set_epoch = set_epoch  # type: ignore[method-assign]
@@ -211,22 +237,42 @@ class Loaders:
     def _passes(self, loader: DataLoader[Any]) -> Passes:
         if self.passes is None:
             self.passes = Passes(loader, self._group, self._kept, self._parts)
-        trained = self.passes.loader
-        if trained is not loader and (trained.dataset is not loader.dataset or trained.batch_size != loader.batch_size):
+        if not self.passes.trains(loader):
             raise UsageError(
                 "the script trains on a second DataLoader with a DistributedSampler, and a job of edl trains on one "
                 "source: to evaluate, iterate under `with torch.no_grad():` or after model.eval()"
             )
         return self.passes
 
+    def counted(self, iterable: Any, start: int = 0) -> Any:
+        """Do what `enumerate` does. Over the training loader, a newcomer counts on from where the others are: a script
+        that calls a collective at each tenth batch, say, then does so at the same batches on all workers.
+        """
+        if not isinstance(iterable, DataLoader) or sampler_of(iterable) is None:
+            return enumerate(iterable, start)
+        return self._counted(iterable, start)
+
+    def _counted(self, loader: DataLoader[Any], start: int) -> Iterator[Any]:
+        number = start
+        for batch in loader:
+            trains = self.passes is not None and self.passes.trains(loader)
+            yield (start + self.passes.index if trains and self.passes is not None else number), batch
+            number += 1
+
     def _follow_size(self, sampler: DistributedSampler[Any]) -> None:
         """Let a sampler share out its samples among the workers that there are now."""
-        size, total = self._group.size(), len(sampler.dataset)  # type: ignore[arg-type]
-        sampler.num_replicas, sampler.rank = size, self._group.rank()
+        rank, total = self._group.rank(), len(sampler.dataset)  # type: ignore[arg-type]
+        size = max(self._group.size(), rank + 1)
+        sampler.num_replicas, sampler.rank = size, rank
         sampler.num_samples = (total if sampler.drop_last else total + size - 1) // size
         if sampler.drop_last:
             sampler.num_samples = math.ceil((total - size) / size) if total % size else total // size
         sampler.total_size = sampler.num_samples * size
+
+
+def _looks(script: FrameType) -> bool:
+    """Tell whether the script only looks at a batch, by `next(iter(loader))`: that begins no pass."""
+    return "next(iter(" in linecache.getline(script.f_code.co_filename, script.f_lineno)
 
 
 def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:

@@ -54,8 +54,11 @@ def seen_from_outside() -> JobSeen:
 
 
 class WorkerGroup:
-    def __init__(self, seat: GroupSeat, words: RingWords, look: Callable[[], JobSeen] = seen_from_outside) -> None:
-        self._seat, self._words, self._look = seat, words, look
+    def __init__(
+        self, seat: GroupSeat, words: RingWords, look: Callable[[], JobSeen] = seen_from_outside, begun: int = 0
+    ) -> None:
+        """`begun`: the number of workers with which the job began; 0: not known."""
+        self._seat, self._words, self._look, self._begun = seat, words, look, begun
         self._beside: JobSeen | None = None
         self.passes_over = False  # the script passes over an epoch that the others have trained
 
@@ -69,12 +72,14 @@ class WorkerGroup:
         return not self.joined or self.passes_over
 
     def rank(self) -> int:
-        """Return the rank; of a newcomer, the one after the last."""
-        return self._seat.rank() if self.joined else self._seen.size
+        """Return the rank; of a newcomer, one that no other worker has."""
+        return self._seat.rank() if self.joined else max(self._seen.size, self._seat.local_rank())
 
     def size(self) -> int:
-        """Return the number of workers; to a newcomer, with itself."""
-        return self._seat.size() if self.joined else self._seen.size + 1
+        """Return the number of workers; to a newcomer, the one with which the job began: what its script makes of that
+        is the same on all workers then.
+        """
+        return self._seat.size() if self.joined else self._begun or self._seen.size
 
     def epoch_beside(self) -> int:
         """Return, to a newcomer, the epoch of the job as it is now."""
