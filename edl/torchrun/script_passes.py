@@ -264,9 +264,7 @@ class Loaders:
         rank, total = self._group.rank(), len(sampler.dataset)  # type: ignore[arg-type]
         size = max(self._group.size(), rank + 1)
         sampler.num_replicas, sampler.rank = size, rank
-        sampler.num_samples = (total if sampler.drop_last else total + size - 1) // size
-        if sampler.drop_last:
-            sampler.num_samples = math.ceil((total - size) / size) if total % size else total // size
+        sampler.num_samples = total // size if sampler.drop_last else math.ceil(total / size)
         sampler.total_size = sampler.num_samples * size
 
 

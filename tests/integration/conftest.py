@@ -60,7 +60,7 @@ class Edl:
         if warm:
             environ = {"EDL_TEST_COORDINATOR": self.warm.coordinator(), **self.warm.own(), **environ}
         code = FORKING if warm else MAIN[2]
-        boots = under or (arguments[:1] == ("run",) and not warm)
+        boots = under or (arguments[:1] in {("run",), ("torchrun",)} and not warm)
         line = [*under, *MAIN[:2], code] if boots else self.warm.line(code)
         return self.start_command([*line, *arguments], **environ)
 

@@ -1,0 +1,73 @@
+"""Unchanged scripts of torchrun's under `edl torchrun`: they grow, lose a worker, and train as under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pace import patient
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+SCRIPT = HERE / "originals" / "ddp_digits.py"
+LOSSES = HERE / "jobs" / "torchrun_losses.py"
+LEISURE = HERE / "jobs" / "at_leisure"
+
+
+def test_a_script_of_torchrun_grows_loses_a_worker_and_ends_with_equal_weights(edl: Any, tmp_path: Path) -> None:
+    """2 -> 3 -> kill -9 -> 2, of which the newcomer comes into an epoch that is not its script's first."""
+    edl.cwd = ROOT
+    audit, hurry = tmp_path / "audit", tmp_path / "hurry"
+    environ = {"PYTHONPATH": f"{LEISURE}:{ROOT}", "EDL_TEST_HURRY": str(hurry), "CUDA_VISIBLE_DEVICES": ""}
+    flags = ["--nproc-per-node", "2", "--nnodes", "1:3", "--rdzv-id", "digits"]
+    job = edl.start("torchrun", *flags, "--audit", str(audit), "--check-weights", "10", str(SCRIPT), **environ)
+
+    def trains(size: int) -> Any:
+        assert job.poll() is None, job.communicate()
+        status = edl.status("digits")
+        return status if status["size"] == size and status["state"] == "running" and status["epoch"] else None
+
+    edl.wait(lambda: trains(2), "an epoch of 2 workers", timeout_s=90)
+    assert edl("scale", "digits", "3", timeout_s=60).returncode == 0
+    step = edl.wait(lambda: trains(3), "3 workers", timeout_s=90)["step"]
+    status = edl.wait(lambda: (now := trains(3)) and now["step"] > step + 3 and now, "steps of 3", timeout_s=60)
+    os.kill(next(worker["pid"] for worker in status["workers"] if worker["rank"] == 0), signal.SIGKILL)
+    edl.wait(lambda: trains(2), "2 workers again", timeout_s=60)
+    hurry.touch()
+    out, err = job.communicate(timeout=patient(120))
+    assert job.returncode == 0, out + err
+    ends = re.findall(r"ends with (\w+) after step (\d+)", out)
+    assert len(ends) == 2 and len(set(ends)) == 1, out
+    accuracy = [float(found) for found in re.findall(r"epoch 7 accuracy ([\d.]+)", out)]
+    assert len(accuracy) == 2 and min(accuracy) > 0.8, out
+    found = edl.json("data", "verify", str(audit))
+    assert found["clean"] and [epoch["over"] for epoch in found["epochs"]] == [True] * 8, found
+
+
+def test_two_workers_have_the_losses_that_they_have_under_torchrun(edl: Any, tmp_path: Path) -> None:
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    theirs.mkdir()
+    mine.mkdir()
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(LOSSES)]
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    real = subprocess.run(
+        [*line, str(theirs)], env=quiet, capture_output=True, text=True, check=False, timeout=patient(120)
+    )
+    assert real.returncode == 0, real.stderr
+    done = edl("torchrun", "--standalone", "--nproc-per-node", "2", str(LOSSES), str(mine), timeout_s=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        expected, found = (json.loads((folder / f"{rank}.json").read_text()) for folder in (theirs, mine))
+        assert len(found["losses"]) == 3 * 15
+        assert found["losses"] == pytest.approx(expected["losses"], abs=1e-6)
+        for ours, of_torch in zip(found["measured"], expected["measured"], strict=True):
+            assert ours == pytest.approx(of_torch, abs=1e-6)

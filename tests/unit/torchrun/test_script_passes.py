@@ -1,0 +1,153 @@
+"""Which of a script's passes is which epoch of the job: on a worker of the beginning, and on a newcomer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from edl.errors import UsageError
+from edl.torchrun import script_passes
+from edl.torchrun.script_passes import PLACE, SETS_EPOCH, Loaders, Passes, Place
+
+TOTAL, BATCH = 8, 4
+
+
+class Group:
+    def __init__(self, *, joined: bool, epoch: int = 0) -> None:
+        self.joined, self.epoch, self.passes_over = joined, epoch, False
+
+    @property
+    def alone(self) -> bool:
+        return not self.joined or self.passes_over
+
+    def rank(self) -> int:
+        return 0 if self.joined else 2
+
+    def size(self) -> int:
+        return 2
+
+    def epoch_beside(self) -> int:
+        return self.epoch
+
+
+class Job:
+    """What stands for the rest of edl: batches of `steps` an epoch, and what was registered."""
+
+    def __init__(self, group: Group, steps: int = 2) -> None:
+        self.group, self.steps = group, steps
+        self.registered = SimpleNamespace()
+        self.joins: Place | None = None  # the others' place: a newcomer is where they are after its rehearsal
+        self.first = True
+        self.between = False
+
+    def register(self, **values: Any) -> Any:
+        vars(self.registered).update(values)
+        return self.registered
+
+    def on_resize(self, _callback: Any) -> None:
+        pass
+
+    def epoch(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.joins is not None and self.first:
+            self.first = False
+            yield "rehearsal"
+            self.group.joined = True
+            setattr(self.registered, PLACE, self.joins.copy())
+        for number in range(self.steps):
+            yield number
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(job: Job) -> tuple[Passes, DataLoader[Any], list[str]]:
+        told = list[str]()
+        loader: DataLoader[Any] = DataLoader(
+            list(range(TOTAL)), BATCH, sampler=DistributedSampler(range(TOTAL), 2, 0)  # type: ignore[arg-type]
+        )
+        inner = SimpleNamespace(shards=None, samples_of_step=BATCH, order_by=lambda _order: None)
+        monkeypatch.setattr(script_passes, "trainer", job)
+        monkeypatch.setattr(script_passes, "converted", lambda *_given: SimpleNamespace(loader=inner))
+        monkeypatch.setattr(script_passes, "ElasticBatches", lambda *_given: job)
+        return Passes(loader, job.group, lambda: lambda: told.append("put back"), 1), loader, told  # type: ignore[arg-type]
+
+    return make
+
+
+def passes_of(passes: Passes, loader: DataLoader[Any], epochs: int, *, sets: bool = True) -> list[list[Any]]:
+    found = []
+    for epoch in range(epochs):
+        if sets:
+            setattr(loader.sampler, SETS_EPOCH, True)
+            loader.sampler.epoch = epoch  # type: ignore[attr-defined]
+        found.append([*passes.iterate(loader)])
+    return found
+
+
+@pytest.mark.parametrize("sets", [True, False])
+def test_a_worker_of_the_beginning_has_all_of_each_epoch(made: Any, sets: bool) -> None:
+    passes, loader, told = made(Job(Group(joined=True)))
+    assert passes_of(passes, loader, 3, sets=sets) == [[0, 1]] * 3
+    assert passes.place == {"number": 2, "given": 2, "size": 2, "first": 0, "sets_epoch": sets}
+    assert told == []
+
+
+@pytest.mark.parametrize("sets", [True, False])
+def test_a_newcomer_passes_over_what_is_done_before_it_rehearses(made: Any, sets: bool) -> None:
+    job = Job(Group(joined=False, epoch=3))
+    job.joins = Place(number=3, given=5, size=2, first=0, sets_epoch=sets)
+    passes, loader, told = made(job)
+    assert passes_of(passes, loader, 5, sets=sets) == [[], [], [], ["rehearsal", 0, 1], [0, 1]]
+    assert told == [] and not job.group.passes_over
+
+
+def test_where_the_others_have_come_farther_it_passes_over_these_too(made: Any) -> None:
+    job = Job(Group(joined=False, epoch=1))
+    job.joins = Place(number=3, given=5, size=2, first=0, sets_epoch=True)
+    passes, loader, told = made(job)
+    found, alone = [], []
+    for epoch in range(5):
+        setattr(loader.sampler, SETS_EPOCH, True)
+        loader.sampler.epoch = epoch
+        found.append([*passes.iterate(loader)])
+        alone.append(job.group.alone)
+    assert found == [[], ["rehearsal"], [], [0, 1], [0, 1]]
+    assert alone == [True, True, True, False, False]
+    assert told == ["put back"], "what it did to schedules meanwhile, once"
+
+
+def test_a_newcomer_counts_batches_on_from_where_the_others_are(made: Any) -> None:
+    job = Job(Group(joined=False))
+    job.joins = Place(number=0, given=7, size=2, first=0, sets_epoch=False)
+    passes, loader, _ = made(job)
+    assert [(passes.index, batch) for batch in passes.iterate(loader)] == [(0, "rehearsal"), (7, 0), (8, 1)]
+    assert [passes.index for _ in passes.iterate(loader)] == [0, 1]
+
+
+def test_a_newcomer_that_is_beyond_the_others_is_refused(made: Any) -> None:
+    job = Job(Group(joined=False))
+    job.joins = Place(number=0, given=1, size=2, first=0, sets_epoch=True)
+    passes, loader, _ = made(job)
+    setattr(loader.sampler, SETS_EPOCH, True)
+    loader.sampler.epoch = 2
+    with pytest.raises(UsageError, match="begins with epoch 2, and the others are in epoch 0"):
+        [*passes.iterate(loader)]
+
+
+def test_a_sampler_shares_out_among_the_workers_there_are() -> None:
+    group = Group(joined=True)
+    loaders = Loaders(group, lambda: lambda: None, lambda: False)  # type: ignore[arg-type]
+    sampler: DistributedSampler[Any] = DistributedSampler(range(10), 5, 4, shuffle=False)  # type: ignore[arg-type]
+    loaders._follow_size(sampler)
+    assert [*sampler] == [0, 2, 4, 6, 8]
+    for drop_last in (False, True):
+        sampler = DistributedSampler(range(11), 4, 1, drop_last=drop_last)  # type: ignore[arg-type]
+        loaders._follow_size(sampler)
+        assert len(sampler) == len(DistributedSampler(range(11), 2, 0, drop_last=drop_last))  # type: ignore[arg-type]
