@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,11 +37,11 @@ class ScriptOfTorchrun:
     """All that stands in the place of torch's names in this process."""
 
     def __init__(self) -> None:
-        words = RingWords(framework, trainer, lambda: trainer.evaluate_shared if self.loaders.between else None)
+        self._words = RingWords(framework, trainer, lambda: trainer.evaluate_shared if self.loaders.between else None)
         begun = os.environ.get("EDL_NP", "")
-        self.group = WorkerGroup(trainer, words, begun=int(begun) if begun.isdecimal() else 0)
+        self.group = WorkerGroup(trainer, self._words, begun=int(begun) if begun.isdecimal() else 0)
         self.objects = TrainingObjects(self._wrap, lambda name, value: trainer.register(**{name: value}))
-        self.loaders = Loaders(self.group, self.objects.kept, _trains, _accumulated())
+        self.loaders = Loaders(self.group, self, _accumulated())
         self.own = OwnBatches()
         self.pauses = GradientPauses()
         self.numbers: ScriptNumbers | None = None
@@ -66,6 +66,18 @@ class ScriptOfTorchrun:
         if self.loaders.passes is None:
             self.own.finish()
 
+    def trains(self) -> bool:
+        return any(model.training for model in DistributedDataParallel.known)
+
+    def kept(self) -> Callable[[], None]:
+        return self.objects.kept()
+
+    def end_pass(self) -> None:
+        """Give all workers the buffers of rank 0: DistributedDataParallel does so in an evaluation's forward passes."""
+        for model in DistributedDataParallel.known:
+            if model.broadcast_buffers:
+                self._words.share_buffers(model.module)
+
     def _wrap(self, optimizer: Any, model: torch.nn.Module) -> None:
         framework.wrap(trainer, optimizer, model, None, USUAL)
 
@@ -89,10 +101,6 @@ class ScriptOfTorchrun:
         if found is not mine:
             mine.take(found)
             setattr(self.registered, NUMBERS, mine)
-
-
-def _trains() -> bool:
-    return any(model.training for model in DistributedDataParallel.known)
 
 
 def _refuse_without_model(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

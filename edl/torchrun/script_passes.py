@@ -17,7 +17,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -47,13 +47,26 @@ class Place(TypedDict):
     sets_epoch: bool  # else each epoch has the same order
 
 
+class Script(Protocol):
+    """The rest of the script, as its passes need it."""
+
+    def trains(self) -> bool:
+        """Tell whether it has a model that is in training now."""
+
+    def kept(self) -> Callable[[], None]:
+        """Keep schedules as they are; what is returned puts them back."""
+
+    def end_pass(self) -> None:
+        """All workers have come to the end of the same pass."""
+
+
 class Passes:
     """The passes over one training loader."""
 
-    def __init__(self, loader: DataLoader[Any], group: WorkerGroup, kept: Callable[[], Callable[[], None]], parts: int):
-        """`kept`: `TrainingObjects.kept`. `parts`: batches of one update."""
+    def __init__(self, loader: DataLoader[Any], group: WorkerGroup, script: Script, parts: int) -> None:
+        """`parts`: batches of one update."""
         self.loader = loader
-        self._group, self._kept = group, kept
+        self._group, self._script = group, script
         sampler = sampler_of(loader)
         assert sampler is not None
         self._seed = sampler.seed if sampler.shuffle else None
@@ -122,6 +135,8 @@ class Passes:
                     return
             if item is END:
                 self._iterator = None
+                if self._group.joined:
+                    self._script.end_pass()
                 return
             self.place["given"] += 1
             yield item
@@ -155,7 +170,7 @@ class Passes:
         if number == there:
             return False
         self._held = [item]
-        self._put_back = self._kept()
+        self._put_back = self._script.kept()
         self._group.passes_over = True
         return True
 
@@ -182,15 +197,8 @@ class Passes:
 class Loaders:
     """DataLoaders of a script: the one that it trains on, and those that it evaluates."""
 
-    def __init__(
-        self,
-        group: WorkerGroup,
-        kept: Callable[[], Callable[[], None]],
-        is_training: Callable[[], bool],
-        parts: int = 1,
-    ) -> None:
-        """`is_training()`: whether the script has a model that trains now."""
-        self._group, self._kept, self._is_training, self._parts = group, kept, is_training, parts
+    def __init__(self, group: WorkerGroup, script: Script, parts: int = 1) -> None:
+        self._group, self._script, self._parts = group, script, parts
         self.passes: Passes | None = None
 
     def put(self) -> None:
@@ -202,7 +210,7 @@ class Loaders:
             sampler = sampler_of(loader)
             if sampler is None:
                 return theirs(loader)
-            if not _looks(sys._getframe(1)) and torch.is_grad_enabled() and self._is_training():
+            if not _looks(sys._getframe(1)) and torch.is_grad_enabled() and self._script.trains():
                 return self._passes(loader).iterate(loader)
             self._follow_size(sampler)
             return theirs(loader)
@@ -236,7 +244,7 @@ class Loaders:
 
     def _passes(self, loader: DataLoader[Any]) -> Passes:
         if self.passes is None:
-            self.passes = Passes(loader, self._group, self._kept, self._parts)
+            self.passes = Passes(loader, self._group, self._script, self._parts)
         if not self.passes.trains(loader):
             raise UsageError(
                 "the script trains on a second DataLoader with a DistributedSampler, and a job of edl trains on one "

@@ -65,6 +65,20 @@ class Job:
             yield number
 
 
+class Script:
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+
+    def trains(self) -> bool:
+        return True
+
+    def kept(self) -> Any:
+        return lambda: self.told.append("put back")
+
+    def end_pass(self) -> None:
+        self.told.append("end")
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(job: Job) -> tuple[Passes, DataLoader[Any], list[str]]:
@@ -76,7 +90,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(script_passes, "trainer", job)
         monkeypatch.setattr(script_passes, "converted", lambda *_given: SimpleNamespace(loader=inner))
         monkeypatch.setattr(script_passes, "ElasticBatches", lambda *_given: job)
-        return Passes(loader, job.group, lambda: lambda: told.append("put back"), 1), loader, told  # type: ignore[arg-type]
+        return Passes(loader, job.group, Script(told), 1), loader, told  # type: ignore[arg-type]
 
     return make
 
@@ -96,7 +110,7 @@ def test_a_worker_of_the_beginning_has_all_of_each_epoch(made: Any, sets: bool) 
     passes, loader, told = made(Job(Group(joined=True)))
     assert passes_of(passes, loader, 3, sets=sets) == [[0, 1]] * 3
     assert passes.place == {"number": 2, "given": 2, "size": 2, "first": 0, "sets_epoch": sets}
-    assert told == []
+    assert told == ["end"] * 3
 
 
 @pytest.mark.parametrize("sets", [True, False])
@@ -105,7 +119,7 @@ def test_a_newcomer_passes_over_what_is_done_before_it_rehearses(made: Any, sets
     job.joins = Place(number=3, given=5, size=2, first=0, sets_epoch=sets)
     passes, loader, told = made(job)
     assert passes_of(passes, loader, 5, sets=sets) == [[], [], [], ["rehearsal", 0, 1], [0, 1]]
-    assert told == [] and not job.group.passes_over
+    assert told == ["end"] * 2 and not job.group.passes_over
 
 
 def test_where_the_others_have_come_farther_it_passes_over_these_too(made: Any) -> None:
@@ -120,7 +134,7 @@ def test_where_the_others_have_come_farther_it_passes_over_these_too(made: Any) 
         alone.append(job.group.alone)
     assert found == [[], ["rehearsal"], [], [0, 1], [0, 1]]
     assert alone == [True, True, True, False, False]
-    assert told == ["put back"], "what it did to schedules meanwhile, once"
+    assert told == ["put back", "end", "end"], "what it did to schedules meanwhile, once"
 
 
 def test_a_newcomer_counts_batches_on_from_where_the_others_are(made: Any) -> None:
@@ -143,7 +157,7 @@ def test_a_newcomer_that_is_beyond_the_others_is_refused(made: Any) -> None:
 
 def test_a_sampler_shares_out_among_the_workers_there_are() -> None:
     group = Group(joined=True)
-    loaders = Loaders(group, lambda: lambda: None, lambda: False)  # type: ignore[arg-type]
+    loaders = Loaders(group, Script([]))  # type: ignore[arg-type]
     sampler: DistributedSampler[Any] = DistributedSampler(range(10), 5, 4, shuffle=False)  # type: ignore[arg-type]
     loaders._follow_size(sampler)
     assert [*sampler] == [0, 2, 4, 6, 8]
