@@ -5,9 +5,11 @@ Owns: that everything stands in its place before the script begins. Does not own
 
 from __future__ import annotations
 
+import logging
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +32,8 @@ from edl.torchrun.script_passes import Loaders
 from edl.torchrun.training_objects import TrainingObjects
 from edl.torchrun.worker_group import WorkerGroup, set_environment
 
+logger = logging.getLogger("edl")
+
 ACCUMULATE = "EDL_TORCHRUN_ACCUMULATE"
 
 
@@ -45,6 +49,7 @@ class ScriptOfTorchrun:
         self.own = OwnBatches()
         self.pauses = GradientPauses()
         self.numbers: ScriptNumbers | None = None
+        self._told_rank = False
         self.names = GroupNames(self.group, self.finish)
 
     def put(self) -> None:
@@ -87,13 +92,24 @@ class ScriptOfTorchrun:
         if self.numbers is None:
             self.numbers = ScriptNumbers(vars(sys.modules["__main__"]))
             self.registered = trainer.register(**{NUMBERS: self.numbers})
-            trainer.on_resize(lambda _old, _new: None)  # so that a newcomer's numbers come before its first mini-batch
+            # Also so that a newcomer's numbers come before its first mini-batch, and not beside it.
+            trainer.on_resize(lambda _old, _new: self._tell_rank())
         if self.loaders.passes is None:
             self.own.begin()
         if not self.group.alone:
             self._take_numbers(self.numbers)
         self.pauses.follow(model)
 
+
+    def _tell_rank(self) -> None:
+        """Say once that this worker has rank 0 now, if its script may have read another one at its beginning."""
+        if not self._told_rank and trainer.rank() == 0 and os.environ["RANK"] != "0":
+            self._told_rank = True
+            logger.warning(
+                "this worker has rank 0 now: torch.distributed.get_rank() says so, and RANK=%s, which it began with, "
+                "does not; a script that writes its files by RANK writes none from here on",
+                os.environ["RANK"],
+            )
 
     def _take_numbers(self, mine: ScriptNumbers) -> None:
         """Take over the numbers of another worker, if they have come."""
@@ -126,6 +142,14 @@ def _accumulated() -> int:
     return int(text)
 
 
+def _line_of_script(error: UsageError) -> str:
+    """Name the line of the script, or of a module beside it, that has led to `error`."""
+    here = sys.path[0] + os.sep
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(here)]
+    lines = lines or [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == sys.argv[0]]
+    return f"{Path(lines[-1].filename).name}:{lines[-1].lineno}: " if lines else ""
+
+
 def main(argv: Sequence[str]) -> None:
     module = list(argv[:1]) == ["-m"]
     words = list(argv[1:] if module else argv)
@@ -138,12 +162,14 @@ def main(argv: Sequence[str]) -> None:
     set_environment(script.group)
     script.put()
     sys.argv[:] = words
-    if module:
-        sys.path[0] = str(Path.cwd())
-        runpy.run_module(words[0], script.variables(), "__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(words[0]).resolve().parent)
-        runpy.run_path(words[0], script.variables(), "__main__")
+    sys.path[0] = str(Path.cwd() if module else Path(words[0]).resolve().parent)
+    try:
+        if module:
+            runpy.run_module(words[0], script.variables(), "__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], script.variables(), "__main__")
+    except UsageError as error:
+        sys.exit(f"edl: {_line_of_script(error)}{error}")
     script.finish()
     if not trainer.committed and not trainer.rehearsing():
         sys.stderr.write("edl: the script has ended without a mini-batch\n")
