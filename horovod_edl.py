@@ -40,7 +40,8 @@ def main() -> int:
     runs = sys.argv[1:2] in (["run"], ["torchrun"])
     if runs and sys.platform != "linux":
         print(
-            f"edl: `edl {sys.argv[1]}` needs Linux, and this is {sys.platform}: start it in a container or on a host of Linux",
+            f"edl: `edl {sys.argv[1]}` needs Linux, and this is {sys.platform}: start it in a container or on a host "
+            "of Linux",
             file=sys.stderr,
         )
         return 2

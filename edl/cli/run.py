@@ -146,9 +146,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"{waits} waits for a job that trains elsewhere: name it by --job, and its --coordinator HOST:PORT"
         )
-    line = python_line(arguments.line) if arguments.as_torchrun else arguments.line
+    command = python_line(arguments.line) if arguments.as_torchrun else arguments.line
     with ends_early(lambda signum: early_end(settings, signum, waits=bool(waits))):
-        return _run(settings, line, waits=bool(waits), detach=arguments.detach)
+        return _run(settings, command, waits=bool(waits), detach=arguments.detach)
 
 
 def _run(settings: Settings, line: Sequence[str], *, waits: bool, detach: bool) -> int:

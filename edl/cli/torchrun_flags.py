@@ -1,7 +1,7 @@
 """`edl torchrun`: the flags of torchrun, in the words of `edl run`.
 
-Owns: what each of torchrun's flags means here, and which mean nothing. Does not own: running the job (`edl.cli.run`), nor
-what becomes of the script in a worker (`edl.torchrun`).
+Owns: what each of torchrun's flags means here, and which mean nothing. Does not own: running the job (`edl.cli.run`),
+nor what becomes of the script in a worker (`edl.torchrun`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ def add_torchrun(found: Commands) -> None:
     group.add_argument("--standalone", action="store_true", help="a job of this machine alone")
     group.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as with `python -m`")
     group.add_argument("--no-python", "--no_python", action="store_true", help=argparse.SUPPRESS)
-    group.add_argument("--run-path", "--run_path", action="store_true", help=argparse.SUPPRESS)
     group.add_argument("--max_restarts", dest="torchrun_max_restarts", help=argparse.SUPPRESS)  # the setting's twin
     for name in WITHOUT_MEANING:
         group.add_argument(*SHORT.get(name, ()), *_spelled(name), dest=_field(name), help=argparse.SUPPRESS)
@@ -104,14 +103,17 @@ def torchrun(arguments: argparse.Namespace) -> int:
     for note in found.notes:
         sys.stderr.write(f"edl: {note}\n")
     os.environ.update({name: value for name, value in found.environ.items() if name not in os.environ})
-    return run(argparse.Namespace(given=found.given, line=list(found.command), detach=arguments.detach, as_torchrun=False))
+    return run(
+        argparse.Namespace(given=found.given, line=list(found.command), detach=arguments.detach, as_torchrun=False)
+    )
 
 
 def translated(flags: Mapping[str, Any], given: Mapping[str, Given], line: Sequence[str]) -> Translated:
     """Translate torchrun's `flags`. Raises UsageError."""
     if "no-python" in flags:
         raise UsageError(
-            "--no-python: edl puts its names in the place of torch's inside of Python: give a script, or a module with -m"
+            "--no-python: edl puts its names in the place of torch's inside of Python: give a script, or a module "
+            "with -m"
         )
     started = _workers(str(flags.get("nproc-per-node", "1")))
     sizes = {} if "nproc-per-node" not in flags and "np" in given else {"np": started}
@@ -187,6 +189,8 @@ def _spelled(name: str) -> tuple[str, ...]:
 
 
 def _field(name: str) -> str:
-    return f"torchrun_{name.replace('-', '_')}" if name not in {"standalone", "module", "no-python"} else name.replace(
-        "-", "_"
+    return (
+        f"torchrun_{name.replace('-', '_')}"
+        if name not in {"standalone", "module", "no-python"}
+        else name.replace("-", "_")
     )

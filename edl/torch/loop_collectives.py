@@ -160,7 +160,9 @@ class LoopCollectives:
         if self._seat.size() == 1:
             return [says()]
         mine = _packed([name, says()])
-        told = [msgspec.msgpack.decode(one) for one in self._try(lambda: of_all_members(self._holder.ring, mine), [mine])]
+        told = [
+            msgspec.msgpack.decode(one) for one in self._try(lambda: of_all_members(self._holder.ring, mine), [mine])
+        ]
         if names := {one[0] for one in told} - {name}:
             raise UsageError(
                 f"in one mini-batch this worker has called {name}, and another one {', '.join(sorted(names))}: all "

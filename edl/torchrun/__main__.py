@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import edl.torch as elastic
@@ -57,7 +56,7 @@ class ScriptOfTorchrun:
         self.objects.watch()
         self.loaders.put()
         parallel_model.put()
-        DistributedDataParallel.began = staticmethod(self._began)  # type: ignore[assignment]
+        DistributedDataParallel.began = staticmethod(self._began)
         register_optimizer_step_pre_hook(_refuse_without_model)
         for name in ("spawn", "start_processes"):
             setattr(torch.multiprocessing, name, _refuse_spawn)
@@ -99,7 +98,6 @@ class ScriptOfTorchrun:
         if not self.group.alone:
             self._take_numbers(self.numbers)
         self.pauses.follow(model)
-
 
     def _tell_rank(self) -> None:
         """Say once that this worker has rank 0 now, if its script may have read another one at its beginning."""

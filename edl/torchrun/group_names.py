@@ -141,7 +141,7 @@ class GroupNames:
         _fill(tensor, self._group.reduced("all_reduce", tensor, op))
         return Finished() if async_op else None
 
-    def reduce(  # noqa: PLR0913, PLR0917 - torch's signature
+    def reduce(
         self,
         tensor: torch.Tensor,
         dst: int | None = None,
@@ -161,14 +161,14 @@ class GroupNames:
     ) -> Finished | None:
         """Fill the list. It gets as many entries as there are workers, should their number have changed meanwhile."""
         self._is_all(group)
-        self._fill_list(tensor_list, self._group.by_rank("all_gather", lambda: tensor.detach()), tensor)
+        self._fill_list(tensor_list, self._group.by_rank("all_gather", tensor.detach), tensor)
         return Finished() if async_op else None
 
     def all_gather_into_tensor(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
     ) -> Finished | None:
         self._is_all(group)
-        parts = self._group.by_rank("all_gather_into_tensor", lambda: input_tensor.detach())
+        parts = self._group.by_rank("all_gather_into_tensor", input_tensor.detach)
         rows = max(1, output_tensor.numel() // max(1, input_tensor.numel()))
         filled = [parts[number] if number < len(parts) else input_tensor.detach() for number in range(rows)]
         with torch.no_grad():
@@ -180,7 +180,7 @@ class GroupNames:
         self._is_all(group)
         self._fill_list(object_list, self._group.by_rank("all_gather_object", lambda: obj), obj)
 
-    def gather(  # noqa: PLR0913, PLR0917 - torch's signature
+    def gather(
         self,
         tensor: torch.Tensor,
         gather_list: list[torch.Tensor] | None = None,
@@ -190,7 +190,7 @@ class GroupNames:
         group_dst: int | None = None,
     ) -> Finished | None:
         self._is_all(group)
-        found = self._group.by_rank("gather", lambda: tensor.detach())
+        found = self._group.by_rank("gather", tensor.detach)
         if gather_list is not None and self._group.rank() == _root(dst, group_dst):
             self._fill_list(gather_list, found, tensor)
         return Finished() if async_op else None
@@ -217,7 +217,7 @@ class GroupNames:
         group_src: int | None = None,
     ) -> Finished | None:
         self._is_all(group)
-        _fill(tensor, self._group.of_root("broadcast", lambda: tensor.detach(), _root(src, group_src)))
+        _fill(tensor, self._group.of_root("broadcast", tensor.detach, _root(src, group_src)))
         return Finished() if async_op else None
 
     def broadcast_object_list(

@@ -34,7 +34,7 @@ class DistributedDataParallel(TorchParallel):
     began: ClassVar[Began] = staticmethod(lambda _model: None)  # called before each forward pass of training
     known: ClassVar[list[DistributedDataParallel]] = []
 
-    def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
+    def __init__(  # noqa: PLR0913 - torch's signature
         self,
         module: nn.Module,
         device_ids: Sequence[Any] | None = None,
@@ -57,11 +57,11 @@ class DistributedDataParallel(TorchParallel):
             )
         self.module = module
         self.device = trained[0].device
-        self.device_ids = None if not device_ids else [torch.device("cuda", one) if isinstance(one, int) else one
-                                                       for one in device_ids]  # fmt: skip
+        places = [torch.device("cuda", one) if isinstance(one, int) else one for one in device_ids or ()]
+        self.device_ids: Any = places or None
         self.output_device = output_device
         self.dim = dim
-        self.process_group = None
+        self.process_group: Any = None
         self.broadcast_buffers = broadcast_buffers
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
@@ -80,7 +80,9 @@ class DistributedDataParallel(TorchParallel):
         """Take over the model of rank 0, as torch's does."""
         named = [*self.module.named_parameters(), *self.module.named_buffers()]
         if any(nn.parameter.is_lazy(tensor) for _, tensor in named):
-            raise UsageError("DistributedDataParallel: a lazy module has no parameters yet; run a batch through it first")
+            raise UsageError(
+                "DistributedDataParallel: a lazy module has no parameters yet; run a batch through it first"
+            )
         if framework.ring.size <= 1:
             return
         try:
@@ -116,15 +118,15 @@ class DistributedDataParallel(TorchParallel):
         return dict(self.__dict__)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        nn.Module.__setstate__(self, state)
+        nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
 
     def register_comm_hook(self, *_given: Any, **_named: Any) -> NoReturn:
         raise UsageError("DistributedDataParallel.register_comm_hook: gradients travel as they are: leave it away")
 
     def join(self, *_given: Any, **_named: Any) -> NoReturn:
         raise UsageError(
-            "DistributedDataParallel.join: all workers make the same number of steps, and a short last one is weighted: "
-            "leave it away"
+            "DistributedDataParallel.join: all workers make the same number of steps, and a short last one is "
+            "weighted: leave it away"
         )
 
     def _set_static_graph(self) -> None:

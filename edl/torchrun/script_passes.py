@@ -1,13 +1,14 @@
 """A script's loop over a DataLoader with a DistributedSampler, as passes over the job's samples.
 
-Owns: which loader is trained on, which of the script's passes is which epoch of the job, and that a newcomer passes over
-epochs that are done. Does not own: where steps end (`edl.torch.batches`), nor the samples (`edl.trainer.data.shards`).
+Owns: which loader is trained on, which of the script's passes is which epoch of the job, and that a newcomer passes
+over epochs that are done. Does not own: where steps end (`edl.torch.batches`), nor the samples
+(`edl.trainer.data.shards`).
 
 Passes have numbers: what the script gives `set_epoch()`, else how many it has made. The number of the pass that the
 others are in travels to a newcomer with the model. Before that it knows the job's epoch from outside, and goes through
 the passes before it without a mini-batch. Its first mini-batch then is its rehearsal, at whose end it enters the ring.
-Where the others have come farther meanwhile, it passes over these epochs too; what the script does to schedules there is
-taken back, as those of the others have come with the model.
+Where the others have come farther meanwhile, it passes over these epochs too; what the script does to schedules there
+is taken back, as those of the others have come with the model.
 """
 
 from __future__ import annotations
@@ -225,18 +226,18 @@ class Loaders:
             setattr(sampler, SETS_EPOCH, True)
             sets(sampler, epoch)
 
-        def make(sampler: DistributedSampler[Any], dataset: Any, num_replicas: Any = None, rank: Any = None, *given: Any,
-                 **named: Any) -> None:  # fmt: skip
-            num_replicas = self._group.size() if num_replicas is None else num_replicas
-            rank = self._group.rank() if rank is None else rank
-            if not self._group.joined:
-                num_replicas = max(num_replicas, rank + 1)  # a newcomer is told the size of the beginning
-            makes(sampler, dataset, num_replicas, rank, *given, **named)
+        def make(
+            sampler: Any, dataset: Any, num_replicas: Any = None, rank: Any = None, *more: Any, **named: Any
+        ) -> None:
+            size = self._group.size() if num_replicas is None else num_replicas
+            mine = self._group.rank() if rank is None else rank
+            # A newcomer is told the size of the beginning.
+            makes(sampler, dataset, size if self._group.joined else max(size, mine + 1), mine, *more, **named)
 
-        DistributedSampler.__init__ = make  # type: ignore[method-assign]
+        DistributedSampler.__init__ = make  # type: ignore[assignment, method-assign]
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
         DataLoader.__len__ = count  # type: ignore[method-assign]
-        DistributedSampler.set_epoch = set_epoch  # type: ignore[method-assign]
+        DistributedSampler.set_epoch = set_epoch  # type: ignore[assignment, method-assign]
 
     @property
     def between(self) -> bool:
@@ -282,7 +283,7 @@ def _looks(script: FrameType) -> bool:
 
 
 def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
-    """Return the DistributedSampler of a loader, if it has one. Raises UsageError where that has an order of its own."""
+    """Return the DistributedSampler of a loader, if it has one. Raises UsageError where it has an order of its own."""
     batches = getattr(loader, "batch_sampler", None)
     found = getattr(batches, "sampler", None) if batches is not None else getattr(loader, "sampler", None)
     if not isinstance(found, DistributedSampler):

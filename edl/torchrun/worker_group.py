@@ -139,7 +139,7 @@ class WorkerGroup:
         if kind in {"sum", "mean"} and tensor.is_floating_point():
             found: torch.Tensor = self._words.reduced(tensor.detach(), kind)
             return found
-        parts = torch.stack(self.by_rank(name, lambda: tensor.detach()))
+        parts = torch.stack(self.by_rank(name, tensor.detach))
         return REDUCTIONS[kind](parts).to(tensor.dtype).to(tensor.device)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import init_process_group
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -26,7 +26,7 @@ train, test = TensorDataset(samples[:480], labels[:480]), TensorDataset(samples[
 loader = DataLoader(train, batch_size=16, sampler=DistributedSampler(train, seed=5))
 testing = DataLoader(test, batch_size=20, sampler=DistributedSampler(test, shuffle=False))
 net = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2))
-model = DDP(net)
+model = DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, epochs=3, steps_per_epoch=len(loader))
 losses: list[float] = []

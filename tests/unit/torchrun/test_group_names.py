@@ -86,7 +86,13 @@ def test_to_who_is_alone_a_collective_answers_with_its_own_values(passes_over: b
 def test_in_a_ring_it_answers_with_those_of_all() -> None:
     dist, _, words = names(Seat(1, 3, 5))
     assert (dist.get_rank(), dist.get_world_size()) == (1, 3)
-    for op, expected in {ReduceOp.SUM: 6, ReduceOp.AVG: 2, ReduceOp.MIN: 1, ReduceOp.MAX: 3, ReduceOp.PRODUCT: 6}.items():
+    for op, expected in {
+        ReduceOp.SUM: 6,
+        ReduceOp.AVG: 2,
+        ReduceOp.MIN: 1,
+        ReduceOp.MAX: 3,
+        ReduceOp.PRODUCT: 6,
+    }.items():
         for one in (torch.tensor(1), torch.tensor(1.0)):
             dist.all_reduce(one, op)
             assert one.item() == expected

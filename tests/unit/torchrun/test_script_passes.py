@@ -61,8 +61,7 @@ class Job:
             yield "rehearsal"
             self.group.joined = True
             setattr(self.registered, PLACE, self.joins.copy())
-        for number in range(self.steps):
-            yield number
+        yield from range(self.steps)
 
 
 class Script:
@@ -84,7 +83,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(job: Job) -> tuple[Passes, DataLoader[Any], list[str]]:
         told = list[str]()
         loader: DataLoader[Any] = DataLoader(
-            list(range(TOTAL)), BATCH, sampler=DistributedSampler(range(TOTAL), 2, 0)  # type: ignore[arg-type]
+            list(range(TOTAL)),  # type: ignore[arg-type]
+            BATCH,
+            sampler=DistributedSampler(range(TOTAL), 2, 0),  # type: ignore[arg-type]
         )
         inner = SimpleNamespace(shards=None, samples_of_step=BATCH, order_by=lambda _order: None)
         monkeypatch.setattr(script_passes, "trainer", job)

@@ -7,13 +7,14 @@ if sys.orig_argv[1:4] == ["-u", "-m", "edl.torchrun"]:
     import atexit
     import hashlib
     import time
+    from pathlib import Path
 
     import torch
 
     compute = torch.nn.functional.cross_entropy
 
     def at_leisure(*given, **named):
-        if not os.path.exists(os.environ["EDL_TEST_HURRY"]):
+        if not Path(os.environ["EDL_TEST_HURRY"]).exists():
             time.sleep(0.2)
         return compute(*given, **named)
 
