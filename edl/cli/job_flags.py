@@ -146,7 +146,8 @@ def add_run(found: Commands) -> None:
         if setting.flags:
             add_setting(groups.get(setting.field, parser), setting)
     add_switch(groups["job"], "--detach", "run the job in the background, and print its name", "-d")
-    add_switch(groups["job"], "--as-torchrun", "COMMAND is an unchanged script of torchrun's (`edl torchrun`)")
+    summary = "COMMAND is an unchanged script of torchrun's, as with `edl torchrun`"
+    groups["job"].add_argument("--as-torchrun", action="store_true", help=summary)
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what each worker runs")
 
 

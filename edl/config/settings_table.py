@@ -316,6 +316,6 @@ MORE_VARIABLES = frozenset((
     "EDL_COORDINATOR_AUTH", "EDL_COORDINATOR_TLS_CA", "EDL_COORDINATOR_TLS_CERT", "EDL_COORDINATOR_TLS_KEY",
     "EDL_COORDINATOR_TLS_VERIFY_HOST", "EDL_HOSTS", "EDL_JAVA", "EDL_ZOOKEEPER_JARS", "EDL_ETCD", "EDL_PYTHON",
     "EDL_CACHE", "EDL_BUILD_JOBS", "EDL_PURE", "EDL_CLUSTER_OWN", "EDL_LAUNCH", "EDL_WARM_PADDING",
-    "EDL_TEST_COORDINATOR",
+    "EDL_TEST_COORDINATOR", "EDL_TORCHRUN_ACCUMULATE",
 ))  # fmt: skip
 """Variables that edl, its scripts and its tests read, and that are neither settings nor flags of a command."""

@@ -24,10 +24,10 @@ from edl.torch.torch_process import framework, trainer
 from edl.torch.torch_reducer import USUAL
 from edl.torchrun import parallel_model
 from edl.torchrun.group_names import GroupNames
-from edl.torchrun.own_batches import OwnBatches
 from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
 from edl.torchrun.script_numbers import NUMBERS, ScriptNumbers
 from edl.torchrun.script_passes import Loaders
+from edl.torchrun.script_steps import ScriptSteps
 from edl.torchrun.training_objects import TrainingObjects
 from edl.torchrun.worker_group import WorkerGroup, set_environment
 
@@ -45,7 +45,7 @@ class ScriptOfTorchrun:
         self.group = WorkerGroup(trainer, self._words, begun=int(begun) if begun.isdecimal() else 0)
         self.objects = TrainingObjects(self._wrap, lambda name, value: trainer.register(**{name: value}))
         self.loaders = Loaders(self.group, self, _accumulated())
-        self.own = OwnBatches()
+        self.own = ScriptSteps()
         self.pauses = GradientPauses()
         self.numbers: ScriptNumbers | None = None
         self._told_rank = False

@@ -39,7 +39,7 @@ class AllWorkers:
         return dist.get_world_size()
 
 
-class Finished:
+class EndedWork:
     """A collective with `async_op=True`, which has ended already."""
 
     def wait(self, _timeout: Any = None) -> bool:
@@ -129,17 +129,17 @@ class GroupNames:
 
     # ------------------------------------------------------------------------------------------------ collectives
 
-    def barrier(self, group: Any = None, async_op: bool = False, **_named: Any) -> Finished | None:
+    def barrier(self, group: Any = None, async_op: bool = False, **_named: Any) -> EndedWork | None:
         self._is_all(group)
         self._group.meet()
-        return Finished() if async_op else None
+        return EndedWork() if async_op else None
 
     def all_reduce(
         self, tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
-    ) -> Finished | None:
+    ) -> EndedWork | None:
         self._is_all(group)
         _fill(tensor, self._group.reduced("all_reduce", tensor, op))
-        return Finished() if async_op else None
+        return EndedWork() if async_op else None
 
     def reduce(
         self,
@@ -149,31 +149,31 @@ class GroupNames:
         group: Any = None,
         async_op: bool = False,
         group_dst: int | None = None,
-    ) -> Finished | None:
+    ) -> EndedWork | None:
         self._is_all(group)
         found = self._group.reduced("reduce", tensor, op)
         if self._group.rank() == _root(dst, group_dst):
             _fill(tensor, found)
-        return Finished() if async_op else None
+        return EndedWork() if async_op else None
 
     def all_gather(
         self, tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
-    ) -> Finished | None:
+    ) -> EndedWork | None:
         """Fill the list. It gets as many entries as there are workers, should their number have changed meanwhile."""
         self._is_all(group)
         self._fill_list(tensor_list, self._group.by_rank("all_gather", tensor.detach), tensor)
-        return Finished() if async_op else None
+        return EndedWork() if async_op else None
 
     def all_gather_into_tensor(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
-    ) -> Finished | None:
+    ) -> EndedWork | None:
         self._is_all(group)
         parts = self._group.by_rank("all_gather_into_tensor", input_tensor.detach)
         rows = max(1, output_tensor.numel() // max(1, input_tensor.numel()))
         filled = [parts[number] if number < len(parts) else input_tensor.detach() for number in range(rows)]
         with torch.no_grad():
             output_tensor.copy_(torch.stack(filled).reshape(output_tensor.shape))
-        return Finished() if async_op else None
+        return EndedWork() if async_op else None
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
         """Fill the list with plain values. It gets as many entries as there are workers."""
@@ -188,12 +188,12 @@ class GroupNames:
         group: Any = None,
         async_op: bool = False,
         group_dst: int | None = None,
-    ) -> Finished | None:
+    ) -> EndedWork | None:
         self._is_all(group)
         found = self._group.by_rank("gather", tensor.detach)
         if gather_list is not None and self._group.rank() == _root(dst, group_dst):
             self._fill_list(gather_list, found, tensor)
-        return Finished() if async_op else None
+        return EndedWork() if async_op else None
 
     def gather_object(
         self,
@@ -215,10 +215,10 @@ class GroupNames:
         group: Any = None,
         async_op: bool = False,
         group_src: int | None = None,
-    ) -> Finished | None:
+    ) -> EndedWork | None:
         self._is_all(group)
         _fill(tensor, self._group.of_root("broadcast", tensor.detach, _root(src, group_src)))
-        return Finished() if async_op else None
+        return EndedWork() if async_op else None
 
     def broadcast_object_list(
         self,

@@ -38,7 +38,7 @@ END: Final = object()  # of an iteration
 SETS_EPOCH: Final = "_edl_sets_epoch"  # marks a sampler whose script calls set_epoch()
 
 
-class Place(TypedDict):
+class LoopPlace(TypedDict):
     """Where the script of all workers is, the same on each."""
 
     number: int  # of the newest pass
@@ -81,13 +81,13 @@ class Passes:
         self._shards = step.loader.shards
         self._samples = step.loader.samples_of_step
         step.loader.order_by(self._ordered)
-        begins = Place(number=self._number(sampler), given=0, size=group.size(), first=0, sets_epoch=False)
+        begins = LoopPlace(number=self._number(sampler), given=0, size=group.size(), first=0, sets_epoch=False)
         self._extras = trainer.register(**{PLACE: begins})
         trainer.on_resize(lambda _old, _new: None)  # so that a newcomer's place comes before its first mini-batch
 
     @property
-    def place(self) -> Place:
-        found: Place = getattr(self._extras, PLACE)
+    def place(self) -> LoopPlace:
+        found: LoopPlace = getattr(self._extras, PLACE)
         return found
 
     @property

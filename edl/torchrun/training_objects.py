@@ -37,9 +37,9 @@ class TrainingObjects:
         self._registered: list[weakref.ref[Any]] = []
         self._numbers = itertools.count(1)
 
-    def watch(self) -> None:
-        """Note all that is made from now on."""
-        for kind in NOTED:
+    def watch(self, kinds: Iterable[type] = NOTED) -> None:
+        """Note all of these kinds that is made from now on."""
+        for kind in kinds:
             self._watch(kind)
 
     def _watch(self, kind: Any) -> None:

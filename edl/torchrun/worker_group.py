@@ -24,7 +24,7 @@ from edl.torch.loop_collectives import RingWords
 Ask = Callable[[], Any]
 
 
-class GroupSeat(Protocol):
+class RankedSeat(Protocol):
     """The part of edl's trainer that `WorkerGroup` uses."""
 
     def rank(self) -> int: ...
@@ -36,30 +36,30 @@ class GroupSeat(Protocol):
     def generation(self) -> int: ...
 
 
-class JobSeen(NamedTuple):
+class JobOutside(NamedTuple):
     """The job as a newcomer sees it from outside."""
 
     size: int
     epoch: int
 
 
-def seen_from_outside() -> JobSeen:
+def seen_from_outside() -> JobOutside:
     """Ask the job's leader; a job that does not answer counts as one of a single worker at its beginning."""
     try:
         with Job() as job:
             status = job.status()
     except EdlError:
-        return JobSeen(1, 0)
-    return JobSeen(max(status.size, 1), status.epoch)
+        return JobOutside(1, 0)
+    return JobOutside(max(status.size, 1), status.epoch)
 
 
 class WorkerGroup:
     def __init__(
-        self, seat: GroupSeat, words: RingWords, look: Callable[[], JobSeen] = seen_from_outside, begun: int = 0
+        self, seat: RankedSeat, words: RingWords, look: Callable[[], JobOutside] = seen_from_outside, begun: int = 0
     ) -> None:
         """`begun`: the number of workers with which the job began; 0: not known."""
         self._seat, self._words, self._look, self._begun = seat, words, look, begun
-        self._beside: JobSeen | None = None
+        self._beside: JobOutside | None = None
         self.passes_over = False  # the script passes over an epoch that the others have trained
 
     @property
@@ -87,7 +87,7 @@ class WorkerGroup:
         return self._beside.epoch
 
     @property
-    def _seen(self) -> JobSeen:
+    def _seen(self) -> JobOutside:
         if self._beside is None:
             self._beside = self._look()
         return self._beside

@@ -240,7 +240,8 @@ def test_two_dashes_may_stand_before_the_command():
 def typed_flags() -> dict[str, set[str]]:
     """Command -> what its help offers, without --help."""
     commands = next(action.choices for action in build()._actions if action.dest == "command")
-    return {name: _flags_of(parser) - {"-h", "--help", "-f", "-d"} for name, parser in commands.items()}
+    edls = {name: parser for name, parser in commands.items() if name != "torchrun"}  # whose flags are torchrun's, too
+    return {name: _flags_of(parser) - {"-h", "--help", "-f", "-d"} for name, parser in edls.items()}
 
 
 def _flags_of(parser) -> set[str]:
@@ -251,7 +252,7 @@ def _flags_of(parser) -> set[str]:
 
 
 OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline", "--from", "--to"}
-OTHERS |= {"--allow-scale", "--port", "--html", "--detach", "--name"}
+OTHERS |= {"--allow-scale", "--port", "--html", "--detach", "--name", "--as-torchrun"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
 CLUSTER = {
     "--quota",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edl.cli.torchrun_flags import MODULE, WITHOUT_MEANING, python_line, translated
+from edl.cli.torchrun_flags import MODULE, WITH_VALUE, WITHOUT_MEANING, python_line, translated
 from edl.config import Given
 from edl.errors import UsageError
 
@@ -65,6 +65,11 @@ def test_what_cannot_be_is_refused(flags: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError, match=line) as caught:
         told(**flags)
     assert "\n" not in str(caught.value)
+
+
+def test_the_page_tells_of_each_flag_that_means_something() -> None:
+    text = (Path(__file__).parents[3] / "docs/torchrun.md").read_text()
+    assert [name for name in WITH_VALUE if f"--{name}" not in text] == []
 
 
 def test_the_command_of_a_worker() -> None:

@@ -11,7 +11,7 @@ from torch.distributed import ReduceOp
 
 from edl.errors import UsageError
 from edl.torchrun.group_names import REFUSED, GroupNames, _refusing
-from edl.torchrun.worker_group import JobSeen, WorkerGroup
+from edl.torchrun.worker_group import JobOutside, WorkerGroup
 
 
 class Seat:
@@ -51,7 +51,7 @@ class Words:
 
 def names(seat: Seat, size: int = 3, begun: int = 2) -> tuple[GroupNames, WorkerGroup, Words]:
     words = Words(size)
-    group = WorkerGroup(seat, words, lambda: JobSeen(4, 7), begun)  # type: ignore[arg-type]
+    group = WorkerGroup(seat, words, lambda: JobOutside(4, 7), begun)  # type: ignore[arg-type]
     return GroupNames(group), group, words
 
 

@@ -12,7 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from edl.errors import UsageError
 from edl.torchrun import script_passes
-from edl.torchrun.script_passes import PLACE, SETS_EPOCH, Loaders, Passes, Place
+from edl.torchrun.script_passes import PLACE, SETS_EPOCH, Loaders, LoopPlace, Passes
 
 TOTAL, BATCH = 8, 4
 
@@ -41,7 +41,7 @@ class Job:
     def __init__(self, group: Group, steps: int = 2) -> None:
         self.group, self.steps = group, steps
         self.registered = SimpleNamespace()
-        self.joins: Place | None = None  # the others' place: a newcomer is where they are after its rehearsal
+        self.joins: LoopPlace | None = None  # the others' place: a newcomer is where they are after its rehearsal
         self.first = True
         self.between = False
 
@@ -117,7 +117,7 @@ def test_a_worker_of_the_beginning_has_all_of_each_epoch(made: Any, sets: bool) 
 @pytest.mark.parametrize("sets", [True, False])
 def test_a_newcomer_passes_over_what_is_done_before_it_rehearses(made: Any, sets: bool) -> None:
     job = Job(Group(joined=False, epoch=3))
-    job.joins = Place(number=3, given=5, size=2, first=0, sets_epoch=sets)
+    job.joins = LoopPlace(number=3, given=5, size=2, first=0, sets_epoch=sets)
     passes, loader, told = made(job)
     assert passes_of(passes, loader, 5, sets=sets) == [[], [], [], ["rehearsal", 0, 1], [0, 1]]
     assert told == ["end"] * 2 and not job.group.passes_over
@@ -125,7 +125,7 @@ def test_a_newcomer_passes_over_what_is_done_before_it_rehearses(made: Any, sets
 
 def test_where_the_others_have_come_farther_it_passes_over_these_too(made: Any) -> None:
     job = Job(Group(joined=False, epoch=1))
-    job.joins = Place(number=3, given=5, size=2, first=0, sets_epoch=True)
+    job.joins = LoopPlace(number=3, given=5, size=2, first=0, sets_epoch=True)
     passes, loader, told = made(job)
     found, alone = [], []
     for epoch in range(5):
@@ -140,7 +140,7 @@ def test_where_the_others_have_come_farther_it_passes_over_these_too(made: Any) 
 
 def test_a_newcomer_counts_batches_on_from_where_the_others_are(made: Any) -> None:
     job = Job(Group(joined=False))
-    job.joins = Place(number=0, given=7, size=2, first=0, sets_epoch=False)
+    job.joins = LoopPlace(number=0, given=7, size=2, first=0, sets_epoch=False)
     passes, loader, _ = made(job)
     assert [(passes.index, batch) for batch in passes.iterate(loader)] == [(0, "rehearsal"), (7, 0), (8, 1)]
     assert [passes.index for _ in passes.iterate(loader)] == [0, 1]
@@ -148,7 +148,7 @@ def test_a_newcomer_counts_batches_on_from_where_the_others_are(made: Any) -> No
 
 def test_a_newcomer_that_is_beyond_the_others_is_refused(made: Any) -> None:
     job = Job(Group(joined=False))
-    job.joins = Place(number=0, given=1, size=2, first=0, sets_epoch=True)
+    job.joins = LoopPlace(number=0, given=1, size=2, first=0, sets_epoch=True)
     passes, loader, _ = made(job)
     setattr(loader.sampler, SETS_EPOCH, True)
     loader.sampler.epoch = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,22 +11,35 @@ from torch.optim import lr_scheduler
 
 from edl.torch.optimizer import Elastic
 from edl.torchrun.script_numbers import ScriptNumbers
-from edl.torchrun.training_objects import NOTED, TrainingObjects
+from edl.torchrun.training_objects import TrainingObjects
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Any:
+def found() -> Any:
     wrapped, registered = list[Any](), dict[str, Any]()
 
     def wrap(optimizer: Any, _model: Any) -> None:
         wrapped.append(optimizer)
         optimizer.__class__ = type("Wrapped", (Elastic, type(optimizer)), {})
 
-    objects = TrainingObjects(wrap, registered.__setitem__)
-    for kind in NOTED:
-        monkeypatch.setattr(kind, "__new__", kind.__new__)  # and back
-    objects.watch()
-    return objects, wrapped, registered
+    return TrainingObjects(wrap, registered.__setitem__), wrapped, registered
+
+
+def test_what_is_made_is_noted_whatever_its_arguments(found: Any) -> None:
+    class Kind:
+        def __init__(self, one: int, *, more: int = 0) -> None:
+            self.one, self.more = one, more
+
+    class Derived(Kind):
+        def __init__(self) -> None:  # without calling the other
+            self.one = self.more = 3
+
+    objects, _, registered = found
+    objects.watch([Kind])
+    made = [Kind(1, more=2), Derived(), copy.copy(Kind(5))]
+    assert [(one.one, one.more) for one in made] == [(1, 2), (3, 3), (5, 0)]
+    objects.take([])
+    assert [*registered.values()] == made
 
 
 def test_what_trains_a_wrapped_model_is_wrapped_and_its_schedules_travel(found: Any) -> None:
@@ -33,10 +47,11 @@ def test_what_trains_a_wrapped_model_is_wrapped_and_its_schedules_travel(found: 
     model, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
     mine = torch.optim.AdamW(model.parameters(), lr=0.1)
     alone = torch.optim.SGD(other.parameters(), lr=0.1)
-    warm = lr_scheduler.LinearLR(mine, 0.1, total_iters=3)
-    both = lr_scheduler.SequentialLR(mine, [warm, lr_scheduler.StepLR(mine, 5)], [3])
-    lr_scheduler.StepLR(alone, 5)
+    warm, then = lr_scheduler.LinearLR(mine, 0.1, total_iters=3), lr_scheduler.StepLR(mine, 5)
+    both, apart = lr_scheduler.SequentialLR(mine, [warm, then], [3]), lr_scheduler.StepLR(alone, 5)
     scaler, average = torch.amp.GradScaler("cpu"), torch.optim.swa_utils.AveragedModel(model)
+    for one in (mine, alone, warm, then, both, apart, scaler, average):
+        objects.note(one)
     objects.take([model])
     assert wrapped == [mine]
     assert [type(one).__name__ for one in registered.values()] == [
@@ -45,7 +60,7 @@ def test_what_trains_a_wrapped_model_is_wrapped_and_its_schedules_travel(found: 
     assert {id(both), id(scaler), id(average)} < {id(one) for one in registered.values()}
     objects.take([model])
     assert wrapped == [mine], "once"
-    later = torch.optim.SGD([model.weight], lr=0.1)
+    objects.note(later := torch.optim.SGD([model.weight], lr=0.1))
     objects.take([model])
     assert wrapped == [mine, later]
 
@@ -55,6 +70,8 @@ def test_what_a_script_does_while_it_passes_over_epochs_is_taken_back(found: Any
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    objects.note(optimizer)
+    objects.note(schedule)
     objects.take([model])
     put_back = objects.kept()
     schedule.last_epoch, optimizer.param_groups[0]["lr"] = 7, 0.01

@@ -8,7 +8,7 @@ from __future__ import annotations
 from edl.torch.torch_process import framework, trainer
 
 
-class OwnBatches:
+class ScriptSteps:
     """The steps of such a script: from a forward pass in training to the first one after the update."""
 
     def __init__(self) -> None:
