@@ -87,17 +87,21 @@ class ScriptOfTorchrun:
 
     def _began(self, model: DistributedDataParallel) -> None:
         """A forward pass in training begins."""
+        self.begin_pass()
+        if self.loaders.passes is None:
+            self.own.begin()
+        if self.numbers is not None and not self.group.alone:
+            self._take_numbers(self.numbers)
+        self.pauses.follow(model)
+
+    def begin_pass(self) -> None:
+        """Give edl what the script has made by now."""
         self.objects.take([one.module for one in DistributedDataParallel.known])
         if self.numbers is None:
             self.numbers = ScriptNumbers(vars(sys.modules["__main__"]))
             self.registered = trainer.register(**{NUMBERS: self.numbers})
             # Also so that a newcomer's numbers come before its first mini-batch, and not beside it.
             trainer.on_resize(lambda _old, _new: self._tell_rank())
-        if self.loaders.passes is None:
-            self.own.begin()
-        if not self.group.alone:
-            self._take_numbers(self.numbers)
-        self.pauses.follow(model)
 
     def _tell_rank(self) -> None:
         """Say once that this worker has rank 0 now, if its script may have read another one at its beginning."""

@@ -54,6 +54,9 @@ class Script(Protocol):
     def trains(self) -> bool:
         """Tell whether it has a model that is in training now."""
 
+    def begin_pass(self) -> None:
+        """A pass begins: a checkpoint's state may be about to come."""
+
     def kept(self) -> Callable[[], None]:
         """Keep schedules as they are; what is returned puts them back."""
 
@@ -128,6 +131,7 @@ class Passes:
             self._draw_seed(loader)
             self._iterator = iter(self.batches)
         self._note(number, sampler)
+        self._script.begin_pass()
         while True:
             item = self._held.pop() if self._held else next(self._iterator, END)
             if not self._compared and self._group.joined:

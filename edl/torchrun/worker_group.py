@@ -5,7 +5,8 @@ Owns: the rank and the size that a script is told, and what a collective answers
 
 A newcomer runs its script from the top, beside the training of the others. Until it is in their ring it is alone, and
 so it is again while it passes over epochs that they have trained without it: then a collective answers with the
-worker's own values, as in a group of one. Its rank is never 0 meanwhile, so that it writes no file of rank 0's.
+worker's own values, as in a group of one. Its rank is never 0 meanwhile, so that it writes no file of rank 0's. All workers of
+a job that goes on from a checkpoint pass over epochs so.
 """
 
 from __future__ import annotations
@@ -72,8 +73,10 @@ class WorkerGroup:
         return not self.joined or self.passes_over
 
     def rank(self) -> int:
-        """Return the rank; of a newcomer, one that no other worker has."""
-        return self._seat.rank() if self.joined else max(self._seen.size, self._seat.local_rank())
+        """Return the rank; of a worker that is alone, one that no other worker has."""
+        if self.joined:
+            return self._seat.size() if self.passes_over else self._seat.rank()
+        return max(self._seen.size, self._seat.local_rank())
 
     def size(self) -> int:
         """Return the number of workers; to a newcomer, the one with which the job began: what its script makes of that

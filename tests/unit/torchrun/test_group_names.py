@@ -68,7 +68,7 @@ def test_two_newcomers_of_one_host_have_two_ranks() -> None:
 
 @pytest.mark.parametrize("passes_over", [False, True])
 def test_to_who_is_alone_a_collective_answers_with_its_own_values(passes_over: bool) -> None:
-    seat = Seat(2, 3, 5) if passes_over else Seat()
+    seat = Seat(0, 3, 5) if passes_over else Seat()
     dist, group, words = names(seat)
     group.passes_over = passes_over
     mine = torch.tensor([1.0, 2.0])
@@ -81,6 +81,7 @@ def test_to_who_is_alone_a_collective_answers_with_its_own_values(passes_over: b
     dist.broadcast_object_list(told, src=0)
     dist.barrier()
     assert told == ["mine"] and words.met == 0
+    assert dist.get_rank() != 0
 
 
 def test_in_a_ring_it_answers_with_those_of_all() -> None:

@@ -71,6 +71,9 @@ class Script:
     def trains(self) -> bool:
         return True
 
+    def begin_pass(self) -> None:
+        pass
+
     def kept(self) -> Any:
         return lambda: self.told.append("put back")
 
