@@ -73,6 +73,9 @@ class ScriptOfTorchrun:
     def trains(self) -> bool:
         return any(model.training for model in DistributedDataParallel.known)
 
+    def adds_up(self) -> bool:
+        return self.pauses.only_add_up or not self.objects.has_scaler
+
     def kept(self) -> Callable[[], None]:
         return self.objects.kept()
 

@@ -29,12 +29,13 @@ from edl.errors import UsageError
 from edl.torch.batches import ElasticBatches
 from edl.torch.loader import batches_of_epoch
 from edl.torch.loader_conversion import Order, converted
-from edl.torch.torch_process import trainer
+from edl.torch.torch_process import framework, trainer
 from edl.torchrun.sampler_order import Numbers, drawn, places
 from edl.torchrun.worker_group import WorkerGroup
 
 PLACE: Final = "torchrun_place"
 END: Final = object()  # of an iteration
+MOST_PARTS: Final = 4096
 SETS_EPOCH: Final = "_edl_sets_epoch"  # marks a sampler whose script calls set_epoch()
 
 
@@ -57,6 +58,9 @@ class Script(Protocol):
     def begin_pass(self) -> None:
         """A pass begins: a checkpoint's state may be about to come."""
 
+    def adds_up(self) -> bool:
+        """Tell whether gradients are to be added up where no update was made; else a scaler may have left it out."""
+
     def kept(self) -> Callable[[], None]:
         """Keep schedules as they are; what is returned puts them back."""
 
@@ -70,7 +74,7 @@ class Passes:
     def __init__(self, loader: DataLoader[Any], group: WorkerGroup, script: Script, parts: int) -> None:
         """`parts`: batches of one update."""
         self.loader = loader
-        self._group, self._script = group, script
+        self._group, self._script, self._parts = group, script, parts
         sampler = sampler_of(loader)
         assert sampler is not None
         self._seed = sampler.seed if sampler.shuffle else None
@@ -144,7 +148,21 @@ class Passes:
                     self._script.end_pass()
                 return
             self.place["given"] += 1
+            updates, is_first = framework.updates(), self._parts == 1 and self._group.joined and trainer.step() == 1
             yield item
+            if is_first and framework.updates() == updates and not trainer.voided and self._script.adds_up():
+                yield from self._counting(item, updates)
+
+    def _counting(self, item: Any, updates: int) -> Iterator[Any]:
+        """Find out how many batches the script's update is made of. Raises UsageError, before anything is trained."""
+        for count in range(2, MOST_PARTS):
+            yield item
+            if framework.updates() != updates:
+                raise UsageError(
+                    f"the script makes one update of {count} batches, and these are one step of the job: say "
+                    f"`edl torchrun --accumulate {count}`"
+                )
+        raise UsageError(f"the script has made no update in {MOST_PARTS} batches: it must call the optimizer's step()")
 
     def _note(self, number: int, sampler: DistributedSampler[Any]) -> None:
         """Note the pass that begins."""

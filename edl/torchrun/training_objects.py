@@ -78,6 +78,11 @@ class TrainingObjects:
                 self._noted.append(weakref.ref(optimizer))
                 return
 
+    @property
+    def has_scaler(self) -> bool:
+        """Tell whether a scaler is in use, which leaves out updates by gradients that are not finite."""
+        return any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in _living(self._registered))
+
     def kept(self) -> Callable[[], None]:
         """Keep schedules, scalers and hyper-parameters as they are. Return a function that puts them back."""
         values = [(one, copy.deepcopy(one.state_dict())) for one in _living(self._registered) if _is_plain(one)]

@@ -5,8 +5,8 @@ Owns: the rank and the size that a script is told, and what a collective answers
 
 A newcomer runs its script from the top, beside the training of the others. Until it is in their ring it is alone, and
 so it is again while it passes over epochs that they have trained without it: then a collective answers with the
-worker's own values, as in a group of one. Its rank is never 0 meanwhile, so that it writes no file of rank 0's. All workers of
-a job that goes on from a checkpoint pass over epochs so.
+worker's own values, as in a group of one. Its rank is never 0 meanwhile, so that it writes no file of rank 0's. All
+workers of a job that goes on from a checkpoint pass over epochs so.
 """
 
 from __future__ import annotations

@@ -43,7 +43,15 @@ class Job:
         self.registered = SimpleNamespace()
         self.joins: LoopPlace | None = None  # the others' place: a newcomer is where they are after its rehearsal
         self.first = True
-        self.between = False
+        self.between = self.voided = False
+        self.made = 0  # updates
+        self.every = 1  # batches of one
+
+    def step(self) -> int:
+        return self.made + 1
+
+    def updates(self) -> int:
+        return self.made // self.every
 
     def register(self, **values: Any) -> Any:
         vars(self.registered).update(values)
@@ -74,6 +82,9 @@ class Script:
     def begin_pass(self) -> None:
         pass
 
+    def adds_up(self) -> bool:
+        return True
+
     def kept(self) -> Any:
         return lambda: self.told.append("put back")
 
@@ -92,11 +103,19 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         inner = SimpleNamespace(shards=None, samples_of_step=BATCH, order_by=lambda _order: None)
         monkeypatch.setattr(script_passes, "trainer", job)
+        monkeypatch.setattr(script_passes, "framework", job)
         monkeypatch.setattr(script_passes, "converted", lambda *_given: SimpleNamespace(loader=inner))
         monkeypatch.setattr(script_passes, "ElasticBatches", lambda *_given: job)
         return Passes(loader, job.group, Script(told), 1), loader, told  # type: ignore[arg-type]
 
     return make
+
+
+def trained(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
+    """Make an update of so many batches."""
+    for batch in batches:
+        job.made += 1
+        yield batch
 
 
 def passes_of(passes: Passes, loader: DataLoader[Any], epochs: int, *, sets: bool = True) -> list[list[Any]]:
@@ -105,7 +124,7 @@ def passes_of(passes: Passes, loader: DataLoader[Any], epochs: int, *, sets: boo
         if sets:
             setattr(loader.sampler, SETS_EPOCH, True)
             loader.sampler.epoch = epoch  # type: ignore[attr-defined]
-        found.append([*passes.iterate(loader)])
+        found.append([*trained(script_passes.trainer, passes.iterate(loader))])  # type: ignore[arg-type]
     return found
 
 
@@ -134,7 +153,7 @@ def test_where_the_others_have_come_farther_it_passes_over_these_too(made: Any) 
     for epoch in range(5):
         setattr(loader.sampler, SETS_EPOCH, True)
         loader.sampler.epoch = epoch
-        found.append([*passes.iterate(loader)])
+        found.append([*trained(job, passes.iterate(loader))])
         alone.append(job.group.alone)
     assert found == [[], ["rehearsal"], [], [0, 1], [0, 1]]
     assert alone == [True, True, True, False, False]
@@ -145,8 +164,9 @@ def test_a_newcomer_counts_batches_on_from_where_the_others_are(made: Any) -> No
     job = Job(Group(joined=False))
     job.joins = LoopPlace(number=0, given=7, size=2, first=0, sets_epoch=False)
     passes, loader, _ = made(job)
-    assert [(passes.index, batch) for batch in passes.iterate(loader)] == [(0, "rehearsal"), (7, 0), (8, 1)]
-    assert [passes.index for _ in passes.iterate(loader)] == [0, 1]
+    found = [(passes.index, batch) for batch in trained(job, passes.iterate(loader))]
+    assert found == [(0, "rehearsal"), (7, 0), (8, 1)]
+    assert [passes.index for _ in trained(job, passes.iterate(loader))] == [0, 1]
 
 
 def test_a_newcomer_that_is_beyond_the_others_is_refused(made: Any) -> None:
@@ -157,6 +177,14 @@ def test_a_newcomer_that_is_beyond_the_others_is_refused(made: Any) -> None:
     loader.sampler.epoch = 2
     with pytest.raises(UsageError, match="begins with epoch 2, and the others are in epoch 0"):
         [*passes.iterate(loader)]
+
+
+def test_a_script_that_adds_up_gradients_is_told_of_how_many_batches(made: Any) -> None:
+    job = Job(Group(joined=True))
+    job.every = 3
+    passes, loader, _ = made(job)
+    with pytest.raises(UsageError, match=r"one update of 3 batches.*--accumulate 3`"):
+        [*trained(job, passes.iterate(loader))]
 
 
 def test_a_sampler_shares_out_among_the_workers_there_are() -> None:
