@@ -156,6 +156,7 @@ class Passes:
     def _counting(self, item: Any, updates: int) -> Iterator[Any]:
         """Find out how many batches the script's update is made of. Raises UsageError, before anything is trained."""
         for count in range(2, MOST_PARTS):
+            self.place["given"] += 1
             yield item
             if framework.updates() != updates:
                 raise UsageError(
