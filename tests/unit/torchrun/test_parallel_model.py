@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchParallel
 
 from edl.errors import UsageError
+from edl.torchrun import parallel_model
 from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
 
 
@@ -56,13 +59,20 @@ def test_a_forward_pass_of_training_begins_a_mini_batch(monkeypatch: pytest.Monk
     assert began == [True]
 
 
-def test_gradients_only_add_up_where_the_script_says_so() -> None:
-    wrapped, pauses = model(), GradientPauses()
-    told = list[bool]()
+def test_gradients_only_add_up_where_the_script_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped, pauses, paused, told = model(), GradientPauses(), list[bool](), list[bool]()
+
+    @contextlib.contextmanager
+    def adding_up() -> Iterator[None]:
+        paused.append(True)
+        yield
+        paused.pop()
+
+    monkeypatch.setattr(parallel_model, "framework", SimpleNamespace(adding_up=adding_up))
 
     def follow() -> None:
         pauses.follow(wrapped)
-        told.append(pauses.only_add_up)
+        told.append(bool(paused))
 
     with wrapped.no_sync():
         follow()

@@ -148,13 +148,15 @@ def test_where_the_others_have_come_farther_it_passes_over_these_too(made: Any) 
     job = Job(Group(joined=False, epoch=1))
     job.joins = LoopPlace(number=3, given=5, size=2, first=0, sets_epoch=True)
     passes, loader, told = made(job)
-    found, alone = [], []
+    found, alone = list[list[Any]](), list[bool]()
     for epoch in range(5):
         setattr(loader.sampler, SETS_EPOCH, True)
         loader.sampler.epoch = epoch
-        found.append([*trained(job, passes.iterate(loader))])
+        found.append([])
+        for batch in trained(job, passes.iterate(loader)):
+            found[-1].append((passes.index, batch))
         alone.append(job.group.alone)
-    assert found == [[], ["rehearsal"], [], [0, 1], [0, 1]]
+    assert found == [[], [(0, "rehearsal")], [], [(5, 0), (6, 1)], [(0, 0), (1, 1)]]
     assert alone == [True, True, True, False, False]
     assert told == ["put back", "end", "end"], "what it did to schedules meanwhile, once"
 
@@ -181,9 +183,13 @@ def test_a_newcomer_that_is_beyond_the_others_is_refused(made: Any) -> None:
 def test_a_script_that_adds_up_gradients_is_told_of_how_many_batches(made: Any) -> None:
     job = Job(Group(joined=True))
     passes, loader, _ = made(job)
-    with pytest.raises(UsageError, match=r"one update of 3 batches.*--accumulate 3`"):
+
+    def train() -> None:
         for _ in passes.iterate(loader):
             job.made += (passes.index + 1) % 3 == 0
+
+    with pytest.raises(UsageError, match=r"one update of 3 batches.*--accumulate 3`"):
+        train()
 
 
 def test_a_sampler_shares_out_among_the_workers_there_are() -> None:
