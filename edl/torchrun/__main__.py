@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import edl.torch as elastic
 from edl.errors import ConfigError, UsageError
-from edl.torch.loop_collectives import RingWords
+from edl.torch.loop_collectives import LoopCollectives
 from edl.torch.torch_process import framework, trainer
 from edl.torch.torch_reducer import USUAL
 from edl.torchrun import parallel_model
@@ -40,7 +40,9 @@ class ScriptOfTorchrun:
     """All that stands in the place of torch's names in this process."""
 
     def __init__(self) -> None:
-        self._words = RingWords(framework, trainer, lambda: trainer.evaluate_shared if self.loaders.between else None)
+        self._words = LoopCollectives(
+            framework, trainer, lambda: trainer.evaluate_shared if self.loaders.between else None
+        )
         begun = os.environ.get("EDL_NP", "")
         self.group = WorkerGroup(trainer, self._words, begun=int(begun) if begun.isdecimal() else 0)
         self.objects = TrainingObjects(self._wrap, lambda name, value: trainer.register(**{name: value}))

@@ -23,7 +23,7 @@ from edl.torch.buffers import SharedBuffers
 from edl.torch.torch_process import framework, trainer
 from edl.torch.torch_state import synchronize
 from edl.torch.torch_tensors import form
-from edl.trainer.same_model import check_same
+from edl.trainer.first_state import check_same
 
 Began = Callable[["DistributedDataParallel"], object]
 

@@ -20,7 +20,7 @@ from torch.distributed import ReduceOp
 
 from edl.client import Job
 from edl.errors import EdlError, UsageError
-from edl.torch.loop_collectives import RingWords
+from edl.torch.loop_collectives import LoopCollectives
 
 Ask = Callable[[], Any]
 
@@ -56,7 +56,11 @@ def seen_from_outside() -> JobOutside:
 
 class WorkerGroup:
     def __init__(
-        self, seat: RankedSeat, words: RingWords, look: Callable[[], JobOutside] = seen_from_outside, begun: int = 0
+        self,
+        seat: RankedSeat,
+        words: LoopCollectives,
+        look: Callable[[], JobOutside] = seen_from_outside,
+        begun: int = 0,
     ) -> None:
         """`begun`: the number of workers with which the job began; 0: not known."""
         self._seat, self._words, self._look, self._begun = seat, words, look, begun

@@ -117,20 +117,21 @@ def trained(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
-def passes_of(passes: Passes, loader: DataLoader[Any], epochs: int, *, sets: bool = True) -> list[list[Any]]:
+def passes_of(job: Job, passes: Passes, loader: DataLoader[Any], epochs: int, *, sets: bool) -> list[list[Any]]:
     found = []
     for epoch in range(epochs):
         if sets:
             setattr(loader.sampler, SETS_EPOCH, True)
             loader.sampler.epoch = epoch  # type: ignore[attr-defined]
-        found.append([*trained(script_passes.trainer, passes.iterate(loader))])  # type: ignore[arg-type]
+        found.append([*trained(job, passes.iterate(loader))])
     return found
 
 
 @pytest.mark.parametrize("sets", [True, False])
 def test_a_worker_of_the_beginning_has_all_of_each_epoch(made: Any, sets: bool) -> None:
-    passes, loader, told = made(Job(Group(joined=True)))
-    assert passes_of(passes, loader, 3, sets=sets) == [[0, 1]] * 3
+    job = Job(Group(joined=True))
+    passes, loader, told = made(job)
+    assert passes_of(job, passes, loader, 3, sets=sets) == [[0, 1]] * 3
     assert passes.place == {"number": 2, "given": 2, "size": 2, "first": 0, "sets_epoch": sets}
     assert told == ["end"] * 3
 
@@ -140,7 +141,7 @@ def test_a_newcomer_passes_over_what_is_done_before_it_rehearses(made: Any, sets
     job = Job(Group(joined=False, epoch=3))
     job.joins = LoopPlace(number=3, given=5, size=2, first=0, sets_epoch=sets)
     passes, loader, told = made(job)
-    assert passes_of(passes, loader, 5, sets=sets) == [[], [], [], ["rehearsal", 0, 1], [0, 1]]
+    assert passes_of(job, passes, loader, 5, sets=sets) == [[], [], [], ["rehearsal", 0, 1], [0, 1]]
     assert told == ["end"] * 2 and not job.group.passes_over
 
 
