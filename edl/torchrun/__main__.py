@@ -44,7 +44,9 @@ class ScriptOfTorchrun:
             framework, trainer, lambda: trainer.evaluate_shared if self.loaders.between else None
         )
         begun = os.environ.get("EDL_NP", "")
-        self.group = WorkerGroup(trainer, self._words, begun=int(begun) if begun.isdecimal() else 0)
+        self.group = WorkerGroup(
+            trainer, self._words, begun=int(begun) if begun.isdecimal() else 0, place=lambda: framework.ring.place
+        )
         self.objects = TrainingObjects(self._wrap, lambda name, value: trainer.register(**{name: value}))
         self.loaders = Loaders(self.group, self, _accumulated())
         self.own = ScriptSteps()
@@ -95,15 +97,14 @@ class ScriptOfTorchrun:
         self.begin_pass()
         if self.loaders.passes is None:
             self.own.begin()
-        if self.numbers is not None and not self.group.alone:
-            self._take_numbers(self.numbers)
+            self.take_numbers()
         self.pauses.follow(model)
 
     def begin_pass(self) -> None:
         """Give edl what the script has made by now."""
         self.objects.take([one.module for one in DistributedDataParallel.known])
         if self.numbers is None:
-            self.numbers = ScriptNumbers(vars(sys.modules["__main__"]))
+            self.numbers = ScriptNumbers(vars(sys.modules["__main__"]), Path(sys.path[0]))
             self.registered = trainer.register(**{NUMBERS: self.numbers})
             # Also so that a newcomer's numbers come before its first mini-batch, and not beside it.
             trainer.on_resize(lambda _old, _new: self._tell_rank())
@@ -118,10 +119,10 @@ class ScriptOfTorchrun:
                 os.environ["RANK"],
             )
 
-    def _take_numbers(self, mine: ScriptNumbers) -> None:
+    def take_numbers(self) -> None:
         """Take over the numbers of another worker, if they have come."""
-        found = getattr(self.registered, NUMBERS)
-        if found is not mine:
+        mine = self.numbers
+        if mine is not None and not self.group.alone and (found := getattr(self.registered, NUMBERS)) is not mine:
             mine.take(found)
             setattr(self.registered, NUMBERS, mine)
 
@@ -153,7 +154,11 @@ def _line_of_script(error: UsageError) -> str:
     """Name the line of the script, or of a module beside it, that has led to `error`."""
     here = sys.path[0] + os.sep
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(here)]
-    lines = lines or [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == sys.argv[0]]
+    lines = lines or [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(Path(sys.argv[0]).absolute())
+    ]
     return f"{Path(lines[-1].filename).name}:{lines[-1].lineno}: " if lines else ""
 
 
@@ -174,7 +179,7 @@ def main(argv: Sequence[str]) -> None:
         if module:
             runpy.run_module(words[0], script.variables(), "__main__", alter_sys=True)
         else:
-            runpy.run_path(words[0], script.variables(), "__main__")
+            runpy.run_path(str(Path(words[0]).absolute()), script.variables(), "__main__")
     except UsageError as error:
         sys.exit(f"edl: {_line_of_script(error)}{error}")
     script.finish()

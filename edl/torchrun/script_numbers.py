@@ -1,43 +1,126 @@
-"""Numbers that a script counts at the level of its module: its iteration, its best loss.
+"""Numbers that a script counts for itself: its iteration, its best loss.
 
 Owns: finding those that training changes, and giving a newcomer the others'. Does not own: how they travel
 (`edl.trainer.registered_state`).
 
-A newcomer's script comes into its loop late, and would count from the beginning. So the plain numbers among the
-variables of `__main__` that have changed since the first forward pass travel with the model. What a script sets before,
-such as its rank, stays its own; so do variables of functions.
+A newcomer's script comes into its loop late, and would count from the beginning. So these plain numbers travel with the
+model: variables of `__main__` that have changed since the first forward pass, and variables of the script's functions
+that are assigned in a loop, while the functions run. What a script sets before its loops, such as its rank, stays its
+own.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import ast
+import ctypes
+import linecache
+import sys
+import threading
+from collections.abc import Iterator, MutableMapping
+from functools import cache
+from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
+import edl
 from edl.torch.loop_state import Travels
 
 NUMBERS: Final = "torchrun_numbers"
 KINDS: Final = (int, float)
+EDL: Final = Path(edl.__file__).parent
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class ScriptNumbers(Travels):
     """The changed numbers; a value that `edl.register` takes."""
 
-    def __init__(self, variables: MutableMapping[str, Any]) -> None:
-        self._variables = variables
-        self._before = dict(self._plain())
+    def __init__(self, variables: MutableMapping[str, Any], folder: Path) -> None:
+        """`variables`: of the script's module. `folder`: of the script and its own modules."""
+        self._variables, self._folder = variables, folder
+        self._before = dict(_numbers(variables))
 
     def now(self) -> dict[str, Any]:
         missing = object()
-        return {name: value for name, value in self._plain() if self._before.get(name, missing) != value}
+        changed = {name: value for name, value in _numbers(self._variables) if self._before.get(name, missing) != value}
+        for frame in self._functions():
+            counted = counted_in(frame.f_code.co_filename, frame.f_code.co_firstlineno)
+            changed |= {_key(frame, name): value for name, value in _numbers(frame.f_locals) if name in counted}
+        return changed
 
     def take(self, found: MutableMapping[str, Any]) -> None:
         """Set the variables to another worker's, where they are numbers here too."""
-        mine = dict(self._plain())
-        self._variables.update({name: value for name, value in found.items() if name in mine})
+        self._variables.update({name: found[name] for name, _ in _numbers(self._variables) if name in found})
+        for frame in self._functions():
+            names = [name for name, _ in _numbers(frame.f_locals) if _key(frame, name) in found]
+            if names:
+                frame.f_locals.update({name: found[_key(frame, name)] for name in names})
+                # Before Python 3.13 `f_locals` is a copy, which this writes back; since then it does nothing.
+                ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
-    def _plain(self) -> list[tuple[str, Any]]:
-        return [
-            (name, value)
-            for name, value in list(self._variables.items())
-            if type(value) in KINDS and not name.startswith("_")
-        ]
+    def _functions(self) -> Iterator[FrameType]:
+        """Yield the script's functions that run now, innermost first; of one that has called itself, only that."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        known = set[str]()
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name.isidentifier() and code.co_qualname not in known and self._is_own(code.co_filename):
+                known.add(code.co_qualname)
+                yield frame
+            frame = frame.f_back
+
+    def _is_own(self, file: str) -> bool:
+        return (
+            Path(file).is_relative_to(self._folder)
+            and not Path(file).is_relative_to(EDL)
+            and "site-packages" not in file
+        )
+
+
+def _key(frame: FrameType, name: str) -> str:
+    return f"{frame.f_code.co_qualname}:{name}"
+
+
+def _numbers(variables: MutableMapping[str, Any]) -> list[tuple[str, Any]]:
+    return [
+        (name, value) for name, value in list(variables.items()) if type(value) in KINDS and not name.startswith("_")
+    ]
+
+
+@cache
+def counted_in(file: str, line: int) -> frozenset[str]:
+    """Return the variables that the function at `line` of `file` assigns in a loop, other than the loop's own."""
+    names = set[str]()
+    for function in _functions_of(file):
+        first = min([function.lineno, *(one.lineno for one in function.decorator_list)])
+        if first == line:
+            for loop in _own(function):
+                if isinstance(loop, (ast.For, ast.While)):
+                    names |= {name for part in loop.body for name in _assigned(part)}
+    return frozenset(names)
+
+
+@cache
+def _functions_of(file: str) -> tuple[Function, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # a file that has changed since it was imported
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what stands in a function, without functions and classes inside of it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (*Function.__args__, ast.ClassDef, ast.Lambda)):
+            yield child
+            yield from _own(child)
+
+
+def _assigned(node: ast.AST) -> Iterator[str]:
+    for part in (node, *_own(node)):
+        targets: list[ast.expr] = []
+        if isinstance(part, ast.Assign):
+            targets = part.targets
+        elif isinstance(part, (ast.AugAssign, ast.AnnAssign)):
+            targets = [part.target]
+        yield from (target.id for target in targets if isinstance(target, ast.Name))

@@ -64,6 +64,9 @@ class Script(Protocol):
     def kept(self) -> Callable[[], None]:
         """Keep schedules as they are; what is returned puts them back."""
 
+    def take_numbers(self) -> None:
+        """Take over what the others' scripts have counted, if it has come."""
+
     def end_pass(self) -> None:
         """All workers have come to the end of the same pass."""
 
@@ -147,6 +150,7 @@ class Passes:
                 if self._group.joined:
                     self._script.end_pass()
                 return
+            self._script.take_numbers()
             self.place["given"] += 1
             updates, is_first = framework.updates(), self._parts == 1 and self._group.joined and trainer.step() == 1
             yield item

@@ -20,6 +20,7 @@ from torch.distributed import ReduceOp
 
 from edl.client import Job
 from edl.errors import EdlError, UsageError
+from edl.protocol.ring_places import Place
 from edl.torch.loop_collectives import LoopCollectives
 
 Ask = Callable[[], Any]
@@ -61,9 +62,10 @@ class WorkerGroup:
         words: LoopCollectives,
         look: Callable[[], JobOutside] = seen_from_outside,
         begun: int = 0,
+        place: Callable[[], Place | None] = lambda: None,
     ) -> None:
-        """`begun`: the number of workers with which the job began; 0: not known."""
-        self._seat, self._words, self._look, self._begun = seat, words, look, begun
+        """`begun`: the number of workers with which the job began; 0: not known. `place`: in the ring, if any."""
+        self._seat, self._words, self._look, self._begun, self._place = seat, words, look, begun, place
         self._beside: JobOutside | None = None
         self.passes_over = False  # the script passes over an epoch that the others have trained
 
@@ -101,14 +103,20 @@ class WorkerGroup:
 
     def environment(self, environ: dict[str, str]) -> dict[str, str]:
         """Return the variables that torchrun sets. MASTER_ADDR and MASTER_PORT name no server."""
-        rank, size, local = str(self.rank()), str(self.size()), str(self._seat.local_rank())
+        rank, size, local = str(self.rank()), str(self.size()), self._seat.local_rank()
+        place = self._place()
+        local_size, node, nodes = (
+            (min(self.size(), local + 1), 0, 1)
+            if place is None
+            else (place.local_size, place.cross_rank, place.cross_size)
+        )
         return {
             "RANK": rank,
             "WORLD_SIZE": size,
-            "LOCAL_RANK": local,
-            "LOCAL_WORLD_SIZE": size,
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
+            "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(local_size),
+            "GROUP_RANK": str(node),
+            "GROUP_WORLD_SIZE": str(nodes),
             "ROLE_RANK": rank,
             "ROLE_WORLD_SIZE": size,
             "ROLE_NAME": "default",

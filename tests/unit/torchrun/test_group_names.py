@@ -10,6 +10,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from edl.errors import UsageError
+from edl.protocol.ring_places import Place
 from edl.torchrun.group_names import REFUSED, GroupNames, _refusing
 from edl.torchrun.worker_group import JobOutside, WorkerGroup
 
@@ -60,6 +61,15 @@ def test_a_newcomer_is_never_rank_0_and_begins_with_the_first_size() -> None:
     assert (dist.get_rank(), dist.get_world_size(), group.epoch_beside()) == (4, 2, 7)
     environ = group.environment({"EDL_JOB": "mnist"})
     assert (environ["RANK"], environ["WORLD_SIZE"], environ["TORCHELASTIC_RUN_ID"]) == ("4", "2", "mnist")
+
+
+def test_hosts_are_counted_as_torchrun_does() -> None:
+    keys = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    place = Place(1, 3, 4, "w3", local_rank=1, local_size=2, cross_rank=1, cross_size=2)
+    joined = WorkerGroup(Seat(3, 4, 1, 1), Words(4), place=lambda: place)  # type: ignore[arg-type]
+    assert [joined.environment({})[key] for key in keys] == ["1", "2", "1", "2"]
+    newcomer = WorkerGroup(Seat(local_rank=1), Words(4), lambda: JobOutside(4, 7), 4)  # type: ignore[arg-type]
+    assert [newcomer.environment({})[key] for key in keys] == ["1", "2", "0", "1"]
 
 
 def test_two_newcomers_of_one_host_have_two_ranks() -> None:

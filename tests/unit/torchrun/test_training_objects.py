@@ -10,7 +10,6 @@ import torch
 from torch.optim import lr_scheduler
 
 from edl.torch.optimizer import Elastic
-from edl.torchrun.script_numbers import ScriptNumbers
 from edl.torchrun.training_objects import TrainingObjects
 
 
@@ -78,13 +77,3 @@ def test_what_a_script_does_while_it_passes_over_epochs_is_taken_back(found: Any
     put_back()
     assert schedule.last_epoch == 0 and optimizer.param_groups[0]["lr"] == 1.0
     assert optimizer.param_groups[0]["params"] == [*model.parameters()]
-
-
-def test_numbers_that_training_changes_travel_and_no_others() -> None:
-    theirs: dict[str, Any] = {"rank": 0, "iteration": 0, "best": 1e9, "flag": True, "name": "x", "_private": 1}
-    numbers = ScriptNumbers(theirs)
-    theirs |= {"iteration": 7, "best": 0.5, "flag": False, "_private": 2, "loss": 0.1, "text": "y"}
-    assert numbers.now() == {"iteration": 7, "best": 0.5, "loss": 0.1}
-    mine: dict[str, Any] = {"rank": 2, "iteration": 1, "best": 1e9}
-    ScriptNumbers(mine).take(numbers.now())
-    assert mine == {"rank": 2, "iteration": 7, "best": 0.5}

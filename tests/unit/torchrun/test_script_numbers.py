@@ -1,0 +1,101 @@
+"""What a script counts for itself becomes, on a newcomer, what the others have counted."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.torchrun.script_numbers import ScriptNumbers
+
+SCRIPT = """
+def decorated(function):
+    return function
+
+
+@decorated
+def train(rank, batches, each):
+    step, best, name = 0, 9.0, "x"
+    size = 4
+
+    def report(value):
+        shown = 0
+        for _ in range(1):
+            shown = value
+        return shown
+
+    for index in batches:
+        lowest = float(index)
+        each(report)
+        step += 1
+        if lowest < best:
+            best: float = lowest
+    return rank, step, best, size, name
+
+
+def outer(rank, batches, each):
+    epochs_done = 0
+    while epochs_done < 1:
+        found = train(rank, batches, each)
+        epochs_done = epochs_done + 1
+    return found
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Any:
+    file = tmp_path / "counting.py"
+    file.write_text(SCRIPT)
+    spec = importlib.util.spec_from_file_location("counting", file)
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_variables_of_the_module_that_training_changes_travel_and_no_others(tmp_path: Path) -> None:
+    theirs: dict[str, Any] = {"rank": 0, "iteration": 0, "best": 1e9, "flag": True, "name": "x", "_private": 1}
+    numbers = ScriptNumbers(theirs, tmp_path)
+    theirs |= {"iteration": 7, "best": 0.5, "flag": False, "_private": 2, "loss": 0.1, "text": "y"}
+    assert numbers.now() == {"iteration": 7, "best": 0.5, "loss": 0.1}
+    mine: dict[str, Any] = {"rank": 2, "iteration": 1, "best": 1e9}
+    ScriptNumbers(mine, tmp_path).take(numbers.now())
+    assert mine == {"rank": 2, "iteration": 7, "best": 0.5}
+
+
+def test_what_a_running_function_assigns_in_a_loop_travels_and_its_other_variables_stay(
+    module: Any, tmp_path: Path
+) -> None:
+    found = list[dict[str, Any]]()
+    numbers = ScriptNumbers({}, tmp_path)
+    module.outer(0, [3, 2, 4], lambda _report: found.append(numbers.now()))
+    assert found[2] == {"train:lowest": 4.0, "train:step": 2, "train:best": 2.0, "outer:epochs_done": 0}
+    came = found[2]
+    ended = module.outer(7, [8], once(lambda: ScriptNumbers({}, tmp_path).take(came)))
+    assert ended == (7, 3, 2.0, 4, "x")
+
+
+def test_variables_of_a_function_elsewhere_stay_its_own(module: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    found = list[dict[str, Any]]()
+    module.train(0, [3], lambda _report: found.append(ScriptNumbers({}, other).now()))
+    assert found == [{}]
+
+
+def test_in_another_thread_the_main_threads_functions_are_asked(module: Any, tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    found = list[dict[str, Any]]()
+    numbers = ScriptNumbers({}, tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        module.train(0, [3], lambda _report: found.append(pool.submit(numbers.now).result()))
+    assert found == [{"train:lowest": 3.0, "train:step": 0, "train:best": 9.0}]
+
+
+def once(function: Callable[[], object]) -> Callable[[Any], object]:
+    calls = [function]
+    return lambda _given: calls.pop()() if calls else None
