@@ -148,6 +148,7 @@ def add_run(found: Commands) -> None:
     add_switch(groups["job"], "--detach", "run the job in the background, and print its name", "-d")
     summary = "COMMAND is an unchanged script of torchrun's, as with `edl torchrun`"
     groups["job"].add_argument("--as-torchrun", action="store_true", help=summary)
+    parser.set_defaults(module=False, fixed_size=False)
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what each worker runs")
 
 

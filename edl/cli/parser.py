@@ -12,7 +12,7 @@ from edl.cli.job_flags import job_named
 from edl.errors import UsageError
 
 GROUPS = {
-    "run a job": ("run", "torchrun", "wait", "doctor"),
+    "run a job": ("run", "torchrun", "check", "wait", "doctor"),
     "look at it": ("status", "logs", "events", "top", "dashboard", "report", "hosts"),
     "change it": ("scale", "batch", "profile", "stop"),
     "save and move it": ("checkpoint", "preempt", "migrate", "data", "clean"),
@@ -66,6 +66,7 @@ def build() -> Parser:
     found = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
     job_flags.add_run(found)
     torchrun_flags.add_torchrun(found)
+    torchrun_flags.add_check(found)
     job_flags.add_status(found)
     job_flags.add_events(found)
     job_flags.add_scale(found)

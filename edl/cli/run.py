@@ -32,7 +32,7 @@ import msgspec
 from edl.checkpoints.resume_choice import GOES_ON, only_job
 from edl.cli.cluster_flags import OF_REACH
 from edl.cli.command_arguments import TWINS
-from edl.cli.torchrun_flags import python_line
+from edl.cli.torchrun_script import look_before, script_of
 from edl.cluster.queue.end_causes import REFUSED
 from edl.config import TABLE, Given, Settings, mistyped
 from edl.control_characters import visible
@@ -146,8 +146,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"{waits} waits for a job that trains elsewhere: name it by --job, and its --coordinator HOST:PORT"
         )
-    command = python_line(arguments.line) if arguments.as_torchrun else arguments.line
+    script = script_of(arguments.line, module=arguments.module) if arguments.as_torchrun else None
     with ends_early(lambda signum: early_end(settings, signum, waits=bool(waits))):
+        if script is not None:
+            os.environ.update(look_before(script, settings.np, os.environ, fixed=arguments.fixed_size))
+        command = arguments.line if script is None else script.command
         return _run(settings, command, waits=bool(waits), detach=arguments.detach)
 
 

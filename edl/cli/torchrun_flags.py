@@ -37,7 +37,7 @@ WITH_VALUE: Final = {
     "rdzv-endpoint": ("HOST:PORT", "an etcd with --rdzv-backend etcd; else it must be this machine, and says nothing"),
     "rdzv-backend": ("BACKEND", "etcd, or any other, which says nothing"),
     "log-dir": ("DIR", "as --output-filename"),
-    "accumulate": ("K", "batches of one update, where the script adds up gradients over several batches"),
+    "accumulate": ("K", "batches of one update; without it, a script that may add up several is tried before"),
 }
 WITHOUT_MEANING: Final = {
     "rdzv-conf": "edl has time-outs of its own, as --session-timeout and --step-timeout",
@@ -60,14 +60,23 @@ WITHOUT_MEANING: Final = {
 SETTINGS: Final = {"rdzv-id": "job", "log-dir": "output_filename", "max-restarts": "max_restarts"}
 SHORT: Final = {"redirects": ("-r",), "tee": ("-t",)}
 HERE: Final = ("localhost", "127.0.0.1", "::1", "0", "")
-MODULE: Final = ("python", "-u", "-m", "edl.torchrun")
+MODULE: Final = (sys.executable, "-u", "-m", "edl.torchrun")
+ACCUMULATE: Final = "EDL_TORCHRUN_ACCUMULATE"
+CHECK_EXAMPLES: Final = """
+examples:
+  edl check train.py              what of the script stays as it was when workers come and go, and what is refused
+  edl check --try train.py --epochs 3
+                                  also run it, alone, until its first update
+
+Exit code: 0, or 1 if a line is refused where it is reached.
+"""
 
 
 class Translated(NamedTuple):
     """A line of torchrun's in the words of `edl run`."""
 
     given: dict[str, Given]
-    command: tuple[str, ...]
+    line: list[str]
     environ: dict[str, str]
     notes: tuple[str, ...]
 
@@ -79,6 +88,11 @@ def add_torchrun(found: Commands) -> None:
     group = parser.add_argument_group("torchrun's flags")
     for name, (metavar, text) in WITH_VALUE.items():
         group.add_argument(*_spelled(name), dest=_field(name), metavar=metavar, help=text)
+    group.add_argument(
+        "--fixed-size",
+        action="store_true",
+        help="a job of which the size never changes: it ends with a worker that is lost",
+    )
     group.add_argument("--standalone", action="store_true", help="a job of this machine alone")
     group.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as with `python -m`")
     group.add_argument("--no-python", "--no_python", action="store_true", help=argparse.SUPPRESS)
@@ -93,18 +107,35 @@ def add_torchrun(found: Commands) -> None:
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS...", help="what each worker runs")
 
 
+def add_check(found: Commands) -> None:
+    summary = "read a script of torchrun's, and tell what an elastic job makes of it"
+    parser = command(found, "check", later("torchrun_script", "check"), summary, CHECK_EXAMPLES)
+    parser.usage = "edl check [flags] SCRIPT ARGS..."
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as with `python -m`")
+    parser.add_argument("--try", action="store_true", dest="trial", help="run it too, alone, until its first update")
+    add_switch(parser, "--json", "one JSON object")
+    parser.add_argument("line", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS...", help="what each worker would run")
+
+
 def torchrun(arguments: argparse.Namespace) -> int:
     """Carry out `edl torchrun`."""
     from edl.cli.run import run  # only here: it imports what starts a job
 
-    names = (*WITH_VALUE, *WITHOUT_MEANING, "max-restarts", "standalone", "module", "no-python")
+    names = (*WITH_VALUE, *WITHOUT_MEANING, "max-restarts", "standalone", "module", "no-python", "fixed-size")
     flags = {name: value for name in names if (value := getattr(arguments, _field(name), None)) not in {None, False}}
     found = translated(flags, arguments.given, arguments.line)
     for note in found.notes:
         sys.stderr.write(f"edl: {note}\n")
     os.environ.update({name: value for name, value in found.environ.items() if name not in os.environ})
     return run(
-        argparse.Namespace(given=found.given, line=list(found.command), detach=arguments.detach, as_torchrun=False)
+        argparse.Namespace(
+            given=found.given,
+            line=found.line,
+            detach=arguments.detach,
+            as_torchrun=True,
+            module=arguments.module,
+            fixed_size=arguments.fixed_size,
+        )
     )
 
 
@@ -121,24 +152,28 @@ def translated(flags: Mapping[str, Any], given: Mapping[str, Given], line: Seque
         fewest, most = _nodes(str(flags["nnodes"]))
         sizes |= {"min_workers": min(fewest * started, started), "max_workers": most * started}
     quotes = " ".join(f"--{name} {flags[name]}" for name in ("nnodes", "nproc-per-node") if name in flags)
+    if "fixed-size" in flags:
+        number = given["np"].text if "np" in given and "np" not in sizes else str(started)
+        sizes |= {"min_workers": int(number), "max_workers": int(number), "max_restarts": 0}
+        quotes = f"{quotes} --fixed-size".strip()
     found = {field: Given(str(number), quotes) for field, number in sizes.items()}
     for name, field in SETTINGS.items():
         if name in flags:
             found[field] = Given(str(flags[name]), f"--{name} {flags[name]}")
     if (coordinator := _coordinator(flags)) and "coordinator" not in given:
         found["coordinator"] = coordinator
-    environ = {"EDL_TORCHRUN_ACCUMULATE": str(flags["accumulate"])} if "accumulate" in flags else {}
+    environ = {ACCUMULATE: str(flags["accumulate"])} if "accumulate" in flags else {}
     if started > 1:
         environ["OMP_NUM_THREADS"] = "1"  # as torchrun does
     notes = tuple(f"--{name} means nothing here: {why}" for name, why in WITHOUT_MEANING.items() if name in flags)
-    return Translated({**found, **given}, python_line(line, module="module" in flags), environ, notes)
+    return Translated({**found, **given}, list(line), environ, notes)
 
 
 def python_line(line: Sequence[str], *, module: bool = False) -> tuple[str, ...]:
     """Return the command of a worker for `SCRIPT ARGS...`, or for `python SCRIPT ARGS...`. Raises UsageError."""
-    words = list(line[1:] if line[:1] == ["--"] else line)
+    words, python = list(line[1:] if line[:1] == ["--"] else line), MODULE[0]
     if words and Path(words[0]).name.startswith("python") and not words[0].endswith(".py"):
-        words = words[1:]
+        python, words = words[0], words[1:]
         if words[:1] == ["-m"]:
             module, words = True, words[1:]
     if not words:
@@ -147,7 +182,7 @@ def python_line(line: Sequence[str], *, module: bool = False) -> tuple[str, ...]
     if not module and not script.is_file():
         near = did_you_mean(script.name, [one.name for one in script.parent.glob("*.py")])
         raise UsageError(f"there is no script {words[0]}{near or f' in {Path.cwd()}'}")
-    return (*MODULE, *(["-m"] if module else []), *words)
+    return (python, *MODULE[1:], *(["-m"] if module else []), *words)
 
 
 def _workers(text: str) -> int:
@@ -191,6 +226,6 @@ def _spelled(name: str) -> tuple[str, ...]:
 def _field(name: str) -> str:
     return (
         f"torchrun_{name.replace('-', '_')}"
-        if name not in {"standalone", "module", "no-python"}
+        if name not in {"standalone", "module", "no-python", "fixed-size"}
         else name.replace("-", "_")
     )

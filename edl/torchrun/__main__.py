@@ -25,10 +25,13 @@ from edl.torch.torch_reducer import USUAL
 from edl.torchrun import parallel_model
 from edl.torchrun.group_names import GroupNames
 from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
+from edl.torchrun.refusals import SPAWN
 from edl.torchrun.script_numbers import NUMBERS, ScriptNumbers
 from edl.torchrun.script_passes import Loaders
 from edl.torchrun.script_steps import ScriptSteps
+from edl.torchrun.script_trial import ScriptTrial
 from edl.torchrun.training_objects import TrainingObjects
+from edl.torchrun.trial_result import TRIAL, TrialResult
 from edl.torchrun.worker_group import WorkerGroup, set_environment
 
 logger = logging.getLogger("edl")
@@ -52,7 +55,7 @@ class ScriptOfTorchrun:
         self.own = ScriptSteps()
         self.pauses = GradientPauses()
         self.numbers: ScriptNumbers | None = None
-        self._told_rank = False
+        self._told_rank = self._told_left = False
         self.names = GroupNames(self.group, self.finish)
 
     def put(self) -> None:
@@ -61,9 +64,6 @@ class ScriptOfTorchrun:
         self.loaders.put()
         parallel_model.put()
         DistributedDataParallel.began = staticmethod(self._began)
-        register_optimizer_step_pre_hook(_refuse_without_model)
-        for name in ("spawn", "start_processes"):
-            setattr(torch.multiprocessing, name, _refuse_spawn)
 
     def variables(self) -> dict[str, Any]:
         """Return names that stand beside those of Python in the script's module."""
@@ -82,6 +82,17 @@ class ScriptOfTorchrun:
 
     def kept(self) -> Callable[[], None]:
         return self.objects.kept()
+
+    def leave_out_gradients(self, batches: int) -> None:
+        """Leave out what the last batches of an epoch have added to the gradients. A newcomer could not get that."""
+        self.objects.zero_gradients()
+        if not self._told_left:
+            self._told_left = True
+            logger.warning(
+                "of the %d batches that are left at an epoch's end the script makes no update: their gradients are "
+                "left out (torchrun's would be added to the next update)",
+                batches,
+            )
 
     def end_pass(self) -> None:
         """Give all workers the buffers of rank 0: DistributedDataParallel does so in an evaluation's forward passes."""
@@ -136,10 +147,7 @@ def _refuse_without_model(optimizer: torch.optim.Optimizer, _args: Any, _kwargs:
 
 
 def _refuse_spawn(*_given: Any, **_named: Any) -> NoReturn:
-    raise UsageError(
-        "the script starts its workers itself, by torch.multiprocessing: edl starts them, so give it a script that "
-        "trains as one of them, as torchrun wants it"
-    )
+    raise UsageError(SPAWN)
 
 
 def _accumulated() -> int:
@@ -169,22 +177,43 @@ def main(argv: Sequence[str]) -> None:
         raise SystemExit("usage: python -m edl.torchrun [-m] SCRIPT ARGS...")
     if not module and not Path(words[0]).is_file():
         raise SystemExit(f"edl: there is no script {words[0]}")
+    if trial := os.environ.pop(TRIAL, ""):
+        _try_script(ScriptTrial(*map(int, trial.split())), words, module=module)
     elastic.init()
     script = ScriptOfTorchrun()
-    set_environment(script.group)
-    script.put()
-    sys.argv[:] = words
-    sys.path[0] = str(Path.cwd() if module else Path(words[0]).resolve().parent)
     try:
-        if module:
-            runpy.run_module(words[0], script.variables(), "__main__", alter_sys=True)
-        else:
-            runpy.run_path(str(Path(words[0]).absolute()), script.variables(), "__main__")
+        _run_script(script, words, module=module)
     except UsageError as error:
         sys.exit(f"edl: {_line_of_script(error)}{error}")
     script.finish()
     if not trainer.committed and not trainer.rehearsing():
         sys.stderr.write("edl: the script has ended without a mini-batch\n")
+
+
+def _try_script(script: ScriptTrial, words: Sequence[str], *, module: bool) -> NoReturn:
+    try:
+        _run_script(script, words, module=module)
+    except UsageError as error:
+        script.end(TrialResult(refused=f"{_line_of_script(error)}{error}"))
+    except SystemExit as error:
+        script.end(TrialResult(ended=True, failed=f"exit code {error.code}" if error.code else ""))
+    except Exception as error:  # noqa: BLE001 - told to who asked for the trial
+        script.end(TrialResult(failed=f"{type(error).__name__}: {error}".partition("\n")[0]))
+    script.end(TrialResult(ended=True))
+
+
+def _run_script(script: ScriptOfTorchrun | ScriptTrial, words: Sequence[str], *, module: bool) -> None:
+    set_environment(script.group)
+    script.put()
+    register_optimizer_step_pre_hook(_refuse_without_model)
+    for name in ("spawn", "start_processes"):
+        setattr(torch.multiprocessing, name, _refuse_spawn)
+    sys.argv[:] = words
+    sys.path[0] = str(Path.cwd() if module else Path(words[0]).resolve().parent)
+    if module:
+        runpy.run_module(words[0], script.variables(), "__main__", alter_sys=True)
+    else:
+        runpy.run_path(str(Path(words[0]).absolute()), script.variables(), "__main__")
 
 
 if __name__ == "__main__":

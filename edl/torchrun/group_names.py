@@ -14,19 +14,8 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp, distributed_c10d
 
 from edl.errors import UsageError
+from edl.torchrun.refusals import ONE_GROUP, REFUSED, SYNC_BATCH_NORM
 from edl.torchrun.worker_group import WorkerGroup
-
-ONE_GROUP = "a job of edl has one group, of all workers, which is made anew when workers come and go"
-POINT_TO_POINT = "edl has no messages from one worker to another: a worker may be gone, or have another rank"
-PARTS = "workers come and go, so there is no part for each rank: take broadcast or all_gather"
-REFUSED = {
-    **dict.fromkeys(("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"),
-                    POINT_TO_POINT),
-    **dict.fromkeys(("scatter", "scatter_object_list", "reduce_scatter", "reduce_scatter_tensor", "all_to_all",
-                     "all_to_all_single"), PARTS),
-    **dict.fromkeys(("new_subgroups", "new_subgroups_by_enumeration", "split_group", "init_device_mesh"), ONE_GROUP),
-    "monitored_barrier": "edl finds a worker that hangs by itself (--step-timeout): take barrier",
-}  # fmt: skip
 
 
 class AllWorkers:
@@ -71,7 +60,7 @@ class GroupNames:
         from torch.nn import SyncBatchNorm
 
         SyncBatchNorm.convert_sync_batchnorm = _refusing(  # type: ignore[method-assign]
-            "convert_sync_batchnorm", "statistics are each worker's own in edl: leave it away", "torch.nn.SyncBatchNorm"
+            "convert_sync_batchnorm", SYNC_BATCH_NORM, "torch.nn.SyncBatchNorm"
         )
 
     # ---------------------------------------------------------------------------------------------- begin and end

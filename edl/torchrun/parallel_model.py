@@ -23,6 +23,7 @@ from edl.torch.buffers import SharedBuffers
 from edl.torch.torch_process import framework, trainer
 from edl.torch.torch_state import synchronize
 from edl.torch.torch_tensors import form
+from edl.torchrun.refusals import COMM_HOOK
 from edl.trainer.first_state import check_same
 
 Began = Callable[["DistributedDataParallel"], object]
@@ -121,7 +122,7 @@ class DistributedDataParallel(TorchParallel):
         nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
 
     def register_comm_hook(self, *_given: Any, **_named: Any) -> NoReturn:
-        raise UsageError("DistributedDataParallel.register_comm_hook: gradients travel as they are: leave it away")
+        raise UsageError(f"DistributedDataParallel.register_comm_hook: {COMM_HOOK}")
 
     def join(self, *_given: Any, **_named: Any) -> NoReturn:
         raise UsageError(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import linecache
 import math
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final, Protocol, TypedDict
@@ -49,11 +50,15 @@ class LoopPlace(TypedDict):
     sets_epoch: bool  # else each epoch has the same order
 
 
-class Script(Protocol):
-    """The rest of the script, as its passes need it."""
+class Trains(Protocol):
+    """The rest of the script, as its loaders need it."""
 
     def trains(self) -> bool:
         """Tell whether it has a model that is in training now."""
+
+
+class Script(Trains, Protocol):
+    """The same, as its passes need it."""
 
     def begin_pass(self) -> None:
         """A pass begins: a checkpoint's state may be about to come."""
@@ -63,6 +68,9 @@ class Script(Protocol):
 
     def kept(self) -> Callable[[], None]:
         """Keep schedules as they are; what is returned puts them back."""
+
+    def leave_out_gradients(self, batches: int) -> None:
+        """Leave out the gradients of the batches that are left at an epoch's end, of which no update was made."""
 
     def take_numbers(self) -> None:
         """Take over what the others' scripts have counted, if it has come."""
@@ -139,6 +147,7 @@ class Passes:
             self._iterator = iter(self.batches)
         self._note(number, sampler)
         self._script.begin_pass()
+        step = batches = 0  # of the step
         while True:
             item = self._held.pop() if self._held else next(self._iterator, END)
             if not self._compared and self._group.joined:
@@ -153,7 +162,10 @@ class Passes:
             self._script.take_numbers()
             self.place["given"] += 1
             updates, is_first = framework.updates(), self._parts == 1 and self._group.joined and trainer.step() == 1
+            step, batches = trainer.step(), batches + 1 if trainer.step() == step else 1
             yield item
+            if batches < self._parts and self.batches.parts.last and framework.updates() == updates:
+                self._script.leave_out_gradients(batches)
             if is_first and framework.updates() == updates and not trainer.voided and self._script.adds_up():
                 yield from self._counting(item, updates)
 
@@ -222,12 +234,15 @@ class Passes:
         return found
 
 
-class Loaders:
-    """DataLoaders of a script: the one that it trains on, and those that it evaluates."""
+class LoaderNames:
+    """What DataLoaders and DistributedSamplers of a script do."""
 
-    def __init__(self, group: WorkerGroup, script: Script, parts: int = 1) -> None:
-        self._group, self._script, self._parts = group, script, parts
-        self.passes: Passes | None = None
+    def __init__(self, group: WorkerGroup, script: Trains) -> None:
+        self._group, self._script = group, script
+
+    @abstractmethod
+    def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Iterate over the batches of a loader that the script trains on."""
 
     def put(self) -> None:
         """Let all DataLoaders of this process iterate by this."""
@@ -239,7 +254,7 @@ class Loaders:
             if sampler is None:
                 return theirs(loader)
             if not _looks(sys._getframe(1)) and torch.is_grad_enabled() and self._script.trains():
-                return self._passes(loader).iterate(loader)
+                return self.iterate(loader)
             self._follow_size(sampler)
             return theirs(loader)
 
@@ -266,19 +281,37 @@ class Loaders:
         DataLoader.__len__ = count  # type: ignore[method-assign]
         DistributedSampler.set_epoch = set_epoch  # type: ignore[assignment, method-assign]
 
+    def _follow_size(self, sampler: DistributedSampler[Any]) -> None:
+        """Let a sampler share out its samples among the workers that there are now."""
+        rank, total = self._group.rank(), len(sampler.dataset)  # type: ignore[arg-type]
+        size = max(self._group.size(), rank + 1)
+        sampler.num_replicas, sampler.rank = size, rank
+        sampler.num_samples = total // size if sampler.drop_last else math.ceil(total / size)
+        sampler.total_size = sampler.num_samples * size
+
+
+class Loaders(LoaderNames):
+    """DataLoaders of a script in a job: the one that it trains on, and those that it evaluates."""
+
+    def __init__(self, group: WorkerGroup, script: Script, parts: int = 1) -> None:
+        super().__init__(group, script)
+        self._own, self._parts = script, parts
+        self.passes: Passes | None = None
+
     @property
     def between(self) -> bool:
         return self.passes is not None and self.passes.between
 
-    def _passes(self, loader: DataLoader[Any]) -> Passes:
+    def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Iterate over this worker's mini-batches. Raises UsageError for a second training loader."""
         if self.passes is None:
-            self.passes = Passes(loader, self._group, self._script, self._parts)
+            self.passes = Passes(loader, self._group, self._own, self._parts)
         if not self.passes.trains(loader):
             raise UsageError(
                 "the script trains on a second DataLoader with a DistributedSampler, and a job of edl trains on one "
                 "source: to evaluate, iterate under `with torch.no_grad():` or after model.eval()"
             )
-        return self.passes
+        return self.passes.iterate(loader)
 
     def counted(self, iterable: Any, start: int = 0) -> Any:
         """Do what `enumerate` does. Over the training loader, a newcomer counts on from where the others are: a script
@@ -294,14 +327,6 @@ class Loaders:
             trains = self.passes is not None and self.passes.trains(loader)
             yield (start + self.passes.index if trains and self.passes is not None else number), batch
             number += 1
-
-    def _follow_size(self, sampler: DistributedSampler[Any]) -> None:
-        """Let a sampler share out its samples among the workers that there are now."""
-        rank, total = self._group.rank(), len(sampler.dataset)  # type: ignore[arg-type]
-        size = max(self._group.size(), rank + 1)
-        sampler.num_replicas, sampler.rank = size, rank
-        sampler.num_samples = total // size if sampler.drop_last else math.ceil(total / size)
-        sampler.total_size = sampler.num_samples * size
 
 
 def _looks(script: FrameType) -> bool:

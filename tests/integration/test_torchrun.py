@@ -53,21 +53,37 @@ def test_a_script_of_torchrun_grows_loses_a_worker_and_ends_with_equal_weights(e
     assert found["clean"] and [epoch["over"] for epoch in found["epochs"]] == [True] * 8, found
 
 
-def test_two_workers_have_the_losses_that_they_have_under_torchrun(edl: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batches", [1, 3])
+def test_two_workers_have_the_losses_that_they_have_under_torchrun(edl: Any, tmp_path: Path, batches: int) -> None:
+    """`batches` make an update, of which `edl torchrun` is not told."""
     theirs, mine = tmp_path / "theirs", tmp_path / "mine"
     theirs.mkdir()
     mine.mkdir()
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(LOSSES)]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
     real = subprocess.run(
-        [*line, str(theirs)], env=quiet, capture_output=True, text=True, check=False, timeout=patient(120)
+        [*line, str(theirs), str(batches)], env=quiet, capture_output=True, text=True, check=False, timeout=patient(120)
     )
     assert real.returncode == 0, real.stderr
-    done = edl("torchrun", "--standalone", "--nproc-per-node", "2", str(LOSSES), str(mine), timeout_s=120)
+    line = ["torchrun", "--standalone", "--nproc-per-node", "2", str(LOSSES), str(mine), str(batches)]
+    done = edl(*line, timeout_s=120)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert ("one update is made of 3 batches" in done.stderr) == (batches == 3), done.stderr
     for rank in range(2):
         expected, found = (json.loads((folder / f"{rank}.json").read_text()) for folder in (theirs, mine))
         assert len(found["losses"]) == 3 * 15
         assert found["losses"] == pytest.approx(expected["losses"], abs=1e-6)
         for ours, of_torch in zip(found["measured"], expected["measured"], strict=True):
             assert ours == pytest.approx(of_torch, abs=1e-6)
+
+
+def test_a_script_is_checked_and_tried(edl: Any, tmp_path: Path) -> None:
+    found = edl.json("check", "--try", str(LOSSES), str(tmp_path), "5")
+    assert found["trial"] == {"batches": 5, "refused": "", "failed": "", "ended": False}, found
+    assert found["findings"] == [] and found["adds_up"] and found["wraps"]
+    assert [*tmp_path.iterdir()] == []
+    script = tmp_path / "train.py"
+    script.write_text("import torch\ntorch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1).step()\n")
+    done = edl("check", "--try", str(script))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "train.py: refused: train.py:2: the script updates a model by SGD without DistributedData" in done.stdout

@@ -1,6 +1,6 @@
 """A script of torchrun's with much of what scripts have: each rank writes down its losses, and what all have measured.
 
-torchrun --standalone --nproc-per-node 2 torchrun_losses.py FOLDER
+torchrun --standalone --nproc-per-node 2 torchrun_losses.py FOLDER [BATCHES OF AN UPDATE]
 """
 
 import json
@@ -29,6 +29,7 @@ net = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.BatchNorm1d(8), torch
 model = DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, epochs=3, steps_per_epoch=len(loader))
+accumulate = int(sys.argv[2]) if len(sys.argv) > 2 else 1
 losses: list[float] = []
 measured: list[Any] = []
 for epoch in range(3):
@@ -36,11 +37,12 @@ for epoch in range(3):
     model.train()
     for number, (batch, targets) in enumerate(loader):
         loss = torch.nn.functional.cross_entropy(model(batch), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        (loss / accumulate).backward()
+        if (number + 1) % accumulate == 0:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
         if number % 5 == 0:
             mean = loss.detach().clone()
             dist.all_reduce(mean)

@@ -40,6 +40,12 @@ def test_each_flag_means_what_it_means_there(flags: dict[str, Any], expected: di
     assert told(**flags) == expected
 
 
+def test_a_job_of_fixed_size_ends_with_a_worker_that_is_lost() -> None:
+    bounds = {"min_workers": "2", "max_workers": "2", "max_restarts": "0"}
+    assert told(nproc_per_node="2", nnodes="1:4", fixed_size=True) == {"np": "2", **bounds}
+    assert told({"np": Given("2", "-np 2")}, fixed_size=True) == {"np": "2", **bounds}
+
+
 def test_flags_of_edl_run_win() -> None:
     assert told({"np": Given("3", "-np 3")}) == {"np": "3"}
     assert told({"max_workers": Given("4", "--max-np 4")}, nnodes="1:9")["max_workers"] == "4"
@@ -74,8 +80,8 @@ def test_the_page_tells_of_each_flag_that_means_something() -> None:
 
 def test_the_command_of_a_worker() -> None:
     assert python_line(["train.py", "--lr", "1"]) == (*MODULE, "train.py", "--lr", "1")
-    assert python_line(["--", "python3", "train.py"]) == (*MODULE, "train.py")
-    assert python_line(["python", "-m", "package.train", "x"]) == (*MODULE, "-m", "package.train", "x")
+    assert python_line(["--", "python3", "train.py"]) == ("python3", *MODULE[1:], "train.py")
+    assert python_line(["python", "-m", "package.train", "x"]) == ("python", *MODULE[1:], "-m", "package.train", "x")
     assert python_line(["package.train"], module=True) == (*MODULE, "-m", "package.train")
     for line, remedy in {("tran.py",): "did you mean train.py", (): "SCRIPT is missing"}.items():
         with pytest.raises(UsageError, match=remedy):

@@ -11,7 +11,8 @@ from torch.distributed import ReduceOp
 
 from edl.errors import UsageError
 from edl.protocol.ring_places import Place
-from edl.torchrun.group_names import REFUSED, GroupNames, _refusing
+from edl.torchrun.group_names import GroupNames, _refusing
+from edl.torchrun.refusals import REFUSED
 from edl.torchrun.worker_group import JobOutside, WorkerGroup
 
 

@@ -41,13 +41,16 @@ class Job:
     def __init__(self, group: Group, steps: int = 2) -> None:
         self.group, self.steps = group, steps
         self.registered = SimpleNamespace()
+        self.of_step = 1  # batches
         self.joins: LoopPlace | None = None  # the others' place: a newcomer is where they are after its rehearsal
         self.first = True
         self.between = self.voided = False
         self.made = 0  # updates
+        self.ended = 0  # steps
+        self.parts = SimpleNamespace(last=False)
 
     def step(self) -> int:
-        return self.made + 1
+        return self.ended + 1
 
     def updates(self) -> int:
         return self.made
@@ -68,7 +71,10 @@ class Job:
             yield "rehearsal"
             self.group.joined = True
             setattr(self.registered, PLACE, self.joins.copy())
-        yield from range(self.steps)
+        for number in range(self.steps):
+            self.parts.last = (number + 1) % self.of_step == 0 or number + 1 == self.steps
+            yield number
+            self.ended += self.parts.last
 
 
 class Script:
@@ -87,6 +93,9 @@ class Script:
     def kept(self) -> Any:
         return lambda: self.told.append("put back")
 
+    def leave_out_gradients(self, batches: int) -> None:
+        self.told.append(f"left out {batches}")
+
     def take_numbers(self) -> None:
         pass
 
@@ -96,8 +105,8 @@ class Script:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def make(job: Job) -> tuple[Passes, DataLoader[Any], list[str]]:
-        told = list[str]()
+    def make(job: Job, parts: int = 1) -> tuple[Passes, DataLoader[Any], list[str]]:
+        told, job.of_step = list[str](), parts
         loader: DataLoader[Any] = DataLoader(
             list(range(TOTAL)),  # type: ignore[arg-type]
             BATCH,
@@ -108,7 +117,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(script_passes, "framework", job)
         monkeypatch.setattr(script_passes, "converted", lambda *_given: SimpleNamespace(loader=inner))
         monkeypatch.setattr(script_passes, "ElasticBatches", lambda *_given: job)
-        return Passes(loader, job.group, Script(told), 1), loader, told  # type: ignore[arg-type]
+        return Passes(loader, job.group, Script(told), parts), loader, told  # type: ignore[arg-type]
 
     return make
 
@@ -194,6 +203,25 @@ def test_a_script_that_adds_up_gradients_is_told_of_how_many_batches(made: Any) 
 
     with pytest.raises(UsageError, match=r"one update of 3 batches.*--accumulate 3`"):
         train()
+
+
+def test_gradients_of_batches_that_are_left_at_an_epochs_end_are_left_out(made: Any) -> None:
+    """Of two steps of three batches, the second has only two, of which the script makes no update."""
+    job = Job(Group(joined=True), steps=5)
+    passes, loader, told = made(job, parts=3)
+    for _ in passes.iterate(loader):
+        if (passes.index + 1) % 3 == 0:
+            told.append("update")
+            job.made += 1
+    assert told == ["update", "left out 2", "end"]
+
+
+def test_an_update_of_the_batches_that_are_left_stays(made: Any) -> None:
+    job = Job(Group(joined=True), steps=5)
+    passes, loader, told = made(job, parts=3)
+    for _ in passes.iterate(loader):
+        job.made += passes.index in {2, 4}
+    assert told == ["end"]
 
 
 def test_a_sampler_shares_out_among_the_workers_there_are() -> None:

@@ -1,0 +1,157 @@
+"""`edl check`, and what `edl torchrun` finds out about a script before any worker starts.
+
+Owns: reading and trying the script, and what is said of it. Does not own: the rules (`edl.torchrun.script_reading`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from edl.cli.torchrun_flags import ACCUMULATE, MODULE, python_line
+from edl.coordination.child_server import dying_with
+from edl.errors import UsageError
+from edl.torchrun.script_files import module_file, script_files
+from edl.torchrun.script_reading import Kind, Reading, folder_of, read
+from edl.torchrun.trial_result import TRIAL, TrialResult
+
+MOST_LINES: Final = 5  # about a script, as its job begins
+TOLD: Final = (Kind.SHARE, Kind.FILE, Kind.NUMBER, Kind.FIRST)
+
+
+class Script(NamedTuple):
+    """The script in a worker's command."""
+
+    command: tuple[str, ...]
+    name: str
+    module: bool
+
+    def reading(self) -> tuple[Reading, int]:
+        """Read it: what was found, and in how many files. Raises UsageError where it is not Python."""
+        folder = folder_of(Path(self.name), module=self.module)
+        path = module_file(self.name, folder) if self.module else Path(self.name)
+        if path is None:
+            return Reading((), adds_up=False, wraps=True), 0  # a module of a package that is installed
+        files = script_files(path, folder.resolve())
+        return read(files), len(files)
+
+
+def script_of(line: Sequence[str], *, module: bool) -> Script:
+    """Raises UsageError."""
+    command = python_line(line, module=module)
+    words = command[len(MODULE) :]
+    return Script(command, words[1] if words[0] == "-m" else words[0], words[0] == "-m")
+
+
+def look_before(script: Script, size: int, environ: Mapping[str, str], *, fixed: bool) -> dict[str, str]:
+    """Say what there is to know before the job begins, and return variables for it. `size`: its first workers.
+
+    A script that may make one update of several batches is tried, alone, as these batches are one step of the job.
+    """
+    reading, _ = script.reading()
+    if not fixed:
+        told = reading.of(*TOLD)
+        for finding in told[:MOST_LINES]:
+            _say(str(finding))
+        if len(told) > MOST_LINES:
+            _say(f"and {len(told) - MOST_LINES} more such lines: `edl check {script.name}` shows them")
+    if not reading.adds_up or environ.get(ACCUMULATE):
+        return {}
+    _say(f"a trial of {script.name}: how many batches make one update? `--accumulate K` leaves it out")
+    began = time.monotonic()
+    result = try_script(script, size)
+    took = f"({time.monotonic() - began:.1f} s)"
+    if result.refused:
+        raise UsageError(result.refused)
+    if result.failed or result.ended:
+        _say(f"the trial has made no update {took}: {result.failed or 'the script has ended'}; one batch is taken")
+        return {}
+    if result.batches <= 1:
+        return {}
+    _say(f"one update is made of {result.batches} batches {took}")
+    return {ACCUMULATE: str(result.batches)}
+
+
+def try_script(script: Script, size: int) -> TrialResult:
+    """Run the script alone until its first update."""
+    reads, writes = os.pipe()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+    environ[TRIAL] = f"{writes} {size}"
+    process = subprocess.Popen(
+        dying_with(os.getpid(), [*script.command]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environ,
+        pass_fds=(writes,),
+    )
+    os.close(writes)
+    with os.fdopen(reads, "rb") as answers:
+        try:
+            line = answers.readline()
+        finally:
+            process.kill()
+            process.wait()
+    return msgspec.json.decode(line, type=TrialResult) if line else TrialResult(failed="its process has died")
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Carry out `edl check`."""
+    script = script_of(arguments.line, module=arguments.module)
+    reading, files = script.reading()
+    result = try_script(script, 2) if arguments.trial else None
+    refused = reading.of(Kind.REFUSED)
+    if arguments.json:
+        print(msgspec.json.encode(_table(reading, files, result)).decode())
+        return 1 if refused or not reading.wraps or (result is not None and result.refused) else 0
+    for finding in reading.findings:
+        print(finding)
+    lines = [_tried(result)] if result is not None else []
+    if result is None and reading.adds_up:
+        lines.append("it may make one update of several batches: `edl torchrun` finds out of how many by a short trial")
+    if not reading.wraps:
+        lines.append("it does not name DistributedDataParallel: an update without it is refused")
+    told = len(reading.of(*TOLD))
+    lines.append(
+        f"{files} file{'s' * (files != 1)} read: {told} line{'s' * (told != 1)} to know, "
+        f"{len(refused)} that {'is' if len(refused) == 1 else 'are'} refused where reached"
+    )
+    for line in lines:
+        print(f"{script.name}: {line}")
+    return 1 if refused or not reading.wraps or (result is not None and result.refused) else 0
+
+
+def _tried(result: TrialResult) -> str:
+    if result.refused:
+        return f"refused: {result.refused}"
+    if result.failed or result.ended:
+        return f"a trial of it has made no update: {result.failed or 'it has ended'}"
+    if result.batches > 1:
+        return f"one update is made of {result.batches} batches: `edl torchrun` finds that, or --accumulate says it"
+    return "its first update was made, of one batch" if result.batches else "its first update was made"
+
+
+def _table(reading: Reading, files: int, result: TrialResult | None) -> dict[str, object]:
+    findings = [
+        {"file": one.file, "line": one.line, "kind": one.kind.name.lower(), "text": one.text, "remedy": one.remedy}
+        for one in reading.findings
+    ]
+    return {
+        "files": files,
+        "findings": findings,
+        "adds_up": reading.adds_up,
+        "wraps": reading.wraps,
+        "trial": result,
+    }
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"edl: {line}\n")

@@ -1,0 +1,39 @@
+"""What of torch's a script cannot use in an elastic job, and what to take instead.
+
+Owns: the names and the remedies, without torch. Does not own: refusing them (`edl.torchrun.group_names`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ONE_GROUP: Final = "a job of edl has one group, of all workers, which is made anew when workers come and go"
+POINT_TO_POINT: Final = "edl has no messages from one worker to another: a worker may be gone, or have another rank"
+PARTS: Final = "workers come and go, so there is no part for each rank: take broadcast or all_gather"
+REFUSED: Final = {
+    **dict.fromkeys(("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"),
+                    POINT_TO_POINT),
+    **dict.fromkeys(("scatter", "scatter_object_list", "reduce_scatter", "reduce_scatter_tensor", "all_to_all",
+                     "all_to_all_single"), PARTS),
+    **dict.fromkeys(("new_subgroups", "new_subgroups_by_enumeration", "split_group", "init_device_mesh"), ONE_GROUP),
+    "monitored_barrier": "edl finds a worker that hangs by itself (--step-timeout): take barrier",
+}  # fmt: skip
+"""Functions of `torch.distributed`."""
+SPAWN: Final = (
+    "the script starts its workers itself, by torch.multiprocessing: edl starts them, so give it a script that trains "
+    "as one of them, as torchrun wants it"
+)
+SYNC_BATCH_NORM: Final = "statistics are each worker's own in edl: leave it away"
+COMM_HOOK: Final = "gradients travel as they are: leave it away"
+SHARDED: Final = "a worker of edl holds the whole model: take DistributedDataParallel"
+REFUSED_NAMES: Final = {
+    **{f"torch.distributed.{name}": remedy for name, remedy in REFUSED.items()},
+    "torch.distributed.device_mesh.init_device_mesh": ONE_GROUP,
+    "torch.multiprocessing.spawn": SPAWN,
+    "torch.multiprocessing.start_processes": SPAWN,
+    ".convert_sync_batchnorm": SYNC_BATCH_NORM,
+    ".register_comm_hook": COMM_HOOK,
+    **dict.fromkeys((".fully_shard", ".FullyShardedDataParallel", ".FSDP", ".parallelize_module"), SHARDED),
+    "deepspeed.initialize": SHARDED,
+}
+"""The same and more, by the whole name of a call; from a dot on, of any object."""

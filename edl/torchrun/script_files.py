@@ -1,0 +1,126 @@
+"""A script's own files, as trees: itself, and the modules beside it that it imports.
+
+Owns: which files these are, and looks at a tree that have nothing to do with workers. Does not own: what lines mean
+(`edl.torchrun.script_reading`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from edl.errors import UsageError
+
+MOST_FILES: Final = 200
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class SourceFile:
+    """A file of the script's. Each node of its tree has a `parent`."""
+
+    def __init__(self, name: str, text: str) -> None:
+        """Raises SyntaxError."""
+        self.name, self.lines = name, text.splitlines()
+        self.tree = ast.parse(text, name)
+        self._imported = dict[str, str]()
+        names = set[str]()
+        for node in ast.walk(self.tree):
+            for child in ast.iter_child_nodes(node):
+                child.parent = node  # type: ignore[attr-defined]
+            if isinstance(node, ast.Import):
+                self._imported |= {
+                    (one.asname or one.name.partition(".")[0]): one.name for one in node.names if one.asname
+                }
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                self._imported |= {(one.asname or one.name): f"{node.module}.{one.name}" for one in node.names}
+                names |= {one.name for one in node.names}
+            elif isinstance(node, ast.Name):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                names.add(node.attr)
+            elif isinstance(node, ast.keyword) and node.arg:
+                names.add(node.arg)
+        self.names = frozenset(names)
+
+    def full_name(self, node: ast.expr) -> str:
+        """Return the dotted name of a function by which it was imported: `dist.send` is `torch.distributed.send`."""
+        first, dot, rest = dotted(node).partition(".")
+        return f"{self._imported.get(first, first)}{dot}{rest}"
+
+
+def script_files(script: Path, folder: Path) -> list[SourceFile]:
+    """Return the script and what it imports from its own folder. Raises UsageError where the script is not Python."""
+    try:
+        files = [SourceFile(script.name, script.read_text(errors="replace"))]
+    except SyntaxError as error:
+        raise UsageError(f"{script.name}:{error.lineno}: this is no Python: {error.msg}") from None
+    known, waiting = {script.resolve()}, [(files[0], script.resolve().parent)]
+    while waiting and len(files) < MOST_FILES:
+        file, where = waiting.pop(0)
+        for path in _imports(file, where, folder):
+            if path not in known:
+                known.add(path)
+                try:
+                    found = SourceFile(str(path.relative_to(folder)), path.read_text(errors="replace"))
+                except (SyntaxError, OSError):  # Python says so when it imports it, if it does
+                    continue
+                files.append(found)
+                waiting.append((found, path.parent))
+    return files
+
+
+def module_file(name: str, folder: Path) -> Path | None:
+    """Return the file of a module that lies in `folder`."""
+    path = folder.joinpath(*name.split("."))
+    return next(
+        (one for one in (path.with_suffix(".py"), path / "__main__.py", path / "__init__.py") if one.is_file()), None
+    )
+
+
+def _imports(file: SourceFile, where: Path, folder: Path) -> Iterator[Path]:
+    for node in ast.walk(file.tree):
+        found: list[tuple[Path, str]] = []
+        if isinstance(node, ast.Import):
+            found = [(folder, one.name) for one in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = folder if not node.level else where.joinpath(*[".."] * (node.level - 1))
+            module = node.module or ""
+            found = [(base, module)] if module else []
+            found += [(base, f"{module}.{one.name}".lstrip(".")) for one in node.names if one.name != "*"]
+        for base, name in found:
+            path = base.joinpath(*name.split("."))
+            for one in (path.with_suffix(".py"), path / "__init__.py"):
+                if one.is_file() and one.resolve().is_relative_to(folder) and "site-packages" not in one.parts:
+                    yield one.resolve()
+
+
+def dotted(node: ast.expr) -> str:
+    """Return `a.b.c` of an expression; of a call or an item inside of it, nothing."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
+def functions_in(tree: ast.AST) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def function_around(node: ast.AST) -> Function | None:
+    above: ast.AST | None = node
+    while above is not None and not isinstance(above, Function):
+        above = getattr(above, "parent", None)
+    return above
+
+
+def within_loop(node: ast.AST) -> bool:
+    """Tell whether a node stands in a loop of its function."""
+    above = getattr(node, "parent", None)
+    while above is not None and not isinstance(above, Function):
+        if isinstance(above, (ast.For, ast.While)):
+            return True
+        above = getattr(above, "parent", None)
+    return False
