@@ -20,14 +20,14 @@ from edl.cli.torchrun_flags import ACCUMULATE, MODULE, python_line
 from edl.coordination.child_server import dying_with
 from edl.errors import UsageError
 from edl.torchrun.script_files import module_file, script_files
-from edl.torchrun.script_reading import Kind, Reading, folder_of, read
+from edl.torchrun.script_reading import LineKind, Reading, folder_of, read
 from edl.torchrun.trial_result import TRIAL, TrialResult
 
 MOST_LINES: Final = 5  # about a script, as its job begins
-TOLD: Final = (Kind.SHARE, Kind.FILE, Kind.NUMBER, Kind.FIRST)
+TOLD: Final = (LineKind.SHARE, LineKind.FILE, LineKind.NUMBER, LineKind.FIRST)
 
 
-class Script(NamedTuple):
+class WorkerScript(NamedTuple):
     """The script in a worker's command."""
 
     command: tuple[str, ...]
@@ -44,14 +44,14 @@ class Script(NamedTuple):
         return read(files), len(files)
 
 
-def script_of(line: Sequence[str], *, module: bool) -> Script:
+def script_of(line: Sequence[str], *, module: bool) -> WorkerScript:
     """Raises UsageError."""
     command = python_line(line, module=module)
     words = command[len(MODULE) :]
-    return Script(command, words[1] if words[0] == "-m" else words[0], words[0] == "-m")
+    return WorkerScript(command, words[1] if words[0] == "-m" else words[0], words[0] == "-m")
 
 
-def look_before(script: Script, size: int, environ: Mapping[str, str], *, fixed: bool) -> dict[str, str]:
+def look_before(script: WorkerScript, size: int, environ: Mapping[str, str], *, fixed: bool) -> dict[str, str]:
     """Say what there is to know before the job begins, and return variables for it. `size`: its first workers.
 
     A script that may make one update of several batches is tried, alone, as these batches are one step of the job.
@@ -80,7 +80,7 @@ def look_before(script: Script, size: int, environ: Mapping[str, str], *, fixed:
     return {ACCUMULATE: str(result.batches)}
 
 
-def try_script(script: Script, size: int) -> TrialResult:
+def try_script(script: WorkerScript, size: int) -> TrialResult:
     """Run the script alone until its first update."""
     reads, writes = os.pipe()
     environ = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
@@ -108,7 +108,7 @@ def check(arguments: argparse.Namespace) -> int:
     script = script_of(arguments.line, module=arguments.module)
     reading, files = script.reading()
     result = try_script(script, 2) if arguments.trial else None
-    refused = reading.of(Kind.REFUSED)
+    refused = reading.of(LineKind.REFUSED)
     if arguments.json:
         print(msgspec.json.encode(_table(reading, files, result)).decode())
         return 1 if refused or not reading.wraps or (result is not None and result.refused) else 0

@@ -30,7 +30,7 @@ class Sort(Enum):
     NAMED = "a text with the rank in it"
 
 
-class Kind(Enum):
+class LineKind(Enum):
     """What a line means for an elastic job."""
 
     SHARE = "cuts its share of the data by rank"
@@ -41,12 +41,12 @@ class Kind(Enum):
 
 
 REMEDIES: Final = {
-    Kind.SHARE: "this share stays that of the beginning when workers come and go: take DistributedSampler, or a job "
-    "whose size never changes, by --fixed-size",
-    Kind.FILE: "ranks move up when a worker leaves, so another worker may write the same file later",
-    Kind.NUMBER: "it stays as it was with the first number of workers: call torch.distributed.get_world_size() where "
-    "it is used, if it should follow",
-    Kind.FIRST: "if that worker is lost another one has rank 0: call torch.distributed.get_rank() where it matters",
+    LineKind.SHARE: "the share stays that of the beginning when workers come and go: take DistributedSampler, or a job "
+    "of which the size never changes, by --fixed-size",
+    LineKind.FILE: "ranks move up when a worker leaves, so another worker may write the same file later",
+    LineKind.NUMBER: "it stays as it was with the first number of workers: call torch.distributed.get_world_size() "
+    "where it is used, if it should follow",
+    LineKind.FIRST: "if that worker is lost another one has rank 0: call torch.distributed.get_rank() where it matters",
 }
 ENVIRONMENT: Final = {"RANK": Sort.RANK, "WORLD_SIZE": Sort.SIZE, "SLURM_PROCID": Sort.RANK, "SLURM_NTASKS": Sort.SIZE}
 ASKS: Final = {"get_rank": Sort.RANK, "get_world_size": Sort.SIZE}
@@ -62,10 +62,10 @@ WRITES: Final = frozenset(("save", "savez", "savetxt", "to_csv", "to_parquet", "
 LONGEST_TEXT: Final = 80
 
 
-class Finding(NamedTuple):
+class ScriptLine(NamedTuple):
     file: str
     line: int
-    kind: Kind
+    kind: LineKind
     text: str  # of the expression
     remedy: str
 
@@ -74,23 +74,23 @@ class Finding(NamedTuple):
 
 
 class Reading(NamedTuple):
-    findings: tuple[Finding, ...]
+    findings: tuple[ScriptLine, ...]
     adds_up: bool  # the script may make one update of several batches
     wraps: bool  # it names DistributedDataParallel, or a library that does
 
-    def of(self, *kinds: Kind) -> list[Finding]:
+    def of(self, *kinds: LineKind) -> list[ScriptLine]:
         return [one for one in self.findings if one.kind in kinds]
 
 
 def read(files: Sequence[SourceFile]) -> Reading:
     """Read a script and its own modules."""
     kept = Kept(files)
-    found = dict[tuple[str, int, Kind], Finding]()
+    found = dict[tuple[str, int, LineKind], ScriptLine]()
     for file in files:
         for node, remedy, kind in _lines(file, kept):
             line, text = getattr(node, "lineno", 0), ast.unparse(node).partition("\n")[0]
             text = text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}..."
-            found.setdefault((file.name, line, kind), Finding(file.name, line, kind, text, remedy))
+            found.setdefault((file.name, line, kind), ScriptLine(file.name, line, kind, text, remedy))
     ordered = sorted(found.values(), key=lambda one: ([file.name for file in files].index(one.file), one.line))
     names = {name for file in files for name in file.names}
     return Reading(
@@ -194,7 +194,7 @@ class Kept:
         return any(isinstance(one, ast.expr) and self.sort(file, one) is sort for one in ast.walk(node))
 
 
-Line = tuple[ast.AST, str, Kind]
+Line = tuple[ast.AST, str, LineKind]
 
 
 def _lines(file: SourceFile, kept: Kept) -> Iterator[Line]:
@@ -203,9 +203,9 @@ def _lines(file: SourceFile, kept: Kept) -> Iterator[Line]:
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
             parts = (node.slice.lower, node.slice.step)
             if any(part is not None and kept.sort(file, part) is Sort.RANK for part in parts):
-                yield node, REMEDIES[Kind.SHARE], Kind.SHARE
+                yield node, REMEDIES[LineKind.SHARE], LineKind.SHARE
         elif isinstance(node, ast.Compare) and _takes_turns(file, kept, node):
-            yield node, REMEDIES[Kind.SHARE], Kind.SHARE
+            yield node, REMEDIES[LineKind.SHARE], LineKind.SHARE
         elif isinstance(node, ast.Call):
             yield from _of_call(file, kept, node)
         elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value is not None:
@@ -217,27 +217,27 @@ def _of_call(file: SourceFile, kept: Kept, call: ast.Call) -> Iterator[Line]:
     last = name.rpartition(".")[2]
     values = [*call.args, *(one.value for one in call.keywords)]
     if remedy := REFUSED_NAMES.get(name) or REFUSED_NAMES.get(f".{last}"):
-        yield call, remedy, Kind.REFUSED
+        yield call, remedy, LineKind.REFUSED
         return
     ranked = any(kept.sort(file, one) is Sort.RANK for one in values)
     cuts = last in SHARING or (last == "range" and len(values) > 1)
     if ranked and (cuts or (last.endswith("Sampler") and last != "DistributedSampler")):
-        yield call, REMEDIES[Kind.SHARE], Kind.SHARE
+        yield call, REMEDIES[LineKind.SHARE], LineKind.SHARE
     paths = [*values, *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
     if any(kept.sort(file, one) is Sort.NAMED for one in paths):
         mode = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "mode"), None)
         written = isinstance(mode, ast.Constant) and isinstance(mode.value, str) and set(mode.value) & set("wax")
         if last in WRITES or (last == "open" and written):
-            yield call, REMEDIES[Kind.FILE], Kind.FILE
+            yield call, REMEDIES[LineKind.FILE], LineKind.FILE
         elif last in READS:
-            yield call, REMEDIES[Kind.SHARE], Kind.SHARE
+            yield call, REMEDIES[LineKind.SHARE], LineKind.SHARE
 
 
 def _of_assignment(file: SourceFile, kept: Kept, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[Line]:
     value, looped = node.value, within_loop(node)
     assert value is not None
     if kept.sort(file, value) is Sort.FIRST and not looped:
-        yield node, REMEDIES[Kind.FIRST], Kind.FIRST
+        yield node, REMEDIES[LineKind.FIRST], LineKind.FIRST
         return
     products = [part for part in ast.walk(value) if isinstance(part, ast.BinOp) and _scales(part.op)]
     scaled: list[tuple[ast.AST, ast.expr]] = [(part, side) for part in products for side in (part.left, part.right)]
@@ -250,8 +250,8 @@ def _of_assignment(file: SourceFile, kept: Kept, node: ast.Assign | ast.AnnAssig
         if kept.sort(file, side) is Sort.SIZE and not (momentary and fresh):
             yield (
                 product if isinstance(product, ast.AugAssign) or len(scaled) > 2 else node,
-                REMEDIES[Kind.NUMBER],
-                Kind.NUMBER,
+                REMEDIES[LineKind.NUMBER],
+                LineKind.NUMBER,
             )
             return
 

@@ -8,7 +8,7 @@ import pytest
 
 from edl.errors import UsageError
 from edl.torchrun.script_files import SourceFile, module_file, script_files
-from edl.torchrun.script_reading import Kind, Reading, read
+from edl.torchrun.script_reading import LineKind, Reading, read
 
 BEGINS = """\
 import os
@@ -26,7 +26,7 @@ def reading(text: str, *more: str) -> Reading:
     return read([*files, *(SourceFile(f"more{number}.py", one) for number, one in enumerate(more))])
 
 
-def kinds(text: str, *more: str) -> list[Kind]:
+def kinds(text: str, *more: str) -> list[LineKind]:
     return [finding.kind for finding in reading(text, *more).findings]
 
 
@@ -55,7 +55,7 @@ def kinds(text: str, *more: str) -> list[Kind]:
     ],
 )
 def test_a_share_that_the_script_cuts_itself_is_found(text: str) -> None:
-    assert kinds(text) == [Kind.SHARE]
+    assert kinds(text) == [LineKind.SHARE]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_is_right_at_any_size_is_left_alone(text: str) -> None:
     ],
 )
 def test_a_number_that_was_made_of_the_first_number_of_workers_is_found(text: str) -> None:
-    assert kinds(text) == [Kind.NUMBER]
+    assert kinds(text) == [LineKind.NUMBER]
 
 
 def test_files_by_rank_and_a_kept_first_rank_are_found() -> None:
@@ -100,7 +100,7 @@ def test_files_by_rank_and_a_kept_first_rank_are_found() -> None:
         'torch.save(state, f"state-{rank}.pt")\nlog = open(f"{rank}.log", "w")\nmaster = rank == 0\n'
         'path = os.path.join("out", f"{rank}")\nlogger.addHandler(logging.FileHandler(path))\n'
     ).findings
-    assert [one.kind for one in found] == [Kind.FILE, Kind.FILE, Kind.FIRST, Kind.FILE]
+    assert [one.kind for one in found] == [LineKind.FILE, LineKind.FILE, LineKind.FIRST, LineKind.FILE]
     assert str(found[2]).startswith("train.py:10: `master = rank == 0` keeps whether it has rank 0: ")
 
 
@@ -117,13 +117,15 @@ def test_files_by_rank_and_a_kept_first_rank_are_found() -> None:
     ],
 )
 def test_what_is_refused_where_it_is_reached_is_named_with_its_remedy(text: str, remedy: str) -> None:
-    (finding,) = reading(text).of(Kind.REFUSED)
+    (finding,) = reading(text).of(LineKind.REFUSED)
     assert remedy in finding.remedy
 
 
 def test_a_rank_is_followed_into_the_scripts_own_modules() -> None:
-    assert kinds("cut(data, rank)", "def cut(data, number):\n    return data[number::2]") == [Kind.SHARE]
-    assert kinds("config.number = rank", "def cut(data, config):\n    return data[config.number :: 2]") == [Kind.SHARE]
+    assert kinds("cut(data, rank)", "def cut(data, number):\n    return data[number::2]") == [LineKind.SHARE]
+    assert kinds("config.number = rank", "def cut(data, config):\n    return data[config.number :: 2]") == [
+        LineKind.SHARE
+    ]
 
 
 def test_a_long_expression_is_told_in_part() -> None:
