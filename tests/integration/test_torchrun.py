@@ -78,9 +78,9 @@ def test_two_workers_have_the_losses_that_they_have_under_torchrun(edl: Any, tmp
 
 
 def test_a_script_is_checked_and_tried(edl: Any, tmp_path: Path) -> None:
-    found = edl.json("check", "--try", str(LOSSES), str(tmp_path), "5")
+    found = json.loads(edl("check", "--json", "--try", str(LOSSES), str(tmp_path), "5", timeout_s=60).stdout)
     assert found["trial"] == {"batches": 5, "refused": "", "failed": "", "ended": False}, found
-    assert found["findings"] == [] and found["adds_up"] and found["wraps"]
+    assert [one["kind"] for one in found["findings"]] == ["file"] and found["adds_up"] and found["wraps"]
     assert [*tmp_path.iterdir()] == []
     script = tmp_path / "train.py"
     script.write_text("import torch\ntorch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1).step()\n")
