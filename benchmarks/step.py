@@ -5,6 +5,7 @@
     python -m benchmarks.step stock    [--frameworks torch tensorflow] [--rounds 6] [--steps 1000] [--batch 64]
     python -m benchmarks.step rings    [--rounds 12] [--workers 2] [--model mlp|large|both] [--device cpu|cuda]
                                        [--apart] [--without-horovod]
+    python -m benchmarks.step torchrun [--rounds 6] [--model mlp|large|both] [--ring torch|horovod]
     python -m benchmarks.step adapters [--frameworks torch tensorflow]
 
 `overhead`: each step on `hvd.DistributedOptimizer` (torch) or `hvd.DistributedGradientTape` (TensorFlow) is followed by
@@ -32,6 +33,11 @@ is over when the GPU is through, and both rings and DistributedDataParallel go b
 own, or all count as such (`--apart`); else DistributedDataParallel and edl's own ring go by gloo. Printed: the median
 step of each way, CPU per step, and medians over rounds of the ratios of each round, with the least and the greatest.
 
+`torchrun`: a script of DistributedDataParallel, unchanged, in jobs of two workers under torchrun and under `edl
+torchrun`, in turn; the job of each kind that comes first changes from round to round. Printed: the median step of each,
+from one batch to the next, and the mean of the rounds' ratios with its standard error. Exit code 1 where the ratio is
+more than two standard errors above 1.01 for the large model.
+
 `adapters`: the optimizers alone, in CPU time, whatever else the machine is doing. What both sides share is left out,
 and the model so small that the rest shows. torch: Horovod's calls are replaced by ones that do nothing, in a pretended
 ring of two; taken is the CPU time of the training thread. TensorFlow: all of a step, in a ring of two workers, and the
@@ -45,6 +51,7 @@ import asyncio
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -571,10 +578,81 @@ def rings(options: argparse.Namespace) -> tuple[bool, list[Row]]:
     return True, []
 
 
+# --------------------------------------------------------------------------------------------------------- torchrun
+
+UNCHANGED = """
+import json, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+width, layers, samples, steps, file = *map(int, sys.argv[1:5]), sys.argv[5]
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+dataset = TensorDataset(torch.randn(2 * samples * steps, width))
+loader = DataLoader(dataset, batch_size=samples, sampler=DistributedSampler(dataset))
+hidden = [layer for _ in range(layers) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+model = DistributedDataParallel(torch.nn.Sequential(*hidden, torch.nn.Linear(width, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+at = []
+for (inputs,) in loader:
+    at.append(time.perf_counter())
+    optimizer.zero_grad()
+    model(inputs).pow(2).mean().backward()
+    optimizer.step()
+with open(f"{file}-{dist.get_rank()}", "w") as written:
+    json.dump(at, written)
+dist.destroy_process_group()
+"""
+UNCHANGED_STEPS = {"mlp": 1500, "large": 60}
+UNCHANGED_NOT_DONE = 1.01
+
+
+def unchanged(options: argparse.Namespace) -> tuple[bool, list[Row]]:
+    nodes = ["--standalone", "--nproc-per-node", "2"]
+    rings_of = ["--ring", options.ring] if options.ring else []
+    launches = {"torchrun": [program("torchrun"), *nodes], "edl": [program("edl"), "torchrun", *nodes, *rings_of]}
+    done, rows = True, []
+    for model in (name for name in MODELS if options.model in {name, "both"}):
+        found: dict[str, list[float]] = {kind: [] for kind in launches}
+        for number in range(options.rounds):
+            for kind in list(launches)[:: -1 if number % 2 else 1]:
+                found[kind].append(step_of_script(launches[kind], model))
+        ratio, error = mean_ratio(np.array(found["edl"]) / np.array(found["torchrun"]))
+        done = done and (model == "mlp" or ratio - 2 * error <= UNCHANGED_NOT_DONE)
+        row = {"model": model, "ring": options.ring or "auto"}
+        row |= {f"{kind}, ms a step": round(statistics.median(times), 3) for kind, times in found.items()}
+        row |= {"ratio": round(ratio, 3), "standard error": round(error, 3)}
+        rows.append(row)
+        told = json.dumps(row) if options.json else "  ".join(f"{name} {value}" for name, value in row.items())
+        print(told, flush=True)
+    return done, rows
+
+
+def step_of_script(launch: list[str], model: str) -> float:
+    """The median step in ms, of the ranks of one job."""
+    width, layers, samples, _ = MODELS[model]
+    with tempfile.TemporaryDirectory() as folder:
+        script, times = Path(folder) / "script.py", Path(folder) / "times"
+        script.write_text(UNCHANGED)
+        numbers = map(str, (width, layers, samples, UNCHANGED_STEPS[model]))
+        environ = {**os.environ, "EDL_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1"}
+        job = subprocess.run(
+            [*launch, str(script), *numbers, str(times)], env=environ, capture_output=True, text=True, check=False
+        )
+        if job.returncode:
+            raise SystemExit(f"the job failed:\n{job.stdout}{job.stderr}")
+        steps = [np.diff(json.loads(file.read_text()))[WARM:] for file in Path(folder).glob("times-*")]
+    return 1000 * float(np.median(np.concatenate(steps)))
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], tuple[bool, list[Row]]]] = {
     "overhead": overhead,
     "stock": stock,
     "rings": rings,
+    "torchrun": unchanged,
     "adapters": adapters,
 }
 
@@ -584,7 +662,7 @@ def main() -> int:
     parts = parser.add_subparsers(dest="part", required=True)
     for name in PARTS:
         part = harness.add_common(parts.add_parser(name))
-        if name != "rings":
+        if name not in {"rings", "torchrun"}:
             part.add_argument("--frameworks", nargs="+", default=["torch", "tensorflow"])
         if name in ("overhead", "stock"):
             part.add_argument("--rounds", type=int, default=6, help="at least 2, for a standard error")
@@ -602,6 +680,10 @@ def main() -> int:
     ring.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     ring.add_argument("--apart", action="store_true", help="workers share a GPU as if each were of another host")
     ring.add_argument("--without-horovod", action="store_true")
+    script = chosen["torchrun"]
+    script.add_argument("--rounds", type=int, default=6)
+    script.add_argument("--model", choices=[*MODELS, "both"], default="both")
+    script.add_argument("--ring", choices=["torch", "horovod"])
     options = parser.parse_args()
     if options.part == "overhead" and options.steps % BLOCK:
         parser.error(f"--steps {options.steps}: {BLOCK} of each kind are looked at together; give a multiple of that")

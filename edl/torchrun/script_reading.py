@@ -201,8 +201,7 @@ def _lines(file: SourceFile, kept: Kept) -> Iterator[Line]:
     """Yield what a file's lines mean, and what to do."""
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
-            parts = (node.slice.lower, node.slice.step)
-            if any(part is not None and kept.sort(file, part) is Sort.RANK for part in parts):
+            if node.slice.lower is not None and kept.sort(file, node.slice.lower) is Sort.RANK:
                 yield node, REMEDIES[LineKind.SHARE], LineKind.SHARE
         elif isinstance(node, ast.Compare) and _takes_turns(file, kept, node):
             yield node, REMEDIES[LineKind.SHARE], LineKind.SHARE
@@ -236,7 +235,7 @@ def _of_call(file: SourceFile, kept: Kept, call: ast.Call) -> Iterator[Line]:
 def _of_assignment(file: SourceFile, kept: Kept, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[Line]:
     value, looped = node.value, within_loop(node)
     assert value is not None
-    if kept.sort(file, value) is Sort.FIRST and not looped:
+    if kept.sort(file, value) is Sort.FIRST and not (looped and _asks(value)):
         yield node, REMEDIES[LineKind.FIRST], LineKind.FIRST
         return
     products = [part for part in ast.walk(value) if isinstance(part, ast.BinOp) and _scales(part.op)]
@@ -295,6 +294,10 @@ def _asked(node: ast.expr) -> Sort | None:
     if isinstance(node, ast.Subscript) and dotted(node.value).endswith("environ"):
         return _variable(node.slice)
     return None
+
+
+def _asks(node: ast.expr) -> bool:
+    return any(isinstance(one, ast.expr) and _asked(one) is not None for one in ast.walk(node))
 
 
 def _variable(node: ast.expr) -> Sort | None:

@@ -71,6 +71,8 @@ def test_hosts_are_counted_as_torchrun_does() -> None:
     assert [joined.environment({})[key] for key in keys] == ["1", "2", "1", "2"]
     newcomer = WorkerGroup(Seat(local_rank=1), Words(4), lambda: JobOutside(4, 7), 4)  # type: ignore[arg-type]
     assert [newcomer.environment({})[key] for key in keys] == ["1", "2", "0", "1"]
+    later = WorkerGroup(Seat(local_rank=3), Words(4), lambda: JobOutside(3, 7), 2)  # type: ignore[arg-type]
+    assert later.environment({})["LOCAL_WORLD_SIZE"] == later.environment({})["WORLD_SIZE"] == "2"
 
 
 def test_two_newcomers_of_one_host_have_two_ranks() -> None:

@@ -36,6 +36,16 @@ def train(rank, batches, each):
     return rank, step, best, size, name
 
 
+def again(depth, each):
+    count = 10 * depth
+    for _ in range(1):
+        count += 1
+        if depth:
+            again(depth - 1, each)
+        else:
+            each(None)
+
+
 def outer(rank, batches, each):
     epochs_done = 0
     while epochs_done < 1:
@@ -76,6 +86,12 @@ def test_what_a_running_function_assigns_in_a_loop_travels_and_its_other_variabl
     came = found[2]
     ended = module.outer(7, [8], once(lambda: ScriptNumbers({}, tmp_path).take(came)))
     assert ended == (7, 3, 2.0, 4, "x")
+
+
+def test_of_a_function_that_has_called_itself_only_the_innermost_counts(module: Any, tmp_path: Path) -> None:
+    found = list[dict[str, Any]]()
+    module.again(3, lambda _none: found.append(ScriptNumbers({}, tmp_path).now()))
+    assert found == [{"again:count": 1}]
 
 
 def test_variables_of_a_function_elsewhere_stay_its_own(module: Any, tmp_path: Path) -> None:

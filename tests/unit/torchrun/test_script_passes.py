@@ -216,6 +216,13 @@ def test_gradients_of_batches_that_are_left_at_an_epochs_end_are_left_out(made: 
     assert told == ["update", "left out 2", "end"]
 
 
+def test_a_whole_step_without_an_update_is_not_left_out(made: Any) -> None:
+    job = Job(Group(joined=True), steps=3)
+    passes, loader, told = made(job, parts=3)
+    assert [*passes.iterate(loader)] == [0, 1, 2]
+    assert told == ["end"]
+
+
 def test_an_update_of_the_batches_that_are_left_stays(made: Any) -> None:
     job = Job(Group(joined=True), steps=5)
     passes, loader, told = made(job, parts=3)

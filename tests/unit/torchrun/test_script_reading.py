@@ -70,6 +70,8 @@ def test_a_share_that_the_script_cuts_itself_is_found(text: str) -> None:
         "def mean(one):\n    size = dist.get_world_size()\n    dist.all_reduce(one)\n    one /= size",
         'print(f"rank {rank} of {world_size}")',
         "if dist.get_rank() == 0:\n    torch.save(model, 'model.pt')",
+        "for _ in range(rank):\n    torch.rand(1)",
+        "for batch in loader:\n    first = dist.get_rank() == 0",
         "text = ', '.join(names)\nbroadcast(one, 0)\nqueue.send(one)",
     ],
 )
@@ -84,6 +86,8 @@ def test_what_is_right_at_any_size_is_left_alone(text: str) -> None:
         "rate = 0.1 * dist.get_world_size()",
         "optimizer = SGD(model.parameters(), lr=rate * 32 * world_size / 256)",
         "for batch in loader:\n    average = total / world_size",
+        ("def train():\n    size = dist.get_world_size()\n    for batch in loader:\n        dist.all_reduce(loss)\n"
+        "        loss /= size"),
         "class Trainer:\n    def __init__(self, workers):\n        self.batch = 64 // workers\nTrainer(world_size)",
         (
             "class Trainer:\n    def __init__(self, config):\n        config.size = dist.get_world_size()\n"
@@ -93,6 +97,10 @@ def test_what_is_right_at_any_size_is_left_alone(text: str) -> None:
 )
 def test_a_number_that_was_made_of_the_first_number_of_workers_is_found(text: str) -> None:
     assert kinds(text) == [LineKind.NUMBER]
+
+
+def test_a_first_rank_that_is_kept_in_a_loop_is_found() -> None:
+    assert kinds("for batch in loader:\n    first = rank == 0") == [LineKind.FIRST]
 
 
 def test_files_by_rank_and_a_kept_first_rank_are_found() -> None:
@@ -123,6 +131,7 @@ def test_what_is_refused_where_it_is_reached_is_named_with_its_remedy(text: str,
 
 def test_a_rank_is_followed_into_the_scripts_own_modules() -> None:
     assert kinds("cut(data, rank)", "def cut(data, number):\n    return data[number::2]") == [LineKind.SHARE]
+    assert kinds("def begin():\n    global me\n    me = rank\nnumber = me\nmine = data[number::2]") == [LineKind.SHARE]
     assert kinds("config.number = rank", "def cut(data, config):\n    return data[config.number :: 2]") == [
         LineKind.SHARE
     ]
