@@ -9,6 +9,8 @@ these go: nothing, where none has.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import torch
@@ -28,6 +30,31 @@ class BufferPort(StepPort, Protocol):
 
     def generation(self) -> int:
         """The number of the present ring."""
+
+
+class OutsideGraphs:
+    """A hook that `torch.compile` leaves as it is, with all that it calls: a collective is no part of a graph.
+
+    A model that is pickled with it is loaded with a hook in its place that does nothing, and that needs no edl.
+    """
+
+    _torchdynamo_disable = True
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._disabled: Callable[..., Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, ({}, "get")  # of an empty dict: `get(module, inputs)` returns the inputs
+
+    def __deepcopy__(self, _known: dict[int, Any]) -> OutsideGraphs:
+        return self
+
+    def __call__(self, *given: Any) -> Any:
+        # Where nothing is compiled, the compiler is not imported: that takes a second.
+        if self._disabled is None and (compiler := sys.modules.get("torch._dynamo")) is not None:
+            self._disabled = compiler.disable(self._function)
+        return (self._disabled or self._function)(*given)
 
 
 class SharedBuffers:
@@ -50,8 +77,7 @@ class SharedBuffers:
             if part.training and torch.is_grad_enabled() and self._ring.size > 1 and not self._trainer.voided:
                 self._send(list(part.buffers()))
 
-        before_forward._torchdynamo_disable = True  # type: ignore[attr-defined] # a collective is no part of a graph
-        model.register_forward_pre_hook(before_forward)
+        model.register_forward_pre_hook(OutsideGraphs(before_forward))
 
     def _send(self, buffers: list[torch.Tensor]) -> None:
         """Send what is due, once in each mini-batch: workers may differ in how often they call the model."""

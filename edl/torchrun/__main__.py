@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import edl.torch as elastic
 from edl.errors import ConfigError, UsageError
+from edl.torch.buffers import OutsideGraphs
 from edl.torch.loop_collectives import LoopCollectives
 from edl.torch.torch_process import framework, trainer
 from edl.torch.torch_reducer import USUAL
@@ -63,7 +64,7 @@ class ScriptOfTorchrun:
         self.objects.watch()
         self.loaders.put()
         parallel_model.put()
-        DistributedDataParallel.began = staticmethod(self._began)
+        DistributedDataParallel.began = staticmethod(OutsideGraphs(self._began))
 
     def variables(self) -> dict[str, Any]:
         """Return names that stand beside those of Python in the script's module."""

@@ -32,7 +32,7 @@ Began = Callable[["DistributedDataParallel"], object]
 class DistributedDataParallel(TorchParallel):
     """The elastic one."""
 
-    began: ClassVar[Began] = staticmethod(lambda _model: None)  # called before each forward pass of training
+    began: ClassVar[Began] = staticmethod(lambda _model: None)  # called before each forward pass, outside graphs
     known: ClassVar[list[DistributedDataParallel]] = []
 
     def __init__(  # noqa: PLR0913 - torch's signature

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,3 +126,17 @@ def test_of_a_model_without_buffers_nothing_is_asked() -> None:
     model = torch.nn.Linear(1, 1)
     SharedBuffers(untyped(None), untyped(None)).attach(model)
     model(torch.ones(1))
+
+
+def test_a_model_that_is_saved_whole_is_loaded_without_what_sends_its_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sent, file = torch.nn.BatchNorm1d(2), list[Any](), io.BytesIO()
+    monkeypatch.setattr(module, "broadcast_tensors", lambda *given: sent.append(given))
+    SharedBuffers(untyped(Trainer()), untyped(Ring())).attach(model)
+    torch.save(model, file)
+    file.seek(0)
+    assert b"edl" not in file.getvalue()
+    loaded = torch.load(file, weights_only=False)
+    inputs = torch.ones(3, 2)
+    assert torch.equal(loaded(inputs), torch.nn.BatchNorm1d(2)(inputs)) and sent == []
+    copy.deepcopy(model)(inputs)
+    assert len(sent) == 1

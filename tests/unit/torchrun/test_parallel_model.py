@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as TorchParallel
 
 from edl.errors import UsageError
+from edl.torch.buffers import OutsideGraphs
 from edl.torchrun import parallel_model
 from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
 
@@ -57,6 +58,20 @@ def test_a_forward_pass_of_training_begins_a_mini_batch(monkeypatch: pytest.Monk
         wrapped(torch.ones(1, 2))
     wrapped.eval()(torch.ones(1, 2))
     assert began == [True]
+
+
+def test_a_compiled_model_still_tells_of_each_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = list[str]()
+
+    def begin(_model: DistributedDataParallel) -> None:
+        began.append("a pass")
+
+    wrapped = model()
+    monkeypatch.setattr(DistributedDataParallel, "began", staticmethod(OutsideGraphs(begin)))
+    compiled = torch.compile(wrapped, backend="eager")
+    for _ in range(3):
+        compiled(torch.ones(1, 2))
+    assert len(began) == 3
 
 
 def test_gradients_only_add_up_where_the_script_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,8 +86,10 @@ def test_what_is_right_at_any_size_is_left_alone(text: str) -> None:
         "rate = 0.1 * dist.get_world_size()",
         "optimizer = SGD(model.parameters(), lr=rate * 32 * world_size / 256)",
         "for batch in loader:\n    average = total / world_size",
-        ("def train():\n    size = dist.get_world_size()\n    for batch in loader:\n        dist.all_reduce(loss)\n"
-        "        loss /= size"),
+        (
+            "def train():\n    size = dist.get_world_size()\n    for batch in loader:\n        dist.all_reduce(loss)\n"
+            "        loss /= size"
+        ),
         "class Trainer:\n    def __init__(self, workers):\n        self.batch = 64 // workers\nTrainer(world_size)",
         (
             "class Trainer:\n    def __init__(self, config):\n        config.size = dist.get_world_size()\n"
