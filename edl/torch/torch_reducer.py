@@ -295,13 +295,13 @@ class Reducer:
         began = time.perf_counter_ns()
         self._try(self._averaging.wait)
         self._trainer.waited(time.perf_counter_ns() - began)
-        if self._lacking or (self._reducing and not (self._factor or self._zeros)):
+        if not self._share.weightless and (self._lacking or (self._reducing and not (self._factor or self._zeros))):
             self._take_away()
         if self._own is not None and self._reducing:
             self._try(lambda: self._measure(self._own or []))
         if self.nests:  # what is under way beside this mini-batch comes first: the script may move the weights now
             self._trainer.before_update()
-        if self._trainer.voided:
+        if self.moot:
             self._blank()
         self._averaged, self.whole_in = True, self._step
         self._leave(self._step)
@@ -487,7 +487,8 @@ class Reducer:
 
     def _blank(self) -> None:
         """Replace the gradients by zeros: a failed collective may have left anything in them, and a script that looks
-        at norms must not stumble. The zeros are new tensors, as something may still be written into the old ones.
+        at norms must not stumble, nor a GradScaler that finds no gradient. The zeros are new tensors, as something may
+        still be written into the old ones.
         """
         for parameter in self._names:
             if parameter.grad is not None:

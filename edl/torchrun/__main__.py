@@ -25,8 +25,10 @@ from edl.torch.torch_process import framework, trainer
 from edl.torch.torch_reducer import USUAL
 from edl.torchrun import parallel_model
 from edl.torchrun.group_names import GroupNames
+from edl.torchrun.outside_modules import OUTSIDE
 from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
 from edl.torchrun.refusals import SPAWN
+from edl.torchrun.script_modules import count_by
 from edl.torchrun.script_numbers import NUMBERS, ScriptNumbers
 from edl.torchrun.script_passes import Loaders
 from edl.torchrun.script_steps import ScriptSteps
@@ -55,7 +57,8 @@ class ScriptOfTorchrun:
         self.loaders = Loaders(self.group, self, _accumulated())
         self.own = ScriptSteps()
         self.pauses = GradientPauses()
-        self.numbers: ScriptNumbers | None = None
+        self.travels: dict[str, Any] = {}  # to newcomers, besides what training is made of
+        self._is_in = False  # it has trained a mini-batch with the others
         self._told_rank = self._told_left = False
         self.names = GroupNames(self.group, self.finish)
 
@@ -114,12 +117,28 @@ class ScriptOfTorchrun:
 
     def begin_pass(self) -> None:
         """Give edl what the script has made by now."""
-        self.objects.take([one.module for one in DistributedDataParallel.known])
-        if self.numbers is None:
-            self.numbers = ScriptNumbers(vars(sys.modules["__main__"]), Path(sys.path[0]))
-            self.registered = trainer.register(**{NUMBERS: self.numbers})
-            # Also so that a newcomer's numbers come before its first mini-batch, and not beside it.
-            trainer.on_resize(lambda _old, _new: self._tell_rank())
+        wrapped = [one.module for one in DistributedDataParallel.known]
+        self.objects.take(wrapped)
+        if self.travels:
+            return
+        self.travels[NUMBERS] = ScriptNumbers(vars(sys.modules["__main__"]), Path(sys.path[0]))
+        if outside := self.objects.outside(wrapped):
+            self.travels[OUTSIDE] = outside
+        self.registered = trainer.register(**self.travels)
+        # Also so that what a newcomer gets so comes before its first mini-batch, and not beside it.
+        trainer.on_resize(lambda _old, _new: self._tell_rank())
+
+    def take_numbers(self) -> None:
+        """Give a newcomer's script what has come from another worker. Later it keeps its own."""
+        if self.group.alone:
+            return
+        for name, mine in self.travels.items():
+            found = getattr(self.registered, name)
+            if found is not mine:
+                if not self._is_in:
+                    mine.take(found)
+                setattr(self.registered, name, mine)
+        self._is_in = True
 
     def _tell_rank(self) -> None:
         """Say once that this worker has rank 0 now, if its script may have read another one at its beginning."""
@@ -130,13 +149,6 @@ class ScriptOfTorchrun:
                 "does not; a script that writes its files by RANK writes none from here on",
                 os.environ["RANK"],
             )
-
-    def take_numbers(self) -> None:
-        """Take over the numbers of another worker, if they have come."""
-        mine = self.numbers
-        if mine is not None and not self.group.alone and (found := getattr(self.registered, NUMBERS)) is not mine:
-            mine.take(found)
-            setattr(self.registered, NUMBERS, mine)
 
 
 def _refuse_without_model(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -211,6 +223,8 @@ def _run_script(script: ScriptOfTorchrun | ScriptTrial, words: Sequence[str], *,
         setattr(torch.multiprocessing, name, _refuse_spawn)
     sys.argv[:] = words
     sys.path[0] = str(Path.cwd() if module else Path(words[0]).resolve().parent)
+    if counted := script.variables().get("enumerate"):
+        count_by(counted)
     if module:
         runpy.run_module(words[0], script.variables(), "__main__", alter_sys=True)
     else:

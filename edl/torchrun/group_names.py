@@ -27,6 +27,9 @@ class AllWorkers:
     def size(self) -> int:
         return dist.get_world_size()
 
+    def monitored_barrier(self, *_given: Any, **_named: Any) -> None:
+        dist.barrier()
+
 
 class EndedWork:
     """A collective with `async_op=True`, which has ended already."""
@@ -57,6 +60,7 @@ class GroupNames:
         for name, remedy in REFUSED.items():
             if hasattr(dist, name):
                 _set(name, _refusing(name, remedy))
+        distributed_c10d._get_default_group = _refuse_torchs_group
         from torch.nn import SyncBatchNorm
 
         SyncBatchNorm.convert_sync_batchnorm = _refusing(  # type: ignore[method-assign]
@@ -75,8 +79,11 @@ class GroupNames:
         self._backend = wanted
 
     def destroy_process_group(self, group: Any = None) -> None:
-        """End the newest mini-batch, if its update is made. The job is left where the script ends."""
-        if self._is_all(group):
+        """End the newest mini-batch, if its update is made. The job is left where the script ends. A group that
+        `new_group()` has returned may end before.
+        """
+        self._is_all(group)
+        if group is not self._all:
             self._ended()
             self._backend = ""
 
@@ -254,6 +261,15 @@ def _refusing(name: str, remedy: str, module: str = "torch.distributed") -> Call
         raise UsageError(f"{module}.{name}: {remedy}")
 
     return refused
+
+
+def _refuse_torchs_group(*_given: Any, **_named: Any) -> NoReturn:
+    raise UsageError(
+        "what is called here needs torch's own process group, as FSDP and device meshes do: "
+        + ONE_GROUP
+        + ", and it is "
+        "none of torch's: train by DistributedDataParallel"
+    )
 
 
 def _set(name: str, function: Any) -> None:

@@ -26,6 +26,7 @@ SPAWN: Final = (
 SYNC_BATCH_NORM: Final = "statistics are each worker's own in edl: leave it away"
 COMM_HOOK: Final = "gradients travel as they are: leave it away"
 SHARDED: Final = "a worker of edl holds the whole model: take DistributedDataParallel"
+WHOLE_STATE: Final = "a worker of edl has the whole state of its optimizer: take its optimizer_class itself"
 REFUSED_NAMES: Final = {
     **{f"torch.distributed.{name}": remedy for name, remedy in REFUSED.items()},
     "torch.distributed.device_mesh.init_device_mesh": ONE_GROUP,
@@ -34,6 +35,21 @@ REFUSED_NAMES: Final = {
     ".convert_sync_batchnorm": SYNC_BATCH_NORM,
     ".register_comm_hook": COMM_HOOK,
     **dict.fromkeys((".fully_shard", ".FullyShardedDataParallel", ".FSDP", ".parallelize_module"), SHARDED),
+    ".ZeroRedundancyOptimizer": WHOLE_STATE,
     "deepspeed.initialize": SHARDED,
 }
 """The same and more, by the whole name of a call; from a dot on, of any object."""
+REFUSED_KINDS: Final = {"ZeroRedundancyOptimizer": WHOLE_STATE, "FullyShardedDataParallel": SHARDED}
+"""Classes of `torch.distributed`."""
+LIGHTNING: Final = (
+    "Lightning's Trainer counts batches by itself: run the script by `edl run`, with `import edl.lightning` and "
+    '`Trainer(strategy="edl")`'
+)
+LIBRARIES: Final = {
+    "accelerate.": "Accelerate shares out the data for a number of workers that stays: run the script by `edl run`, "
+    "with `from edl.accelerate import Accelerator`, or with `from edl.transformers import EdlTrainer` for a Trainer",
+    "ignite.": "Ignite counts the batches of an epoch for a number of workers that stays: write the loop yourself",
+    "lightning.pytorch.": LIGHTNING,
+    "pytorch_lightning.": LIGHTNING,
+}
+"""Whose loaders and loops go by the number of workers at their beginning, by the beginning of a module's name."""

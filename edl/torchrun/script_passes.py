@@ -17,7 +17,7 @@ import linecache
 import math
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, Final, Protocol, TypedDict
 
@@ -31,12 +31,15 @@ from edl.torch.batches import ElasticBatches
 from edl.torch.loader import batches_of_epoch
 from edl.torch.loader_conversion import Order, converted
 from edl.torch.torch_process import framework, trainer
+from edl.torchrun.refusals import LIBRARIES
 from edl.torchrun.sampler_order import Numbers, drawn, places
 from edl.torchrun.worker_group import WorkerGroup
 
 PLACE: Final = "torchrun_place"
 END: Final = object()  # of an iteration
 MOST_PARTS: Final = 4096
+NO_BATCHES: Final[tuple[type, ...]] = (list, tuple, dict, set, range, str, torch.Tensor, torch.nn.Module)
+ITERATES: Final = DataLoader.__iter__  # torch's own
 SETS_EPOCH: Final = "_edl_sets_epoch"  # marks a sampler whose script calls set_epoch()
 
 
@@ -90,6 +93,7 @@ class Passes:
         assert sampler is not None
         self._seed = sampler.seed if sampler.shuffle else None
         self._begun = 0
+        self._taken = self.all_taken = 0  # batches that this script was given, in the newest pass and in all
         self._iterator: Iterator[Any] | None = None
         self._held: list[Any] = []  # what comes next, where the script has not come to its pass
         self._compared = False  # with the place of the others
@@ -112,6 +116,11 @@ class Passes:
     def index(self) -> int:
         """Return the number of the newest batch in its pass, from 0: the same on all workers."""
         return self.place["given"] - 1
+
+    @property
+    def ahead(self) -> int:
+        """Return by how many batches the pass was farther than this script when the script came into it."""
+        return self.place["given"] - self._taken
 
     @property
     def between(self) -> bool:
@@ -160,7 +169,7 @@ class Passes:
                     self._script.end_pass()
                 return
             self._script.take_numbers()
-            self.place["given"] += 1
+            self._give()
             updates, is_first = framework.updates(), self._parts == 1 and self._group.joined and trainer.step() == 1
             step, batches = trainer.step(), batches + 1 if trainer.step() == step else 1
             yield item
@@ -172,7 +181,7 @@ class Passes:
     def _counting(self, item: Any, updates: int) -> Iterator[Any]:
         """Find out how many batches the script's update is made of. Raises UsageError, before anything is trained."""
         for count in range(2, MOST_PARTS):
-            self.place["given"] += 1
+            self._give()
             yield item
             if framework.updates() != updates:
                 raise UsageError(
@@ -181,9 +190,15 @@ class Passes:
                 )
         raise UsageError(f"the script has made no update in {MOST_PARTS} batches: it must call the optimizer's step()")
 
+    def _give(self) -> None:
+        """Count a batch that the script is given."""
+        self.place["given"] += 1
+        self._taken += 1
+        self.all_taken += 1
+
     def _note(self, number: int, sampler: DistributedSampler[Any]) -> None:
         """Note the pass that begins."""
-        place = self.place.copy()
+        place, self._taken = self.place.copy(), 0
         if not self._held:
             place["number"], place["given"] = max(number, place["number"]), 0
         if self._group.joined and hasattr(sampler, SETS_EPOCH) and not place["sets_epoch"]:
@@ -250,6 +265,7 @@ class LoaderNames:
         makes = DistributedSampler.__init__
 
         def iterate(loader: DataLoader[Any]) -> Any:
+            _check_library(loader, sys._getframe(1).f_globals.get("__name__", ""))
             sampler = sampler_of(loader)
             if sampler is None:
                 return theirs(loader)
@@ -260,9 +276,13 @@ class LoaderNames:
 
         def count(loader: DataLoader[Any]) -> int:
             sampler = sampler_of(loader)
-            if sampler is not None:
-                self._follow_size(sampler)
-            return length(loader)
+            if sampler is None:
+                return length(loader)
+            before = sampler.num_replicas
+            _share_out(sampler, self._group.size())
+            found = length(loader)
+            _share_out(sampler, before)  # an iteration may have begun
+            return found
 
         def set_epoch(sampler: DistributedSampler[Any], epoch: int) -> None:
             setattr(sampler, SETS_EPOCH, True)
@@ -275,6 +295,7 @@ class LoaderNames:
             mine = self._group.rank() if rank is None else rank
             # A newcomer is told the size of the beginning.
             makes(sampler, dataset, size if self._group.joined else max(size, mine + 1), mine, *more, **named)
+            _share_out(sampler, size)
 
         DistributedSampler.__init__ = make  # type: ignore[assignment, method-assign]
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
@@ -283,11 +304,8 @@ class LoaderNames:
 
     def _follow_size(self, sampler: DistributedSampler[Any]) -> None:
         """Let a sampler share out its samples among the workers that there are now."""
-        rank, total = self._group.rank(), len(sampler.dataset)  # type: ignore[arg-type]
-        size = max(self._group.size(), rank + 1)
-        sampler.num_replicas, sampler.rank = size, rank
-        sampler.num_samples = total // size if sampler.drop_last else math.ceil(total / size)
-        sampler.total_size = sampler.num_samples * size
+        sampler.rank = self._group.rank()
+        _share_out(sampler, max(self._group.size(), sampler.rank + 1))
 
 
 class Loaders(LoaderNames):
@@ -303,30 +321,62 @@ class Loaders(LoaderNames):
         return self.passes is not None and self.passes.between
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Iterate over this worker's mini-batches. Raises UsageError for a second training loader."""
+        """Iterate over this worker's mini-batches; over those of a second loader, to evaluate them."""
         if self.passes is None:
             self.passes = Passes(loader, self._group, self._own, self._parts)
-        if not self.passes.trains(loader):
-            raise UsageError(
-                "the script trains on a second DataLoader with a DistributedSampler, and a job of edl trains on one "
-                "source: to evaluate, iterate under `with torch.no_grad():` or after model.eval()"
-            )
-        return self.passes.iterate(loader)
+        if self.passes.trains(loader):
+            return self.passes.iterate(loader)
+        sampler = sampler_of(loader)
+        assert sampler is not None
+        self._follow_size(sampler)
+        return _evaluated(ITERATES(loader))
 
     def counted(self, iterable: Any, start: int = 0) -> Any:
-        """Do what `enumerate` does. Over the training loader, a newcomer counts on from where the others are: a script
-        that calls a collective at each tenth batch, say, then does so at the same batches on all workers.
+        """Do what `enumerate` does. Over training batches, however they come from the loader, a newcomer counts on from
+        where the others are: a script that calls a collective at each tenth batch, say, or has a rate for each, then
+        does so at the same batches on all workers.
         """
-        if not isinstance(iterable, DataLoader) or sampler_of(iterable) is None:
-            return enumerate(iterable, start)
+        if isinstance(iterable, NO_BATCHES):
+            return enumerate(iterable, start)  # type: ignore[arg-type] # one that cannot be iterated is the script's error
         return self._counted(iterable, start)
 
-    def _counted(self, loader: DataLoader[Any], start: int) -> Iterator[Any]:
-        number = start
-        for batch in loader:
-            trains = self.passes is not None and self.passes.trains(loader)
-            yield (start + self.passes.index if trains and self.passes is not None else number), batch
-            number += 1
+    def _counted(self, iterable: Iterable[Any], start: int) -> Iterator[Any]:
+        before = self._all_taken()
+        for number, item in enumerate(iterable, start):
+            trains = self.passes is not None and self._all_taken() > before
+            yield (number + self.passes.ahead if trains and self.passes is not None else number), item
+
+    def _all_taken(self) -> int:
+        return 0 if self.passes is None else self.passes.all_taken
+
+
+def _share_out(sampler: DistributedSampler[Any], size: int) -> None:
+    total = len(sampler.dataset)  # type: ignore[arg-type]
+    sampler.num_replicas = size
+    sampler.num_samples = total // size if sampler.drop_last else math.ceil(total / size)
+    sampler.total_size = sampler.num_samples * size
+
+
+def _check_library(loader: DataLoader[Any], loop: str) -> None:
+    """Raise UsageError for a library that shares out the data, or counts an epoch's batches, for as many workers as
+    there were once; `loop`: the name of the module that iterates.
+    """
+    for name in (type(loader).__module__, loop):
+        for library, remedy in LIBRARIES.items():
+            if name.startswith(library):
+                raise UsageError(remedy)
+
+
+def _evaluated(batches: Iterator[Any]) -> Iterator[Any]:
+    """Iterate over batches that are not the training loader's. Raises UsageError where the script trains on them."""
+    updates = framework.updates()
+    for batch in batches:
+        yield batch
+        if framework.updates() != updates:
+            raise UsageError(
+                "the script trains on a second DataLoader with a DistributedSampler, and a job of edl trains on one "
+                "source: put both into one loader, by torch.utils.data.ConcatDataset"
+            )
 
 
 def _looks(script: FrameType) -> bool:

@@ -20,10 +20,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from edl.errors import UsageError
 from edl.torch.optimizer import Elastic
 from edl.torch.torch_state import parameters_of
+from edl.torchrun.outside_modules import OutsideModules
+from edl.torchrun.refusals import REFUSED_KINDS
 
-NOTED = (Optimizer, LRScheduler, torch.amp.GradScaler, AveragedModel)
+NOTED = (Optimizer, LRScheduler, torch.amp.GradScaler, torch.nn.Module)
 
 
 class TrainingObjects:
@@ -34,6 +37,7 @@ class TrainingObjects:
         self._wrap, self._register = wrap, register
         self._noted: list[weakref.ref[Any]] = []
         self._new: list[weakref.ref[Any]] = []
+        self._modules: list[weakref.ref[Any]] | None = []  # None: those that are made now are of a mini-batch
         self._registered: list[weakref.ref[Any]] = []
         self._numbers = itertools.count(1)
 
@@ -53,7 +57,24 @@ class TrainingObjects:
         kind.__new__ = staticmethod(noted)
 
     def note(self, made: Any) -> None:
-        self._new.append(weakref.ref(made))
+        """Note what is being made. Raises UsageError where edl cannot train by it."""
+        for kind in type(made).__mro__:
+            if kind.__module__.startswith("torch.distributed.") and kind.__name__ in REFUSED_KINDS:
+                raise UsageError(f"{kind.__name__}: {REFUSED_KINDS[kind.__name__]}")
+        if isinstance(made, torch.nn.Module) and self._modules is not None:
+            self._modules.append(weakref.ref(made))
+        if isinstance(made, AveragedModel) or not isinstance(made, torch.nn.Module):
+            self._new.append(weakref.ref(made))
+
+    def outside(self, models: Sequence[torch.nn.Module]) -> OutsideModules:
+        """Return modules made so far that are none of `models`, nor inside of one, nor trained or registered. What is
+        made later is not noted.
+        """
+        known = {id(one) for model in models for one in (*model.parameters(), *model.buffers())}
+        known.update(id(one) for optimizer in _living(self._noted) for one in parameters_of(optimizer))
+        found = [one for one in _living(self._modules or ()) if not isinstance(one, AveragedModel)]
+        self._modules = None
+        return OutsideModules(found, known)
 
     def take(self, models: Sequence[torch.nn.Module]) -> None:
         """Give what was made since the last call to edl: what trains `models`, and what belongs to that."""

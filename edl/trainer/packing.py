@@ -9,6 +9,7 @@ The receiver first lists what contents go into; they arrive; only then does any 
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -191,7 +192,7 @@ class Unpacking:
     def _stateful(self, state: Node, mine: Any, path: str) -> Callable[[], Any]:
         if not has_state(mine):
             raise Differs(f"{_shown(mine)} here, what has a state_dict() there")
-        arriving = self.of(state, mine.state_dict(), f"{path}.state_dict()")
+        arriving = self.of(state, _apart(mine.state_dict()), f"{path}.state_dict()")
 
         def loaded() -> Any:
             try:
@@ -201,6 +202,19 @@ class Unpacking:
             return mine
 
         return loaded
+
+
+def _apart(state: Any) -> Any:
+    """Return the state in containers of its own: an object may have a list in two places of it, or clear its own before
+    it loads the state.
+    """
+    if isinstance(state, dict):
+        found = copy.copy(state)
+        found.update((key, _apart(value)) for key, value in state.items())
+        return found
+    if type(state) in {list, tuple}:
+        return type(state)(_apart(value) for value in state)
+    return state
 
 
 def _value(node: Scalar | Binary | BigInteger | Item) -> Any:

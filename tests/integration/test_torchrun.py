@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 SCRIPT = HERE / "originals" / "ddp_digits.py"
 LOSSES = HERE / "jobs" / "torchrun_losses.py"
+COUNTS = HERE / "jobs" / "torchrun_counts.py"
 LEISURE = HERE / "jobs" / "at_leisure"
 
 
@@ -51,6 +52,31 @@ def test_a_script_of_torchrun_grows_loses_a_worker_and_ends_with_equal_weights(e
     assert len(accuracy) == 2 and min(accuracy) > 0.8, out
     found = edl.json("data", "verify", str(audit))
     assert found["clean"] and [epoch["over"] for epoch in found["epochs"]] == [True] * 8, found
+
+
+def test_a_newcomer_has_what_the_script_counts_by_hand_and_its_average_of_the_weights(edl: Any, tmp_path: Path) -> None:
+    """Its collectives are by that count, and its rates by the number of a batch that a generator hands on."""
+    edl.cwd = ROOT
+    hurry = tmp_path / "hurry"
+    environ = {"PYTHONPATH": str(ROOT), "EDL_TEST_HURRY": str(hurry), "CUDA_VISIBLE_DEVICES": ""}
+    flags = ["--nproc-per-node", "2", "--nnodes", "1:3", "--rdzv-id", "counts", "--check-weights", "1"]
+    job = edl.start("torchrun", *flags, str(COUNTS), **environ)
+
+    def trains(size: int, after: int = 0) -> Any:
+        assert job.poll() is None, job.communicate()
+        status = edl.status("counts")
+        return status if status["size"] == size and status["step"] > after else None
+
+    edl.wait(lambda: trains(2, after=7), "steps of 2 workers", timeout_s=90)
+    assert edl("scale", "counts", "3", timeout_s=60).returncode == 0
+    step = edl.wait(lambda: trains(3), "3 workers", timeout_s=90)["step"]
+    edl.wait(lambda: trains(3, after=step + 7), "steps of 3", timeout_s=60)
+    hurry.touch()
+    out, err = job.communicate(timeout=patient(120))
+    assert job.returncode == 0, out + err
+    ends = re.findall(r"ends with (.+)", out)
+    assert len(ends) == 3 and len(set(ends)) == 1, out
+    assert all(re.search(rf"rank {rank} has (\d+) of \1\b", out) for rank in range(2)), "who was there keeps its own"
 
 
 @pytest.mark.parametrize("batches", [1, 3])

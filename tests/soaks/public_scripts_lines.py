@@ -28,6 +28,17 @@ class Script(NamedTuple):
     here: Lines = ()  # for this machine, whatever trains: sizes, a CPU, newer libraries
     beside: tuple[str, ...] = ()  # files of the clone that it imports
     data: Callable[[Path], None] = lambda _folder: None
+    # Of a script of which no line changes:
+    room: str = ""  # the folder of the clone that is copied
+    flags: str = ""  # of `edl torchrun`
+    names_cuda: bool = False  # what it names as CUDA devices is the CPU here
+    pause_s: float = 0.2  # after each update, until three have trained and one is lost
+    environ: tuple[tuple[str, str], ...] = ()
+    has: str = ""  # what is particular about it
+
+    @property
+    def is_unchanged(self) -> bool:
+        return not self.lines
 
 
 # ------------------------------------------------------------------------------------------------------ made-up data

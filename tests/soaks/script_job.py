@@ -12,8 +12,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 JOB: Final = "theirs"
@@ -29,20 +30,31 @@ class NotSeenError(Exception):
     """What must come true in a job did not."""
 
 
+BY_RUN: Final = ("run", "-np", "2", "--max-np", "3", "--job", JOB)
+BY_TORCHRUN: Final = ("torchrun", "--nproc-per-node", "2", "--nnodes", "1:3", "--rdzv-id", JOB)
+
+
 class ScriptJob:
     """A job of two workers, and of three at most, that `running` starts and ends."""
 
-    def __init__(self, folder: Path, scripts: Path) -> None:
-        """`scripts`: where the job runs, inside of `folder`, in which all of it is."""
+    def __init__(
+        self,
+        folder: Path,
+        scripts: Path,
+        starts: Sequence[str] = BY_RUN,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`scripts`: where the job runs, inside of `folder`, in which all of it is; `variables`: more of its own."""
         self.output, self._scripts = folder / "output", scripts
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": "1"}
-        self._environ = {**os.environ, **quiet, "HF_HUB_OFFLINE": "1", "EDL_HOME": str(folder / "home")}
+        self._environ = {**os.environ, **quiet, "HF_HUB_OFFLINE": "1", "EDL_HOME": str(folder / "home")} | variables
+        self._starts = starts
         self._edl = str(Path(sys.executable).with_name("edl"))
 
     @contextlib.contextmanager
     def running(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """`arguments`: more of `edl run`, and the command of a worker."""
-        command = [self._edl, "run", "-np", "2", "--max-np", "3", "--job", JOB, *arguments]
+        """`arguments`: more flags, and what a worker runs."""
+        command = [self._edl, *self._starts, *arguments]
         with self.output.open("wb") as output:
             job = subprocess.Popen(
                 command, cwd=self._scripts, env=self._environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output

@@ -81,7 +81,8 @@ class Script:
         names = {model[0].weight: "weight"} if single else names
         trainer, ring, self.backward_passes = untyped(self.trainer), untyped(self.ring), Backward(self.due)
         manner = Manner(passes)
-        self.reducer = Reducer(trainer, ring, GradientWeight(), self.backward_passes, names, manner)
+        self.share = GradientWeight()
+        self.reducer = Reducer(trainer, ring, self.share, self.backward_passes, names, manner)
 
     def hooked(self, parameter: torch.Tensor) -> None:
         self.hook(parameter)
@@ -119,6 +120,15 @@ class Script:
 
 def untyped(stand_in: Any) -> Any:
     return stand_in
+
+
+def test_a_step_in_which_no_worker_has_samples_leaves_gradients_of_zero() -> None:
+    """A GradScaler that finds none at all takes the script to have forgotten its backward()."""
+    script = Script()
+    script.share.set(0.0, weightless=True)
+    script.trains()
+    script.updates()
+    assert [bool(gradient.any()) for gradient in script.gradients()] == [False] * 4
 
 
 def fail(_gradient: torch.Tensor) -> None:

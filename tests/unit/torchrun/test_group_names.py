@@ -11,7 +11,7 @@ from torch.distributed import ReduceOp
 
 from edl.errors import UsageError
 from edl.protocol.ring_places import Place
-from edl.torchrun.group_names import GroupNames, _refusing
+from edl.torchrun.group_names import GroupNames, _refuse_torchs_group, _refusing
 from edl.torchrun.refusals import REFUSED
 from edl.torchrun.worker_group import JobOutside, WorkerGroup
 
@@ -138,11 +138,27 @@ def test_a_group_is_that_of_all_workers_or_refused() -> None:
         dist.all_reduce(torch.ones(1), group="half")
 
 
+def test_a_group_of_its_own_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's has a barrier with a time limit, and ends after it."""
+    dist, _, words = names(Seat(0, 3, 5))
+    dist.init_process_group("gloo")
+    monkeypatch.setattr(torch.distributed, "barrier", dist.barrier)
+    group = dist.new_group()
+    group.monitored_barrier()
+    dist.destroy_process_group(group)
+    assert words.met == 1 and dist.is_initialized()
+
+
 def test_what_is_not_there_is_said_with_its_remedy() -> None:
     for name, remedy in REFUSED.items():
         with pytest.raises(UsageError, match=f"torch.distributed.{name}: ") as caught:
             _refusing(name, remedy)(torch.ones(1), dst=1)
         assert "\n" not in str(caught.value)
+
+
+def test_what_needs_torchs_own_group_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"FSDP and device meshes.*DistributedDataParallel"):
+        _refuse_torchs_group()
 
 
 def test_nccl_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

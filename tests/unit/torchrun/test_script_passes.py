@@ -7,12 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from edl.errors import UsageError
 from edl.torchrun import script_passes
-from edl.torchrun.script_passes import PLACE, SETS_EPOCH, Loaders, LoopPlace, Passes
+from edl.torchrun.script_passes import PLACE, SETS_EPOCH, Loaders, LoopPlace, Passes, _check_library, _evaluated
 
 TOTAL, BATCH = 8, 4
 
@@ -79,7 +80,7 @@ class Job:
 
 class Script:
     def __init__(self, told: list[str]) -> None:
-        self.told = told
+        self.told, self.calls = told, list[str]()
 
     def trains(self) -> bool:
         return True
@@ -97,7 +98,7 @@ class Script:
         self.told.append(f"left out {batches}")
 
     def take_numbers(self) -> None:
-        pass
+        self.calls.append("take numbers")
 
     def end_pass(self) -> None:
         self.told.append("end")
@@ -127,6 +128,11 @@ def trained(job: Job, batches: Iterator[Any]) -> Iterator[Any]:
     for batch in batches:
         job.made += 1
         yield batch
+
+
+def index(passes: Passes) -> int:
+    """Return the number of the newest batch in its pass."""
+    return passes.place["given"] - 1
 
 
 def passes_of(job: Job, passes: Passes, loader: DataLoader[Any], epochs: int, *, sets: bool) -> list[list[Any]]:
@@ -167,7 +173,7 @@ def test_where_the_others_have_come_farther_it_passes_over_these_too(made: Any) 
         loader.sampler.epoch = epoch
         found.append([])
         for batch in trained(job, passes.iterate(loader)):
-            found[-1].append((passes.index, batch))
+            found[-1].append((index(passes), batch))
         alone.append(job.group.alone)
     assert found == [[], [(0, "rehearsal")], [], [(5, 0), (6, 1)], [(0, 0), (1, 1)]]
     assert alone == [True, True, True, False, False]
@@ -178,9 +184,17 @@ def test_a_newcomer_counts_batches_on_from_where_the_others_are(made: Any) -> No
     job = Job(Group(joined=False))
     job.joins = LoopPlace(number=0, given=7, size=2, first=0, sets_epoch=False)
     passes, loader, _ = made(job)
-    found = [(passes.index, batch) for batch in trained(job, passes.iterate(loader))]
+    found = [(index(passes), batch) for batch in trained(job, passes.iterate(loader))]
     assert found == [(0, "rehearsal"), (7, 0), (8, 1)]
-    assert [passes.index for _ in trained(job, passes.iterate(loader))] == [0, 1]
+    assert [index(passes) for _ in trained(job, passes.iterate(loader))] == [0, 1]
+
+
+def test_numbers_have_come_before_the_script_has_a_batch(made: Any) -> None:
+    job = Job(Group(joined=True))
+    passes, loader, _ = made(job)
+    for batch in trained(job, passes.iterate(loader)):
+        passes._script.calls.append(f"train on {batch}")
+    assert passes._script.calls == ["take numbers", "train on 0", "take numbers", "train on 1"]
 
 
 def test_a_newcomer_that_is_beyond_the_others_is_refused(made: Any) -> None:
@@ -199,7 +213,7 @@ def test_a_script_that_adds_up_gradients_is_told_of_how_many_batches(made: Any) 
 
     def train() -> None:
         for _ in passes.iterate(loader):
-            job.made += (passes.index + 1) % 3 == 0
+            job.made += (index(passes) + 1) % 3 == 0
 
     with pytest.raises(UsageError, match=r"one update of 3 batches.*--accumulate 3`"):
         train()
@@ -231,6 +245,55 @@ def test_an_update_of_the_batches_that_are_left_stays(made: Any) -> None:
     assert told == ["end"]
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_second_loader_is_for_evaluation_and_training_on_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch, trains: bool
+) -> None:
+    job = Job(Group(joined=True))
+    monkeypatch.setattr(script_passes, "framework", job)
+
+    def evaluate() -> list[Any]:
+        return [*trained(job, _evaluated(iter("abc")))] if trains else [*_evaluated(iter("abc"))]
+
+    if trains:
+        with pytest.raises(UsageError, match=r"second DataLoader.*ConcatDataset"):
+            evaluate()
+    else:
+        assert evaluate() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("ahead", [0, 1], ids="{} batches are read ahead".format)
+def test_whatever_the_script_enumerates_counts_training_batches_as_the_others_do(made: Any, ahead: int) -> None:
+    job = Job(Group(joined=False), steps=4)
+    job.joins = LoopPlace(number=0, given=7, size=2, first=0, sets_epoch=False)
+    passes, loader, _ = made(job)
+    loaders = Loaders(job.group, Script([]))  # type: ignore[arg-type]
+    loaders.passes = passes
+
+    def logged(batches: Iterator[Any]) -> Iterator[Any]:
+        """As a script's own generator does, or a library's that reads ahead."""
+        held: list[Any] = []
+        for batch in batches:
+            held.append(batch)
+            if len(held) > ahead:
+                yield held.pop(0)
+        yield from held
+
+    found = [*loaders.counted(logged(trained(job, passes.iterate(loader))), 1)]
+    assert found[-4 + ahead :] == [(8 + number, number) for number in range(ahead, 4)]
+    assert [*loaders.counted(logged(iter("ab")))] == [(0, "a"), (1, "b")]
+    assert [*loaders.counted(["a"], 3)] == [(3, "a")]
+
+
+def test_a_library_that_counts_on_its_first_number_of_workers_is_refused() -> None:
+    kind = type("DataLoaderShard", (DataLoader,), {"__module__": "accelerate.data_loader"})
+    with pytest.raises(UsageError, match=r"from edl\.accelerate import Accelerator"):
+        _check_library(kind([1]), "train")
+    with pytest.raises(UsageError, match="Ignite counts the batches"):
+        _check_library(DataLoader([1]), "ignite.engine.engine")  # type: ignore[arg-type]
+    _check_library(DataLoader([1]), "lightning.fabric.wrappers")  # type: ignore[arg-type]
+
+
 def test_a_sampler_shares_out_among_the_workers_there_are() -> None:
     group = Group(joined=True)
     loaders = Loaders(group, Script([]))  # type: ignore[arg-type]
@@ -241,3 +304,23 @@ def test_a_sampler_shares_out_among_the_workers_there_are() -> None:
         sampler = DistributedSampler(range(11), 4, 1, drop_last=drop_last)  # type: ignore[arg-type]
         loaders._follow_size(sampler)
         assert len(sampler) == len(DistributedSampler(range(11), 2, 0, drop_last=drop_last))  # type: ignore[arg-type]
+
+
+def test_lengths_are_of_the_size_that_a_newcomer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule that is as long as so many epochs is the same on all workers then."""
+    for owner, name in (
+        (DataLoader, "__iter__"),
+        (DataLoader, "__len__"),
+        (DistributedSampler, "set_epoch"),
+        (DistributedSampler, "__init__"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    group = Group(joined=False)
+    Loaders(group, Script([])).put()  # type: ignore[arg-type]
+    sampler: DistributedSampler[Any] = DistributedSampler(range(120), group.size(), group.rank())  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(list(range(120)), 4, sampler=sampler)  # type: ignore[arg-type]
+    assert group.rank() == group.size() == 2
+    assert (len(sampler), len(loader)) == (60, 15)
+    with torch.no_grad():
+        assert len([*loader]) == 10, "three share it out"
+    assert len(loader) == 15

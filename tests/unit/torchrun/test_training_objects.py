@@ -1,4 +1,4 @@
-"""Optimizers, schedules and scalers of a script are found, whatever it does with them; and its numbers."""
+"""Optimizers, schedules and scalers of a script are found, whatever it does with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from edl.errors import UsageError
 from edl.torch.optimizer import Elastic
+from edl.torchrun.refusals import REFUSED_KINDS
 from edl.torchrun.training_objects import TrainingObjects
 
 
@@ -77,3 +79,12 @@ def test_what_a_script_does_while_it_passes_over_epochs_is_taken_back(found: Any
     put_back()
     assert schedule.last_epoch == 0 and optimizer.param_groups[0]["lr"] == 1.0
     assert optimizer.param_groups[0]["params"] == [*model.parameters()]
+
+
+def test_what_shares_out_a_model_or_its_optimizer_is_refused_where_it_is_made(found: Any) -> None:
+    objects, _, _ = found
+    for name, remedy in REFUSED_KINDS.items():
+        kind = type(name, (), {"__module__": "torch.distributed.optim.somewhere"})
+        for one in (kind(), type("Derived", (kind,), {})()):
+            with pytest.raises(UsageError, match=f"{name}: {remedy}"):
+                objects.note(one)

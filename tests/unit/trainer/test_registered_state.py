@@ -203,6 +203,32 @@ def test_single_numbers_keep_their_type(number: Any) -> None:
     assert (type(arrived), arrived) == (type(number), number)
 
 
+class OneListTwice:
+    """Has a list in two places until its first step, and clears what it has as it loads: torch's SequentialLR is so."""
+
+    def __init__(self) -> None:
+        self.rate = [1.0]
+        self.inner = {"rate": self.rate}
+
+    def step(self) -> None:
+        self.rate = [2.0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rate": self.rate, "inner": self.inner}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rate = state["rate"]
+        self.inner.clear()
+        self.inner.update(state["inner"])
+
+
+def test_what_has_a_list_in_two_places_loads_both() -> None:
+    there, here = OneListTwice(), OneListTwice()
+    there.step()
+    sent({"schedule": there}, {"schedule": here})
+    assert (here.rate, here.inner) == ([2.0], {"rate": [1.0]})
+
+
 def test_a_module_arrives_in_place() -> None:
     there, here = (Net(a=np.full(3, value), mean=np.full(2, value)) for value in (1.0, 2.0))
     kept = here.tensors["a"]
