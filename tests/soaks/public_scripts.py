@@ -197,7 +197,7 @@ def main() -> int:
             outcome = trial.run(script.has if script.is_unchanged else f"{len(lines) - came}, {came}", options.ring)
             print(f"  {outcome.verdict} ({time.monotonic() - began:.0f} s)", flush=True)
             if outcome.wrong:
-                print(trial.job.output.read_text(errors="replace")[-3000:], file=sys.stderr, flush=True)
+                print(trial.job.output.read_text(errors="replace")[-12000:], file=sys.stderr, flush=True)
         outcomes.append(outcome)
     columns = COLUMNS.format("what it has" if options.unchanged else "lines that went, came")
     print("\n".join([columns, *(outcome.row() for outcome in outcomes)]))

@@ -98,7 +98,7 @@ def books(folder: Path) -> None:
 
 def fabric_mnist(folder: Path) -> None:
     mnist(folder, 1_200, 40)
-    (folder / "../../../Datasets").resolve().symlink_to((folder / "data").resolve())
+    (folder.resolve().parents[2] / "Datasets").symlink_to((folder / "data").resolve())
 
 
 def glue(folder: Path) -> None:
@@ -250,7 +250,6 @@ UNCHANGED: Final = (
         "--warmup_epochs 1 --output_dir out",
         data=lambda folder: images(folder / "images", 400, 16),
         names_cuda=True,
-        flags="--accumulate 2",
         has="2 batches of an update, rates by the batch's number, AMP, mixup, EMA, checkpoints",
     ),
     Script(
@@ -258,7 +257,7 @@ UNCHANGED: Final = (
         "facebookresearch/deit",
         "main.py",
         (),
-        "--model deit_tiny_patch16_224 --input-size 64 --batch-size 4 --data-path images --no-repeated-aug --epochs 3 "
+        "--model deit_tiny_patch16_224 --input-size 64 --batch-size 4 --data-path images --no-repeated-aug --aa= --epochs 3 "
         "--num_workers 0 --output_dir out --dist-eval",
         data=lambda folder: images(folder / "images", 500, 16),
         names_cuda=True,
