@@ -5,7 +5,7 @@
     python -m benchmarks.step stock    [--frameworks torch tensorflow] [--rounds 6] [--steps 1000] [--batch 64]
     python -m benchmarks.step rings    [--rounds 12] [--workers 2] [--model mlp|large|both] [--device cpu|cuda]
                                        [--apart] [--without-horovod]
-    python -m benchmarks.step torchrun [--rounds 6] [--model mlp|large|both] [--ring torch|horovod]
+    python -m benchmarks.step torchrun [--turns 30] [--model mlp|large|both] [--ring torch|horovod]
     python -m benchmarks.step adapters [--frameworks torch tensorflow]
 
 `overhead`: each step on `hvd.DistributedOptimizer` (torch) or `hvd.DistributedGradientTape` (TensorFlow) is followed by
@@ -33,10 +33,10 @@ is over when the GPU is through, and both rings and DistributedDataParallel go b
 own, or all count as such (`--apart`); else DistributedDataParallel and edl's own ring go by gloo. Printed: the median
 step of each way, CPU per step, and medians over rounds of the ratios of each round, with the least and the greatest.
 
-`torchrun`: a script of DistributedDataParallel, unchanged, in jobs of two workers under torchrun and under `edl
-torchrun`, in turn; the job of each kind that comes first changes from round to round. Printed: the median step of each,
-from one batch to the next, and the mean of the rounds' ratios with its standard error. Exit code 1 where the ratio is
-more than two standard errors above 1.01 for the large model.
+`torchrun`: a script of DistributedDataParallel, unchanged, in a job of two workers under torchrun and in one under `edl
+torchrun`, which take turns of some steps, while the other one waits; who is first changes. Printed: the median step of
+each, from one batch to the next, and the mean and the median of the turns' ratios. Exit code 1 where the mean is more
+than two standard errors above 1.01 for the large model.
 
 `adapters`: the optimizers alone, in CPU time, whatever else the machine is doing. What both sides share is left out,
 and the model so small that the rest shows. torch: Horovod's calls are replaced by ones that do nothing, in a pretended
@@ -48,6 +48,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import statistics
@@ -581,71 +582,96 @@ def rings(options: argparse.Namespace) -> tuple[bool, list[Row]]:
 # --------------------------------------------------------------------------------------------------------- torchrun
 
 UNCHANGED = """
-import json, sys, time
+import sys, time
+from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-width, layers, samples, steps, file = *map(int, sys.argv[1:5]), sys.argv[5]
+width, layers, samples, turns, steps = map(int, sys.argv[1:6])
+folder, kind = Path(sys.argv[6]), sys.argv[7]
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-dataset = TensorDataset(torch.randn(2 * samples * steps, width))
+dataset = TensorDataset(torch.randn(2 * samples * turns * steps, width))
 loader = DataLoader(dataset, batch_size=samples, sampler=DistributedSampler(dataset))
 hidden = [layer for _ in range(layers) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
 model = DistributedDataParallel(torch.nn.Sequential(*hidden, torch.nn.Linear(width, 1)))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-at = []
-for (inputs,) in loader:
-    at.append(time.perf_counter())
+noted = []
+for number, (inputs,) in enumerate(loader):
+    turn, step = divmod(number, steps)
+    noted.append(time.perf_counter())
+    while not step and not (folder / f"turn {turn} {kind}").exists():
+        time.sleep(0.002)
     optimizer.zero_grad()
     model(inputs).pow(2).mean().backward()
     optimizer.step()
-with open(f"{file}-{dist.get_rank()}", "w") as written:
-    json.dump(at, written)
+    if step == steps - 1:
+        (folder / f"{kind} {dist.get_rank()}").write_text(" ".join(map(str, noted)))
+        (folder / f"{kind} {dist.get_rank()}").rename(folder / f"done {turn} {kind} {dist.get_rank()}")
+        noted = []
 dist.destroy_process_group()
 """
-UNCHANGED_STEPS = {"mlp": 1500, "large": 60}
+UNCHANGED_STEPS = {"mlp": 100, "large": 8}  # of a turn
 UNCHANGED_NOT_DONE = 1.01
 
 
 def unchanged(options: argparse.Namespace) -> tuple[bool, list[Row]]:
     nodes = ["--standalone", "--nproc-per-node", "2"]
-    rings_of = ["--ring", options.ring] if options.ring else []
-    launches = {"torchrun": [program("torchrun"), *nodes], "edl": [program("edl"), "torchrun", *nodes, *rings_of]}
+    ring = ["--ring", options.ring] if options.ring else []
+    launches = {"torchrun": [program("torchrun"), *nodes], "edl": [program("edl"), "torchrun", *nodes, *ring]}
     done, rows = True, []
     for model in (name for name in MODELS if options.model in {name, "both"}):
-        found: dict[str, list[float]] = {kind: [] for kind in launches}
-        for number in range(options.rounds):
-            for kind in list(launches)[:: -1 if number % 2 else 1]:
-                found[kind].append(step_of_script(launches[kind], model))
-        ratio, error = mean_ratio(np.array(found["edl"]) / np.array(found["torchrun"]))
+        found = turns_of(launches, model, options.turns + 1)
+        ratios = np.array(found["edl"][1:]) / np.array(found["torchrun"][1:])
+        ratio, error = mean_ratio(ratios)
         done = done and (model == "mlp" or ratio - 2 * error <= UNCHANGED_NOT_DONE)
         row = {"model": model, "ring": options.ring or "auto"}
         row |= {f"{kind}, ms a step": round(statistics.median(times), 3) for kind, times in found.items()}
-        row |= {"ratio": round(ratio, 3), "standard error": round(error, 3)}
+        row |= {
+            "ratio": round(ratio, 3),
+            "standard error": round(error, 3),
+            "median": round(float(np.median(ratios)), 3),
+        }
         rows.append(row)
         told = json.dumps(row) if options.json else "  ".join(f"{name} {value}" for name, value in row.items())
         print(told, flush=True)
     return done, rows
 
 
-def step_of_script(launch: list[str], model: str) -> float:
-    """The median step in ms, of the ranks of one job."""
+def turns_of(launches: dict[str, list[str]], model: str, turns: int) -> dict[str, list[float]]:
+    """The median step of each turn in ms, of two jobs that train one after the other, some steps at a time."""
     width, layers, samples, _ = MODELS[model]
-    with tempfile.TemporaryDirectory() as folder:
-        script, times = Path(folder) / "script.py", Path(folder) / "times"
-        script.write_text(UNCHANGED)
-        numbers = map(str, (width, layers, samples, UNCHANGED_STEPS[model]))
+    found: dict[str, list[float]] = {kind: [] for kind in launches}
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as jobs:
+        folder = Path(name)
+        (folder / "script.py").write_text(UNCHANGED)
+        numbers = [str(one) for one in (width, layers, samples, turns, UNCHANGED_STEPS[model])]
         environ = {**os.environ, "EDL_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1"}
-        job = subprocess.run(
-            [*launch, str(script), *numbers, str(times)], env=environ, capture_output=True, text=True, check=False
-        )
-        if job.returncode:
-            raise SystemExit(f"the job failed:\n{job.stdout}{job.stderr}")
-        steps = [np.diff(json.loads(file.read_text()))[WARM:] for file in Path(folder).glob("times-*")]
-    return 1000 * float(np.median(np.concatenate(steps)))
+        started: list[subprocess.Popen[bytes]] = []
+        for kind, launch in launches.items():
+            command = [*launch, str(folder / "script.py"), *numbers, str(folder), kind]
+            with (folder / f"{kind}.log").open("w") as log:
+                job = jobs.enter_context(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
+            jobs.callback(job.terminate)
+            started.append(job)
+        for turn in range(turns):
+            for kind in list(launches)[:: -1 if turn % 2 else 1]:
+                (folder / f"turn {turn} {kind}").touch()
+                files = [folder / f"done {turn} {kind} {rank}" for rank in range(2)]
+                await_files(files)
+                steps = [np.diff([float(at) for at in one.read_text().split()])[1:] for one in files]
+                found[kind].append(1000 * float(np.median(np.concatenate(steps))))
+        for job in started:
+            job.wait(harness.END_S)
+    return found
+
+
+def await_files(files: Sequence[Path]) -> None:
+    if not harness.wait_true(lambda: all(one.exists() for one in files), 300.0):
+        raise SystemExit(f"{files[0].name}: not there after five minutes")
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], tuple[bool, list[Row]]]] = {
@@ -681,7 +707,7 @@ def main() -> int:
     ring.add_argument("--apart", action="store_true", help="workers share a GPU as if each were of another host")
     ring.add_argument("--without-horovod", action="store_true")
     script = chosen["torchrun"]
-    script.add_argument("--rounds", type=int, default=6)
+    script.add_argument("--turns", type=int, default=30)
     script.add_argument("--model", choices=[*MODELS, "both"], default="both")
     script.add_argument("--ring", choices=["torch", "horovod"])
     options = parser.parse_args()
