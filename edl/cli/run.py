@@ -48,6 +48,7 @@ from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.launch.local_launch import Outcome
 from edl.launch.worker_output import OutputFile
 from edl.protocol.record import JobState
+from edl.protocol.ring_places import RingKind
 from edl.protocol.tally import LossCause
 from edl.trainer.data.audit_files import check_free, prepare
 
@@ -149,6 +150,8 @@ def run(arguments: argparse.Namespace) -> int:
     script = script_of(arguments.line, module=arguments.module) if arguments.as_torchrun else None
     with ends_early(lambda signum: early_end(settings, signum, waits=bool(waits))):
         if script is not None:
+            if settings.ring == Settings().ring:  # such a script's groups are PyTorch's
+                settings = msgspec.structs.replace(settings, ring=RingKind.TORCH.value)
             os.environ.update(look_before(script, settings.np, os.environ, fixed=arguments.fixed_size))
         command = arguments.line if script is None else script.command
         return _run(settings, command, waits=bool(waits), detach=arguments.detach)

@@ -39,7 +39,9 @@ def test_a_script_of_torchrun_grows_loses_a_worker_and_ends_with_equal_weights(e
 
     edl.wait(lambda: trains(2), "an epoch of 2 workers", timeout_s=90)
     assert edl("scale", "digits", "3", timeout_s=60).returncode == 0
-    step = edl.wait(lambda: trains(3), "3 workers", timeout_s=90)["step"]
+    there = edl.wait(lambda: trains(3), "3 workers", timeout_s=90)
+    step = there["step"]
+    assert there["ring"] == "torch", there
     status = edl.wait(lambda: (now := trains(3)) and now["step"] > step + 3 and now, "steps of 3", timeout_s=60)
     os.kill(next(worker["pid"] for worker in status["workers"] if worker["rank"] == 0), signal.SIGKILL)
     edl.wait(lambda: trains(2), "2 workers again", timeout_s=60)
