@@ -67,7 +67,7 @@ INSTALL = "cd ~ && rm -rf new && python3 -m venv new && new/bin/pip install --qu
 TRAIN = f"""
 cd ~ && PATH=~/new/bin:$PATH && echo "[pip] ready"
 echo {shlex.quote(JOB)} >train.py
-job=bare-$$
+job=bare-$(date +%s)  # each shell here has the same number
 edl run -np 2 --job $job python train.py & run=$!
 until edl status $job 2>/dev/null | grep -q "step [1-9]"; do kill -0 $run && sleep 0.1 || exit 1; done
 echo "two workers train: a third worker joins"
