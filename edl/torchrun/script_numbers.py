@@ -5,8 +5,8 @@ Owns: finding those that training changes, and giving a newcomer the others'. Do
 
 A newcomer's script comes into its loop late, and would count from the beginning. So these plain numbers travel with the
 model: variables of `__main__` that have changed since the first forward pass, and variables of the script's functions
-that are assigned in a loop, while the functions run. What a script sets before its loops, such as its rank, stays its
-own.
+that are assigned in a loop, while the functions run. What a script sets before its loops stays its own, and so does
+what it calls a rank.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def _key(frame: FrameType, name: str) -> str:
 
 def _numbers(variables: MutableMapping[str, Any]) -> list[tuple[str, Any]]:
     return [
-        (name, value) for name, value in list(variables.items()) if type(value) in KINDS and not name.startswith("_")
+        (name, value)
+        for name, value in list(variables.items())
+        if type(value) in KINDS and not name.startswith("_") and "rank" not in name.lower()
     ]
 
 

@@ -69,7 +69,7 @@ def module(tmp_path: Path) -> Any:
 def test_variables_of_the_module_that_training_changes_travel_and_no_others(tmp_path: Path) -> None:
     theirs: dict[str, Any] = {"rank": 0, "iteration": 0, "best": 1e9, "flag": True, "name": "x", "_private": 1}
     numbers = ScriptNumbers(theirs, tmp_path)
-    theirs |= {"iteration": 7, "best": 0.5, "flag": False, "_private": 2, "loss": 0.1, "text": "y"}
+    theirs |= {"iteration": 7, "best": 0.5, "flag": False, "_private": 2, "loss": 0.1, "text": "y", "local_rank": 3}
     assert numbers.now() == {"iteration": 7, "best": 0.5, "loss": 0.1}
     mine: dict[str, Any] = {"rank": 2, "iteration": 1, "best": 1e9}
     ScriptNumbers(mine, tmp_path).take(numbers.now())
