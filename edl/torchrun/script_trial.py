@@ -49,6 +49,8 @@ class TrialLoaders(LoaderNames):
     given = 0
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        if (sampler := sampler_of(loader)) is not None:
+            self._follow_size(sampler)
         for batch in loader._get_iterator():
             self.given += 1
             yield batch
