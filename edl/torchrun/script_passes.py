@@ -270,6 +270,7 @@ class LoaderNames:
             if sampler is None:
                 return theirs(loader)
             if not _looks(sys._getframe(1)) and torch.is_grad_enabled() and self._script.trains():
+                _check_order(sampler)
                 return self.iterate(loader)
             self._follow_size(sampler)
             return theirs(loader)
@@ -353,7 +354,7 @@ class Loaders(LoaderNames):
 def _share_out(sampler: DistributedSampler[Any], size: int) -> None:
     total = len(sampler.dataset)  # type: ignore[arg-type]
     sampler.num_replicas = size
-    sampler.num_samples = total // size if sampler.drop_last else math.ceil(total / size)
+    sampler.num_samples = total // size if getattr(sampler, "drop_last", False) else math.ceil(total / size)
     sampler.total_size = sampler.num_samples * size
 
 
@@ -385,11 +386,14 @@ def _looks(script: FrameType) -> bool:
 
 
 def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
-    """Return the DistributedSampler of a loader, if it has one. Raises UsageError where it has an order of its own."""
+    """Return the DistributedSampler of a loader, if it has one, or what shares out samples by the same attributes."""
     batches = getattr(loader, "batch_sampler", None)
     found = getattr(batches, "sampler", None) if batches is not None else getattr(loader, "sampler", None)
-    if not isinstance(found, DistributedSampler):
-        return None
-    if type(found).__iter__ is not DistributedSampler.__iter__:
-        raise UsageError(f"{type(found).__name__} chooses its samples itself: take DistributedSampler")
-    return found
+    alike = all(hasattr(found, name) for name in ("dataset", "num_replicas", "rank", "num_samples", "total_size"))
+    return found if isinstance(found, DistributedSampler) or alike else None
+
+
+def _check_order(sampler: DistributedSampler[Any]) -> None:
+    """Raise UsageError where a sampler that is trained on has an order of its own."""
+    if getattr(type(sampler), "__iter__", None) is not DistributedSampler.__iter__:
+        raise UsageError(f"{type(sampler).__name__} chooses its samples itself: take DistributedSampler")

@@ -324,3 +324,42 @@ def test_lengths_are_of_the_size_that_a_newcomer_is_told(monkeypatch: pytest.Mon
     with torch.no_grad():
         assert len([*loader]) == 10, "three share it out"
     assert len(loader) == 15
+
+
+class OrderedSampler:
+    """As timm's for evaluation: no DistributedSampler, but its attributes."""
+
+    def __init__(self, dataset: Any, num_replicas: int, rank: int) -> None:
+        self.dataset, self.num_replicas, self.rank = dataset, num_replicas, rank
+        self.num_samples = -(-len(dataset) // num_replicas)
+        self.total_size = self.num_samples * num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        indices = [*range(len(self.dataset))]
+        indices = (indices + indices[: self.total_size - len(indices)])[self.rank : self.total_size : self.num_replicas]
+        assert len(indices) == self.num_samples
+        return iter(indices)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+def test_a_sampler_of_the_scripts_own_shares_out_an_evaluation_and_is_refused_in_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for owner, name in (
+        (DataLoader, "__iter__"),
+        (DataLoader, "__len__"),
+        (DistributedSampler, "set_epoch"),
+        (DistributedSampler, "__init__"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    group = Group(joined=False)
+    Loaders(group, Script([])).put()  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(
+        list(range(10)), 2, sampler=OrderedSampler(range(10), group.size(), group.rank())
+    )  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert torch.cat([*loader]).tolist() == [2, 5, 8, 1], "the third of three"
+    with pytest.raises(UsageError, match="OrderedSampler chooses its samples itself"):
+        iter(loader)
