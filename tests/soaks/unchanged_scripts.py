@@ -106,15 +106,17 @@ def glue(folder: Path) -> None:
     sentences(folder)
     (folder / "bert").rename(folder / "bert-base-cased")
     rng = np.random.default_rng(0)
-    (folder / "glue").mkdir()
+    (folder / "nyu-mll" / "glue").mkdir(parents=True)
     for part, count in (("train", 800), ("validation", 40)):
         pairs = (
             {"sentence1": sentence(rng), "sentence2": sentence(rng), "label": number % 2, "idx": number}
             for number in range(count)
         )
-        (folder / "glue" / f"{part}.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+        (folder / "nyu-mll" / "glue" / f"{part}.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     files = "".join(f"  - split: {part}\n    path: {part}.jsonl\n" for part in ("train", "validation"))
-    (folder / "glue" / "README.md").write_text(f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}---\n")
+    (folder / "nyu-mll" / "glue" / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}---\n"
+    )
     (folder / "evaluate.py").write_text(ACCURACY.replace("load_metric = lambda name", "load = lambda *names"))
 
 
@@ -245,23 +247,23 @@ UNCHANGED: Final = (
         "facebookresearch/ConvNeXt",
         "main.py",
         (),
-        "--model convnext_tiny --input_size 32 --batch_size 2 --update_freq 2 --use_amp true --model_ema true --epochs 3 "
+        "--model convnext_tiny --input_size 32 --batch_size 2 --update_freq 2 --use_amp true --model_ema true --mixup 0 --cutmix 0 --epochs 3 "
         "--data_set image_folder --data_path images/train --eval_data_path images/val --nb_classes 2 --num_workers 0 "
         "--warmup_epochs 1 --output_dir out",
         data=lambda folder: images(folder / "images", 400, 16),
         names_cuda=True,
-        has="2 batches of an update, rates by the batch's number, AMP, mixup, EMA, checkpoints",
+        has="2 batches of an update, rates by the batch's number, AMP, EMA, checkpoints",
     ),
     Script(
         "deit",
         "facebookresearch/deit",
         "main.py",
         (),
-        "--model deit_tiny_patch16_224 --input-size 64 --batch-size 4 --data-path images --no-repeated-aug --aa= --epochs 3 "
+        "--model deit_tiny_patch16_224 --input-size 64 --batch-size 4 --data-path images --no-repeated-aug --aa= --mixup 0 --cutmix 0 --epochs 3 "
         "--num_workers 0 --output_dir out --dist-eval",
         data=lambda folder: images(folder / "images", 500, 16),
         names_cuda=True,
-        has="AMP, mixup, EMA, schedules of timm's, checkpoints",
+        has="AMP, EMA, schedules of timm's, checkpoints",
     ),
     Script(
         "dit",
