@@ -161,13 +161,14 @@ class Trial:
                 return [str(error)]
 
     def _refused(self) -> str:
-        """The line by which edl refused the script."""
+        """The line by which edl refused the script: a worker's, or the last one where no worker began."""
+        text = self.job.output.read_text(errors="replace").rstrip()
         refusal = (
-            r"\]<stderr>: ?edl: (\w[\w.]*\.py:\d+: .+)"
+            r"(?:\]<stderr>: ?|\A)edl: (\w[\w./]*\.py:\d+: .+)"
             if self.script.is_unchanged
             else r"UsageError: (.+?)(?:; see `edl events.*)?$"
         )
-        lines = re.findall(refusal, self.job.output.read_text(errors="replace"), re.MULTILINE)
+        lines = re.findall(refusal, text if "<stderr>" in text else text[text.rfind("\n") + 1 :], re.MULTILINE)
         return str(lines[-1]) if lines else ""
 
 
