@@ -14,6 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 from edl.errors import UsageError
 from edl.torchrun import script_passes
 from edl.torchrun.script_passes import PLACE, SETS_EPOCH, Loaders, LoopPlace, Passes, _check_library, _evaluated
+from edl.torchrun.script_trial import TrialLoaders
 
 TOTAL, BATCH = 8, 4
 
@@ -102,6 +103,14 @@ class Script:
 
     def end_pass(self) -> None:
         self.told.append("end")
+
+
+@pytest.fixture
+def _torchs_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put torch's own names back after the test."""
+    for owner, names in ((DataLoader, ("__iter__", "__len__")), (DistributedSampler, ("set_epoch", "__init__"))):
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
 
 
 @pytest.fixture
@@ -306,15 +315,9 @@ def test_a_sampler_shares_out_among_the_workers_there_are() -> None:
         assert len(sampler) == len(DistributedSampler(range(11), 2, 0, drop_last=drop_last))  # type: ignore[arg-type]
 
 
-def test_lengths_are_of_the_size_that_a_newcomer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_torchs_loaders")
+def test_lengths_are_of_the_size_that_a_newcomer_is_told() -> None:
     """A schedule that is as long as so many epochs is the same on all workers then."""
-    for owner, name in (
-        (DataLoader, "__iter__"),
-        (DataLoader, "__len__"),
-        (DistributedSampler, "set_epoch"),
-        (DistributedSampler, "__init__"),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
     group = Group(joined=False)
     Loaders(group, Script([])).put()  # type: ignore[arg-type]
     sampler: DistributedSampler[Any] = DistributedSampler(range(120), group.size(), group.rank())  # type: ignore[arg-type]
@@ -344,16 +347,8 @@ class OrderedSampler:
         return self.num_samples
 
 
-def test_a_sampler_of_the_scripts_own_shares_out_an_evaluation_and_is_refused_in_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for owner, name in (
-        (DataLoader, "__iter__"),
-        (DataLoader, "__len__"),
-        (DistributedSampler, "set_epoch"),
-        (DistributedSampler, "__init__"),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
+@pytest.mark.usefixtures("_torchs_loaders")
+def test_a_sampler_of_the_scripts_own_shares_out_an_evaluation_and_is_refused_in_training() -> None:
     group = Group(joined=False)
     Loaders(group, Script([])).put()  # type: ignore[arg-type]
     loader: DataLoader[Any] = DataLoader(
@@ -363,3 +358,14 @@ def test_a_sampler_of_the_scripts_own_shares_out_an_evaluation_and_is_refused_in
         assert torch.cat([*loader]).tolist() == [2, 5, 8, 1], "the third of three"
     with pytest.raises(UsageError, match="OrderedSampler chooses its samples itself"):
         iter(loader)
+
+
+@pytest.mark.usefixtures("_torchs_loaders")
+def test_a_trial_is_given_the_share_of_one_more_worker() -> None:
+    group = Group(joined=False)
+    loaders = TrialLoaders(group, Script([]))  # type: ignore[arg-type]
+    loaders.put()
+    sampler: DistributedSampler[Any] = DistributedSampler(range(12), group.size(), group.rank())  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(list(range(12)), 2, sampler=sampler)  # type: ignore[arg-type]
+    assert len([*iter(loader)]) == loaders.given == 2
+    assert len(loader) == 3
