@@ -150,6 +150,16 @@ UNCHANGED: Final = (
         has="a snapshot each epoch, `next(iter(loader))`",
     ),
     Script(
+        "ddp_multinode",
+        "pytorch/examples",
+        "distributed/ddp-tutorial-series/multinode.py",
+        (),
+        "3 1 --batch_size 4",
+        room="distributed/ddp-tutorial-series",
+        names_cuda=True,
+        has="the same for several machines: a snapshot by `LOCAL_RANK`",
+    ),
+    Script(
         "aws_ddp",
         "aws-samples/awsome-distributed-training",
         "3.test_cases/pytorch/ddp/ddp.py",
