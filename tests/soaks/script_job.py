@@ -47,7 +47,9 @@ class ScriptJob:
         """`scripts`: where the job runs, inside of `folder`, in which all of it is; `variables`: more of its own."""
         self.output, self._scripts = folder / "output", scripts
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": "1"}
-        self._environ = {**os.environ, **quiet, "HF_HUB_OFFLINE": "1", "EDL_HOME": str(folder / "home")} | variables
+        self._environ = {**os.environ, **quiet, "HF_HUB_OFFLINE": "1", "EDL_HOME": str(folder / "home")} | dict(
+            variables
+        )
         self._starts = starts
         self._edl = str(Path(sys.executable).with_name("edl"))
 

@@ -50,6 +50,11 @@ def coder(folder: Path) -> None:
     (folder / "diffusers" / "models.py").write_text(CODER)
 
 
+def pictures_and_coder(folder: Path) -> None:
+    images(folder / "images", 120, 2)
+    coder(folder)
+
+
 CODER: Final = """
 import torch
 
@@ -282,7 +287,7 @@ UNCHANGED: Final = (
         (),
         "--data-path images/train --model DiT-S/8 --num-classes 2 --epochs 3 --global-batch-size 4 --num-workers 0 "
         "--log-every 5 --ckpt-every 20",
-        data=lambda folder: (images(folder / "images", 120, 2), coder(folder)),
+        data=pictures_and_coder,
         names_cuda=True,
         has="EMA, `all_reduce` and `barrier` in the loop by a count of its own, checkpoints",
     ),

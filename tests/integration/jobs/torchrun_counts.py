@@ -21,14 +21,15 @@ def main(hurry):
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
     data = TensorDataset(torch.arange(480.0).reshape(240, 2) / 480)
-    loader = DataLoader(data, 4, sampler=DistributedSampler(data))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, 4, sampler=sampler)
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     average = copy.deepcopy(model.module)
     length = 8 * len(loader)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rank, own, steps, met = dist.get_rank(), 0, 0, 0
     for epoch in range(8):
-        loader.sampler.set_epoch(epoch)
+        sampler.set_epoch(epoch)
         for number, (values,) in enumerate(logged(loader)):
             optimizer.param_groups[0]["lr"] = 0.1 * (1 - (epoch * 30 + number) / length)
             optimizer.zero_grad()

@@ -5,6 +5,7 @@ With EDL_TEST_CUDA_IS_CPU, CUDA devices that the script names are the CPU, so th
 
 import collections.abc
 import contextlib
+import importlib
 import os
 import sys
 import types
@@ -25,11 +26,10 @@ def have_older_names() -> None:
     sys.modules["torch._six"] = older
     import torch
 
-    torch.hub.list = lambda *_given, **_named: []  # type: ignore[assignment]
+    torch.hub.list = lambda *_given, **_named: []
     with contextlib.suppress(ImportError):
-        import torchvision.datasets.cifar
-
-        torchvision.datasets.cifar.check_integrity = lambda *_given: True
+        cifar = importlib.import_module("torchvision.datasets.cifar")
+        vars(cifar)["check_integrity"] = lambda *_given: True
 
 
 def train_at_leisure(pause_s: float) -> None:
@@ -70,11 +70,13 @@ def let_cuda_be_the_cpu() -> None:
     def same(value: Any, *_given: Any, **_named: Any) -> Any:
         return value
 
-    for kind in (torch.Tensor, torch.nn.Module):
-        kind.to, kind.cuda = placed(kind.to, by_number=True), same  # type: ignore[attr-defined]
+    kinds: tuple[Any, ...] = (torch.Tensor, torch.nn.Module)
+    for kind in kinds:
+        kind.to, kind.cuda = placed(kind.to, by_number=True), same
     torch.Tensor.pin_memory = same  # type: ignore[assignment, method-assign]
     make = torch.utils.data.DataLoader.__init__
-    torch.utils.data.DataLoader.__init__ = lambda *given, **named: make(*given, **{**named, "pin_memory": False})
+    loaders: Any = torch.utils.data.DataLoader
+    loaders.__init__ = lambda *given, **named: make(*given, **{**named, "pin_memory": False})
     for name in MAKERS:
         setattr(torch, name, placed(getattr(torch, name)))
     torch.optim.Optimizer._accelerator_graph_capture_health_check = same  # type: ignore[method-assign, assignment]

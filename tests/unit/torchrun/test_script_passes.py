@@ -351,9 +351,8 @@ class OrderedSampler:
 def test_a_sampler_of_the_scripts_own_shares_out_an_evaluation_and_is_refused_in_training() -> None:
     group = Group(joined=False)
     Loaders(group, Script([])).put()  # type: ignore[arg-type]
-    loader: DataLoader[Any] = DataLoader(
-        list(range(10)), 2, sampler=OrderedSampler(range(10), group.size(), group.rank())
-    )  # type: ignore[arg-type]
+    samples: Any = range(10)
+    loader: DataLoader[Any] = DataLoader(samples, 2, sampler=OrderedSampler(samples, group.size(), group.rank()))
     with torch.no_grad():
         assert torch.cat([*loader]).tolist() == [2, 5, 8, 1], "the third of three"
     with pytest.raises(UsageError, match="OrderedSampler chooses its samples itself"):
