@@ -27,8 +27,8 @@ HEAD = """# Benchmarks
 
 <!-- Written by `python -m benchmarks.report` from data/results: change those files, not this one. -->
 
-Each section asks one question, and has the commands that answer it on your machine and our newest figures.
-A benchmark's `--help` says how it measures, and what its figures mean.
+Each section has the commands that answer its question on your machine, and our newest figures.
+A benchmark's `--help` says how it measures.
 *Load* is Linux' load average meanwhile; a job of two workers makes it 2 by itself.
 Many jobs on one cluster are measured in [a cluster of jobs](cluster.md#measured).
 """
