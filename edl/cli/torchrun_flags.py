@@ -28,7 +28,7 @@ examples:
   edl run --as-torchrun -np 2 python train.py
                                   the same with the flags of `edl run`, which `edl torchrun` has, too
 
-The script is not changed: docs/from-torchrun.md says what it may use.
+The script is not changed: docs/torchrun.md says what it may use.
 """
 WITH_VALUE: Final = {
     "nnodes": ("N|MIN:MAX", "nodes, each with so many workers as --nproc-per-node says: the bounds of the job's size"),
@@ -162,7 +162,7 @@ def translated(flags: Mapping[str, Any], given: Mapping[str, Given], line: Seque
             found[field] = Given(str(flags[name]), f"--{name} {flags[name]}")
     if (coordinator := _coordinator(flags)) and "coordinator" not in given:
         found["coordinator"] = coordinator
-    environ = {ACCUMULATE: str(flags["accumulate"])} if "accumulate" in flags else {}
+    environ = {ACCUMULATE: _batches(str(flags["accumulate"]))} if "accumulate" in flags else {}
     if started > 1:
         environ["OMP_NUM_THREADS"] = "1"  # as torchrun does
     notes = tuple(f"--{name} means nothing here: {why}" for name, why in WITHOUT_MEANING.items() if name in flags)
@@ -196,11 +196,17 @@ def _workers(text: str) -> int:
     return known[text] if text in known else int(text)
 
 
+def _batches(text: str) -> str:
+    if not (text.isdecimal() and int(text) > 0):
+        raise UsageError(f"--accumulate {text}: must be a whole number of at least 1: batches of one update")
+    return text
+
+
 def _nodes(text: str) -> tuple[int, int]:
     fewest, _, most = text.partition(":")
     most = most or fewest
     if not (fewest.isdecimal() and most.isdecimal() and 0 < int(fewest) <= int(most)):
-        raise UsageError(f"--nnodes {text}: must be a number of nodes, or MIN:MAX")
+        raise UsageError(f"--nnodes {text}: must be a number of nodes, or MIN:MAX with MIN at most MAX")
     return int(fewest), int(most)
 
 

@@ -6,7 +6,9 @@ Owns: reading and trying the script, and what is said of it. Does not own: the r
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import select
 import subprocess
 import sys
 import time
@@ -17,12 +19,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 from edl.cli.torchrun_flags import ACCUMULATE, MODULE, python_line
+from edl.control_characters import visible
 from edl.coordination.child_server import dying_with
 from edl.errors import UsageError
 from edl.torchrun.script_files import module_file, script_files
 from edl.torchrun.script_reading import LineKind, Reading, folder_of, read
 from edl.torchrun.trial_result import TRIAL, TrialResult
 
+TRIAL_S: Final = 300.0
 MOST_LINES: Final = 5  # about a script, as its job begins
 TOLD: Final = (LineKind.SHARE, LineKind.FILE, LineKind.NUMBER, LineKind.FIRST)
 
@@ -39,6 +43,8 @@ class WorkerScript(NamedTuple):
         folder = folder_of(Path(self.name), module=self.module)
         path = module_file(self.name, folder) if self.module else Path(self.name)
         if path is None:
+            if importlib.util.find_spec(self.name.partition(".")[0]) is None:
+                raise UsageError(f"there is no module {self.name}: -m looks in {folder} and among installed packages")
             return Reading((), adds_up=False, wraps=True), 0  # a module of a package that is installed
         files = script_files(path, folder.resolve())
         return read(files), len(files)
@@ -96,10 +102,13 @@ def try_script(script: WorkerScript, size: int) -> TrialResult:
     os.close(writes)
     with os.fdopen(reads, "rb") as answers:
         try:
-            line = answers.readline()
+            ready, _, _ = select.select([answers], [], [], TRIAL_S)
+            line = answers.readline() if ready else b""
         finally:
             process.kill()
             process.wait()
+    if not ready:
+        return TrialResult(failed=f"it has taken more than {TRIAL_S:.0f} s")
     return msgspec.json.decode(line, type=TrialResult) if line else TrialResult(failed="its process has died")
 
 
@@ -113,7 +122,7 @@ def check(arguments: argparse.Namespace) -> int:
         print(msgspec.json.encode(_table(reading, files, result)).decode())
         return 1 if refused or not reading.wraps or (result is not None and result.refused) else 0
     for finding in reading.findings:
-        print(finding)
+        print(visible(str(finding)))
     lines = [_tried(result)] if result is not None else []
     if result is None and reading.adds_up:
         lines.append("it may make one update of several batches: `edl torchrun` finds out of how many by a short trial")
@@ -125,7 +134,7 @@ def check(arguments: argparse.Namespace) -> int:
         f"{len(refused)} that {'is' if len(refused) == 1 else 'are'} refused where reached"
     )
     for line in lines:
-        print(f"{script.name}: {line}")
+        print(visible(f"{script.name}: {line}"))
     return 1 if refused or not reading.wraps or (result is not None and result.refused) else 0
 
 
@@ -154,4 +163,4 @@ def _table(reading: Reading, files: int, result: TrialResult | None) -> dict[str
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"edl: {line}\n")
+    sys.stderr.write(f"edl: {visible(line)}\n")

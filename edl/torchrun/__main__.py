@@ -28,12 +28,14 @@ from edl.torchrun.group_names import GroupNames
 from edl.torchrun.outside_modules import OUTSIDE
 from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
 from edl.torchrun.refusals import SPAWN
+from edl.torchrun.script_files import SourceFile
 from edl.torchrun.script_modules import count_by
 from edl.torchrun.script_numbers import NUMBERS, ScriptNumbers
 from edl.torchrun.script_passes import Loaders
+from edl.torchrun.script_reading import Kept
 from edl.torchrun.script_steps import ScriptSteps
 from edl.torchrun.script_trial import ScriptTrial
-from edl.torchrun.training_objects import TrainingObjects
+from edl.torchrun.training_objects import TrainingObjects, let_schedules_end
 from edl.torchrun.trial_result import TRIAL, TrialResult
 from edl.torchrun.worker_group import WorkerGroup, set_environment
 
@@ -65,6 +67,7 @@ class ScriptOfTorchrun:
     def put(self) -> None:
         self.names.put()
         self.objects.watch()
+        let_schedules_end()
         self.loaders.put()
         parallel_model.put()
         DistributedDataParallel.began = staticmethod(OutsideGraphs(self._began))
@@ -121,7 +124,8 @@ class ScriptOfTorchrun:
         self.objects.take(wrapped)
         if self.travels:
             return
-        self.travels[NUMBERS] = ScriptNumbers(vars(sys.modules["__main__"]), Path(sys.path[0]))
+        variables = vars(sys.modules["__main__"])
+        self.travels[NUMBERS] = ScriptNumbers(variables, Path(sys.path[0]), made_of_rank(variables.get("__file__")))
         if outside := self.objects.outside(wrapped):
             self.travels[OUTSIDE] = outside
         self.registered = trainer.register(**self.travels)
@@ -135,7 +139,7 @@ class ScriptOfTorchrun:
         for name, mine in self.travels.items():
             found = getattr(self.registered, name)
             if found is not mine:
-                if not self._is_in:
+                if not self._is_in and trainer.step() > 1:  # not at the job's beginning, when each has its own
                     mine.take(found)
                 setattr(self.registered, name, mine)
         self._is_in = True
@@ -161,6 +165,14 @@ def _refuse_without_model(optimizer: torch.optim.Optimizer, _args: Any, _kwargs:
 
 def _refuse_spawn(*_given: Any, **_named: Any) -> NoReturn:
     raise UsageError(SPAWN)
+
+
+def made_of_rank(file: str | None) -> set[str]:
+    """Return the script's variables that it makes of its rank."""
+    try:
+        return Kept([SourceFile("", Path(file).read_text(errors="replace"))]).made_of_rank() if file else set()
+    except (OSError, SyntaxError, RecursionError):
+        return set()
 
 
 def _accumulated() -> int:

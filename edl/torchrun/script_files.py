@@ -54,8 +54,12 @@ def script_files(script: Path, folder: Path) -> list[SourceFile]:
     """Return the script and what it imports from its own folder. Raises UsageError where the script is not Python."""
     try:
         files = [SourceFile(script.name, script.read_text(errors="replace"))]
-    except SyntaxError as error:
-        raise UsageError(f"{script.name}:{error.lineno}: this is no Python: {error.msg}") from None
+    except (SyntaxError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        hint = "; export a notebook as a .py" if script.suffix == ".ipynb" else ""
+        raise UsageError(f"{script.name}{line}: this is no Python: {getattr(error, 'msg', error)}{hint}") from None
+    except OSError as error:
+        raise UsageError(f"{script}: {error.strerror}") from None
     known, waiting = {script.resolve()}, [(files[0], script.resolve().parent)]
     while waiting and len(files) < MOST_FILES:
         file, where = waiting.pop(0)
@@ -64,7 +68,7 @@ def script_files(script: Path, folder: Path) -> list[SourceFile]:
                 known.add(path)
                 try:
                     found = SourceFile(str(path.relative_to(folder)), path.read_text(errors="replace"))
-                except (SyntaxError, OSError):  # Python says so when it imports it, if it does
+                except (SyntaxError, OSError, RecursionError):  # Python says so when it imports it, if it does
                     continue
                 files.append(found)
                 waiting.append((found, path.parent))

@@ -5,8 +5,8 @@ Owns: finding those that training changes, and giving a newcomer the others'. Do
 
 A newcomer's script comes into its loop late, and would count from the beginning. So these plain numbers travel with the
 model: variables of `__main__` that have changed since the first forward pass, and variables of the script's functions
-that are assigned in a loop, while the functions run. What a script sets before its loops stays its own, and so does
-what it calls a rank.
+that are assigned in a loop, while the functions run. What a script sets before its loops stays its own, and so do what
+it makes of its rank, and what it adds up of calls (`seen += len(batch)`): that is a worker's part of a sum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ctypes
 import linecache
 import sys
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -34,24 +34,32 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 class ScriptNumbers(Travels):
     """The changed numbers; a value that `edl.register` takes."""
 
-    def __init__(self, variables: MutableMapping[str, Any], folder: Path) -> None:
-        """`variables`: of the script's module. `folder`: of the script and its own modules."""
+    def __init__(self, variables: MutableMapping[str, Any], folder: Path, own: Collection[str] = ()) -> None:
+        """`variables`: of the script's module. `folder`: of the script and its own modules. `own`: names of what the
+        script makes of its rank.
+        """
         self._variables, self._folder = variables, folder
-        self._before = dict(_numbers(variables))
+        tree = _tree(str(variables.get("__file__", "")))
+        self._own = frozenset(own) | ({*_sums(tree)} if tree is not None else set())
+        self._before = dict(self._numbers(variables))
 
     def now(self) -> dict[str, Any]:
         missing = object()
-        changed = {name: value for name, value in _numbers(self._variables) if self._before.get(name, missing) != value}
+        mine = self._numbers(self._variables)
+        changed = {name: value for name, value in mine if self._before.get(name, missing) != value}
         for frame in self._functions():
             counted = counted_in(frame.f_code.co_filename, frame.f_code.co_firstlineno)
-            changed |= {_key(frame, name): value for name, value in _numbers(frame.f_locals) if name in counted}
+            changed |= {_key(frame, name): value for name, value in self._numbers(frame.f_locals) if name in counted}
         return changed
 
     def take(self, found: MutableMapping[str, Any]) -> None:
-        """Set the variables to another worker's, where they are numbers here too."""
-        self._variables.update({name: found[name] for name, _ in _numbers(self._variables) if name in found})
+        """Set the variables to another worker's, where they are numbers here too. What has changed here alone, while
+        the script passed over epochs, becomes again what it was.
+        """
+        there = {**self._before, **found}
+        self._variables.update({name: there[name] for name, _ in self._numbers(self._variables) if name in there})
         for frame in self._functions():
-            names = [name for name, _ in _numbers(frame.f_locals) if _key(frame, name) in found]
+            names = [name for name, _ in self._numbers(frame.f_locals) if _key(frame, name) in found]
             if names:
                 frame.f_locals.update({name: found[_key(frame, name)] for name in names})
                 # Before Python 3.13 `f_locals` is a copy, which this writes back; since then it does nothing.
@@ -68,6 +76,16 @@ class ScriptNumbers(Travels):
                 yield frame
             frame = frame.f_back
 
+    def _numbers(self, variables: MutableMapping[str, Any]) -> list[tuple[str, Any]]:
+        return [
+            (name, value)
+            for name, value in list(variables.items())
+            if type(value) in KINDS
+            and name not in self._own
+            and not name.startswith("_")
+            and "rank" not in name.lower()
+        ]
+
     def _is_own(self, file: str) -> bool:
         return (
             Path(file).is_relative_to(self._folder)
@@ -80,14 +98,6 @@ def _key(frame: FrameType, name: str) -> str:
     return f"{frame.f_code.co_qualname}:{name}"
 
 
-def _numbers(variables: MutableMapping[str, Any]) -> list[tuple[str, Any]]:
-    return [
-        (name, value)
-        for name, value in list(variables.items())
-        if type(value) in KINDS and not name.startswith("_") and "rank" not in name.lower()
-    ]
-
-
 @cache
 def counted_in(file: str, line: int) -> frozenset[str]:
     """Return the variables that the function at `line` of `file` assigns in a loop, other than the loop's own."""
@@ -98,16 +108,30 @@ def counted_in(file: str, line: int) -> frozenset[str]:
             for loop in _own(function):
                 if isinstance(loop, (ast.For, ast.While)):
                     names |= {name for part in loop.body for name in _assigned(part)}
+            names.difference_update(_sums(function))
     return frozenset(names)
+
+
+def _sums(node: ast.AST) -> Iterator[str]:
+    """Yield the variables to which a function or a module adds what calls return."""
+    for part in _own(node):
+        adds = isinstance(part, ast.AugAssign) and any(isinstance(one, ast.Call) for one in ast.walk(part.value))
+        if adds and isinstance(part, ast.AugAssign) and isinstance(part.target, ast.Name):
+            yield part.target.id
+
+
+@cache
+def _tree(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, RecursionError):  # a file that has changed since it was imported
+        return None
 
 
 @cache
 def _functions_of(file: str) -> tuple[Function, ...]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:  # a file that has changed since it was imported
-        return ()
-    return tuple(node for node in ast.walk(tree) if isinstance(node, Function))
+    tree = _tree(file)
+    return () if tree is None else tuple(node for node in ast.walk(tree) if isinstance(node, Function))
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:

@@ -51,6 +51,7 @@ class LoopPlace(TypedDict):
     size: int  # of the job at its beginning, by which epochs are ordered
     first: int  # the sampler's epoch minus the job's
     sets_epoch: bool  # else each epoch has the same order
+    seed: int  # of the sampler, which a newcomer may not know; below 0: nothing is shuffled
 
 
 class Trains(Protocol):
@@ -91,8 +92,8 @@ class Passes:
         self._group, self._script, self._parts = group, script, parts
         sampler = sampler_of(loader)
         assert sampler is not None
-        self._seed = sampler.seed if sampler.shuffle else None
         self._begun = 0
+        self._numbered = (-1, -1)  # the newest pass's epoch by set_epoch(), and its number
         self._taken = self.all_taken = 0  # batches that this script was given, in the newest pass and in all
         self._iterator: Iterator[Any] | None = None
         self._held: list[Any] = []  # what comes next, where the script has not come to its pass
@@ -103,7 +104,10 @@ class Passes:
         self._shards = step.loader.shards
         self._samples = step.loader.samples_of_step
         step.loader.order_by(self._ordered)
-        begins = LoopPlace(number=self._number(sampler), given=0, size=group.size(), first=0, sets_epoch=False)
+        seed = sampler.seed if sampler.shuffle else -1
+        begins = LoopPlace(
+            number=self._number(sampler), given=0, size=group.size(), first=0, sets_epoch=False, seed=seed
+        )
         self._extras = trainer.register(**{PLACE: begins})
         trainer.on_resize(lambda _old, _new: None)  # so that a newcomer's place comes before its first mini-batch
 
@@ -128,7 +132,11 @@ class Passes:
         return self.batches.between and not self._group.alone
 
     def _number(self, sampler: DistributedSampler[Any]) -> int:
-        return sampler.epoch if hasattr(sampler, SETS_EPOCH) else self._begun
+        """Return the number of the pass that begins: what set_epoch() says, unless it says the same again."""
+        epoch, number = self._numbered
+        if not hasattr(sampler, SETS_EPOCH):
+            return self._begun
+        return sampler.epoch if sampler.epoch != epoch else number + 1
 
     def __len__(self) -> int:
         return batches_of_epoch(self.loader.dataset, self.loader.batch_size or 1)  # type: ignore[arg-type]
@@ -144,6 +152,7 @@ class Passes:
         assert sampler is not None
         number = self._number(sampler)
         self._begun += 1
+        self._numbered = sampler.epoch, number
         if self._is_over(number):
             self._group.passes_over = True
             return
@@ -173,10 +182,22 @@ class Passes:
             updates, is_first = framework.updates(), self._parts == 1 and self._group.joined and trainer.step() == 1
             step, batches = trainer.step(), batches + 1 if trainer.step() == step else 1
             yield item
-            if batches < self._parts and self.batches.parts.last and framework.updates() == updates:
-                self._script.leave_out_gradients(batches)
+            if batches < self._parts:
+                self._check_part(batches, is_update=framework.updates() != updates)
             if is_first and framework.updates() == updates and not trainer.voided and self._script.adds_up():
                 yield from self._counting(item, updates)
+
+    def _check_part(self, batches: int, *, is_update: bool) -> None:
+        """Look at what the script has done with a batch that is not the step's last one, if it is a whole step. Raises
+        UsageError for an update.
+        """
+        if self.batches.parts.last and not is_update:
+            self._script.leave_out_gradients(batches)
+        elif is_update and not self.batches.parts.last and not trainer.voided:
+            raise UsageError(
+                f"the script makes an update of {batches} batches, and a step of the job is {self._parts} "
+                "(--accumulate): their number must stay the same"
+            )
 
     def _counting(self, item: Any, updates: int) -> Iterator[Any]:
         """Find out how many batches the script's update is made of. Raises UsageError, before anything is trained."""
@@ -237,12 +258,13 @@ class Passes:
         """Return the samples of a step; of stand-ins, the first."""
         pieces = self._shards.pieces(step)
         if not pieces:
-            return self._epoch(0)[ids]
-        return np.concatenate([self._epoch(one.epoch)[one.start : one.stop] for one in pieces])
+            return self.samples_of(0)[ids]
+        return np.concatenate([self.samples_of(one.epoch)[one.start : one.stop] for one in pieces])
 
-    def _epoch(self, epoch: int) -> Numbers:
+    def samples_of(self, epoch: int) -> Numbers:
+        """Return the samples of an epoch in the order of its positions."""
         place, total = self.place, len(self.loader.dataset)  # type: ignore[arg-type]
-        seed = self._seed
+        seed = None if place["seed"] < 0 else place["seed"]
         if seed is not None and place["sets_epoch"]:
             seed += place["first"] + epoch
         found: Numbers = drawn(total, seed)[places(total, self._samples, place["size"])]
@@ -259,17 +281,23 @@ class LoaderNames:
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Iterate over the batches of a loader that the script trains on."""
 
+    def is_training_loader(self, _loader: DataLoader[Any]) -> bool:
+        """Tell whether the script has trained on this loader."""
+        return False
+
     def put(self) -> None:
         """Let all DataLoaders of this process iterate by this."""
         theirs, length, sets = DataLoader.__iter__, DataLoader.__len__, DistributedSampler.set_epoch
-        makes = DistributedSampler.__init__
+        makes, shares = DistributedSampler.__init__, DistributedSampler.__iter__
 
         def iterate(loader: DataLoader[Any]) -> Any:
             _check_library(loader, sys._getframe(1).f_globals.get("__name__", ""))
             sampler = sampler_of(loader)
             if sampler is None:
                 return theirs(loader)
-            if not _looks(sys._getframe(1)) and torch.is_grad_enabled() and self._script.trains():
+            # A script may call train() inside of the loop, so of the loader that it trains on what counts is gradients.
+            trains = self._script.trains() or self.is_training_loader(loader)
+            if not _looks(sys._getframe(1)) and torch.is_grad_enabled() and trains:
                 _check_order(sampler)
                 return self.iterate(loader)
             self._follow_size(sampler)
@@ -282,6 +310,8 @@ class LoaderNames:
             before = sampler.num_replicas
             _share_out(sampler, self._group.size())
             found = length(loader)
+            if loader.drop_last and loader.batch_size:  # which has no effect in training
+                found = math.ceil(len(sampler.dataset) / (loader.batch_size * self._group.size()))  # type: ignore[arg-type]
             _share_out(sampler, before)  # an iteration may have begun
             return found
 
@@ -298,6 +328,12 @@ class LoaderNames:
             makes(sampler, dataset, size if self._group.joined else max(size, mine + 1), mine, *more, **named)
             _share_out(sampler, size)
 
+        def share(sampler: DistributedSampler[Any]) -> Any:
+            if sampler.rank >= sampler.num_replicas:  # of a newcomer, which the script iterates over itself
+                self._follow_size(sampler)
+            return shares(sampler)
+
+        DistributedSampler.__iter__ = share  # type: ignore[method-assign]
         DistributedSampler.__init__ = make  # type: ignore[assignment, method-assign]
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
         DataLoader.__len__ = count  # type: ignore[method-assign]
@@ -320,6 +356,9 @@ class Loaders(LoaderNames):
     @property
     def between(self) -> bool:
         return self.passes is not None and self.passes.between
+
+    def is_training_loader(self, loader: DataLoader[Any]) -> bool:
+        return self.passes is not None and self.passes.loader is loader
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Iterate over this worker's mini-batches; over those of a second loader, to evaluate them."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -48,7 +49,13 @@ REMEDIES: Final = {
     "where it is used, if it should follow",
     LineKind.FIRST: "if that worker is lost another one has rank 0: call torch.distributed.get_rank() where it matters",
 }
-ENVIRONMENT: Final = {"RANK": Sort.RANK, "WORLD_SIZE": Sort.SIZE, "SLURM_PROCID": Sort.RANK, "SLURM_NTASKS": Sort.SIZE}
+ENVIRONMENT: Final = {
+    "RANK": Sort.RANK,
+    "LOCAL_RANK": Sort.RANK,
+    "WORLD_SIZE": Sort.SIZE,
+    "SLURM_PROCID": Sort.RANK,
+    "SLURM_NTASKS": Sort.SIZE,
+}
 ASKS: Final = {"get_rank": Sort.RANK, "get_world_size": Sort.SIZE}
 PLAIN: Final = frozenset(("int", "max", "min", "abs", "str", "float"))  # what they return is of the same sort
 COLLECTIVES: Final = frozenset(("all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_object"))
@@ -153,6 +160,10 @@ class Kept:
             if (sort := self.sort(file, value)) is not None:
                 self._sorts.setdefault(parameter, sort)
 
+    def made_of_rank(self) -> set[str]:
+        """Return the variables that hold a rank, or what was made of one."""
+        return {name for name, sort in self._sorts.items() if sort is Sort.RANK and not name.startswith(".")}
+
     def holds(self, node: ast.expr) -> Sort | None:
         """Return what a name or an attribute holds."""
         return self._sorts.get(_key(node))
@@ -198,13 +209,20 @@ Line = tuple[ast.AST, str, LineKind]
 
 
 def _lines(file: SourceFile, kept: Kept) -> Iterator[Line]:
-    """Yield what a file's lines mean, and what to do."""
+    """Yield what a file's lines mean, and what to do. Of what is done where a kept rank is 0, the first line stands for
+    all.
+    """
+    told_first = False
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
             if node.slice.lower is not None and kept.sort(file, node.slice.lower) is Sort.RANK:
                 yield node, REMEDIES[LineKind.SHARE], LineKind.SHARE
         elif isinstance(node, ast.Compare) and _takes_turns(file, kept, node):
             yield node, REMEDIES[LineKind.SHARE], LineKind.SHARE
+        elif isinstance(node, ast.If) and _for_first(file, kept, node.test):
+            if not told_first:
+                yield node.test, REMEDIES[LineKind.FIRST], LineKind.FIRST
+            told_first = True
         elif isinstance(node, ast.Call):
             yield from _of_call(file, kept, node)
         elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and node.value is not None:
@@ -265,22 +283,36 @@ def _takes_turns(file: SourceFile, kept: Kept, node: ast.Compare) -> bool:
     return turns and any(kept.sort(file, one) is Sort.RANK for one in sides)
 
 
+def _for_first(file: SourceFile, kept: Kept, test: ast.expr) -> bool:
+    """Tell whether a condition is that a kept rank is 0."""
+    compared = (one for one in ast.walk(test) if isinstance(one, ast.Compare))
+    return any(kept.sort(file, one) is Sort.FIRST and not _asks(one) for one in compared)
+
+
 def _scales(operation: ast.operator) -> bool:
     return isinstance(operation, (ast.Mult, ast.Div, ast.FloorDiv))
 
 
 def _collects(node: ast.AST) -> bool:
     """Tell whether the function around it calls a collective."""
-    function = function_around(node)
+    return _calls_collective(function_around(node))
+
+
+@cache
+def _calls_collective(function: ast.AST | None) -> bool:
     calls = (one for one in ast.walk(function) if isinstance(one, ast.Call)) if function is not None else ()
     return any(dotted(one.func).rpartition(".")[2] in COLLECTIVES for one in calls)
 
 
-def _set_in_function(node: ast.AST) -> set[str]:
+def _set_in_function(node: ast.AST) -> frozenset[str]:
     """Return the variables that the function around a node sets."""
-    function = function_around(node)
+    return _set_in(function_around(node))
+
+
+@cache
+def _set_in(function: ast.AST | None) -> frozenset[str]:
     assigned = (one for one in ast.walk(function) if isinstance(one, ast.Assign)) if function is not None else ()
-    return {_key(target) for one in assigned for target in one.targets}
+    return frozenset(_key(target) for one in assigned for target in one.targets)
 
 
 def _asked(node: ast.expr) -> Sort | None:

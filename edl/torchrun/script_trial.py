@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
+from edl.torch.buffers import OutsideGraphs
 from edl.torch.loop_collectives import LoopCollectives
 from edl.torch.torch_process import framework, trainer
 from edl.torchrun import parallel_model
@@ -61,7 +62,7 @@ class ScriptTrial:
 
     def __init__(self, answer: int, size: int) -> None:
         """`answer`: the file descriptor to which the result is written, once. `size`: of the job that it is told of."""
-        self._answer = answer
+        self._answer, self._forwards = answer, 0
         seen = JobOutside(max(size, 1), 0)
         words = LoopCollectives(framework, trainer, lambda: None)
         self.group = WorkerGroup(TrialSeat(), words, lambda: seen, seen.size)
@@ -71,6 +72,7 @@ class ScriptTrial:
         GroupNames(self.group).put()
         self._loaders.put()
         parallel_model.put()
+        DistributedDataParallel.began = staticmethod(OutsideGraphs(self._began))
         register_optimizer_step_pre_hook(self._updated)
         torch.amp.GradScaler.step = self._updated  # type: ignore[assignment, method-assign] # it may leave the update out
 
@@ -80,9 +82,13 @@ class ScriptTrial:
     def trains(self) -> bool:
         return any(model.training for model in DistributedDataParallel.known)
 
+    def _began(self, _model: DistributedDataParallel) -> None:
+        self._forwards += 1
+
     def _updated(self, *_given: Any) -> None:
+        """Tell of how many batches the update is: a script may have read some ahead, and left others out."""
         if DistributedDataParallel.known:  # else it is refused
-            self.end(TrialResult(batches=self._loaders.given))
+            self.end(TrialResult(batches=min(self._loaders.given, max(1, self._forwards))))
 
     def end(self, result: TrialResult) -> NoReturn:
         os.write(self._answer, msgspec.json.encode(result) + b"\n")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from torch.optim.swa_utils import AveragedModel
 
 from edl.errors import UsageError
@@ -27,6 +27,17 @@ from edl.torchrun.outside_modules import OutsideModules
 from edl.torchrun.refusals import REFUSED_KINDS
 
 NOTED = (Optimizer, LRScheduler, torch.amp.GradScaler, torch.nn.Module)
+
+
+def let_schedules_end() -> None:
+    """Let OneCycleLR keep its last rate when it is over: a job that has lost workers makes more steps in an epoch."""
+    theirs = OneCycleLR.step
+
+    def step(schedule: OneCycleLR, *given: Any, **named: Any) -> None:
+        if schedule.last_epoch < schedule.total_steps:
+            theirs(schedule, *given, **named)
+
+    OneCycleLR.step = step  # type: ignore[assignment, method-assign]
 
 
 class TrainingObjects:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 from torch.distributed import ReduceOp
@@ -151,13 +151,14 @@ class WorkerGroup:
         kind = _reduction(name, op)
         if self.alone:
             return tensor
-        if kind in {"sum", "mean"} and tensor.is_floating_point():
+        if kind in {"sum", "mean"} and tensor.is_floating_point() and tensor.numel() > EXACT:
             found: torch.Tensor = self._words.reduced(tensor.detach(), kind)
             return found
         parts = torch.stack(self.by_rank(name, tensor.detach))
         return REDUCTIONS[kind](parts).to(tensor.dtype).to(tensor.device)
 
 
+EXACT: Final = 1024  # elements up to which sums are exact: of more, a mean is multiplied by the number of workers
 REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda parts: parts.sum(0),
     "mean": lambda parts: parts.double().mean(0),

@@ -65,6 +65,7 @@ def test_what_means_nothing_is_one_line_each() -> None:
         ({"nnodes": "3:1"}, "a number of nodes, or MIN:MAX"),
         ({"nnodes": "x"}, "a number of nodes, or MIN:MAX"),
         ({"nproc_per_node": "0"}, "a whole number of at least 1"),
+        ({"accumulate": "x"}, "--accumulate x: must be a whole number of at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(flags: dict[str, Any], line: str) -> None:

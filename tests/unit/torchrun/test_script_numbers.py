@@ -94,6 +94,41 @@ def test_of_a_function_that_has_called_itself_only_the_innermost_counts(module: 
     assert found == [{"again:count": 1}]
 
 
+def test_what_has_changed_here_alone_is_again_what_it_was(tmp_path: Path) -> None:
+    """A script that passes over epochs may halve a rate that the others have not changed."""
+    mine: dict[str, Any] = {"rate": 0.1, "step": 0}
+    numbers = ScriptNumbers(mine, tmp_path)
+    mine |= {"rate": 0.05, "step": 3}
+    numbers.take({"step": 40})
+    assert mine == {"rate": 0.1, "step": 40}
+
+
+SUMS = """
+seen = step = 0
+def train(batches, each):
+    total = count = 0
+    for batch in batches:
+        total += len(batch)
+        count += 1
+        each()
+for batch in ():
+    seen += len(batch)
+    step += 1
+"""
+
+
+def test_what_a_worker_adds_up_and_makes_of_its_rank_stays_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "sums.py"
+    file.write_text(SUMS)
+    variables: dict[str, Any] = {"__file__": str(file)}
+    exec(compile(SUMS, str(file), "exec"), variables)
+    variables["at"] = 0
+    numbers, found = ScriptNumbers(variables, tmp_path, own={"at"}), list[dict[str, Any]]()
+    variables |= {"seen": 5, "step": 2, "at": 16}
+    variables["train"](["ab", "c"], lambda: found.append(numbers.now()))
+    assert found[1] == {"step": 2, "train:count": 2}
+
+
 def test_variables_of_a_function_elsewhere_stay_its_own(module: Any, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

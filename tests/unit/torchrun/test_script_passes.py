@@ -115,12 +115,12 @@ def _torchs_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def make(job: Job, parts: int = 1) -> tuple[Passes, DataLoader[Any], list[str]]:
+    def make(job: Job, parts: int = 1, seed: int = 0) -> tuple[Passes, DataLoader[Any], list[str]]:
         told, job.of_step = list[str](), parts
         loader: DataLoader[Any] = DataLoader(
             list(range(TOTAL)),  # type: ignore[arg-type]
             BATCH,
-            sampler=DistributedSampler(range(TOTAL), 2, 0),  # type: ignore[arg-type]
+            sampler=DistributedSampler(range(TOTAL), 2, 0, seed=seed),  # type: ignore[arg-type]
         )
         inner = SimpleNamespace(shards=None, samples_of_step=BATCH, order_by=lambda _order: None)
         monkeypatch.setattr(script_passes, "trainer", job)
@@ -159,14 +159,14 @@ def test_a_worker_of_the_beginning_has_all_of_each_epoch(made: Any, sets: bool) 
     job = Job(Group(joined=True))
     passes, loader, told = made(job)
     assert passes_of(job, passes, loader, 3, sets=sets) == [[0, 1]] * 3
-    assert passes.place == {"number": 2, "given": 2, "size": 2, "first": 0, "sets_epoch": sets}
+    assert passes.place == {"number": 2, "given": 2, "size": 2, "first": 0, "sets_epoch": sets, "seed": 0}
     assert told == ["end"] * 3
 
 
 @pytest.mark.parametrize("sets", [True, False])
 def test_a_newcomer_passes_over_what_is_done_before_it_rehearses(made: Any, sets: bool) -> None:
     job = Job(Group(joined=False, epoch=3))
-    job.joins = LoopPlace(number=3, given=5, size=2, first=0, sets_epoch=sets)
+    job.joins = LoopPlace(number=3, given=5, size=2, first=0, sets_epoch=sets, seed=0)
     passes, loader, told = made(job)
     assert passes_of(job, passes, loader, 5, sets=sets) == [[], [], [], ["rehearsal", 0, 1], [0, 1]]
     assert told == ["end"] * 2 and not job.group.passes_over
@@ -174,7 +174,7 @@ def test_a_newcomer_passes_over_what_is_done_before_it_rehearses(made: Any, sets
 
 def test_where_the_others_have_come_farther_it_passes_over_these_too(made: Any) -> None:
     job = Job(Group(joined=False, epoch=1))
-    job.joins = LoopPlace(number=3, given=5, size=2, first=0, sets_epoch=True)
+    job.joins = LoopPlace(number=3, given=5, size=2, first=0, sets_epoch=True, seed=0)
     passes, loader, told = made(job)
     found, alone = list[list[Any]](), list[bool]()
     for epoch in range(5):
@@ -191,7 +191,7 @@ def test_where_the_others_have_come_farther_it_passes_over_these_too(made: Any) 
 
 def test_a_newcomer_counts_batches_on_from_where_the_others_are(made: Any) -> None:
     job = Job(Group(joined=False))
-    job.joins = LoopPlace(number=0, given=7, size=2, first=0, sets_epoch=False)
+    job.joins = LoopPlace(number=0, given=7, size=2, first=0, sets_epoch=False, seed=0)
     passes, loader, _ = made(job)
     found = [(index(passes), batch) for batch in trained(job, passes.iterate(loader))]
     assert found == [(0, "rehearsal"), (7, 0), (8, 1)]
@@ -208,7 +208,7 @@ def test_numbers_have_come_before_the_script_has_a_batch(made: Any) -> None:
 
 def test_a_newcomer_that_is_beyond_the_others_is_refused(made: Any) -> None:
     job = Job(Group(joined=False))
-    job.joins = LoopPlace(number=0, given=1, size=2, first=0, sets_epoch=True)
+    job.joins = LoopPlace(number=0, given=1, size=2, first=0, sets_epoch=True, seed=0)
     passes, loader, _ = made(job)
     setattr(loader.sampler, SETS_EPOCH, True)
     loader.sampler.epoch = 2
@@ -246,6 +246,39 @@ def test_a_whole_step_without_an_update_is_not_left_out(made: Any) -> None:
     assert told == ["end"]
 
 
+def test_an_update_before_the_last_batch_of_a_step_is_refused(made: Any) -> None:
+    """As of a script whose number of batches changes from epoch to epoch."""
+    job = Job(Group(joined=True), steps=6)
+    passes, loader, _ = made(job, parts=3)
+
+    def train() -> None:
+        for _ in passes.iterate(loader):
+            job.made += 1
+
+    with pytest.raises(UsageError, match=r"an update of 1 batches, and a step of the job is 3 \(--accumulate\)"):
+        train()
+
+
+def test_a_script_that_sets_the_same_epoch_each_time_goes_through_all_passes(made: Any) -> None:
+    job = Job(Group(joined=False, epoch=2))
+    job.joins = LoopPlace(number=2, given=0, size=2, first=0, sets_epoch=True, seed=0)
+    passes, loader, _ = made(job)
+    setattr(loader.sampler, SETS_EPOCH, True)
+    found = [[*trained(job, passes.iterate(loader))] for _ in range(3)]
+    assert [bool(batches) for batches in found] == [False, False, True]
+
+
+def test_samples_are_in_the_order_of_the_others_seed(made: Any) -> None:
+    """A newcomer's script may have drawn another one, where it was alone."""
+    orders = []
+    for mine, theirs in ((7, 7), (3, 7), (3, 3)):
+        job = Job(Group(joined=True))
+        passes, _, _ = made(job, seed=mine)
+        passes.place["seed"] = theirs
+        orders.append(passes.samples_of(0).tolist())
+    assert orders[0] == orders[1] != orders[2]
+
+
 def test_an_update_of_the_batches_that_are_left_stays(made: Any) -> None:
     job = Job(Group(joined=True), steps=5)
     passes, loader, told = made(job, parts=3)
@@ -274,7 +307,7 @@ def test_a_second_loader_is_for_evaluation_and_training_on_it_is_refused(
 @pytest.mark.parametrize("ahead", [0, 1], ids="{} batches are read ahead".format)
 def test_whatever_the_script_enumerates_counts_training_batches_as_the_others_do(made: Any, ahead: int) -> None:
     job = Job(Group(joined=False), steps=4)
-    job.joins = LoopPlace(number=0, given=7, size=2, first=0, sets_epoch=False)
+    job.joins = LoopPlace(number=0, given=7, size=2, first=0, sets_epoch=False, seed=0)
     passes, loader, _ = made(job)
     loaders = Loaders(job.group, Script([]))  # type: ignore[arg-type]
     loaders.passes = passes

@@ -8,7 +8,7 @@ import pytest
 
 from edl.errors import UsageError
 from edl.torchrun.script_files import SourceFile, module_file, script_files
-from edl.torchrun.script_reading import LineKind, Reading, read
+from edl.torchrun.script_reading import Kept, LineKind, Reading, read
 
 BEGINS = """\
 import os
@@ -137,6 +137,18 @@ def test_a_rank_is_followed_into_the_scripts_own_modules() -> None:
     assert kinds("config.number = rank", "def cut(data, config):\n    return data[config.number :: 2]") == [
         LineKind.SHARE
     ]
+
+
+def test_of_what_is_done_where_a_kept_rank_is_0_the_first_line_is_told() -> None:
+    found = reading(
+        "if rank == 0:\n    save()\nfor batch in loader:\n    if rank == 0 and batch:\n        save()"
+    ).findings
+    assert [(one.line, one.kind) for one in found] == [(8, LineKind.FIRST)]
+
+
+def test_variables_that_a_script_makes_of_its_rank_are_known() -> None:
+    text = "pos = rank * 16\npos += 16 * world_size\nlocal = int(os.environ['LOCAL_RANK'])\nstep = 0"
+    assert Kept([SourceFile("train.py", BEGINS + text)]).made_of_rank() == {"rank", "pos", "local"}
 
 
 def test_a_long_expression_is_told_in_part() -> None:

@@ -88,3 +88,16 @@ def test_what_shares_out_a_model_or_its_optimizer_is_refused_where_it_is_made(fo
         for one in (kind(), type("Derived", (kind,), {})()):
             with pytest.raises(UsageError, match=f"{name}: {remedy}"):
                 objects.note(one)
+
+
+def test_a_schedule_of_fixed_length_keeps_its_last_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lr_scheduler.OneCycleLR, "step", lr_scheduler.OneCycleLR.step)
+    let_schedules_end()
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)
+    schedule = lr_scheduler.OneCycleLR(optimizer, 2.0, total_steps=4)
+    rates = []
+    for _ in range(6):
+        optimizer.step()
+        schedule.step()
+        rates.append(schedule.get_last_lr())
+    assert rates[2] != rates[3] == rates[4] == rates[5]
