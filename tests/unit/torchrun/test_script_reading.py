@@ -140,9 +140,8 @@ def test_a_rank_is_followed_into_the_scripts_own_modules() -> None:
 
 
 def test_of_what_is_done_where_a_kept_rank_is_0_the_first_line_is_told() -> None:
-    found = reading(
-        "if rank == 0:\n    save()\nfor batch in loader:\n    if rank == 0 and batch:\n        save()"
-    ).findings
+    text = "if rank == 0:\n    save()\nfor batch in loader:\n    if rank == 0 and batch:\n        save()"
+    found = reading(text).findings
     assert [(one.line, one.kind) for one in found] == [(8, LineKind.FIRST)]
 
 

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from edl.errors import UsageError
 from edl.torch.optimizer import Elastic
 from edl.torchrun.refusals import REFUSED_KINDS
-from edl.torchrun.training_objects import TrainingObjects
+from edl.torchrun.training_objects import TrainingObjects, let_schedules_end
 
 
 @pytest.fixture
