@@ -89,8 +89,7 @@ def look_before(script: WorkerScript, size: int, environ: Mapping[str, str], *, 
 def try_script(script: WorkerScript, size: int) -> TrialResult:
     """Run the script alone until its first update."""
     reads, writes = os.pipe()
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
-    environ[TRIAL] = f"{writes} {size}"
+    environ = {**os.environ, TRIAL: f"{writes} {size}"}
     process = subprocess.Popen(
         dying_with(os.getpid(), [*script.command]),
         stdin=subprocess.DEVNULL,

@@ -67,6 +67,7 @@ WRITES: Final = frozenset(("save", "savez", "savetxt", "to_csv", "to_parquet", "
 
 
 LONGEST_TEXT: Final = 80
+ADDING_UP: Final = ("accum", "update_freq", "update_grad", "grad_acc")  # in names of scripts that add up gradients
 
 
 class ScriptLine(NamedTuple):
@@ -347,7 +348,7 @@ def _is_text(node: ast.expr) -> bool:
 
 def _adds_up(file: SourceFile) -> bool:
     """Tell whether a script may make one update of several batches: by a trial it is found out of how many."""
-    return any("accum" in name.lower() for name in file.names) or bool(
+    return any(word in name.lower() for name in file.names for word in ADDING_UP) or bool(
         {"no_sync", "require_backward_grad_sync"} & file.names or any(_now_and_then(node) for node in _steps(file))
     )
 

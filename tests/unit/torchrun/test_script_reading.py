@@ -160,6 +160,7 @@ def test_a_long_expression_is_told_in_part() -> None:
     [
         ("for at, batch in enumerate(loader):\n    if (at + 1) % 4 == 0:\n        optimizer.step()", True),
         ("with model.no_sync():\n    pass", True),
+        ("scaler(loss, optimizer, update_grad=(at + 1) % args.update_freq == 0)", True),
         ("loss = loss / args.gradient_accumulation_steps", True),
         ("for batch in loader:\n    optimizer.step()\n    if at % 10 == 0:\n        print(at)", False),
         ("if epoch % 10 == 0:\n    save()\nfor batch in loader:\n    optimizer.step()", False),
