@@ -60,7 +60,6 @@ class ScriptOfTorchrun:
         self.own = ScriptSteps()
         self.pauses = GradientPauses()
         self.travels: dict[str, Any] = {}  # to newcomers, besides what training is made of
-        self._is_in = False  # it has trained a mini-batch with the others
         self._told_rank = self._told_left = False
         self.names = GroupNames(self.group, self.finish)
 
@@ -133,16 +132,15 @@ class ScriptOfTorchrun:
         trainer.on_resize(lambda _old, _new: self._tell_rank())
 
     def take_numbers(self) -> None:
-        """Give a newcomer's script what has come from another worker. Later it keeps its own."""
+        """Give the script what has come from another worker: to a newcomer, or where a mini-batch was void here."""
         if self.group.alone:
             return
         for name, mine in self.travels.items():
             found = getattr(self.registered, name)
             if found is not mine:
-                if not self._is_in and trainer.step() > 1:  # not at the job's beginning, when each has its own
+                if trainer.step() > 1:  # not at the job's beginning, when each has its own
                     mine.take(found)
                 setattr(self.registered, name, mine)
-        self._is_in = True
 
     def _tell_rank(self) -> None:
         """Say once that this worker has rank 0 now, if its script may have read another one at its beginning."""

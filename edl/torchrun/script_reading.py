@@ -134,6 +134,8 @@ class Kept:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for target in targets:
                     self._assign(file, target, node.value)
+            elif isinstance(node, ast.AugAssign):
+                self._assign(file, node.target, node.value)
             elif isinstance(node, ast.Call):
                 self._pass(file, node)
 

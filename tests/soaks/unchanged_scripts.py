@@ -262,7 +262,7 @@ UNCHANGED: Final = (
         "facebookresearch/ConvNeXt",
         "main.py",
         (),
-        "--model convnext_tiny --input_size 32 --batch_size 2 --update_freq 2 --use_amp true --model_ema true --mixup 0 --cutmix 0 --epochs 3 "
+        "--model convnext_tiny --input_size 32 --batch_size 2 --update_freq 2 --use_amp true --model_ema true --mixup 0 --cutmix 0 --aa= --epochs 3 "
         "--data_set image_folder --data_path images/train --eval_data_path images/val --nb_classes 2 --num_workers 0 "
         "--warmup_epochs 1 --output_dir out",
         data=lambda folder: images(folder / "images", 400, 16),
@@ -274,7 +274,7 @@ UNCHANGED: Final = (
         "facebookresearch/deit",
         "main.py",
         (),
-        "--model deit_tiny_patch16_224 --input-size 64 --batch-size 4 --data-path images --no-repeated-aug --aa= --mixup 0 --cutmix 0 --epochs 3 "
+        "--model deit_tiny_patch16_224 --input-size 64 --batch-size 4 --data-path images --no-repeated-aug --aa= --mixup 0 --cutmix 0 --aa= --epochs 3 "
         "--num_workers 0 --output_dir out --dist-eval",
         data=lambda folder: images(folder / "images", 500, 16),
         names_cuda=True,
