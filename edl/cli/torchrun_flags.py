@@ -17,6 +17,7 @@ from edl.cli.command_arguments import Commands, add_setting, add_switch, command
 from edl.cli.job_flags import RUN_GROUPS
 from edl.config import TABLE, Given
 from edl.errors import UsageError, did_you_mean
+from edl.torchrun.trial_result import ACCUMULATE
 
 EXAMPLES = """
 examples:
@@ -61,7 +62,6 @@ SETTINGS: Final = {"rdzv-id": "job", "log-dir": "output_filename", "max-restarts
 SHORT: Final = {"redirects": ("-r",), "tee": ("-t",)}
 HERE: Final = ("localhost", "127.0.0.1", "::1", "0", "")
 MODULE: Final = (sys.executable, "-u", "-m", "edl.torchrun")
-ACCUMULATE: Final = "EDL_TORCHRUN_ACCUMULATE"
 CHECK_EXAMPLES: Final = """
 examples:
   edl check train.py              what of the script stays as it was when workers come and go, and what is refused
@@ -152,21 +152,20 @@ def translated(flags: Mapping[str, Any], given: Mapping[str, Given], line: Seque
         fewest, most = _nodes(str(flags["nnodes"]))
         sizes |= {"min_workers": min(fewest * started, started), "max_workers": most * started}
     quotes = " ".join(f"--{name} {flags[name]}" for name in ("nnodes", "nproc-per-node") if name in flags)
-    if "fixed-size" in flags:
-        number = given["np"].text if "np" in given and "np" not in sizes else str(started)
-        sizes |= {"min_workers": int(number), "max_workers": int(number), "max_restarts": 0}
-        quotes = f"{quotes} --fixed-size".strip()
     found = {field: Given(str(number), quotes) for field, number in sizes.items()}
     for name, field in SETTINGS.items():
         if name in flags:
             found[field] = Given(str(flags[name]), f"--{name} {flags[name]}")
     if (coordinator := _coordinator(flags)) and "coordinator" not in given:
         found["coordinator"] = coordinator
+    found |= given
+    if "fixed-size" in flags:
+        found |= _fixed(found["np"], flags, given)
     environ = {ACCUMULATE: _batches(str(flags["accumulate"]))} if "accumulate" in flags else {}
     if started > 1:
         environ["OMP_NUM_THREADS"] = "1"  # as torchrun does
     notes = tuple(f"--{name} means nothing here: {why}" for name, why in WITHOUT_MEANING.items() if name in flags)
-    return Translated({**found, **given}, list(line), environ, notes)
+    return Translated(found, list(line), environ, notes)
 
 
 def python_line(line: Sequence[str], *, module: bool = False) -> tuple[str, ...]:
@@ -177,12 +176,23 @@ def python_line(line: Sequence[str], *, module: bool = False) -> tuple[str, ...]
         if words[:1] == ["-m"]:
             module, words = True, words[1:]
     if not words:
-        raise UsageError("SCRIPT is missing, such as `train.py`; see 'edl torchrun --help'")
+        raise UsageError("SCRIPT is missing, such as `train.py`")
     script = Path(words[0])
     if not module and not script.is_file():
         near = did_you_mean(script.name, [one.name for one in script.parent.glob("*.py")])
         raise UsageError(f"there is no script {words[0]}{near or f' in {Path.cwd()}'}")
     return (python, *MODULE[1:], *(["-m"] if module else []), *words)
+
+
+def _fixed(size: Given, flags: Mapping[str, Any], given: Mapping[str, Given]) -> dict[str, Given]:
+    """Return the settings of a job that always has `size` workers. Raises UsageError for flags that say otherwise."""
+    others = [given[field].quote for field in ("min_workers", "max_workers", "max_restarts") if field in given]
+    others += [f"--max-restarts {flags['max-restarts']}"] if "max-restarts" in flags else []
+    if others:
+        raise UsageError(f"--fixed-size is a job of one size, which ends with a lost worker: leave {others[0]} away")
+    quote = f"{size.quote} --fixed-size".strip()
+    return {"min_workers": Given(size.text, quote), "max_workers": Given(size.text, quote),
+            "max_restarts": Given("0", quote)}  # fmt: skip
 
 
 def _workers(text: str) -> int:

@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -18,13 +19,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from edl.cli.torchrun_flags import ACCUMULATE, MODULE, python_line
+from edl.cli.torchrun_flags import MODULE, python_line
 from edl.control_characters import visible
 from edl.coordination.child_server import dying_with
 from edl.errors import UsageError
 from edl.torchrun.script_files import module_file, script_files
 from edl.torchrun.script_reading import LineKind, Reading, folder_of, read
-from edl.torchrun.trial_result import TRIAL, TrialResult
+from edl.torchrun.trial_result import ACCUMULATE, TRIAL, TrialResult
 
 TRIAL_S: Final = 300.0
 MOST_LINES: Final = 5  # about a script, as its job begins
@@ -97,14 +98,16 @@ def try_script(script: WorkerScript, size: int) -> TrialResult:
         stderr=subprocess.DEVNULL,
         env=environ,
         pass_fds=(writes,),
+        start_new_session=True,  # so that what the script has started ends with it
     )
     os.close(writes)
-    with os.fdopen(reads, "rb") as answers:
+    with os.fdopen(reads, "rb") as answers, os.fdopen(os.pidfd_open(process.pid)) as end:
         try:
-            ready, _, _ = select.select([answers], [], [], TRIAL_S)
-            line = answers.readline() if ready else b""
+            ready, _, _ = select.select([answers, end], [], [], TRIAL_S)
+            answered, _, _ = select.select([answers], [], [], 0)  # a child of the script may keep it open
+            line = answers.readline() if answered else b""
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if not ready:
         return TrialResult(failed=f"it has taken more than {TRIAL_S:.0f} s")
@@ -117,9 +120,10 @@ def check(arguments: argparse.Namespace) -> int:
     reading, files = script.reading()
     result = try_script(script, 2) if arguments.trial else None
     refused = reading.of(LineKind.REFUSED)
+    code = 1 if refused or not reading.wraps or (result is not None and result.refused) else 0
     if arguments.json:
         print(msgspec.json.encode(_table(reading, files, result)).decode())
-        return 1 if refused or not reading.wraps or (result is not None and result.refused) else 0
+        return code
     for finding in reading.findings:
         print(visible(str(finding)))
     lines = [_tried(result)] if result is not None else []
@@ -134,7 +138,7 @@ def check(arguments: argparse.Namespace) -> int:
     )
     for line in lines:
         print(visible(f"{script.name}: {line}"))
-    return 1 if refused or not reading.wraps or (result is not None and result.refused) else 0
+    return code
 
 
 def _tried(result: TrialResult) -> str:

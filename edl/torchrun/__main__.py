@@ -28,20 +28,16 @@ from edl.torchrun.group_names import GroupNames
 from edl.torchrun.outside_modules import OUTSIDE
 from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
 from edl.torchrun.refusals import SPAWN
-from edl.torchrun.script_files import SourceFile
-from edl.torchrun.script_modules import count_by
+from edl.torchrun.script_files import count_by
 from edl.torchrun.script_numbers import NUMBERS, ScriptNumbers
-from edl.torchrun.script_passes import Loaders
-from edl.torchrun.script_reading import Kept
-from edl.torchrun.script_steps import ScriptSteps
+from edl.torchrun.script_passes import Loaders, ScriptSteps
+from edl.torchrun.script_reading import made_of_rank
 from edl.torchrun.script_trial import ScriptTrial
 from edl.torchrun.training_objects import TrainingObjects, let_schedules_end
-from edl.torchrun.trial_result import TRIAL, TrialResult
+from edl.torchrun.trial_result import ACCUMULATE, TRIAL, TrialResult
 from edl.torchrun.worker_group import WorkerGroup, set_environment
 
 logger = logging.getLogger("edl")
-
-ACCUMULATE = "EDL_TORCHRUN_ACCUMULATE"
 
 
 class ScriptOfTorchrun:
@@ -124,7 +120,8 @@ class ScriptOfTorchrun:
         if self.travels:
             return
         variables = vars(sys.modules["__main__"])
-        self.travels[NUMBERS] = ScriptNumbers(variables, Path(sys.path[0]), made_of_rank(variables.get("__file__")))
+        is_late = not self.group.joined or trainer.step() > 1
+        self.travels[NUMBERS] = ScriptNumbers(variables, made_of_rank(variables.get("__file__")), is_late=is_late)
         if outside := self.objects.outside(wrapped):
             self.travels[OUTSIDE] = outside
         self.registered = trainer.register(**self.travels)
@@ -163,14 +160,6 @@ def _refuse_without_model(optimizer: torch.optim.Optimizer, _args: Any, _kwargs:
 
 def _refuse_spawn(*_given: Any, **_named: Any) -> NoReturn:
     raise UsageError(SPAWN)
-
-
-def made_of_rank(file: str | None) -> set[str]:
-    """Return the script's variables that it makes of its rank."""
-    try:
-        return Kept([SourceFile("", Path(file).read_text(errors="replace"))]).made_of_rank() if file else set()
-    except (OSError, SyntaxError, RecursionError):
-        return set()
 
 
 def _accumulated() -> int:

@@ -1,4 +1,4 @@
-"""What of torch's a script cannot use in an elastic job, and what to take instead.
+"""Names of torch's that a script cannot use in an elastic job, and what to take instead.
 
 Owns: the names and the remedies, without torch. Does not own: refusing them (`edl.torchrun.group_names`).
 """
@@ -38,7 +38,7 @@ REFUSED_NAMES: Final = {
     ".ZeroRedundancyOptimizer": WHOLE_STATE,
     "deepspeed.initialize": SHARDED,
 }
-"""The same and more, by the whole name of a call; from a dot on, of any object."""
+"""Remedies of these and more, by the whole name of a call; a name that begins with a dot is of any object."""
 REFUSED_KINDS: Final = {"ZeroRedundancyOptimizer": WHOLE_STATE, "FullyShardedDataParallel": SHARDED}
 """Classes of `torch.distributed`."""
 LIGHTNING: Final = (

@@ -1,16 +1,21 @@
-"""A script's own files, as trees: itself, and the modules beside it that it imports.
+"""Files of a script's own: itself, and the modules beside it that it imports; as trees, and while it runs.
 
-Owns: which files these are, and looks at a tree that have nothing to do with workers. Does not own: what lines mean
-(`edl.torchrun.script_reading`).
+Owns: which files these are, what they `enumerate` by, and looks at a tree that have nothing to do with workers. Does
+not own: what lines mean (`edl.torchrun.script_reading`), nor how batches are counted (`edl.torchrun.script_passes`).
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Final
+from types import ModuleType
+from typing import Any, Final
 
+import edl
 from edl.errors import UsageError
 
 MOST_FILES: Final = 200
@@ -22,8 +27,7 @@ class SourceFile:
 
     def __init__(self, name: str, text: str) -> None:
         """Raises SyntaxError."""
-        self.name, self.lines = name, text.splitlines()
-        self.tree = ast.parse(text, name)
+        self.name, self.tree = name, ast.parse(text, name)
         self._imported = dict[str, str]()
         names = set[str]()
         for node in ast.walk(self.tree):
@@ -98,6 +102,28 @@ def _imports(file: SourceFile, where: Path, folder: Path) -> Iterator[Path]:
             for one in (path.with_suffix(".py"), path / "__init__.py"):
                 if one.is_file() and one.resolve().is_relative_to(folder) and "site-packages" not in one.parts:
                     yield one.resolve()
+
+
+@cache
+def is_of_script(file: str) -> bool:
+    """Tell whether a file is the script, or lies beside it or below."""
+    if not file.endswith(".py"):
+        return False
+    path = Path(file).resolve()
+    is_beside = path.is_relative_to(sys.path[0]) and "site-packages" not in path.parts
+    return file == sys.argv[0] or (is_beside and not path.is_relative_to(Path(edl.__file__).parent))
+
+
+def count_by(counted: Callable[..., Any]) -> None:
+    """Let the modules that the script imports from beside it count by `counted` in the place of `enumerate`."""
+    execute = SourceFileLoader.exec_module
+
+    def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
+        if is_of_script(loader.path):
+            vars(module).setdefault("enumerate", counted)
+        execute(loader, module)
+
+    SourceFileLoader.exec_module = exec_module  # type: ignore[assignment, method-assign]
 
 
 def dotted(node: ast.expr) -> str:

@@ -16,29 +16,33 @@ import ctypes
 import linecache
 import sys
 import threading
-from collections.abc import Collection, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from functools import cache
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-import edl
 from edl.torch.loop_state import Travels
+from edl.torchrun.script_files import Function, functions_in, is_of_script
 
 NUMBERS: Final = "torchrun_numbers"
 KINDS: Final = (int, float)
-EDL: Final = Path(edl.__file__).parent
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class ScriptNumbers(Travels):
     """The changed numbers; a value that `edl.register` takes."""
 
-    def __init__(self, variables: MutableMapping[str, Any], folder: Path, own: Collection[str] = ()) -> None:
-        """`variables`: of the script's module. `folder`: of the script and its own modules. `own`: names of what the
-        script makes of its rank.
+    def __init__(
+        self,
+        variables: MutableMapping[str, Any],
+        own: Collection[str] = (),
+        is_of_script: Callable[[str], bool] = is_of_script,
+        *,
+        is_late: bool = False,
+    ) -> None:
+        """`variables`: of the script's module. `own`: names of what the script makes of its rank. `is_of_script(file)`:
+        whether a function's file is the script's own. `is_late`: the script has come after the job's beginning.
         """
-        self._variables, self._folder = variables, folder
+        self._variables, self._is_of_script, self._is_late = variables, is_of_script, is_late
         tree = _tree(str(variables.get("__file__", "")))
         self._own = frozenset(own) | ({*_sums(tree)} if tree is not None else set())
         self._before = dict(self._numbers(variables))
@@ -53,10 +57,11 @@ class ScriptNumbers(Travels):
         return changed
 
     def take(self, found: MutableMapping[str, Any]) -> None:
-        """Set the variables to another worker's, where they are numbers here too. What has changed here alone, while
-        the script passed over epochs, becomes again what it was.
+        """Set the variables to another worker's, where they are numbers here too. What a late script has changed alone,
+        while it passed over epochs, becomes again what it was.
         """
-        there = {**self._before, **found}
+        there = {**self._before, **found} if self._is_late else found
+        self._is_late = False
         self._variables.update({name: there[name] for name, _ in self._numbers(self._variables) if name in there})
         for frame in self._functions():
             names = [name for name, _ in self._numbers(frame.f_locals) if _key(frame, name) in found]
@@ -71,7 +76,7 @@ class ScriptNumbers(Travels):
         known = set[str]()
         while frame is not None:
             code = frame.f_code
-            if code.co_name.isidentifier() and code.co_qualname not in known and self._is_own(code.co_filename):
+            if code.co_name.isidentifier() and code.co_qualname not in known and self._is_of_script(code.co_filename):
                 known.add(code.co_qualname)
                 yield frame
             frame = frame.f_back
@@ -85,13 +90,6 @@ class ScriptNumbers(Travels):
             and not name.startswith("_")
             and "rank" not in name.lower()
         ]
-
-    def _is_own(self, file: str) -> bool:
-        return (
-            Path(file).is_relative_to(self._folder)
-            and not Path(file).is_relative_to(EDL)
-            and "site-packages" not in file
-        )
 
 
 def _key(frame: FrameType, name: str) -> str:
@@ -131,7 +129,7 @@ def _tree(file: str) -> ast.Module | None:
 @cache
 def _functions_of(file: str) -> tuple[Function, ...]:
     tree = _tree(file)
-    return () if tree is None else tuple(node for node in ast.walk(tree) if isinstance(node, Function))
+    return () if tree is None else tuple(functions_in(tree))
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:

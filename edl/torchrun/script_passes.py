@@ -1,8 +1,8 @@
 """A script's loop over a DataLoader with a DistributedSampler, as passes over the job's samples.
 
-Owns: which loader is trained on, which of the script's passes is which epoch of the job, and that a newcomer passes
-over epochs that are done. Does not own: where steps end (`edl.torch.batches`), nor the samples
-(`edl.trainer.data.shards`).
+Owns: which loader is trained on, which of the script's passes is which epoch of the job, that a newcomer passes over
+epochs that are done, and where steps of batches of the script's own end. Does not own: where other steps end
+(`edl.torch.batches`), nor the samples (`edl.trainer.data.shards`).
 
 Passes have numbers: what the script gives `set_epoch()`, else how many it has made. The number of the pass that the
 others are in travels to a newcomer with the model. Before that it knows the job's epoch from outside, and goes through
@@ -28,7 +28,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from edl.errors import UsageError
 from edl.torch.batches import ElasticBatches
-from edl.torch.loader import batches_of_epoch
 from edl.torch.loader_conversion import Order, converted
 from edl.torch.torch_process import framework, trainer
 from edl.torchrun.refusals import LIBRARIES
@@ -44,7 +43,7 @@ SETS_EPOCH: Final = "_edl_sets_epoch"  # marks a sampler whose script calls set_
 
 
 class LoopPlace(TypedDict):
-    """Where the script of all workers is, the same on each."""
+    """The place where the script of all workers is, the same on each."""
 
     number: int  # of the newest pass
     given: int  # batches that the script was given in it
@@ -62,7 +61,7 @@ class Trains(Protocol):
 
 
 class Script(Trains, Protocol):
-    """The same, as its passes need it."""
+    """The rest of the script, as its passes need it."""
 
     def begin_pass(self) -> None:
         """A pass begins: a checkpoint's state may be about to come."""
@@ -117,11 +116,6 @@ class Passes:
         return found
 
     @property
-    def index(self) -> int:
-        """Return the number of the newest batch in its pass, from 0: the same on all workers."""
-        return self.place["given"] - 1
-
-    @property
     def ahead(self) -> int:
         """Return by how many batches the pass was farther than this script when the script came into it."""
         return self.place["given"] - self._taken
@@ -137,9 +131,6 @@ class Passes:
         if not hasattr(sampler, SETS_EPOCH):
             return self._begun
         return sampler.epoch if sampler.epoch != epoch else number + 1
-
-    def __len__(self) -> int:
-        return batches_of_epoch(self.loader.dataset, self.loader.batch_size or 1)  # type: ignore[arg-type]
 
     def trains(self, loader: DataLoader[Any]) -> bool:
         """Tell whether `loader` is the training loader, or one that the script has made anew."""
@@ -271,8 +262,29 @@ class Passes:
         return found
 
 
+class ScriptSteps:
+    """Steps of a script that makes its batches itself: from a forward pass in training to the first one after the
+    update. edl does not know the samples.
+    """
+
+    def __init__(self) -> None:
+        self._updates: int | None = None  # there were as the step began
+
+    def begin(self) -> None:
+        """A forward pass in training begins."""
+        self.finish()
+        if self._updates is None:
+            self._updates = framework.updates()
+
+    def finish(self) -> None:
+        """End the step if its update is made, or it is void."""
+        if self._updates is not None and (trainer.voided or framework.updates() != self._updates):
+            self._updates = None
+            trainer.notify_batch_end()
+
+
 class LoaderNames:
-    """What DataLoaders and DistributedSamplers of a script do."""
+    """Stand in for what DataLoaders and DistributedSamplers of a script do."""
 
     def __init__(self, group: WorkerGroup, script: Trains) -> None:
         self._group, self._script = group, script
@@ -310,7 +322,8 @@ class LoaderNames:
             before = sampler.num_replicas
             _share_out(sampler, self._group.size())
             found = length(loader)
-            if loader.drop_last and loader.batch_size:  # which has no effect in training
+            if loader.drop_last and loader.batch_size and (self.is_training_loader(loader) or sampler.shuffle):
+                # Nothing is dropped in training; a loader that was not iterated over yet is for that if it shuffles.
                 found = math.ceil(len(sampler.dataset) / (loader.batch_size * self._group.size()))  # type: ignore[arg-type]
             _share_out(sampler, before)  # an iteration may have begun
             return found

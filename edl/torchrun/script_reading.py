@@ -1,7 +1,7 @@
-"""What a script of torchrun's says about itself before it runs: what it keeps from its beginning, and what is refused.
+"""A reading of a script of torchrun's before it runs: what it keeps from its beginning, and what is refused.
 
 Owns: the rules of a reading, from the text of the script and of its own modules alone. Does not own: what becomes of a
-finding (`edl.cli.check`, `edl.cli.torchrun_flags`), nor what is refused while it runs (`edl.torchrun.group_names`).
+finding (`edl.cli.torchrun_script`), nor what is refused while it runs (`edl.torchrun.group_names`).
 
 A rank or a number of workers that is asked for where it is used is right at any size. One that the script keeps is that
 of its beginning: `Kept` follows it through assignments, arguments and attributes of the same names in all files. Where
@@ -23,7 +23,7 @@ from edl.torchrun.script_files import SourceFile, dotted, function_around, funct
 
 
 class Sort(Enum):
-    """What kind of value an expression has, as far as it matters."""
+    """The kind of value that an expression has, as far as it matters."""
 
     RANK = "the worker's rank"
     SIZE = "the number of workers"
@@ -32,7 +32,7 @@ class Sort(Enum):
 
 
 class LineKind(Enum):
-    """What a line means for an elastic job."""
+    """The meaning of a line for an elastic job."""
 
     SHARE = "cuts its share of the data by rank"
     FILE = "writes a file by rank"
@@ -64,8 +64,6 @@ READS: Final = frozenset(("open", "load", "memmap", "fromfile", "loadtxt", "read
                           "read_bytes", "load_dataset", "load_from_disk"))  # fmt: skip
 WRITES: Final = frozenset(("save", "savez", "savetxt", "to_csv", "to_parquet", "dump", "write_text", "write_bytes",
                            "FileHandler", "SummaryWriter"))  # fmt: skip
-
-
 LONGEST_TEXT: Final = 80
 ADDING_UP: Final = ("accum", "update_freq", "update_grad", "grad_acc")  # in names of scripts that add up gradients
 
@@ -371,6 +369,14 @@ def _now_and_then(call: ast.Call) -> bool:
                 return True
         node = getattr(node, "parent", None)
     return False
+
+
+def made_of_rank(file: str | None) -> set[str]:
+    """Return the variables of a script that it makes of its rank; none where it cannot be read."""
+    try:
+        return Kept([SourceFile("", Path(file).read_text(errors="replace"))]).made_of_rank() if file else set()
+    except (OSError, SyntaxError, RecursionError):
+        return set()
 
 
 def folder_of(script: Path, *, module: bool) -> Path:

@@ -1,4 +1,4 @@
-"""What a trial of a script says; without torch, as the command line reads it."""
+"""A trial's result, and what the command line tells a worker by variables. Both sides need these, one without torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+ACCUMULATE: Final = "EDL_TORCHRUN_ACCUMULATE"  # batches of one update
 TRIAL: Final = "EDL_TORCHRUN_TRIAL"
 """The variable of a trial's process: the file descriptor for its answer, and the workers that the job begins with."""
 

@@ -115,3 +115,7 @@ def test_a_script_is_checked_and_tried(edl: Any, tmp_path: Path) -> None:
     done = edl("check", "--try", str(script))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "train.py: refused: train.py:2: the script updates a model by SGD without DistributedData" in done.stdout
+    child = "import os, time\nif os.fork() == 0:\n    time.sleep(300)\nos.kill(os.getpid(), 9)\n"
+    script.write_text(child)
+    done = edl("check", "--try", str(script), timeout_s=60)
+    assert "a trial of it has made no update: its process has died" in done.stdout, done.stdout + done.stderr

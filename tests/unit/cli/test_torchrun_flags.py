@@ -43,7 +43,12 @@ def test_each_flag_means_what_it_means_there(flags: dict[str, Any], expected: di
 def test_a_job_of_fixed_size_ends_with_a_worker_that_is_lost() -> None:
     bounds = {"min_workers": "2", "max_workers": "2", "max_restarts": "0"}
     assert told(nproc_per_node="2", nnodes="1:4", fixed_size=True) == {"np": "2", **bounds}
-    assert told({"np": Given("2", "-np 2")}, fixed_size=True) == {"np": "2", **bounds}
+    for flags in ({}, {"nproc_per_node": "5"}):
+        assert told({"np": Given("2", "-np 2")}, fixed_size=True, **flags) == {"np": "2", **bounds}
+    more = {"max_workers": Given("4", "--max-np 4")}
+    for given, flags, line in ((more, {}, "--max-np 4"), ({}, {"max_restarts": "3"}, "--max-restarts 3")):
+        with pytest.raises(UsageError, match=f"leave {line} away"):
+            told(given, fixed_size=True, **flags)
 
 
 def test_flags_of_edl_run_win() -> None:

@@ -68,11 +68,11 @@ def module(tmp_path: Path) -> Any:
 
 def test_variables_of_the_module_that_training_changes_travel_and_no_others(tmp_path: Path) -> None:
     theirs: dict[str, Any] = {"rank": 0, "iteration": 0, "best": 1e9, "flag": True, "name": "x", "_private": 1}
-    numbers = ScriptNumbers(theirs, tmp_path)
+    numbers = ScriptNumbers(theirs, is_of_script=beside(tmp_path))
     theirs |= {"iteration": 7, "best": 0.5, "flag": False, "_private": 2, "loss": 0.1, "text": "y", "local_rank": 3}
     assert numbers.now() == {"iteration": 7, "best": 0.5, "loss": 0.1}
     mine: dict[str, Any] = {"rank": 2, "iteration": 1, "best": 1e9}
-    ScriptNumbers(mine, tmp_path).take(numbers.now())
+    ScriptNumbers(mine, is_of_script=beside(tmp_path)).take(numbers.now())
     assert mine == {"rank": 2, "iteration": 7, "best": 0.5}
 
 
@@ -80,27 +80,39 @@ def test_what_a_running_function_assigns_in_a_loop_travels_and_its_other_variabl
     module: Any, tmp_path: Path
 ) -> None:
     found = list[dict[str, Any]]()
-    numbers = ScriptNumbers({}, tmp_path)
+    numbers = ScriptNumbers({}, is_of_script=beside(tmp_path))
     module.outer(0, [3, 2, 4], lambda _report: found.append(numbers.now()))
     assert found[2] == {"train:lowest": 4.0, "train:step": 2, "train:best": 2.0, "outer:epochs_done": 0}
     came = found[2]
-    ended = module.outer(7, [8], once(lambda: ScriptNumbers({}, tmp_path).take(came)))
+    ended = module.outer(7, [8], once(lambda: ScriptNumbers({}, is_of_script=beside(tmp_path)).take(came)))
     assert ended == (7, 3, 2.0, 4, "x")
 
 
 def test_of_a_function_that_has_called_itself_only_the_innermost_counts(module: Any, tmp_path: Path) -> None:
     found = list[dict[str, Any]]()
-    module.again(3, lambda _none: found.append(ScriptNumbers({}, tmp_path).now()))
+    module.again(3, lambda _none: found.append(ScriptNumbers({}, is_of_script=beside(tmp_path)).now()))
     assert found == [{"again:count": 1}]
 
 
-def test_what_has_changed_here_alone_is_again_what_it_was(tmp_path: Path) -> None:
-    """A script that passes over epochs may halve a rate that the others have not changed."""
+def test_what_a_late_script_has_changed_alone_is_again_what_it_was() -> None:
+    """A script that passes over epochs may halve a rate that the others have not changed. Later it keeps its own."""
     mine: dict[str, Any] = {"rate": 0.1, "step": 0}
-    numbers = ScriptNumbers(mine, tmp_path)
+    numbers = ScriptNumbers(mine, is_late=True)
     mine |= {"rate": 0.05, "step": 3}
     numbers.take({"step": 40})
     assert mine == {"rate": 0.1, "step": 40}
+    mine["rate"] = 0.02
+    numbers.take({"step": 41})
+    assert mine == {"rate": 0.02, "step": 41}
+
+
+def test_who_was_there_from_the_beginning_keeps_what_the_others_have_not_changed() -> None:
+    """As the best result of a script that only rank 0 looks at."""
+    mine: dict[str, Any] = {"best": 9.0, "step": 0}
+    numbers = ScriptNumbers(mine)
+    mine |= {"best": 0.5, "step": 3}
+    numbers.take({"step": 4})
+    assert mine == {"best": 0.5, "step": 4}
 
 
 SUMS = """
@@ -123,7 +135,7 @@ def test_what_a_worker_adds_up_and_makes_of_its_rank_stays_its_own(tmp_path: Pat
     variables: dict[str, Any] = {"__file__": str(file)}
     exec(compile(SUMS, str(file), "exec"), variables)
     variables["at"] = 0
-    numbers, found = ScriptNumbers(variables, tmp_path, own={"at"}), list[dict[str, Any]]()
+    numbers, found = ScriptNumbers(variables, {"at"}, beside(tmp_path)), list[dict[str, Any]]()
     variables |= {"seen": 5, "step": 2, "at": 16}
     variables["train"](["ab", "c"], lambda: found.append(numbers.now()))
     assert found[1] == {"step": 2, "train:count": 2}
@@ -133,7 +145,7 @@ def test_variables_of_a_function_elsewhere_stay_its_own(module: Any, tmp_path: P
     other = tmp_path / "other"
     other.mkdir()
     found = list[dict[str, Any]]()
-    module.train(0, [3], lambda _report: found.append(ScriptNumbers({}, other).now()))
+    module.train(0, [3], lambda _report: found.append(ScriptNumbers({}, is_of_script=beside(other)).now()))
     assert found == [{}]
 
 
@@ -141,10 +153,14 @@ def test_in_another_thread_the_main_threads_functions_are_asked(module: Any, tmp
     from concurrent.futures import ThreadPoolExecutor
 
     found = list[dict[str, Any]]()
-    numbers = ScriptNumbers({}, tmp_path)
+    numbers = ScriptNumbers({}, is_of_script=beside(tmp_path))
     with ThreadPoolExecutor(1) as pool:
         module.train(0, [3], lambda _report: found.append(pool.submit(numbers.now).result()))
     assert found == [{"train:lowest": 3.0, "train:step": 0, "train:best": 9.0}]
+
+
+def beside(folder: Path) -> Callable[[str], bool]:
+    return lambda file: Path(file).is_relative_to(folder)
 
 
 def once(function: Callable[[], object]) -> Callable[[Any], object]:

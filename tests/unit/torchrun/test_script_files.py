@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from edl.torchrun.script_modules import count_by, is_of_script
+from edl.torchrun.script_files import count_by, is_of_script
 
 
 def test_modules_beside_the_script_count_by_what_edl_counts(tmp_path: Any, monkeypatch: Any) -> None:
