@@ -81,18 +81,27 @@ def test_a_newcomer_has_what_the_script_counts_by_hand_and_its_average_of_the_we
     assert all(re.search(rf"rank {rank} has (\d+) of \1\b", out) for rank in range(2)), "who was there keeps its own"
 
 
+def run_real_torchrun(folder: Path, batches: int) -> None:
+    """PyTorch's gloo aborts the process now and then as it ends: "terminate called without an active exception"."""
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(LOSSES)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for _ in range(3):
+        done = subprocess.run(
+            [*line, str(folder), str(batches)],
+            env=environ, capture_output=True, text=True, check=False, timeout=patient(120),
+        )  # fmt: skip
+        if "terminate called without an active exception" not in done.stderr:
+            break
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("batches", [1, 3])
 def test_two_workers_have_the_losses_that_they_have_under_torchrun(edl: Any, tmp_path: Path, batches: int) -> None:
     """`batches` make an update, of which `edl torchrun` is not told."""
     theirs, mine = tmp_path / "theirs", tmp_path / "mine"
     theirs.mkdir()
     mine.mkdir()
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(LOSSES)]
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    real = subprocess.run(
-        [*line, str(theirs), str(batches)], env=quiet, capture_output=True, text=True, check=False, timeout=patient(120)
-    )
-    assert real.returncode == 0, real.stderr
+    run_real_torchrun(theirs, batches)
     line = ["torchrun", "--standalone", "--nproc-per-node", "2", str(LOSSES), str(mine), str(batches)]
     done = edl(*line, timeout_s=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -40,6 +40,15 @@ class Crossing:
     spares: int = 0  # in so many steps newcomers have no samples
 
 
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """Leases that workers hear of only when they call for orders again."""
+
+    version: int  # of the record, with them
+    covered_before: int
+    at: float
+
+
 class LeaseGrants:
     """Leases of the data, by what is seen of the workers. `lead_times`: how far it is leased ahead of them."""
 
@@ -47,6 +56,7 @@ class LeaseGrants:
         self._working = working
         self._lead_times = lead_times
         self._enough_until = 0  # until a worker has applied this step, no more need be leased
+        self._unheard: list[Unheard] = []  # leases that did not press, of which some workers may not have heard yet
         self._late_words = 0  # so many switches in a row came to nothing, as their word came too late for all
         self._marked = (0, 0.0)  # the newest mark that this leader knows of, and since when
         self._marks_for_switch = False  # it is for a switch that is wanted
@@ -379,14 +389,25 @@ class LeaseGrants:
         if plan is not None and plan.leased_after is not None:
             until = least = plan.leased_after  # what comes after was leased with the plan
         # A broken ring's survivors go on being supplied: one that waits for samples would never find that it is broken.
+        heard = self._heard_step(covered)
+        presses = self._lead_times.presses((heard - newest) * self.step_time_s() - (working.now - at))
         if covered <= least and working.ledgers.reach(until):
-            left_s = (covered - newest) * self.step_time_s() - (working.now - at)
-            working.keep_ledger(pressing=self._lead_times.presses(left_s))
+            working.keep_ledger(pressing=presses)
+            if not presses:
+                self._unheard.append(Unheard(working.record.version, covered, working.now))
+        elif presses and heard < covered:
+            working.keep_ledger()  # steps have become shorter since then
         elif self._waits_in_vain(ledger):
             ledger.idle()
             working.keep_ledger()
         # Where no more can be had now, another step asks in vain: what changes that is followed by this, too.
         self._enough_until = ledger.covered_step - fewest if ledger.covered_step > least else NEVER
+
+    def _heard_step(self, covered: int) -> int:
+        """Return the step up to which all workers know their leases."""
+        working, oldest_s = self._working, self._working.now - self._lead_times.hold_s - WORD_S
+        self._unheard = [one for one in self._unheard if one.version > working.pressing and one.at > oldest_s]
+        return min([covered, *(one.covered_before for one in self._unheard)])
 
     def _waits_in_vain(self, ledger: Ledger) -> bool:
         """A member of a broken ring waits for samples that are held back until others have trained theirs, which they

@@ -81,6 +81,27 @@ def test_leases_press_only_where_a_member_would_run_dry_before_its_call_for_orde
     assert machine.pressing == machine.record.version, "all else presses"
 
 
+def test_leases_that_did_not_press_do_once_steps_are_found_to_be_shorter() -> None:
+    """TensorFlow's first steps take seconds, as a graph is traced: by these 64 steps last beyond any call for orders."""
+    machine = (job := Job(2)).machine
+    for worker in ("w0", "w1"):
+        job.join(worker)
+    for data in (None, DataSpec(total=10**6, epochs=1, batch=1)):
+        for worker in ("w0", "w1"):
+            job.see(worker, Phase.TRAINING, generation=1, data=data, step_time_s=0.0)
+    assert job.orders("w0").shares[0].covered_step == 64
+    known = machine.pressing
+    job.see("w0", Phase.TRAINING, generation=1, step=11, step_time_s=0.27)
+    assert job.orders("w0").shares[0].covered_step > 64
+    assert machine.pressing == known, "more than a call's time is left"
+    job.see("w0", Phase.TRAINING, generation=1, step=22, step_time_s=0.14)
+    job.pass_time(0.5)
+    assert machine.pressing > known
+    pressed = machine.pressing
+    job.pass_time(0.5)
+    assert machine.pressing == pressed, "they have heard"
+
+
 def test_more_epochs_asked_for_while_a_switch_is_planned_are_not_forgotten() -> None:
     """Found by 50 changes of size: a lone survivor opened the next epoch just before the switch, and waited forever."""
     job = running()
