@@ -9,6 +9,7 @@ once, and cut where the script's batches would end. All but the last part of a s
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -33,15 +34,39 @@ class Order(NamedTuple):
     seed: int
 
 
+class Cut(NamedTuple):
+    """How the samples of one step are cut into batches."""
+
+    samples: int  # of a batch
+    number: int | None = None  # of batches in each step, whatever samples there are; None: as many as come of them
+    full: bool = False  # each batch is
+
+    def of(self, samples: Sequence[Any]) -> list[Sequence[Any]]:
+        """Cut the samples of a step. If there are too few for so many batches, these are smaller, of two samples at
+        least; if there are still too few, samples come again inside of the step: all of them equally often where that
+        can be, so that the mean of its gradients stays what it is.
+        """
+        if self.number is not None and self.full:
+            samples = [samples[index % len(samples)] for index in range(self.samples * self.number)]
+        parts = [samples[begin : begin + self.samples] for begin in range(0, len(samples), self.samples)]
+        if self.number is None or len(parts) >= self.number:
+            return parts
+        counts = [one for one in range(len(parts), len(samples) + 1) if self.number % one == 0]
+        if not counts:
+            return [parts[index % len(parts)] for index in range(self.number)]
+        count = max([one for one in counts if 2 * one <= len(samples)], default=counts[0])
+        ends = [len(samples) * one // count for one in range(count + 1)]
+        return [samples[begin:end] for begin, end in itertools.pairwise(ends)] * (self.number // count)
+
+
 class CollatedParts:
     """Samples of one step, as the batches that the script would have made of them, and how many are in each."""
 
-    def __init__(self, collate: Callable[[Any], Any], samples: int) -> None:
-        self._collate, self._samples = collate, samples
+    def __init__(self, collate: Callable[[Any], Any], cut: Cut) -> None:
+        self._collate, self._cut = collate, cut
 
     def __call__(self, samples: Sequence[Any]) -> list[tuple[Any, int]]:
-        cut = (samples[begin : begin + self._samples] for begin in range(0, len(samples), self._samples))
-        return [(self._collate(part), len(part)) for part in cut]
+        return [(self._collate(part), len(part)) for part in self._cut.of(samples)]
 
 
 class StepParts:
@@ -73,9 +98,12 @@ class StepParts:
         return self.loader.dataset
 
 
-def converted(loader: object, parts: int, seed: int, order: Order | None = None) -> StepParts:
+def converted(
+    loader: object, parts: int, seed: int, order: Order | None = None, *, as_it_counts: bool = False
+) -> StepParts:
     """`loader` over this worker's samples, `parts` batches a step. `seed`: of an order that has none of its own.
-    `order`: if it is not that of the loader's sampler.
+    `order`: if it is not that of the loader's sampler. `as_it_counts`: each step has so many batches, also of few
+    samples, and all are full where the loader's are: its script counts them by itself.
 
     Raises UsageError for what cannot be: the sampler chooses the samples itself, say.
     """
@@ -92,12 +120,14 @@ def converted(loader: object, parts: int, seed: int, order: Order | None = None)
         )
     sampler, samples = _sampler_of(loader)
     order = order_of(sampler, seed) if order is None else order
-    if getattr(loader.batch_sampler, "drop_last", False):
+    drops = bool(getattr(loader.batch_sampler, "drop_last", False))
+    if drops and not as_it_counts:
         logger.warning("drop_last has no effect: nothing is dropped, and an epoch's last step is weighted by its size")
     loading = {name: value for name in KEPT if (value := getattr(loader, name)) is not None}
     if loader.num_workers:
         loading |= {name: getattr(loader, name) for name in WITH_PROCESSES}
-    collate = CollatedParts(loader.collate_fn, samples)
+    cut = Cut(samples, parts, drops) if as_it_counts else Cut(samples)
+    collate = CollatedParts(loader.collate_fn, cut)
     elastic = ElasticDataLoader(
         loader.dataset, samples * parts, order.shuffle, seed=order.seed, collate_fn=collate, **loading
     )

@@ -56,7 +56,7 @@ class ScriptOfTorchrun:
         self.own = ScriptSteps()
         self.pauses = GradientPauses()
         self.travels: dict[str, Any] = {}  # to newcomers, besides what training is made of
-        self._told_rank = self._told_left = False
+        self._told_rank = False
         self.names = GroupNames(self.group, self.finish)
 
     def put(self) -> None:
@@ -84,17 +84,6 @@ class ScriptOfTorchrun:
 
     def kept(self) -> Callable[[], None]:
         return self.objects.kept()
-
-    def leave_out_gradients(self, batches: int) -> None:
-        """Leave out what the last batches of an epoch have added to the gradients. A newcomer could not get that."""
-        self.objects.zero_gradients()
-        if not self._told_left:
-            self._told_left = True
-            logger.warning(
-                "of the %d batches that are left at an epoch's end the script makes no update: their gradients are "
-                "left out (torchrun's would be added to the next update)",
-                batches,
-            )
 
     def end_pass(self) -> None:
         """Give all workers the buffers of rank 0: DistributedDataParallel does so in an evaluation's forward passes."""

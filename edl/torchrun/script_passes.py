@@ -35,6 +35,7 @@ from edl.torchrun.sampler_order import Numbers, drawn, places
 from edl.torchrun.worker_group import WorkerGroup
 
 PLACE: Final = "torchrun_place"
+TOLD: Final = "_edl_told"  # marks a loader: the batches of an epoch, as len() has told the script
 END: Final = object()  # of an iteration
 MOST_PARTS: Final = 4096
 NO_BATCHES: Final[tuple[type, ...]] = (list, tuple, dict, set, range, str, torch.Tensor, torch.nn.Module)
@@ -47,6 +48,7 @@ class LoopPlace(TypedDict):
 
     number: int  # of the newest pass
     given: int  # batches that the script was given in it
+    told: int  # batches that it has, by len(); 0: the script has not asked
     size: int  # of the job at its beginning, by which epochs are ordered
     first: int  # the sampler's epoch minus the job's
     sets_epoch: bool  # else each epoch has the same order
@@ -72,9 +74,6 @@ class Script(Trains, Protocol):
     def kept(self) -> Callable[[], None]:
         """Keep schedules as they are; what is returned puts them back."""
 
-    def leave_out_gradients(self, batches: int) -> None:
-        """Leave out the gradients of the batches that are left at an epoch's end, of which no update was made."""
-
     def take_numbers(self) -> None:
         """Take over what the others' scripts have counted, if it has come."""
 
@@ -98,14 +97,14 @@ class Passes:
         self._held: list[Any] = []  # what comes next, where the script has not come to its pass
         self._compared = False  # with the place of the others
         self._put_back: Callable[[], None] | None = None
-        step = converted(loader, parts, 0, Order(False, 0))
+        step = converted(loader, parts, 0, Order(False, 0), as_it_counts=True)
         self.batches = ElasticBatches(step, lambda batch: batch)
         self._shards = step.loader.shards
         self._samples = step.loader.samples_of_step
         step.loader.order_by(self._ordered)
         seed = sampler.seed if sampler.shuffle else -1
         begins = LoopPlace(
-            number=self._number(sampler), given=0, size=group.size(), first=0, sets_epoch=False, seed=seed
+            number=self._number(sampler), given=0, told=0, size=group.size(), first=0, sets_epoch=False, seed=seed
         )
         self._extras = trainer.register(**{PLACE: begins})
         trainer.on_resize(lambda _old, _new: None)  # so that a newcomer's place comes before its first mini-batch
@@ -115,10 +114,19 @@ class Passes:
         found: LoopPlace = getattr(self._extras, PLACE)
         return found
 
-    @property
-    def ahead(self) -> int:
-        """Return by how many batches the pass was farther than this script when the script came into it."""
-        return self.place["given"] - self._taken
+    def counted(self, number: int) -> int:
+        """Return the number of a batch in the pass, which the script has counted from where it came in. The number is
+        below what `len()` has told for the pass: workers that were lost have left their batches to the others, and a
+        script may have made plans for as many as it was told.
+        """
+        number += self.place["given"] - self._taken
+        told = -(-self.place["told"] // self._parts) * self._parts
+        return number if number < told or not told else told - self._parts + (number - told) % self._parts
+
+    def tell(self, batches: int) -> None:
+        """Note the batches of an epoch as the script is told them within a pass."""
+        if self._iterator is not None and not self._group.alone:
+            self.place["told"] = max(self.place["told"], batches)
 
     @property
     def between(self) -> bool:
@@ -154,7 +162,7 @@ class Passes:
         if self._iterator is None or not self._held:
             self._draw_seed(loader)
             self._iterator = iter(self.batches)
-        self._note(number, sampler)
+        self._note(number, sampler, getattr(loader, TOLD, 0))
         self._script.begin_pass()
         step = batches = 0  # of the step
         while True:
@@ -173,22 +181,13 @@ class Passes:
             updates, is_first = framework.updates(), self._parts == 1 and self._group.joined and trainer.step() == 1
             step, batches = trainer.step(), batches + 1 if trainer.step() == step else 1
             yield item
-            if batches < self._parts:
-                self._check_part(batches, is_update=framework.updates() != updates)
+            if batches < self._parts and framework.updates() != updates and not trainer.voided:
+                raise UsageError(
+                    f"the script makes an update of {batches} batches, and a step of the job is {self._parts} "
+                    "(--accumulate): their number must stay the same"
+                )
             if is_first and framework.updates() == updates and not trainer.voided and self._script.adds_up():
                 yield from self._counting(item, updates)
-
-    def _check_part(self, batches: int, *, is_update: bool) -> None:
-        """Look at what the script has done with a batch that is not the step's last one, if it is a whole step. Raises
-        UsageError for an update.
-        """
-        if self.batches.parts.last and not is_update:
-            self._script.leave_out_gradients(batches)
-        elif is_update and not self.batches.parts.last and not trainer.voided:
-            raise UsageError(
-                f"the script makes an update of {batches} batches, and a step of the job is {self._parts} "
-                "(--accumulate): their number must stay the same"
-            )
 
     def _counting(self, item: Any, updates: int) -> Iterator[Any]:
         """Find out how many batches the script's update is made of. Raises UsageError, before anything is trained."""
@@ -208,11 +207,11 @@ class Passes:
         self._taken += 1
         self.all_taken += 1
 
-    def _note(self, number: int, sampler: DistributedSampler[Any]) -> None:
+    def _note(self, number: int, sampler: DistributedSampler[Any], told: int) -> None:
         """Note the pass that begins."""
         place, self._taken = self.place.copy(), 0
         if not self._held:
-            place["number"], place["given"] = max(number, place["number"]), 0
+            place["number"], place["given"], place["told"] = max(number, place["number"]), 0, told
         if self._group.joined and hasattr(sampler, SETS_EPOCH) and not place["sets_epoch"]:
             place["sets_epoch"], place["first"] = True, sampler.epoch - trainer.epoch()
         setattr(self._extras, PLACE, place)
@@ -293,9 +292,20 @@ class LoaderNames:
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Iterate over the batches of a loader that the script trains on."""
 
-    def is_training_loader(self, _loader: DataLoader[Any]) -> bool:
+    def is_training_loader(self, loader: DataLoader[Any]) -> bool:
+        """Tell whether the script trains on this loader, as far as that is known yet."""
+        return bool(getattr(sampler_of(loader), "shuffle", False))
+
+    def has_trained(self, _loader: DataLoader[Any]) -> bool:
         """Tell whether the script has trained on this loader."""
         return False
+
+    def batches_of_epoch(self, batch: int, total: int) -> int:
+        """Count a worker's batches in training: nothing is dropped."""
+        return math.ceil(total / (batch * self._group.size()))
+
+    def tell(self, _loader: DataLoader[Any], _batches: int) -> None:
+        """Note that the script was told of so many batches of an epoch."""
 
     def put(self) -> None:
         """Let all DataLoaders of this process iterate by this."""
@@ -308,7 +318,7 @@ class LoaderNames:
             if sampler is None:
                 return theirs(loader)
             # A script may call train() inside of the loop, so of the loader that it trains on what counts is gradients.
-            trains = self._script.trains() or self.is_training_loader(loader)
+            trains = self._script.trains() or self.has_trained(loader)
             if not _looks(sys._getframe(1)) and torch.is_grad_enabled() and trains:
                 _check_order(sampler)
                 return self.iterate(loader)
@@ -322,9 +332,9 @@ class LoaderNames:
             before = sampler.num_replicas
             _share_out(sampler, self._group.size())
             found = length(loader)
-            if loader.drop_last and loader.batch_size and (self.is_training_loader(loader) or sampler.shuffle):
-                # Nothing is dropped in training; a loader that was not iterated over yet is for that if it shuffles.
-                found = math.ceil(len(sampler.dataset) / (loader.batch_size * self._group.size()))  # type: ignore[arg-type]
+            if loader.batch_size and self.is_training_loader(loader):
+                found = self.batches_of_epoch(loader.batch_size, len(sampler.dataset))  # type: ignore[arg-type]
+                self.tell(loader, found)
             _share_out(sampler, before)  # an iteration may have begun
             return found
 
@@ -370,8 +380,19 @@ class Loaders(LoaderNames):
     def between(self) -> bool:
         return self.passes is not None and self.passes.between
 
-    def is_training_loader(self, loader: DataLoader[Any]) -> bool:
+    def has_trained(self, loader: DataLoader[Any]) -> bool:
         return self.passes is not None and self.passes.loader is loader
+
+    def is_training_loader(self, loader: DataLoader[Any]) -> bool:
+        return super().is_training_loader(loader) if self.passes is None else self.passes.trains(loader)
+
+    def batches_of_epoch(self, batch: int, total: int) -> int:
+        return self._parts * super().batches_of_epoch(batch * self._parts, total)
+
+    def tell(self, loader: DataLoader[Any], batches: int) -> None:
+        setattr(loader, TOLD, batches)
+        if self.passes is not None:
+            self.passes.tell(batches)
 
     def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Iterate over this worker's mini-batches; over those of a second loader, to evaluate them."""
@@ -395,9 +416,9 @@ class Loaders(LoaderNames):
 
     def _counted(self, iterable: Iterable[Any], start: int) -> Iterator[Any]:
         before = self._all_taken()
-        for number, item in enumerate(iterable, start):
+        for taken, item in enumerate(iterable, start):
             trains = self.passes is not None and self._all_taken() > before
-            yield (number + self.passes.ahead if trains and self.passes is not None else number), item
+            yield (start + self.passes.counted(taken - start) if trains and self.passes is not None else taken), item
 
     def _all_taken(self) -> int:
         return 0 if self.passes is None else self.passes.all_taken

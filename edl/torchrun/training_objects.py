@@ -115,10 +115,6 @@ class TrainingObjects:
         """Tell whether a scaler is in use, which leaves out updates by gradients that are not finite."""
         return any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in _living(self._registered))
 
-    def zero_gradients(self) -> None:
-        for optimizer in _living(self._noted):
-            optimizer.zero_grad()
-
     def kept(self) -> Callable[[], None]:
         """Keep schedules, scalers and hyper-parameters as they are. Return a function that puts them back."""
         values = [(one, copy.deepcopy(one.state_dict())) for one in _living(self._registered) if _is_plain(one)]

@@ -95,9 +95,6 @@ class Script:
     def kept(self) -> Any:
         return lambda: self.told.append("put back")
 
-    def leave_out_gradients(self, batches: int) -> None:
-        self.told.append(f"left out {batches}")
-
     def take_numbers(self) -> None:
         self.calls.append("take numbers")
 
@@ -125,7 +122,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
         inner = SimpleNamespace(shards=None, samples_of_step=BATCH, order_by=lambda _order: None)
         monkeypatch.setattr(script_passes, "trainer", job)
         monkeypatch.setattr(script_passes, "framework", job)
-        monkeypatch.setattr(script_passes, "converted", lambda *_given: SimpleNamespace(loader=inner))
+        monkeypatch.setattr(script_passes, "converted", lambda *_given, **_named: SimpleNamespace(loader=inner))
         monkeypatch.setattr(script_passes, "ElasticBatches", lambda *_given: job)
         return Passes(loader, job.group, Script(told), parts), loader, told  # type: ignore[arg-type]
 
@@ -159,14 +156,14 @@ def test_a_worker_of_the_beginning_has_all_of_each_epoch(made: Any, sets: bool) 
     job = Job(Group(joined=True))
     passes, loader, told = made(job)
     assert passes_of(job, passes, loader, 3, sets=sets) == [[0, 1]] * 3
-    assert passes.place == {"number": 2, "given": 2, "size": 2, "first": 0, "sets_epoch": sets, "seed": 0}
+    assert passes.place == {"number": 2, "given": 2, "told": 0, "size": 2, "first": 0, "sets_epoch": sets, "seed": 0}
     assert told == ["end"] * 3
 
 
 @pytest.mark.parametrize("sets", [True, False])
 def test_a_newcomer_passes_over_what_is_done_before_it_rehearses(made: Any, sets: bool) -> None:
     job = Job(Group(joined=False, epoch=3))
-    job.joins = LoopPlace(number=3, given=5, size=2, first=0, sets_epoch=sets, seed=0)
+    job.joins = LoopPlace(number=3, given=5, told=0, size=2, first=0, sets_epoch=sets, seed=0)
     passes, loader, told = made(job)
     assert passes_of(job, passes, loader, 5, sets=sets) == [[], [], [], ["rehearsal", 0, 1], [0, 1]]
     assert told == ["end"] * 2 and not job.group.passes_over
@@ -174,7 +171,7 @@ def test_a_newcomer_passes_over_what_is_done_before_it_rehearses(made: Any, sets
 
 def test_where_the_others_have_come_farther_it_passes_over_these_too(made: Any) -> None:
     job = Job(Group(joined=False, epoch=1))
-    job.joins = LoopPlace(number=3, given=5, size=2, first=0, sets_epoch=True, seed=0)
+    job.joins = LoopPlace(number=3, given=5, told=0, size=2, first=0, sets_epoch=True, seed=0)
     passes, loader, told = made(job)
     found, alone = list[list[Any]](), list[bool]()
     for epoch in range(5):
@@ -191,7 +188,7 @@ def test_where_the_others_have_come_farther_it_passes_over_these_too(made: Any) 
 
 def test_a_newcomer_counts_batches_on_from_where_the_others_are(made: Any) -> None:
     job = Job(Group(joined=False))
-    job.joins = LoopPlace(number=0, given=7, size=2, first=0, sets_epoch=False, seed=0)
+    job.joins = LoopPlace(number=0, given=7, told=0, size=2, first=0, sets_epoch=False, seed=0)
     passes, loader, _ = made(job)
     found = [(index(passes), batch) for batch in trained(job, passes.iterate(loader))]
     assert found == [(0, "rehearsal"), (7, 0), (8, 1)]
@@ -208,7 +205,7 @@ def test_numbers_have_come_before_the_script_has_a_batch(made: Any) -> None:
 
 def test_a_newcomer_that_is_beyond_the_others_is_refused(made: Any) -> None:
     job = Job(Group(joined=False))
-    job.joins = LoopPlace(number=0, given=1, size=2, first=0, sets_epoch=True, seed=0)
+    job.joins = LoopPlace(number=0, given=1, told=0, size=2, first=0, sets_epoch=True, seed=0)
     passes, loader, _ = made(job)
     setattr(loader.sampler, SETS_EPOCH, True)
     loader.sampler.epoch = 2
@@ -226,17 +223,6 @@ def test_a_script_that_adds_up_gradients_is_told_of_how_many_batches(made: Any) 
 
     with pytest.raises(UsageError, match=r"one update of 3 batches.*--accumulate 3`"):
         train()
-
-
-def test_gradients_of_batches_that_are_left_at_an_epochs_end_are_left_out(made: Any) -> None:
-    """Of two steps of three batches, the second has only two, of which the script makes no update."""
-    job = Job(Group(joined=True), steps=5)
-    passes, loader, told = made(job, parts=3)
-    for _ in passes.iterate(loader):
-        if passes.place["given"] % 3 == 0:
-            told.append("update")
-            job.made += 1
-    assert told == ["update", "left out 2", "end"]
 
 
 def test_a_whole_step_without_an_update_is_not_left_out(made: Any) -> None:
@@ -261,7 +247,7 @@ def test_an_update_before_the_last_batch_of_a_step_is_refused(made: Any) -> None
 
 def test_a_script_that_sets_the_same_epoch_each_time_goes_through_all_passes(made: Any) -> None:
     job = Job(Group(joined=False, epoch=2))
-    job.joins = LoopPlace(number=2, given=0, size=2, first=0, sets_epoch=True, seed=0)
+    job.joins = LoopPlace(number=2, given=0, told=0, size=2, first=0, sets_epoch=True, seed=0)
     passes, loader, _ = made(job)
     setattr(loader.sampler, SETS_EPOCH, True)
     found = [[*trained(job, passes.iterate(loader))] for _ in range(3)]
@@ -277,14 +263,6 @@ def test_samples_are_in_the_order_of_the_others_seed(made: Any) -> None:
         passes.place["seed"] = theirs
         orders.append(passes.samples_of(0).tolist())
     assert orders[0] == orders[1] != orders[2]
-
-
-def test_an_update_of_the_batches_that_are_left_stays(made: Any) -> None:
-    job = Job(Group(joined=True), steps=5)
-    passes, loader, told = made(job, parts=3)
-    for _ in passes.iterate(loader):
-        job.made += passes.place["given"] in {3, 5}
-    assert told == ["end"]
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -307,7 +285,7 @@ def test_a_second_loader_is_for_evaluation_and_training_on_it_is_refused(
 @pytest.mark.parametrize("ahead", [0, 1], ids="{} batches are read ahead".format)
 def test_whatever_the_script_enumerates_counts_training_batches_as_the_others_do(made: Any, ahead: int) -> None:
     job = Job(Group(joined=False), steps=4)
-    job.joins = LoopPlace(number=0, given=7, size=2, first=0, sets_epoch=False, seed=0)
+    job.joins = LoopPlace(number=0, given=7, told=0, size=2, first=0, sets_epoch=False, seed=0)
     passes, loader, _ = made(job)
     loaders = Loaders(job.group, Script([]))  # type: ignore[arg-type]
     loaders.passes = passes
@@ -325,6 +303,50 @@ def test_whatever_the_script_enumerates_counts_training_batches_as_the_others_do
     assert found[-4 + ahead :] == [(8 + number, number) for number in range(ahead, 4)]
     assert [*loaders.counted(logged(iter("ab")))] == [(0, "a"), (1, "b")]
     assert [*loaders.counted(["a"], 3)] == [(3, "a")]
+
+
+@pytest.mark.parametrize(("parts", "told", "numbers"), [(1, 2, [0, 1, 1, 1, 1]), (2, 3, [0, 1, 2, 3, 2]), (2, 0, None)])
+def test_no_batch_has_a_number_that_the_script_was_not_told_of(
+    made: Any, parts: int, told: int, numbers: list[int] | None
+) -> None:
+    """An epoch has more batches than a script was told of where a worker was lost; the last numbers come again."""
+    job = Job(Group(joined=True), steps=5)
+    passes, loader, _ = made(job, parts)
+    loaders = Loaders(job.group, Script([]), parts)  # type: ignore[arg-type]
+    loaders.passes = passes
+    if told:
+        loaders.tell(loader, told)
+    found = []
+    for number, _batch in loaders.counted(passes.iterate(loader), 10):
+        job.made += passes.place["given"] % parts == 0
+        found.append(number - 10)
+    assert found == (numbers or [*range(5)])
+
+
+def test_a_script_that_asks_again_is_told_of_more(made: Any) -> None:
+    job = Job(Group(joined=True), steps=4)
+    passes, loader, _ = made(job)
+    loaders = Loaders(job.group, Script([]))  # type: ignore[arg-type]
+    loaders.passes = passes
+    found = []
+    for told in (2, 3):
+        loaders.tell(loader, told)
+        for number, batch in loaders.counted(trained(job, passes.iterate(loader))):
+            if batch == 1:
+                loaders.tell(loader, told - 1)
+                loaders.tell(loader, told + 1)
+            found.append(number)
+    assert found == [0, 1, 2, 2, 0, 1, 2, 3]
+
+
+def test_a_newcomer_counts_as_far_as_the_others_were_told(made: Any) -> None:
+    job = Job(Group(joined=False), steps=3)
+    job.joins = LoopPlace(number=0, given=7, told=9, size=2, first=0, sets_epoch=False, seed=0)
+    passes, loader, _ = made(job)
+    loaders = Loaders(job.group, Script([]))  # type: ignore[arg-type]
+    loaders.passes = passes
+    loaders.tell(loader, 100)
+    assert [number for number, _ in loaders.counted(trained(job, passes.iterate(loader)))] == [0, 7, 8, 8]
 
 
 def test_a_library_that_counts_on_its_first_number_of_workers_is_refused() -> None:
@@ -360,6 +382,9 @@ def test_lengths_are_of_the_size_that_a_newcomer_is_told() -> None:
     with torch.no_grad():
         assert len([*loader]) == 10, "three share it out"
     assert len(loader) == 15
+    loaders = Loaders(group, Script([]), 4)  # type: ignore[arg-type]
+    loaders.put()
+    assert len(loader) == 16, "whole steps of 4 batches"
 
 
 class OrderedSampler:
