@@ -23,7 +23,7 @@ from edl.torch.buffers import SharedBuffers
 from edl.torch.torch_process import framework, trainer
 from edl.torch.torch_state import synchronize
 from edl.torch.torch_tensors import form
-from edl.torchrun.refusals import COMM_HOOK
+from edl.torchrun.refusals import COMM_HOOK, JOIN
 from edl.trainer.first_state import check_same
 
 Began = Callable[["DistributedDataParallel"], object]
@@ -125,10 +125,7 @@ class DistributedDataParallel(TorchParallel):
         raise UsageError(f"DistributedDataParallel.register_comm_hook: {COMM_HOOK}")
 
     def join(self, *_given: Any, **_named: Any) -> NoReturn:
-        raise UsageError(
-            "DistributedDataParallel.join: all workers make the same number of steps, and a short last one is "
-            "weighted: leave it away"
-        )
+        raise UsageError(f"DistributedDataParallel.join: {JOIN}")
 
     def _set_static_graph(self) -> None:
         self.static_graph = True

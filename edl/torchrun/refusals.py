@@ -25,11 +25,14 @@ SPAWN: Final = (
 )
 SYNC_BATCH_NORM: Final = "statistics are each worker's own in edl: leave it away"
 COMM_HOOK: Final = "gradients travel as they are: leave it away"
+JOIN: Final = "all workers make the same number of steps, and a short last one is weighted: leave it away"
 SHARDED: Final = "a worker of edl holds the whole model: take DistributedDataParallel"
 WHOLE_STATE: Final = "a worker of edl has the whole state of its optimizer: take its optimizer_class itself"
 REFUSED_NAMES: Final = {
     **{f"torch.distributed.{name}": remedy for name, remedy in REFUSED.items()},
     "torch.distributed.device_mesh.init_device_mesh": ONE_GROUP,
+    "torch.distributed.algorithms.join.Join": JOIN,
+    "torch.distributed.algorithms.Join": JOIN,
     "torch.multiprocessing.spawn": SPAWN,
     "torch.multiprocessing.start_processes": SPAWN,
     ".convert_sync_batchnorm": SYNC_BATCH_NORM,

@@ -146,6 +146,21 @@ def function_around(node: ast.AST) -> Function | None:
     return above
 
 
+def class_around(node: ast.AST) -> ast.ClassDef | None:
+    above: ast.AST | None = node
+    while above is not None and not isinstance(above, ast.ClassDef):
+        above = getattr(above, "parent", None)
+    return above
+
+
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what stands in a function, without functions and classes inside of it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (*Function.__args__, ast.ClassDef, ast.Lambda)):
+            yield child
+            yield from own_nodes(child)
+
+
 def within_loop(node: ast.AST) -> bool:
     """Tell whether a node stands in a loop of its function."""
     above = getattr(node, "parent", None)

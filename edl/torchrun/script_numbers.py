@@ -4,8 +4,9 @@ Owns: finding those that training changes, and giving a newcomer the others'. Do
 (`edl.trainer.registered_state`).
 
 A newcomer's script comes into its loop late, and would count from the beginning. So these plain numbers travel with the
-model: variables of `__main__` that have changed since the first forward pass, and variables of the script's functions
-that are assigned in a loop, while the functions run. What a script sets before its loops stays its own, and so do what
+model: variables of `__main__` that have changed since the first forward pass, variables of the script's functions that
+are assigned in a loop, while the functions run, and what both hold in objects (`edl.torchrun.object_counts`). What a
+script sets before its loops stays its own, and so do what
 it makes of its rank, and what it adds up of calls (`seen += len(batch)`): that is a worker's part of a sum.
 """
 
@@ -22,10 +23,10 @@ from types import FrameType
 from typing import Any, Final
 
 from edl.torch.loop_state import Travels
-from edl.torchrun.script_files import Function, functions_in, is_of_script
+from edl.torchrun.object_counts import KINDS, CountNames, Place, places, put
+from edl.torchrun.script_files import Function, SourceFile, functions_in, is_of_script, own_nodes
 
 NUMBERS: Final = "torchrun_numbers"
-KINDS: Final = (int, float)
 
 
 class ScriptNumbers(Travels):
@@ -45,6 +46,8 @@ class ScriptNumbers(Travels):
         self._variables, self._is_of_script, self._is_late = variables, is_of_script, is_late
         tree = _tree(str(variables.get("__file__", "")))
         self._own = frozenset(own) | ({*_sums(tree)} if tree is not None else set())
+        self._names = CountNames()
+        self._read, self._modules = set[str](), 0  # files, and how many modules there were
         self._before = dict(self._numbers(variables))
 
     def now(self) -> dict[str, Any]:
@@ -54,7 +57,7 @@ class ScriptNumbers(Travels):
         for frame in self._functions():
             counted = counted_in(frame.f_code.co_filename, frame.f_code.co_firstlineno)
             changed |= {_key(frame, name): value for name, value in self._numbers(frame.f_locals) if name in counted}
-        return changed
+        return changed | {key: _value(place) for key, place in self._in_objects()}
 
     def take(self, found: MutableMapping[str, Any]) -> None:
         """Set the variables to another worker's, where they are numbers here too. What a late script has changed alone,
@@ -69,6 +72,35 @@ class ScriptNumbers(Travels):
                 frame.f_locals.update({name: found[_key(frame, name)] for name in names})
                 # Before Python 3.13 `f_locals` is a copy, which this writes back; since then it does nothing.
                 ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+        for key, place in self._in_objects():
+            if key in found:
+                put(place, found[key])
+
+    def _in_objects(self) -> Iterator[tuple[str, Place]]:
+        """Yield the places of numbers that count for all workers in objects, which variables of the module hold, or of
+        functions that run.
+        """
+        self._read_modules()
+        for place in places(self._variables, self._names, self._is_own):
+            yield f":{place[0]}", place
+        for frame in self._functions():
+            for place in places(frame.f_locals, self._names, self._is_own):
+                yield _key(frame, place[0]), place
+
+    def _read_modules(self) -> None:
+        """Read the script's modules that were imported since the last call."""
+        if len(sys.modules) != self._modules:
+            self._modules = len(sys.modules)
+            files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+            for file in files - self._read:
+                if self._is_of_script(file) and (tree := _tree(file)) is not None:
+                    self._names.read(tree)
+            self._read |= files
+
+    def _is_own(self, kind: type) -> bool:
+        """Tell whether a class is the script's own."""
+        module = sys.modules.get(kind.__module__)
+        return self._is_of_script(str(getattr(module, "__file__", None) or ""))
 
     def _functions(self) -> Iterator[FrameType]:
         """Yield the script's functions that run now, innermost first; of one that has called itself, only that."""
@@ -92,6 +124,11 @@ class ScriptNumbers(Travels):
         ]
 
 
+def _value(place: Place) -> Any:
+    _, owner, name = place
+    return owner[name] if isinstance(owner, dict) else getattr(owner, name)
+
+
 def _key(frame: FrameType, name: str) -> str:
     return f"{frame.f_code.co_qualname}:{name}"
 
@@ -103,7 +140,7 @@ def counted_in(file: str, line: int) -> frozenset[str]:
     for function in _functions_of(file):
         first = min([function.lineno, *(one.lineno for one in function.decorator_list)])
         if first == line:
-            for loop in _own(function):
+            for loop in own_nodes(function):
                 if isinstance(loop, (ast.For, ast.While)):
                     names |= {name for part in loop.body for name in _assigned(part)}
             names.difference_update(_sums(function))
@@ -112,7 +149,7 @@ def counted_in(file: str, line: int) -> frozenset[str]:
 
 def _sums(node: ast.AST) -> Iterator[str]:
     """Yield the variables to which a function or a module adds what calls return."""
-    for part in _own(node):
+    for part in own_nodes(node):
         adds = isinstance(part, ast.AugAssign) and any(isinstance(one, ast.Call) for one in ast.walk(part.value))
         if adds and isinstance(part, ast.AugAssign) and isinstance(part.target, ast.Name):
             yield part.target.id
@@ -121,7 +158,7 @@ def _sums(node: ast.AST) -> Iterator[str]:
 @cache
 def _tree(file: str) -> ast.Module | None:
     try:
-        return ast.parse("".join(linecache.getlines(file)))
+        return SourceFile(file, "".join(linecache.getlines(file))).tree
     except (SyntaxError, RecursionError):  # a file that has changed since it was imported
         return None
 
@@ -132,16 +169,8 @@ def _functions_of(file: str) -> tuple[Function, ...]:
     return () if tree is None else tuple(functions_in(tree))
 
 
-def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what stands in a function, without functions and classes inside of it."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (*Function.__args__, ast.ClassDef, ast.Lambda)):
-            yield child
-            yield from _own(child)
-
-
 def _assigned(node: ast.AST) -> Iterator[str]:
-    for part in (node, *_own(node)):
+    for part in (node, *own_nodes(node)):
         targets: list[ast.expr] = []
         if isinstance(part, ast.Assign):
             targets = part.targets

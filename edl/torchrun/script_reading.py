@@ -18,8 +18,17 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from edl.torchrun.refusals import REFUSED_NAMES
-from edl.torchrun.script_files import SourceFile, dotted, function_around, functions_in, within_loop
+from edl.torchrun.refusals import JOIN, ONE_GROUP, REFUSED_NAMES
+from edl.torchrun.script_files import (
+    Function,
+    SourceFile,
+    class_around,
+    dotted,
+    function_around,
+    functions_in,
+    own_nodes,
+    within_loop,
+)
 
 
 class Sort(Enum):
@@ -59,7 +68,9 @@ ENVIRONMENT: Final = {
 ASKS: Final = {"get_rank": Sort.RANK, "get_world_size": Sort.SIZE}
 PLAIN: Final = frozenset(("int", "max", "min", "abs", "str", "float"))  # what they return is of the same sort
 COLLECTIVES: Final = frozenset(("all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_object"))
-SHARING: Final = frozenset(("shard", "split_dataset_by_node", "split_by_node", "islice"))
+SHARING: Final = frozenset(("shard", "split_dataset_by_node", "split_by_node", "islice", "slice"))
+SPLITTING: Final = frozenset(("array_split", "tensor_split", "chunk", "split", "random_split", "chunked"))
+PIECES: Final = ("shard", "chunk", "split", "subset", "partition")  # in names of lists with a part for each rank
 READS: Final = frozenset(("open", "load", "memmap", "fromfile", "loadtxt", "read_csv", "read_parquet", "read_text",
                           "read_bytes", "load_dataset", "load_from_disk"))  # fmt: skip
 WRITES: Final = frozenset(("save", "savez", "savetxt", "to_csv", "to_parquet", "dump", "write_text", "write_bytes",
@@ -107,10 +118,14 @@ def read(files: Sequence[SourceFile]) -> Reading:
 
 
 class Kept:
-    """Names and attributes, in all files, that hold a rank or a number of workers."""
+    """Names and attributes, in all files, that hold a rank or a number of workers.
+
+    A variable belongs to the function that sets it, and a parameter to its own; an attribute of `self` to the class
+    that sets it. Variables of modules, and other attributes, are the same in all files.
+    """
 
     def __init__(self, files: Sequence[SourceFile]) -> None:
-        self._sorts = dict[str, Sort]()
+        self._sorts = dict[Held, Sort]()
         self._functions = {one.name: one for file in files for one in functions_in(file.tree)}
         self._made = {
             node.name: one
@@ -141,8 +156,10 @@ class Kept:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
             for one, part in zip(target.elts, value.elts, strict=True):
                 self._assign(file, one, part)
-        elif (sort := self.sort(file, value)) is not None and (name := _key(target)):
-            self._sorts.setdefault(name, sort)
+        elif (sort := self.sort(file, value)) is not None and (held := _held(target)) is not None:
+            self._sorts.setdefault(held, sort)
+            if isinstance(target, ast.Attribute):
+                self._sorts.setdefault(Held(held.name), sort)
 
     def _pass(self, file: SourceFile, call: ast.Call) -> None:
         """Follow arguments into the parameters of a function of the script's own."""
@@ -159,15 +176,16 @@ class Kept:
         given += [(one.arg, one.value) for one in call.keywords if one.arg is not None]
         for parameter, value in given:
             if (sort := self.sort(file, value)) is not None:
-                self._sorts.setdefault(parameter, sort)
+                self._sorts.setdefault(Held(parameter, function), sort)
 
     def made_of_rank(self) -> set[str]:
         """Return the variables that hold a rank, or what was made of one."""
-        return {name for name, sort in self._sorts.items() if sort is Sort.RANK and not name.startswith(".")}
+        return {held.name for held, sort in self._sorts.items() if sort is Sort.RANK and held.name[0] != "."}
 
     def holds(self, node: ast.expr) -> Sort | None:
         """Return what a name or an attribute holds."""
-        return self._sorts.get(_key(node))
+        held = _held(node)
+        return None if held is None else self._sorts.get(held)
 
     def sort(self, file: SourceFile, node: ast.expr) -> Sort | None:  # noqa: PLR0911 - one answer for each form
         """Return the sort of an expression."""
@@ -184,6 +202,8 @@ class Kept:
         if isinstance(node, ast.JoinedStr):
             values = [one.value for one in node.values if isinstance(one, ast.FormattedValue)]
             return Sort.NAMED if self._names_rank(file, values) else None
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return Sort.FIRST if self.sort(file, node.operand) is Sort.RANK else None
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             sides = [node.left, node.comparators[0]]
             zero = any(isinstance(one, ast.Constant) and one.value == 0 for one in sides)
@@ -206,6 +226,13 @@ class Kept:
         return any(isinstance(one, ast.expr) and self.sort(file, one) is sort for one in ast.walk(node))
 
 
+class Held(NamedTuple):
+    """A variable of a function, or of the modules; an attribute, with a dot before it, of a class or of any object."""
+
+    name: str
+    owner: ast.AST | None = None
+
+
 Line = tuple[ast.AST, str, LineKind]
 
 
@@ -218,6 +245,10 @@ def _lines(file: SourceFile, kept: Kept) -> Iterator[Line]:
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
             if node.slice.lower is not None and kept.sort(file, node.slice.lower) is Sort.RANK:
                 yield node, REMEDIES[LineKind.SHARE], LineKind.SHARE
+        elif isinstance(node, ast.Subscript) and kept.sort(file, node.slice) is Sort.RANK and _is_split(node.value):
+            yield node, REMEDIES[LineKind.SHARE], LineKind.SHARE
+        elif isinstance(node, ast.withitem) and (remedy := _of_context(node.context_expr)):
+            yield node.context_expr, remedy, LineKind.REFUSED
         elif isinstance(node, ast.Compare) and _takes_turns(file, kept, node):
             yield node, REMEDIES[LineKind.SHARE], LineKind.SHARE
         elif isinstance(node, ast.If) and _for_first(file, kept, node.test):
@@ -237,8 +268,10 @@ def _of_call(file: SourceFile, kept: Kept, call: ast.Call) -> Iterator[Line]:
     if remedy := REFUSED_NAMES.get(name) or REFUSED_NAMES.get(f".{last}"):
         yield call, remedy, LineKind.REFUSED
         return
+    if name == "torch.distributed.new_group" and any(isinstance(one, (ast.List, ast.Tuple)) for one in values[:1]):
+        yield call, ONE_GROUP, LineKind.REFUSED
     ranked = any(kept.sort(file, one) is Sort.RANK for one in values)
-    cuts = last in SHARING or (last == "range" and len(values) > 1)
+    cuts = (last in SHARING | {"range"} and len(values) > 1) or last in SHARING - {"slice"}
     if ranked and (cuts or (last.endswith("Sampler") and last != "DistributedSampler")):
         yield call, REMEDIES[LineKind.SHARE], LineKind.SHARE
     paths = [*values, *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
@@ -286,8 +319,25 @@ def _takes_turns(file: SourceFile, kept: Kept, node: ast.Compare) -> bool:
 
 def _for_first(file: SourceFile, kept: Kept, test: ast.expr) -> bool:
     """Tell whether a condition is that a kept rank is 0."""
-    compared = (one for one in ast.walk(test) if isinstance(one, ast.Compare))
+    compared = (one for one in ast.walk(test) if isinstance(one, (ast.Compare, ast.UnaryOp)))
     return any(kept.sort(file, one) is Sort.FIRST and not _asks(one) for one in compared)
+
+
+def _is_split(node: ast.expr) -> bool:
+    """Tell whether a list has a part of the data for each rank: by the call that makes it, or by its name."""
+    name = dotted(node.func if isinstance(node, ast.Call) else node).rpartition(".")[2]
+    if isinstance(node, ast.Call):
+        return name in SPLITTING
+    return any(word in name.lower() for word in PIECES) or any(
+        isinstance(made, ast.Call) and dotted(made.func).rpartition(".")[2] in SPLITTING
+        for made in _made_in(_scope(node)).get(name, ())
+    )
+
+
+def _of_context(context: ast.expr) -> str:
+    """Return what to take instead of a context manager that edl refuses: `with model.join():`."""
+    is_join = isinstance(context, ast.Call) and isinstance(context.func, ast.Attribute) and context.func.attr == "join"
+    return JOIN if is_join else ""
 
 
 def _scales(operation: ast.operator) -> bool:
@@ -308,6 +358,62 @@ def _calls_collective(function: ast.AST | None) -> bool:
 def _set_in_function(node: ast.AST) -> frozenset[str]:
     """Return the variables that the function around a node sets."""
     return _set_in(function_around(node))
+
+
+def _held(node: ast.expr) -> Held | None:
+    """Return the variable or the attribute that an expression names."""
+    if isinstance(node, ast.Attribute):
+        around = class_around(node) if isinstance(node.value, ast.Name) and node.value.id == "self" else None
+        return Held(f".{node.attr}", around if around is not None and node.attr in _attributes_of(around) else None)
+    if not isinstance(node, ast.Name):
+        return None
+    function = function_around(node)
+    while function is not None and node.id not in _bound(function):
+        function = function_around(getattr(function, "parent", function))
+    return Held(node.id, function)
+
+
+@cache
+def _bound(function: Function) -> frozenset[str]:
+    """Return the variables that belong to a function."""
+    given = function.args
+    names = {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    others = set[str]()
+    for part in own_nodes(function):
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            names.add(part.id)
+        elif isinstance(part, (ast.Global, ast.Nonlocal)):
+            others.update(part.names)
+    return frozenset(names - others)
+
+
+@cache
+def _attributes_of(kind: ast.ClassDef) -> frozenset[str]:
+    """Return the attributes that a class sets in itself."""
+    return frozenset(
+        part.attr
+        for part in ast.walk(kind)
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store) and dotted(part.value) == "self"
+    )
+
+
+def _scope(node: ast.AST) -> ast.AST | None:
+    """Return the function around a node, or its module."""
+    above: ast.AST | None = node
+    while above is not None and not isinstance(above, (ast.Module, *Function.__args__)):
+        above = getattr(above, "parent", None)
+    return above
+
+
+@cache
+def _made_in(scope: ast.AST | None) -> dict[str, list[ast.expr]]:
+    """Return what is assigned to each variable in a function or a module."""
+    found = dict[str, list[ast.expr]]()
+    for node in ast.walk(scope) if scope is not None else ():
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                found.setdefault(_key(target), []).append(node.value)
+    return found
 
 
 @cache

@@ -102,8 +102,14 @@ class WorkerGroup:
         return self._beside
 
     def environment(self, environ: dict[str, str]) -> dict[str, str]:
-        """Return the variables that torchrun sets. MASTER_ADDR and MASTER_PORT name no server."""
+        """Return the variables that torchrun sets. MASTER_ADDR and MASTER_PORT name no server.
+
+        Without GPUs a newcomer shares the last LOCAL_RANK of the job's beginning: a script or a library may have as
+        many devices as there were workers then.
+        """
         rank, size, local = str(self.rank()), str(self.size()), self._seat.local_rank()
+        if self._begun > 1 and not torch.cuda.device_count():
+            local = min(local, self._begun - 1)
         place = self._place()
         local_size, node, nodes = (
             (min(self.size(), local + 1), 0, 1)

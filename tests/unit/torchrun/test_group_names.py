@@ -75,6 +75,20 @@ def test_hosts_are_counted_as_torchrun_does() -> None:
     assert later.environment({})["LOCAL_WORLD_SIZE"] == later.environment({})["WORLD_SIZE"] == "2"
 
 
+@pytest.mark.parametrize(
+    ("begun", "gpus", "told"),
+    [(2, 0, "1"), (4, 0, "3"), (8, 0, "5"), (2, 8, "5"), (1, 0, "5")],
+    ids=["beyond", "far beyond", "within", "a GPU for it", "of one worker"],
+)
+def test_without_gpus_a_newcomer_has_a_local_rank_of_the_beginning(
+    monkeypatch: pytest.MonkeyPatch, begun: int, gpus: int, told: str
+) -> None:
+    """But for 0, by which scripts write files."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    group = WorkerGroup(Seat(local_rank=5), Words(4), lambda: JobOutside(3, 7), begun)  # type: ignore[arg-type]
+    assert group.environment({})["LOCAL_RANK"] == told
+
+
 def test_two_newcomers_of_one_host_have_two_ranks() -> None:
     assert {names(Seat(local_rank=local))[0].get_rank() for local in (4, 5)} == {4, 5}
 

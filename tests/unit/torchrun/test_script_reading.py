@@ -52,6 +52,12 @@ def kinds(text: str, *more: str) -> list[LineKind]:
         "def part(data, me, of):\n    return data[me::of]\nmine = part(data, me=dist.get_rank(), of=world_size)",
         'me = int(os.environ.get("RANK", 0))\nmine = data[me::2]',
         'me = os.getenv("SLURM_PROCID")\nmine = data[int(me) :: 2]',
+        "mine = shards[rank]",
+        "mine = np.array_split(data, world_size)[rank]",
+        "mine = data.chunk(world_size)[dist.get_rank()]",
+        "lists = torch.utils.data.random_split(data, [5, 5])\nmine = lists[rank]",
+        "mine = data[slice(rank, None, world_size)]",
+        "class Reader:\n    def __init__(self):\n        self.me = dist.get_rank()\n    def read(self):\n        return data[self.me :: 2]",
     ],
 )
 def test_a_share_that_the_script_cuts_itself_is_found(text: str) -> None:
@@ -72,7 +78,15 @@ def test_a_share_that_the_script_cuts_itself_is_found(text: str) -> None:
         "if dist.get_rank() == 0:\n    torch.save(model, 'model.pt')",
         "for _ in range(rank):\n    torch.rand(1)",
         "for batch in loader:\n    first = dist.get_rank() == 0",
-        "text = ', '.join(names)\nbroadcast(one, 0)\nqueue.send(one)",
+        "text = ', '.join(names)\nbroadcast(one, 0)\nqueue.send(one)\nthread.join()",
+        "def low(weight, rank):\n    return weight[rank:], weight[:, rank::2], 2 * rank\nlow(w, 8)",
+        "def resized(image, size, world_size=2):\n    size *= 2\n    return image * world_size // size\nresized(a, 4)",
+        "class Lora:\n    def __init__(self, rank):\n        self.rank = rank\n        self.a = w[self.rank :]\nLora(8)",
+        "def best(scores):\n    rank = len(scores) // 2\n    if rank == 0:\n        return scores[rank:]",
+        "group = dist.new_group(list(range(dist.get_world_size())))\nboth = dist.new_group()",
+        "part = slice(rank)",
+        "name = names.split(',')[0]",
+        "if not found:\n    save()",
     ],
 )
 def test_what_is_right_at_any_size_is_left_alone(text: str) -> None:
@@ -103,6 +117,7 @@ def test_a_number_that_was_made_of_the_first_number_of_workers_is_found(text: st
 
 def test_a_first_rank_that_is_kept_in_a_loop_is_found() -> None:
     assert kinds("for batch in loader:\n    first = rank == 0") == [LineKind.FIRST]
+    assert kinds("master = not rank") == kinds("if not rank:\n    save()") == [LineKind.FIRST]
 
 
 def test_files_by_rank_and_a_kept_first_rank_are_found() -> None:
@@ -120,6 +135,10 @@ def test_files_by_rank_and_a_kept_first_rank_are_found() -> None:
         ("dist.send(one, 1)", "no messages from one worker to another"),
         ("push(one, 1)", "no messages from one worker to another"),
         ("torch.distributed.all_to_all(a, b)", "take broadcast or all_gather"),
+        ("group = dist.new_group([0])", "one group"),
+        ("group = dist.new_group(ranks=[0, 1], backend='gloo')", "one group"),
+        ("with model.join():\n    pass", "leave it away"),
+        ("from torch.distributed.algorithms.join import Join\nwith Join([model]):\n    pass", "leave it away"),
         ("mp.spawn(main, nprocs=2)", "as torchrun wants it"),
         ("model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)", "leave it away"),
         ("from torch.distributed.fsdp import fully_shard\nfully_shard(model)", "holds the whole model"),
