@@ -22,7 +22,6 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import torch
 
-from edl.collectives.ring_port import of_all_members
 from edl.errors import RingBroken, UsageError
 from edl.torch.loop_state import as_plain, from_plain
 from edl.torch.tensor_ring import TensorRing
@@ -160,22 +159,31 @@ class LoopCollectives:
         if self._seat.size() == 1:
             return [says()]
         mine = _packed([name, says()])
-        told = [
-            msgspec.msgpack.decode(one) for one in self._try(lambda: of_all_members(self._holder.ring, mine), [mine])
-        ]
-        if names := {one[0] for one in told} - {name}:
-            raise UsageError(
-                f"in one mini-batch this worker has called {name}, and another one {', '.join(sorted(names))}: all "
-                "workers must call the same collectives in the same order"
+        return self._try(lambda: self._of_one_name(name, mine), [says()])
+
+    def _of_one_name(self, name: str, mine: bytes) -> list[Any]:
+        """Return what each member says, by rank. Raises RingBroken where another one has called something else, and
+        UsageError if it is this one: those who are the most are right, else the first, as newcomers have the last ranks.
+        """
+        told = [msgspec.msgpack.decode(one) for one in self._holder.ring.gathered(mine, name)]
+        names = [one[0] for one in told]
+        right = max(dict.fromkeys(names), key=names.count)
+        if others := ", ".join(sorted({*names} - {right})):
+            wrong = (
+                f"called {others} in a mini-batch in which the others call {right}: all workers must call the same "
+                "collectives in the same order, and what a script counts may differ on a newcomer"
             )
+            if name != right:
+                raise UsageError(f"this worker has {wrong}")
+            raise RingBroken(f"another worker has {wrong}")
         return [from_plain(one[1]) for one in told]
 
     def meet(self) -> None:
         """Wait until all workers are here."""
         if (ask := self._between()) is not None:
             self._told_by_all(ask, "barrier", lambda: None)
-        elif self._seat.size() > 1:
-            self._try(lambda: self._holder.ring.largest([0]), [0])
+        else:
+            self.by_rank("barrier", lambda: None)
 
     def share_buffers(self, model: torch.nn.Module) -> None:
         """Give all workers the buffers of the first one."""

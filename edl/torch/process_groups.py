@@ -127,16 +127,16 @@ class ProcessGroups:
         self._under_way.clear()
         self.gradients = self.rest = None
 
-    def of_all(self, mine: bytes) -> list[bytes]:
-        """Return each member's bytes, by rank; few bytes. Raises RingBroken."""
-        work, told = self.of_all_begun(mine, self.rest)
-        self.wait(work)
+    def of_all(self, mine: bytes, what: str = OTHER, room: int = 0) -> list[bytes]:
+        """Return each member's bytes, by rank: few, or up to `room`, the same on all. Raises RingBroken."""
+        work, told = self.of_all_begun(mine, self.rest, room)
+        self.wait(work, what)
         return told()
 
-    def of_all_begun(self, mine: bytes, group: Any) -> tuple[Any, Callable[[], list[bytes]]]:
+    def of_all_begun(self, mine: bytes, group: Any, room: int = 0) -> tuple[Any, Callable[[], list[bytes]]]:
         """Begin `of_all` in a group. Returns the operation, and what gives all bytes once that is through."""
         size = self.place.size
-        room = ROW_BYTES + 8 * size
+        room = room + 8 if room else ROW_BYTES + 8 * size
         if len(mine) > room - 8:
             raise ValueError(f"{len(mine)} bytes are more than a member has room for")
         own = torch.zeros(room, dtype=torch.uint8)

@@ -74,6 +74,11 @@ class TensorRing(Ring, Protocol):
     def mean(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Return the mean of all members' tensors. Raises RingBroken."""
 
+    def gathered(self, mine: bytes, name: str) -> list[bytes]:
+        """Return each member's bytes, by rank, of any length. `name`: what users are told that a member waits for.
+        Raises RingBroken. A member that does anything else meanwhile is waited for, and ends no process.
+        """
+
     def broadcast_begun(self, contents: torch.Tensor, root: int, name: str) -> Callable[[], None]:
         """Fill `contents`, bytes, with those of `root`; what is returned waits for that. Both raise RingBroken."""
 

@@ -19,6 +19,7 @@ from edl.collectives.horovod_engine import RingEngine
 from edl.collectives.horovod_ring import HorovodRing
 from edl.collectives.library_guard import plain
 from edl.collectives.name_warmup import Named
+from edl.collectives.ring_port import of_all_members
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring_places import Place
 from edl.torch.absence import AbsentGradients
@@ -113,6 +114,9 @@ class TorchHorovodRing(HorovodRing):
         with self.failing():
             found: torch.Tensor = hvd.allreduce(_carried(tensor), name=name, op=hvd.Average)
         return torch.view_as_complex(found) if tensor.is_complex() else found.to(tensor.dtype)
+
+    def gathered(self, mine: bytes, name: str) -> list[bytes]:  # noqa: ARG002 - messages have names of their own
+        return of_all_members(self, mine)
 
     def broadcast_begun(self, contents: torch.Tensor, root: int, name: str) -> Callable[[], None]:
         with self.failing():

@@ -103,6 +103,8 @@ class GroupForming:
 R = TypeVar("R")
 
 UNWANTED = "it is not wanted any more"
+LENGTH_BYTES = 8
+SHORT_BYTES = 1000  # which all members gather in one operation
 END_S = 1.0  # for what is broken to end, when the process does
 JOIN_S = 0.05
 
@@ -323,6 +325,17 @@ class GroupRing:
             if groups.place.size > 1:
                 groups.wait(groups.begun(groups.rest.allreduce([as_real(found)])))
         return found
+
+    def gathered(self, mine: bytes, name: str) -> list[bytes]:
+        groups = self.settled()
+        if groups.place.size == 1:
+            return [mine]
+        with self._failing():
+            heads = groups.of_all(len(mine).to_bytes(LENGTH_BYTES, "little") + mine[:SHORT_BYTES], name)
+            lengths = [int.from_bytes(head[:LENGTH_BYTES], "little") for head in heads]
+            if max(lengths) > SHORT_BYTES:
+                return groups.of_all(mine, name, max(lengths))
+        return [head[LENGTH_BYTES:] for head in heads]
 
     def broadcast_begun(self, contents: torch.Tensor, root: int, name: str) -> Callable[[], None]:  # noqa: ARG002
         groups = self.settled()

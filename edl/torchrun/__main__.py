@@ -28,10 +28,11 @@ from edl.torchrun.group_names import GroupNames
 from edl.torchrun.outside_modules import OUTSIDE
 from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
 from edl.torchrun.refusals import SPAWN
-from edl.torchrun.script_files import count_by
+from edl.torchrun.range_loops import ScriptRange, makes_batches
+from edl.torchrun.script_files import give_names, module_file, script_files
 from edl.torchrun.script_numbers import NUMBERS, ScriptNumbers
 from edl.torchrun.script_passes import Loaders, ScriptSteps
-from edl.torchrun.script_reading import made_of_rank
+from edl.torchrun.script_reading import folder_of, made_of_rank
 from edl.torchrun.script_trial import ScriptTrial
 from edl.torchrun.training_objects import TrainingObjects, let_schedules_end
 from edl.torchrun.trial_result import ACCUMULATE, TRIAL, TrialResult
@@ -57,6 +58,7 @@ class ScriptOfTorchrun:
         self.pauses = GradientPauses()
         self.travels: dict[str, Any] = {}  # to newcomers, besides what training is made of
         self._told_rank = False
+        self.makes_batches = False  # the script does, in loops over a range
         self.names = GroupNames(self.group, self.finish)
 
     def put(self) -> None:
@@ -69,7 +71,7 @@ class ScriptOfTorchrun:
 
     def variables(self) -> dict[str, Any]:
         """Return names that stand beside those of Python in the script's module."""
-        return {"enumerate": self.loaders.counted}
+        return {"enumerate": self.loaders.counted, **({"range": ScriptRange} if self.makes_batches else {})}
 
     def finish(self) -> None:
         """End the newest step of a script that makes its batches itself."""
@@ -137,6 +139,12 @@ class ScriptOfTorchrun:
                 "does not; a script that writes its files by RANK writes none from here on",
                 os.environ["RANK"],
             )
+
+
+def _makes_batches(name: str, *, module: bool) -> bool:
+    folder = folder_of(Path(name), module=module).resolve()
+    path = module_file(name, folder) if module else Path(name)
+    return path is not None and makes_batches(script_files(path, folder))
 
 
 def _refuse_without_model(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -211,8 +219,9 @@ def _run_script(script: ScriptOfTorchrun | ScriptTrial, words: Sequence[str], *,
         setattr(torch.multiprocessing, name, _refuse_spawn)
     sys.argv[:] = words
     sys.path[0] = str(Path.cwd() if module else Path(words[0]).resolve().parent)
-    if counted := script.variables().get("enumerate"):
-        count_by(counted)
+    if isinstance(script, ScriptOfTorchrun):
+        script.makes_batches = _makes_batches(words[0], module=module)
+    give_names(script.variables())
     if module:
         runpy.run_module(words[0], script.variables(), "__main__", alter_sys=True)
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -114,13 +114,14 @@ def is_of_script(file: str) -> bool:
     return file == sys.argv[0] or (is_beside and not path.is_relative_to(Path(edl.__file__).parent))
 
 
-def count_by(counted: Callable[..., Any]) -> None:
-    """Let the modules that the script imports from beside it count by `counted` in the place of `enumerate`."""
+def give_names(names: Mapping[str, Callable[..., Any]]) -> None:
+    """Let these names stand beside those of Python in the modules that the script imports from beside it."""
     execute = SourceFileLoader.exec_module
 
     def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
         if is_of_script(loader.path):
-            vars(module).setdefault("enumerate", counted)
+            for name, function in names.items():
+                vars(module).setdefault(name, function)
         execute(loader, module)
 
     SourceFileLoader.exec_module = exec_module  # type: ignore[assignment, method-assign]
@@ -159,6 +160,11 @@ def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
         if not isinstance(child, (*Function.__args__, ast.ClassDef, ast.Lambda)):
             yield child
             yield from own_nodes(child)
+
+
+def within(line: int, body: Sequence[ast.stmt]) -> bool:
+    """Tell whether a line is one of these statements'."""
+    return body[0].lineno <= line <= (body[-1].end_lineno or body[-1].lineno)
 
 
 def within_loop(node: ast.AST) -> bool:

@@ -17,13 +17,15 @@ import ctypes
 import linecache
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from functools import cache
 from types import FrameType
 from typing import Any, Final
 
 from edl.torch.loop_state import Travels
 from edl.torchrun.object_counts import KINDS, CountNames, Place, places, put
+from edl.torchrun.range_loops import Running, advance, begun
+from edl.torchrun.range_loops import places as loop_places
 from edl.torchrun.script_files import Function, SourceFile, functions_in, is_of_script, own_nodes
 
 NUMBERS: Final = "torchrun_numbers"
@@ -57,7 +59,8 @@ class ScriptNumbers(Travels):
         for frame in self._functions():
             counted = counted_in(frame.f_code.co_filename, frame.f_code.co_firstlineno)
             changed |= {_key(frame, name): value for name, value in self._numbers(frame.f_locals) if name in counted}
-        return changed | {key: _value(place) for key, place in self._in_objects()}
+        changed |= {key: _value(place) for key, place in self._in_objects()}
+        return changed | {key: running.done for _, key, running, _ in self._loops()}
 
     def take(self, found: MutableMapping[str, Any]) -> None:
         """Set the variables to another worker's, where they are numbers here too. What a late script has changed alone,
@@ -69,12 +72,14 @@ class ScriptNumbers(Travels):
         for frame in self._functions():
             names = [name for name, _ in self._numbers(frame.f_locals) if _key(frame, name) in found]
             if names:
-                frame.f_locals.update({name: found[_key(frame, name)] for name in names})
-                # Before Python 3.13 `f_locals` is a copy, which this writes back; since then it does nothing.
-                ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+                _set(frame, {name: found[_key(frame, name)] for name in names})
         for key, place in self._in_objects():
             if key in found:
                 put(place, found[key])
+        for frame, key, running, variable in list(self._loops()):
+            value = advance(running, found[key]) if key in found else None
+            if value is not None and variable:
+                _set(frame, {variable: value})
 
     def _in_objects(self) -> Iterator[tuple[str, Place]]:
         """Yield the places of numbers that count for all workers in objects, which variables of the module hold, or of
@@ -102,13 +107,23 @@ class ScriptNumbers(Travels):
         module = sys.modules.get(kind.__module__)
         return self._is_of_script(str(getattr(module, "__file__", None) or ""))
 
-    def _functions(self) -> Iterator[FrameType]:
-        """Yield the script's functions that run now, innermost first; of one that has called itself, only that."""
+    def _loops(self) -> Iterator[tuple[FrameType, str, Running, str]]:
+        """Yield the loops over a range in which the script is, and the variable of each."""
+        for frame in self._functions(module=True) if begun else ():
+            if (tree := _tree(frame.f_code.co_filename)) is not None:
+                for name, (running, variable) in loop_places(frame, tree).items():
+                    yield frame, _key(frame, name), running, variable
+
+    def _functions(self, *, module: bool = False) -> Iterator[FrameType]:
+        """Yield the script's functions that run now, innermost first; of one that has called itself, only that.
+        `module`: yield the script itself, too.
+        """
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         known = set[str]()
         while frame is not None:
             code = frame.f_code
-            if code.co_name.isidentifier() and code.co_qualname not in known and self._is_of_script(code.co_filename):
+            named = code.co_name.isidentifier() or (module and code.co_name == "<module>")
+            if named and code.co_qualname not in known and self._is_of_script(code.co_filename):
                 known.add(code.co_qualname)
                 yield frame
             frame = frame.f_back
@@ -122,6 +137,13 @@ class ScriptNumbers(Travels):
             and not name.startswith("_")
             and "rank" not in name.lower()
         ]
+
+
+def _set(frame: FrameType, values: Mapping[str, Any]) -> None:
+    """Set variables of a function that runs, or of the script."""
+    frame.f_locals.update(values)
+    # Before Python 3.13 `f_locals` of a function is a copy, which this writes back; since then it does nothing.
+    ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
 def _value(place: Place) -> Any:

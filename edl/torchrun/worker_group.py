@@ -158,6 +158,7 @@ class WorkerGroup:
         if self.alone:
             return tensor
         if kind in {"sum", "mean"} and tensor.is_floating_point() and tensor.numel() > EXACT:
+            self._words.by_rank(name, lambda: list(tensor.shape))  # so that all are here, and mean the same
             found: torch.Tensor = self._words.reduced(tensor.detach(), kind)
             return found
         parts = torch.stack(self.by_rank(name, tensor.detach))

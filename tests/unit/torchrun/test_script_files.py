@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from edl.torchrun.script_files import count_by, is_of_script
+from edl.torchrun.script_files import give_names, is_of_script
 
 
 def test_modules_beside_the_script_count_by_what_edl_counts(tmp_path: Any, monkeypatch: Any) -> None:
@@ -18,7 +18,7 @@ def test_modules_beside_the_script_count_by_what_edl_counts(tmp_path: Any, monke
     for place, name in (("script", "edl_test_beside"), ("library", "edl_test_library")):
         (tmp_path / place).mkdir()
         (tmp_path / place / f"{name}.py").write_text("found = enumerate([1])\n")
-    count_by(lambda _items: "counted")
+    give_names({"enumerate": lambda _items: "counted"})
     import edl_test_beside  # type: ignore[import-not-found]
     import edl_test_library  # type: ignore[import-not-found]
 
