@@ -27,8 +27,8 @@ from edl.torchrun import parallel_model
 from edl.torchrun.group_names import GroupNames
 from edl.torchrun.outside_modules import OUTSIDE
 from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
-from edl.torchrun.refusals import SPAWN
 from edl.torchrun.range_loops import ScriptRange, makes_batches
+from edl.torchrun.refusals import SPAWN
 from edl.torchrun.script_files import give_names, module_file, script_files
 from edl.torchrun.script_numbers import NUMBERS, ScriptNumbers
 from edl.torchrun.script_passes import Loaders, ScriptSteps

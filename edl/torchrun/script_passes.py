@@ -47,7 +47,7 @@ class LoopPlace(TypedDict):
     """The place where the script of all workers is, the same on each."""
 
     number: int  # of the newest pass
-    given: int  # batches that the script was given in it
+    given: int  # batches of the steps in it, the newest included: the same wherever in a step it is asked
     told: int  # batches that it has, by len(); 0: the script has not asked
     size: int  # of the job at its beginning, by which epochs are ordered
     first: int  # the sampler's epoch minus the job's
@@ -92,7 +92,8 @@ class Passes:
         assert sampler is not None
         self._begun = 0
         self._numbered = (-1, -1)  # the newest pass's epoch by set_epoch(), and its number
-        self._taken = self.all_taken = 0  # batches that this script was given, in the newest pass and in all
+        self._taken = 0  # batches of the steps that this script has begun in the newest pass
+        self.all_taken = 0  # batches that it was given, in all passes
         self._iterator: Iterator[Any] | None = None
         self._held: list[Any] = []  # what comes next, where the script has not come to its pass
         self._compared = False  # with the place of the others
@@ -164,7 +165,7 @@ class Passes:
             self._iterator = iter(self.batches)
         self._note(number, sampler, getattr(loader, TOLD, 0))
         self._script.begin_pass()
-        step = batches = 0  # of the step
+        batches = 0  # of the step
         while True:
             item = self._held.pop() if self._held else next(self._iterator, END)
             if not self._compared and self._group.joined:
@@ -179,7 +180,7 @@ class Passes:
             self._script.take_numbers()
             self._give()
             updates, is_first = framework.updates(), self._parts == 1 and self._group.joined and trainer.step() == 1
-            step, batches = trainer.step(), batches + 1 if trainer.step() == step else 1
+            batches = 1 if self.batches.parts.first else batches + 1
             yield item
             if batches < self._parts and framework.updates() != updates and not trainer.voided:
                 raise UsageError(
@@ -203,8 +204,9 @@ class Passes:
 
     def _give(self) -> None:
         """Count a batch that the script is given."""
-        self.place["given"] += 1
-        self._taken += 1
+        if self.batches.parts.first:
+            self.place["given"] += self._parts
+            self._taken += self._parts
         self.all_taken += 1
 
     def _note(self, number: int, sampler: DistributedSampler[Any], told: int) -> None:

@@ -49,7 +49,7 @@ class Job:
         self.between = self.voided = False
         self.made = 0  # updates
         self.ended = 0  # steps
-        self.parts = SimpleNamespace(last=False)
+        self.parts = SimpleNamespace(first=True, last=False)
 
     def step(self) -> int:
         return self.ended + 1
@@ -74,6 +74,7 @@ class Job:
             self.group.joined = True
             setattr(self.registered, PLACE, self.joins.copy())
         for number in range(self.steps):
+            self.parts.first = number % self.of_step == 0
             self.parts.last = (number + 1) % self.of_step == 0 or number + 1 == self.steps
             yield number
             self.ended += self.parts.last
@@ -318,9 +319,27 @@ def test_no_batch_has_a_number_that_the_script_was_not_told_of(
         loaders.tell(loader, told)
     found = []
     for number, _batch in loaders.counted(passes.iterate(loader), 10):
-        job.made += passes.place["given"] % parts == 0
+        job.made += len(found) % parts == parts - 1
         found.append(number - 10)
     assert found == (numbers or [*range(5)])
+
+
+@pytest.mark.parametrize("remembered", [0, 1], ids="at batch {} of the step".format)
+def test_a_place_that_is_put_back_where_a_step_was_void_leaves_the_count_in_step(made: Any, remembered: int) -> None:
+    """A script updates by that count."""
+    job = Job(Group(joined=True), steps=6)
+    passes, loader, _ = made(job, parts=2)
+    loaders = Loaders(job.group, Script([]), 2)  # type: ignore[arg-type]
+    loaders.passes = passes
+    found, before = [], passes.place.copy()
+    for number, batch in loaders.counted(passes.iterate(loader)):
+        job.made += number % 2
+        found.append(number)
+        if batch == 2 + remembered:
+            before = passes.place.copy()
+        if batch == 3:
+            setattr(job.registered, PLACE, before)
+    assert found == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_script_that_asks_again_is_told_of_more(made: Any) -> None:
