@@ -163,7 +163,7 @@ class LoopCollectives:
 
     def _of_one_name(self, name: str, mine: bytes) -> list[Any]:
         """Return what each member says, by rank. Raises RingBroken where another one has called something else, and
-        UsageError if it is this one: those who are the most are right, else the first, as newcomers have the last ranks.
+        UsageError if it is this one. Those who are the most are right, else the first: newcomers have the last ranks.
         """
         told = [msgspec.msgpack.decode(one) for one in self._holder.ring.gathered(mine, name)]
         names = [one[0] for one in told]

@@ -94,11 +94,11 @@ def makes_batches(files: Sequence[SourceFile]) -> bool:
 
 def loops_in(tree: ast.AST) -> list[tuple[ast.For, int]]:
     """Return the loops over `range`, each with the line of the range."""
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.For) and (made := _range_of(node.iter)) is not None:
-            found.append((node, made.lineno))
-    return found
+    return [
+        (node, made.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For) and (made := _range_of(node.iter)) is not None
+    ]
 
 
 def _range_of(node: ast.expr) -> ast.Call | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from edl.errors import RingBroken, UsageError
@@ -221,6 +222,35 @@ def test_a_worker_goes_on_with_what_it_has_where_a_peer_is_gone_and_the_next_ste
     seat.voided = True  # the others know it too: none is asked
     words.meet()
     assert len(voids) == 5
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [("bbm", [2]), ("mbb", [0]), ("bm", [1]), ("bbmm", [2, 3]), ("bbb", [])],
+    ids=["a newcomer", "the first", "one of two", "two of four", "none"],
+)
+def test_who_calls_another_collective_than_most_is_told_of_it_and_the_others_go_on(
+    names: str, wrong: list[int]
+) -> None:
+    pytest.importorskip("torch")
+    called = [{"b": "barrier", "m": "all_reduce"}[name] for name in names]
+    said = [msgspec.msgpack.encode([name, number]) for number, name in enumerate(called)]
+    failed = list[int]()
+    for rank, name in enumerate(called):
+        voids: list[BaseException] = []
+        seat = SimpleNamespace(
+            rank=lambda rank=rank: rank, size=lambda: len(names), voided=False, void_beside=voids.append
+        )
+        ring = SimpleNamespace(gathered=lambda _mine, _name: said, is_failure=lambda _error: True)
+        words = LoopCollectives(SimpleNamespace(ring=ring), seat)
+        try:
+            found = words.by_rank(name, lambda rank=rank: rank)
+        except UsageError as error:
+            failed.append(rank)
+            assert "this worker has called all_reduce in a mini-batch in which the others call barrier" in str(error)
+        else:
+            assert (found, len(voids)) == (([rank], 1) if wrong else ([0, 1, 2], 0))
+    assert failed == wrong
 
 
 def test_a_reduction_that_there_is_not_is_refused() -> None:

@@ -57,7 +57,10 @@ def kinds(text: str, *more: str) -> list[LineKind]:
         "mine = data.chunk(world_size)[dist.get_rank()]",
         "lists = torch.utils.data.random_split(data, [5, 5])\nmine = lists[rank]",
         "mine = data[slice(rank, None, world_size)]",
-        "class Reader:\n    def __init__(self):\n        self.me = dist.get_rank()\n    def read(self):\n        return data[self.me :: 2]",
+        (
+            "class Reader:\n    def __init__(self):\n        self.me = dist.get_rank()\n    def read(self):\n"
+            "        return data[self.me :: 2]"
+        ),
     ],
 )
 def test_a_share_that_the_script_cuts_itself_is_found(text: str) -> None:
@@ -81,7 +84,11 @@ def test_a_share_that_the_script_cuts_itself_is_found(text: str) -> None:
         "text = ', '.join(names)\nbroadcast(one, 0)\nqueue.send(one)\nthread.join()",
         "def low(weight, rank):\n    return weight[rank:], weight[:, rank::2], 2 * rank\nlow(w, 8)",
         "def resized(image, size, world_size=2):\n    size *= 2\n    return image * world_size // size\nresized(a, 4)",
-        "class Lora:\n    def __init__(self, rank):\n        self.rank = rank\n        self.a = w[self.rank :]\nLora(8)",
+        "class Low:\n    def __init__(self, rank):\n        self.rank = rank\n        self.a = w[rank:]\nLow(8).rank",
+        (
+            "class Low:\n    def __init__(self, rank):\n        self.rank = rank\n    def cut(self):\n"
+            "        return w[self.rank :]"
+        ),
         "def best(scores):\n    rank = len(scores) // 2\n    if rank == 0:\n        return scores[rank:]",
         "group = dist.new_group(list(range(dist.get_world_size())))\nboth = dist.new_group()",
         "part = slice(rank)",
