@@ -251,16 +251,16 @@ class Passes:
         """Return the samples of a step; of stand-ins, the first."""
         pieces = self._shards.pieces(step)
         if not pieces:
-            return self.samples_of(0)[ids]
-        return np.concatenate([self.samples_of(one.epoch)[one.start : one.stop] for one in pieces])
+            return self.samples_of(0, ids)
+        return np.concatenate([self.samples_of(one.epoch, slice(one.start, one.stop)) for one in pieces])
 
-    def samples_of(self, epoch: int) -> Numbers:
-        """Return the samples of an epoch in the order of its positions."""
+    def samples_of(self, epoch: int, positions: slice | Numbers) -> Numbers:
+        """Return the samples at some positions of an epoch: looked up, as each step asks."""
         place, total = self.place, len(self.loader.dataset)  # type: ignore[arg-type]
         seed = None if place["seed"] < 0 else place["seed"]
         if seed is not None and place["sets_epoch"]:
             seed += place["first"] + epoch
-        found: Numbers = drawn(total, seed)[places(total, self._samples, place["size"])]
+        found: Numbers = drawn(total, seed)[places(total, self._samples, place["size"])[positions]]
         return found
 
 
