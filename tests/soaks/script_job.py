@@ -76,7 +76,7 @@ class ScriptJob:
         )
 
     def scale(self, workers: int) -> None:
-        done = self.edl("scale", JOB, str(workers), "--wait", "--timeout", "120")
+        done = self.edl("scale", JOB, str(workers), "--wait", "--timeout", "300")
         if done.returncode:
             raise NotSeenError(f"edl scale: {done.stderr.strip()}")
 
