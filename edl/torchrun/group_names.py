@@ -230,8 +230,8 @@ class GroupNames:
     # ----------------------------------------------------------------------------------------------- small parts
 
     def _fill_list(self, given: list[Any], found: list[Any], own: Any) -> None:
-        if self._group.alone:
-            found = [own] * len(given)
+        if self._group.alone:  # its rank is beyond the list: some put their own value there by it
+            found = [own] * max(len(given), self._group.rank() + 1)
         for number, value in enumerate(found):
             if number == len(given):
                 given.append(value)

@@ -80,7 +80,7 @@ class ScriptRange(Sequence[int]):
         return repr(self._values)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._values.__reduce__()
+        return range, (self.start, self.stop, self.step)
 
 
 ScriptRange.register(range)  # so that isinstance() tells the same as ever
