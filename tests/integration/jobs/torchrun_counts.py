@@ -13,6 +13,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 
+class Progress:
+    def __init__(self):
+        self.steps, self.met = 0, {"met": 0}
+
+    def made(self):
+        self.steps += 1
+
+
 def logged(batches):
     yield from batches
 
@@ -27,7 +35,7 @@ def main(hurry):
     average = copy.deepcopy(model.module)
     length = 8 * len(loader)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rank, own, steps, met = dist.get_rank(), 0, 0, 0
+    rank, own, steps, progress = dist.get_rank(), 0, 0, Progress()
     for epoch in range(8):
         sampler.set_epoch(epoch)
         for number, (values,) in enumerate(logged(loader)):
@@ -39,14 +47,15 @@ def main(hurry):
                 mine.data.mul_(0.9).add_(one.detach(), alpha=0.1)
             own += rank
             steps += 1
-            if steps % 5 == 0:
+            progress.made()
+            if progress.steps % 5 == 0:
                 dist.all_reduce(torch.ones(1))
-                met += 1
+                progress.met["met"] += 1
             if not hurry.exists():
                 time.sleep(0.1)
     found = [round(one.item(), 6) for parameter in average.parameters() for one in parameter.flatten()]
     sys.stdout.write(f"rank {rank} has {own} of {rank * steps}\n")
-    sys.stdout.write(f"ends with {steps} {met} {found}\n")
+    sys.stdout.write(f"ends with {steps} {progress.steps} {progress.met} {found}\n")
     dist.destroy_process_group()
 
 
