@@ -21,7 +21,7 @@ from edl.torch import group_collectives as act
 from edl.torch.announcing import ROOM_BYTES
 from edl.torch.group_collectives import CollectiveCall, Handle, Op
 from edl.torch.process_groups import ProcessGroups
-from edl.torch.torch_ring import GroupRing
+from edl.torch.torch_ring import SHORT_BYTES, GroupRing
 
 
 @pytest.fixture
@@ -275,3 +275,37 @@ def test_who_polls_in_a_ring_that_is_given_up_is_told(members: Members) -> None:
     members.all(lambda ring, rank: ring.abort())
     errors = members.all(lambda ring, rank: handles[rank].is_done())
     assert all(isinstance(error, RingBroken) for error in errors), errors
+
+
+@pytest.mark.parametrize("length", [0, 3, SHORT_BYTES, SHORT_BYTES + 1, 5000])
+def test_bytes_of_all_members_have_any_length(members: Members, length: int) -> None:
+    said = [b"", b"x" * length, b"y" * 7]
+    assert members.all(lambda ring, rank: ring.gathered(said[rank], "all_gather")) == [said] * SIZE
+
+
+@pytest.mark.parametrize(
+    "meets",
+    [
+        lambda ring: ring.largest([0, 1, 2, 3, 4]),
+        lambda ring: ring.broadcast_begun(torch.ones(10), 0, "buffers")(),
+        lambda ring: ring.broadcast(b"x" if ring.place.rank == 0 else None, 0),
+        lambda ring: ring.mean(torch.ones(500), "loss"),
+    ],
+    ids=["an agreement", "buffers", "a message", "a mean"],
+)
+def test_a_member_that_gathers_alone_meets_nothing_of_the_others(members: Members, meets: Any) -> None:
+    """gloo ends a process in which two operations of other sizes meet; here one waits for the other."""
+
+    def act_alone(ring: GroupRing, rank: int) -> Any:
+        if rank:
+            return meets(ring)
+        cut = threading.Timer(1.0, lambda: (told.append(ring.awaits()), [one.abort() for one in members.rings]))
+        cut.start()
+        try:
+            return ring.gathered(b"", "all_reduce")
+        finally:
+            cut.join()
+
+    told = list[str]()
+    found = members.all(act_alone)
+    assert isinstance(found[0], RingBroken) and told == ["all_reduce"], found
