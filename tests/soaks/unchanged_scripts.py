@@ -263,9 +263,9 @@ UNCHANGED: Final = (
         "main.py",
         (),
         "--model convnext_tiny --input_size 32 --batch_size 2 --update_freq 2 --use_amp true --model_ema true --mixup 0 --cutmix 0 --aa= --epochs 3 "
-        "--data_set image_folder --data_path images/train --eval_data_path images/val --nb_classes 2 --num_workers 0 "
+        "--data_set image_folder --data_path images/train --eval_data_path images/val --nb_classes 8 --num_workers 0 "
         "--warmup_epochs 1 --output_dir out",
-        data=lambda folder: images(folder / "images", 400, 16),
+        data=lambda folder: images(folder / "images", 320, 16, 8),
         names_cuda=True,
         has="2 batches of an update, rates by the batch's number, AMP, EMA, checkpoints",
     ),
