@@ -75,6 +75,7 @@ READS: Final = frozenset(("open", "load", "memmap", "fromfile", "loadtxt", "read
                           "read_bytes", "load_dataset", "load_from_disk"))  # fmt: skip
 WRITES: Final = frozenset(("save", "savez", "savetxt", "to_csv", "to_parquet", "dump", "write_text", "write_bytes",
                            "FileHandler", "SummaryWriter"))  # fmt: skip
+DEVICES: Final = frozenset(("map_location", "device"))  # arguments that name one, which is each worker's own
 LONGEST_TEXT: Final = 80
 ADDING_UP: Final = ("accum", "update_freq", "update_grad", "grad_acc")  # in names of scripts that add up gradients
 
@@ -274,7 +275,8 @@ def _of_call(file: SourceFile, kept: Kept, call: ast.Call) -> Iterator[Line]:
     cuts = (last in SHARING | {"range"} and len(values) > 1) or last in SHARING - {"slice"}
     if ranked and (cuts or (last.endswith("Sampler") and last != "DistributedSampler")):
         yield call, REMEDIES[LineKind.SHARE], LineKind.SHARE
-    paths = [*values, *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
+    named = [one.value for one in call.keywords if one.arg not in DEVICES]
+    paths = [*call.args, *named, *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
     if any(kept.sort(file, one) is Sort.NAMED for one in paths):
         mode = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "mode"), None)
         written = isinstance(mode, ast.Constant) and isinstance(mode.value, str) and set(mode.value) & set("wax")

@@ -92,6 +92,7 @@ def test_a_share_that_the_script_cuts_itself_is_found(text: str) -> None:
         "def best(scores):\n    rank = len(scores) // 2\n    if rank == 0:\n        return scores[rank:]",
         "group = dist.new_group(list(range(dist.get_world_size())))\nboth = dist.new_group()",
         "part = slice(rank)",
+        'place = f"cuda:{rank}"\nmodel = torch.load("model.pt", map_location=place)',
         "name = names.split(',')[0]",
         "if not found:\n    save()",
     ],
