@@ -18,6 +18,8 @@ TENSOR = "\0tensor"  # marks one of a callback's state: it travels as bytes, as 
 
 
 class Travels(Mapping[str, Any]):
+    replaced = True  # what comes is put into no part of it: it stands in its place (`edl.trainer.registered_state`)
+
     @abstractmethod
     def now(self) -> dict[str, Any]:
         """Return the whole state, as of one moment."""

@@ -5,9 +5,9 @@ Owns: finding those that training changes, and giving a newcomer the others'. Do
 
 A newcomer's script comes into its loop late, and would count from the beginning. So these plain numbers travel with the
 model: variables of `__main__` that have changed since the first forward pass, variables of the script's functions that
-are assigned in a loop, while the functions run, and what both hold in objects (`edl.torchrun.object_counts`). What a
-script sets before its loops stays its own, and so do what
-it makes of its rank, and what it adds up of calls (`seen += len(batch)`): that is a worker's part of a sum.
+are assigned in a loop, or made of the length of a loader, while the functions run, and what both hold in objects
+(`edl.torchrun.object_counts`). What else a script sets before its loops stays its own, and so do what it makes of its
+rank, and what it adds up of calls (`seen += len(batch)`): that is a worker's part of a sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edl.torch.loop_state import Travels
 from edl.torchrun.object_counts import KINDS, CountNames, Place, places, put
 from edl.torchrun.range_loops import Running, advance, begun
 from edl.torchrun.range_loops import places as loop_places
-from edl.torchrun.script_files import Function, SourceFile, functions_in, is_of_script, own_nodes
+from edl.torchrun.script_files import Function, SourceFile, dotted, functions_in, is_of_script, own_nodes
 
 NUMBERS: Final = "torchrun_numbers"
 
@@ -157,7 +157,9 @@ def _key(frame: FrameType, name: str) -> str:
 
 @cache
 def counted_in(file: str, line: int) -> frozenset[str]:
-    """Return the variables that the function at `line` of `file` assigns in a loop, other than the loop's own."""
+    """Return the variables that the function at `line` of `file` assigns in a loop, other than the loop's own, or makes
+    of the length of a loader.
+    """
     names = set[str]()
     for function in _functions_of(file):
         first = min([function.lineno, *(one.lineno for one in function.decorator_list)])
@@ -165,8 +167,16 @@ def counted_in(file: str, line: int) -> frozenset[str]:
             for loop in own_nodes(function):
                 if isinstance(loop, (ast.For, ast.While)):
                     names |= {name for part in loop.body for name in _assigned(part)}
+                elif isinstance(loop, ast.Assign) and _measures_loader(loop.value):
+                    names |= {*_assigned(loop)}
             names.difference_update(_sums(function))
     return frozenset(names)
+
+
+def _measures_loader(node: ast.expr) -> bool:
+    """Tell whether an expression has `len(loader)` in it: how long an epoch is, as all workers were told it."""
+    lengths = (one for one in ast.walk(node) if isinstance(one, ast.Call) and dotted(one.func) == "len" and one.args)
+    return any("loader" in dotted(one.args[0]).lower() for one in lengths)
 
 
 def _sums(node: ast.AST) -> Iterator[str]:

@@ -94,7 +94,6 @@ class Passes:
         self._numbered = (-1, -1)  # the newest pass's epoch by set_epoch(), and its number
         self._taken = 0  # batches of the steps that this script has begun in the newest pass
         self.all_taken = 0  # batches that it was given, in all passes
-        self._told = 0  # batches of the newest pass, as it was told: a newcomer perhaps of fewer than the others
         self._iterator: Iterator[Any] | None = None
         self._held: list[Any] = []  # what comes next, where the script has not come to its pass
         self._compared = False  # with the place of the others
@@ -122,13 +121,13 @@ class Passes:
         script may have made plans for as many as it was told.
         """
         number += self.place["given"] - self._taken
-        told = -(-min(self.place["told"], self._told) // self._parts) * self._parts
+        told = -(-self.place["told"] // self._parts) * self._parts
         return number if number < told or not told else told - self._parts + (number - told) % self._parts
 
     def tell(self, batches: int) -> None:
         """Note the batches of an epoch as the script is told them within a pass."""
         if self._iterator is not None and not self._group.alone:
-            self.place["told"], self._told = max(self.place["told"], batches), max(self._told, batches)
+            self.place["told"] = max(self.place["told"], batches)
 
     @property
     def between(self) -> bool:
@@ -212,7 +211,7 @@ class Passes:
 
     def _note(self, number: int, sampler: DistributedSampler[Any], told: int) -> None:
         """Note the pass that begins."""
-        place, self._taken, self._told = self.place.copy(), 0, told
+        place, self._taken = self.place.copy(), 0
         if not self._held:
             place["number"], place["given"], place["told"] = max(number, place["number"]), 0, told
         if self._group.joined and hasattr(sampler, SETS_EPOCH) and not place["sets_epoch"]:

@@ -144,7 +144,9 @@ class RegisteredState:
 
     def _mine(self, name: str) -> Any:
         """Return the object that an incoming value is put into; None: no object of this process."""
-        return None if name == STANDING else self.values.get(name)  # a callback may hold what is in that one
+        mine = self.values.get(name)
+        # A callback may hold what is in the first one; the parts of the other are made anew whenever one is asked for.
+        return None if name == STANDING or getattr(mine, "replaced", False) else mine
 
     def check(self, call: str, value: Any) -> None:
         """Raise UsageError for what cannot travel."""

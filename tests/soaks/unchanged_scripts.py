@@ -227,7 +227,7 @@ UNCHANGED: Final = (
         "huggingface/pytorch-image-models",
         "train.py",
         (),
-        "--data-dir images --device cpu --model test_resnet --img-size 32 -b 4 --epochs 6 --workers 1 --num-classes 2 "
+        "--data-dir images --device cpu --model test_resnet --img-size 32 -b 4 --epochs 8 --workers 1 --num-classes 2 "
         "--opt adamw --lr 0.001 --sched cosine --warmup-epochs 0 --model-ema --no-prefetcher --log-interval 10 --output out",
         data=lambda folder: images(folder / "images", 500, 16),
         has="rates by count of updates, an average of the weights, `reduce` of buffers, checkpoints",

@@ -17,9 +17,11 @@ def decorated(function):
 
 
 @decorated
-def train(rank, batches, each):
+def train(rank, batches, each, loader=(1, 2, 3)):
     step, best, name = 0, 9.0, "x"
     size = 4
+    last = len(loader) - 1
+    longest = len(name)
 
     def report(value):
         shown = 0
@@ -33,7 +35,7 @@ def train(rank, batches, each):
         step += 1
         if lowest < best:
             best: float = lowest
-    return rank, step, best, size, name
+    return rank, step, best, size, name, last, longest
 
 
 def again(depth, each):
@@ -82,10 +84,18 @@ def test_what_a_running_function_assigns_in_a_loop_travels_and_its_other_variabl
     found = list[dict[str, Any]]()
     numbers = ScriptNumbers({}, is_of_script=beside(tmp_path))
     module.outer(0, [3, 2, 4], lambda _report: found.append(numbers.now()))
-    assert found[2] == {"train:lowest": 4.0, "train:step": 2, "train:best": 2.0, "outer:epochs_done": 0}
+    assert found[2] == {
+        "train:last": 2,
+        "train:lowest": 4.0,
+        "train:step": 2,
+        "train:best": 2.0,
+        "outer:epochs_done": 0,
+    }
     came = found[2]
-    ended = module.outer(7, [8], once(lambda: ScriptNumbers({}, is_of_script=beside(tmp_path)).take(came)))
-    assert ended == (7, 3, 2.0, 4, "x")
+    ended = module.outer(
+        7, [8], once(lambda: ScriptNumbers({}, is_of_script=beside(tmp_path)).take({**came, "train:last": 62}))
+    )
+    assert ended == (7, 3, 2.0, 4, "x", 62, 1)
 
 
 def test_of_a_function_that_has_called_itself_only_the_innermost_counts(module: Any, tmp_path: Path) -> None:
@@ -156,7 +166,7 @@ def test_in_another_thread_the_main_threads_functions_are_asked(module: Any, tmp
     numbers = ScriptNumbers({}, is_of_script=beside(tmp_path))
     with ThreadPoolExecutor(1) as pool:
         module.train(0, [3], lambda _report: found.append(pool.submit(numbers.now).result()))
-    assert found == [{"train:lowest": 3.0, "train:step": 0, "train:best": 9.0}]
+    assert found == [{"train:last": 2, "train:lowest": 3.0, "train:step": 0, "train:best": 9.0}]
 
 
 def beside(folder: Path) -> Callable[[str], bool]:

@@ -152,6 +152,20 @@ def test_containers_stay_those_that_the_script_knows() -> None:
     assert here["counts"]["never seen"] == 0
 
 
+class Made(dict[str, Any]):
+    """As a library's state is: its parts are made anew whenever one is asked for."""
+
+    replaced = True
+
+    def get(self, _name: str, _default: Any = None) -> Any:
+        raise AssertionError("nothing is put into a part of it")
+
+
+def test_a_value_that_is_replaced_whole_is_asked_for_no_part_of_it() -> None:
+    here = Made(a=1, b=[2])
+    assert sent({"a": 3, "b": [4]}, here) == {"a": 3, "b": [4]} and here == {"a": 1, "b": [2]}
+
+
 def test_a_named_tuple_stays_one() -> None:
     assert sent(Point(1, [2]), Point(0, [])) == Point(1, [2])
     assert isinstance(sent(Point(1, [2]), Point(0, [])), Point)
