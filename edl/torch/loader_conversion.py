@@ -34,7 +34,7 @@ class Order(NamedTuple):
     seed: int
 
 
-class Cut(NamedTuple):
+class PartCut(NamedTuple):
     """How the samples of one step are cut into batches."""
 
     samples: int  # of a batch
@@ -42,7 +42,7 @@ class Cut(NamedTuple):
     full: bool = False  # each batch is
 
     def of(self, samples: Sequence[Any]) -> list[Sequence[Any]]:
-        """Cut the samples of a step. If there are too few for so many batches, these are smaller, of two samples at
+        """PartCut the samples of a step. If there are too few for so many batches, these are smaller, of two samples at
         least; if there are still too few, samples come again inside of the step: all of them equally often where that
         can be, so that the mean of its gradients stays what it is.
         """
@@ -62,7 +62,7 @@ class Cut(NamedTuple):
 class CollatedParts:
     """Samples of one step, as the batches that the script would have made of them, and how many are in each."""
 
-    def __init__(self, collate: Callable[[Any], Any], cut: Cut) -> None:
+    def __init__(self, collate: Callable[[Any], Any], cut: PartCut) -> None:
         self._collate, self._cut = collate, cut
 
     def __call__(self, samples: Sequence[Any]) -> list[tuple[Any, int]]:
@@ -126,7 +126,7 @@ def converted(
     loading = {name: value for name in KEPT if (value := getattr(loader, name)) is not None}
     if loader.num_workers:
         loading |= {name: getattr(loader, name) for name in WITH_PROCESSES}
-    cut = Cut(samples, parts, drops) if as_it_counts else Cut(samples)
+    cut = PartCut(samples, parts, drops) if as_it_counts else PartCut(samples)
     collate = CollatedParts(loader.collate_fn, cut)
     elastic = ElasticDataLoader(
         loader.dataset, samples * parts, order.shuffle, seed=order.seed, collate_fn=collate, **loading

@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 from edl.errors import UsageError
 from edl.torch.batches import ElasticBatches
 from edl.torch.loader import ElasticDataLoader
-from edl.torch.loader_conversion import CollatedParts, Cut, Order, StepParts, converted, order_of
+from edl.torch.loader_conversion import CollatedParts, PartCut, Order, StepParts, converted, order_of
 from edl.torch.torch_process import trainer as seat
 
 DATA = TensorDataset(torch.arange(10))
@@ -37,7 +37,7 @@ class Stream(IterableDataset[int]):
     ("samples", "sizes"), [(range(8), [4, 4]), (range(9), [4, 4, 1]), (range(3), [3]), (range(1), [1])]
 )
 def test_parts_are_the_batches_of_the_script_in_its_order(samples: range, sizes: list[int]) -> None:
-    parts = CollatedParts(list, Cut(4))(samples)
+    parts = CollatedParts(list, PartCut(4))(samples)
     assert [count for _, count in parts] == sizes
     assert [one for part, _ in parts for one in part] == list(samples)
 
@@ -60,19 +60,19 @@ def test_parts_are_the_batches_of_the_script_in_its_order(samples: range, sizes:
 )
 def test_a_step_of_few_samples_has_as_many_batches_as_any(samples: int, number: int, batches: list[list[int]]) -> None:
     """All of its samples come equally often, so the mean of its gradients is theirs."""
-    assert [[*part] for part in Cut(4, number).of(range(samples))] == batches
+    assert [[*part] for part in PartCut(4, number).of(range(samples))] == batches
 
 
 def test_no_batch_is_larger_than_the_scripts() -> None:
-    assert [[*part] for part in Cut(1, 4).of(range(3))] == [[0], [1], [2], [0]]
+    assert [[*part] for part in PartCut(1, 4).of(range(3))] == [[0], [1], [2], [0]]
 
 
 def test_batches_that_the_script_wants_full_are_filled_by_samples_of_their_own_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(seat, "elastic_shard_generator", lambda *_: None)
-    assert [[*part] for part in Cut(4, 2, full=True).of(range(3))] == [[0, 1, 2, 0], [1, 2, 0, 1]]
-    assert [[*part] for part in Cut(4, 1, full=True).of(range(4))] == [[0, 1, 2, 3]]
+    assert [[*part] for part in PartCut(4, 2, full=True).of(range(3))] == [[0, 1, 2, 0], [1, 2, 0, 1]]
+    assert [[*part] for part in PartCut(4, 1, full=True).of(range(4))] == [[0, 1, 2, 3]]
     loader: DataLoader[Any] = DataLoader(DATA, 4, sampler=DistributedSampler(DATA, 2, 0), drop_last=True)
     (batch, count), *more = converted(loader, 1, 0, as_it_counts=True).loader.collate_fn([(torch.tensor(7),)])
     assert batch[0].tolist() == [7] * 4 and count == 4 and not more
