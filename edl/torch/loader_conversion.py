@@ -42,7 +42,7 @@ class PartCut(NamedTuple):
     full: bool = False  # each batch is
 
     def of(self, samples: Sequence[Any]) -> list[Sequence[Any]]:
-        """PartCut the samples of a step. If there are too few for so many batches, these are smaller, of two samples at
+        """Cut the samples of a step. If there are too few for so many batches, these are smaller, of two samples at
         least; if there are still too few, samples come again inside of the step: all of them equally often where that
         can be, so that the mean of its gradients stays what it is.
         """

@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 from edl.errors import UsageError
 from edl.torch.batches import ElasticBatches
 from edl.torch.loader import ElasticDataLoader
-from edl.torch.loader_conversion import CollatedParts, PartCut, Order, StepParts, converted, order_of
+from edl.torch.loader_conversion import CollatedParts, Order, PartCut, StepParts, converted, order_of
 from edl.torch.torch_process import trainer as seat
 
 DATA = TensorDataset(torch.arange(10))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -238,19 +239,14 @@ def test_who_calls_another_collective_than_most_is_told_of_it_and_the_others_go_
     failed = list[int]()
     for rank, name in enumerate(called):
         voids: list[BaseException] = []
-        seat = SimpleNamespace(
-            rank=lambda rank=rank: rank, size=lambda: len(names), voided=False, void_beside=voids.append
-        )
-        ring = SimpleNamespace(gathered=lambda _mine, _name: said, is_failure=lambda _error: True)
+        seat: Any = SimpleNamespace(size=lambda: len(names), voided=False, void_beside=voids.append)
+        ring: Any = SimpleNamespace(gathered=lambda _mine, _name: said, is_failure=lambda _error: True)
         words = LoopCollectives(SimpleNamespace(ring=ring), seat)
         try:
-            found = words.by_rank(name, lambda rank=rank: rank)
+            found = words.by_rank(name, partial(int, rank))
         except UsageError as error:
-            failed.append(
-                rank
-                if "this worker has called all_reduce in a mini-batch in which the others call barrier" in str(error)
-                else -1
-            )
+            told = "this worker has called all_reduce in a mini-batch in which the others call barrier"
+            failed.append(rank if told in str(error) else -1)
         else:
             assert (found, len(voids)) == (([rank], 1) if wrong else ([0, 1, 2], 0))
     assert failed == wrong
