@@ -18,7 +18,7 @@ TENSOR = "\0tensor"  # marks one of a callback's state: it travels as bytes, as 
 
 
 class Travels(Mapping[str, Any]):
-    replaced = True  # what comes is put into no part of it: it stands in its place (`edl.trainer.registered_state`)
+    replaced = False  # it is plain all through: what comes stands in its place, and nothing in it is compared
 
     @abstractmethod
     def now(self) -> dict[str, Any]:

@@ -25,6 +25,8 @@ OUTSIDE: Final = "torchrun_modules"
 class OutsideModules(Travels):
     """The tensors in them that have changed; a value that `edl.register` takes."""
 
+    replaced = True
+
     def __init__(self, modules: Sequence[torch.nn.Module], known: Collection[int]) -> None:
         """`known`: tensors that edl knows of otherwise, by `id`."""
         self._known = frozenset(known)

@@ -34,6 +34,8 @@ NUMBERS: Final = "torchrun_numbers"
 class ScriptNumbers(Travels):
     """The changed numbers; a value that `edl.register` takes."""
 
+    replaced = True
+
     def __init__(
         self,
         variables: MutableMapping[str, Any],

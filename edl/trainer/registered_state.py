@@ -254,7 +254,7 @@ class RegisteredState:
         found = (
             compared(value, _call(name), self._sorts, own=self._own.get(name, ()))
             for name, value in self.values.items()
-            if name != STANDING
+            if name != STANDING and not getattr(value, "replaced", False)
         )
         return sorted((leaf for leaves in found for leaf in leaves), key=lambda leaf: leaf[0])
 

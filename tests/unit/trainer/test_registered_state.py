@@ -164,6 +164,8 @@ class Made(dict[str, Any]):
 def test_a_value_that_is_replaced_whole_is_asked_for_no_part_of_it() -> None:
     here = Made(a=1, b=[2])
     assert sent({"a": 3, "b": [4]}, here) == {"a": 3, "b": [4]} and here == {"a": 1, "b": [2]}
+    scheduler = Scheduler(3)
+    assert having({"x": [scheduler]}).compared() and not having({"x": Made(a=scheduler)}).compared()
 
 
 def test_a_named_tuple_stays_one() -> None:
