@@ -79,7 +79,7 @@ def faces(folder: Path) -> None:
 
 def shakespeare(folder: Path) -> None:
     data = folder / "data" / "shakespeare_char"
-    data.mkdir(parents=True)
+    data.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     for name, count in (("train", 200_000), ("val", 4_000)):
         rng.integers(0, 65, count, np.uint16).tofile(data / f"{name}.bin")
