@@ -56,6 +56,7 @@ class Trainer:
 
     def train(self, batches):
         self.began = time.time()
+        self.place["seen"] = 0
         for batch in batches:
             self.global_step += 1
             self.rank_step += 1
