@@ -10,10 +10,9 @@ It listens at one address, by default on the loopback interface.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -23,10 +22,7 @@ from edl.coordination.first_snapshot import holds_data, put_first, rights_of, sn
 from edl.coordination.gate import gated
 from edl.coordination.java import find_jars, find_java
 from edl.coordination.local_place import LOOPBACK
-from edl.coordination.stranger_nodes import Wiper
 from edl.errors import ConfigError
-
-logger = logging.getLogger("edl")
 
 _OWNER = "owner"
 """The file in the folder that names the only user of its tree, which was closed before its server first listened."""
@@ -90,15 +86,12 @@ class LocalServer(ChildServer):
         lock: int | None = None,
         digest: Digest | None = None,
         first: bytes = b"",
-        flags: Sequence[str] = (),
     ) -> None:
-        """Prepare the server. `first` is the snapshot to begin with if there are no data; `flags` are further flags for
-        Java.
-        """
+        """Prepare the server. `first` is the snapshot to begin with if there are no data."""
         super().__init__(folder, config["clientPortAddress"], int(config["clientPort"]), lock)
         self._data = folder / "data"
         self._data.mkdir(mode=0o700, exist_ok=True)
-        self._digest, self._first, self._flags = digest, first, (*_FLAGS, *flags)
+        self._digest, self._first = digest, first
         self._config = folder / "zoo.cfg"
         self._config.write_text("".join(f"{key}={value}\n" for key, value in config.items()))
 
@@ -107,30 +100,14 @@ class LocalServer(ChildServer):
         cls, folder: Path, lock: int, port: int | None, digest: Digest | None, address: str | None
     ) -> Self:
         address = address or LOOPBACK
-        wiper = _wiper(folder, digest)
-        flags = () if wiper is None else (wiper.flag,)
+        _claim(folder, digest)
         closed = {} if digest is None else {"enforce.auth.enabled": "true", "enforce.auth.schemes": "digest"}
         config, first = base_config(folder, 0, address) | closed, snapshot_of(*rights_of(digest))
-        server = await serve(
-            lambda port: cls(
-                folder, config | {"clientPort": str(port)}, lock=lock, digest=digest, first=first, flags=flags
-            ),
+        return await serve(
+            lambda port: cls(folder, config | {"clientPort": str(port)}, lock=lock, digest=digest, first=first),
             address,
             port,
         )
-        if wiper is not None:
-            await server._wipe(wiper)
-        return server
-
-    async def _wipe(self, wiper: Wiper) -> None:
-        root, _ = rights_of(self._digest)
-        try:
-            for path in await wiper.wipe(self.coordinator, root):
-                logger.warning("%s: another user had made %s there: it is removed", self._folder, path)
-        except BaseException:
-            await self.end()
-            raise
-        (self._folder / _OWNER).write_text(root.identity)
 
     @property
     def coordinator(self) -> Coordinator:
@@ -168,22 +145,18 @@ class LocalServer(ChildServer):
 
     def _command(self) -> list[str]:
         class_path = os.pathsep.join(map(str, find_jars()))
-        return [str(find_java()), *self._flags, "-cp", class_path, _MAIN, str(self._config)]
+        return [str(find_java()), *_FLAGS, "-cp", class_path, _MAIN, str(self._config)]
 
 
-def _wiper(folder: Path, digest: Digest | None) -> Wiper | None:
-    """Return a Wiper if the data come from an earlier edl, under which strangers could make nodes; else None. Raises
-    `ConfigError`.
-    """
+def _claim(folder: Path, digest: Digest | None) -> None:
+    """Write down whose tree it is, before there is one. Raises `ConfigError` if it is another's."""
     owner, (root, _) = folder / _OWNER, rights_of(digest)
     if not holds_data(folder / "data"):
-        owner.write_text(root.identity)
-        return None
-    if not (owner.exists() and owner.read_text()):  # empty: the launcher was killed while it wrote the file
-        return None if digest is None else Wiper(folder)
-    if owner.read_text() != root.identity:
+        written = folder / f"{_OWNER}.new"
+        written.write_text(root.identity)
+        written.replace(owner)
+    elif not owner.exists() or owner.read_text() != root.identity:
         raise ConfigError(f"{folder} was used with other credentials: use another folder")
-    return None
 
 
 async def _ask(address: str, port: int, word: bytes) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 import signal
 import socket
@@ -15,14 +14,12 @@ import sys
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
-from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 from seen_server import until
 
 from edl.coordination import child_server, gate
 from edl.coordination.connect import connect
 from edl.coordination.coordinator_settings import Digest
-from edl.coordination.local_place import free_port
-from edl.coordination.zookeeper_server import LocalServer, base_config
+from edl.coordination.zookeeper_server import LocalServer
 from edl.errors import ConfigError
 
 pytestmark = pytest.mark.integration
@@ -92,40 +89,6 @@ async def test_a_server_whose_data_was_removed_comes_back_closed(local, tmp_path
     assert len(await asyncio.to_thread(refusals, local.port)) == 2 * len(PLACES)
 
 
-async def test_what_strangers_made_in_an_open_server_of_an_earlier_edl_is_wiped(tmp_path, caplog):
-    folder = tmp_path / "zk"
-    folder.mkdir(mode=0o700)
-    old = LocalServer(folder, base_config(folder, free_port()))
-    old.spawn()
-    assert await old.wait_ready(30.0)
-    await asyncio.to_thread(played_in, old.port)
-    await old.stop()
-
-    local = await LocalServer.start(folder, digest=MINE)
-    assert await asyncio.to_thread(refusals, local.port) == [place for place in PLACES for _ in range(2)]
-    store = await connect(local.coordinator, 4.0)
-    assert await store.children("/") == ("jobs", "zookeeper")
-    assert await store.children("/jobs") == ("ours",)
-    assert await store.children("/zookeeper") == ("config", "quota")
-    await store.close()
-    await local.stop()
-    told = re.findall(r"another user had made (\S+) there", caplog.text)
-    assert sorted(told) == ["/jobs/evil", "/stranger", "/zookeeper/fill"]
-    again = await LocalServer.start(folder, digest=MINE)  # which looks no more
-    await again.stop()
-
-
-def played_in(port):
-    acl = [make_digest_acl(MINE.user, MINE.password, all=True)]
-    with guest(port) as stranger, guest(port, ("digest", f"{MINE.user}:{MINE.password}")) as ours:
-        stranger.create("/stranger/a/b", makepath=True, acl=OPEN_ACL_UNSAFE)
-        stranger.create("/zookeeper/fill", acl=OPEN_ACL_UNSAFE)
-        ours.create("/jobs", acl=acl)
-        ours.create("/jobs/ours", acl=acl)
-        ours.create("/jobs/evil", acl=OPEN_ACL_UNSAFE)  # as where a stranger had made /jobs first
-        ours.set_acls("/", acl)
-
-
 async def test_data_that_was_open_to_all_is_not_taken_for_ours(tmp_path):
     open_one = await LocalServer.start(tmp_path / "zk")
     await open_one.stop()
@@ -134,14 +97,6 @@ async def test_data_that_was_open_to_all_is_not_taken_for_ours(tmp_path):
             (tmp_path / "zk" / "owner").unlink()
         with pytest.raises(ConfigError, match=r"^[^\n]*was used with other credentials: use another folder$"):
             await LocalServer.start(tmp_path / "zk", digest=MINE)
-
-
-async def test_a_mark_that_is_empty_is_that_of_who_was_killed_as_it_was_written(tmp_path):
-    for _ in range(2):
-        server = await LocalServer.start(tmp_path / "zk", digest=MINE)
-        await server.stop()
-        assert (tmp_path / "zk" / "owner").read_text()
-        (tmp_path / "zk" / "owner").write_text("")
 
 
 async def test_wrong_connections_leave_nothing_in_its_log(local):
