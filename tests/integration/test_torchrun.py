@@ -85,14 +85,14 @@ def run_real_torchrun(folder: Path, batches: int) -> None:
     """PyTorch's gloo aborts the process now and then as it ends: "terminate called without an active exception"."""
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(LOSSES)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for _ in range(3):
+    for tries_left in (2, 1, 0):
         done = subprocess.run(
             [*line, str(folder), str(batches)],
             env=environ, capture_output=True, text=True, check=False, timeout=patient(120),
         )  # fmt: skip
-        if "terminate called without an active exception" not in done.stderr:
-            break
-    assert done.returncode == 0, done.stderr
+        if not tries_left or "terminate called without an active exception" not in done.stderr:
+            assert done.returncode == 0, done.stderr
+            return
 
 
 @pytest.mark.parametrize("batches", [1, 3])
