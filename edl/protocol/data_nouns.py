@@ -23,6 +23,8 @@ class DataSpec(msgspec.Struct, frozen=True):
     by_sample: bool = False  # the script cuts samples into batches itself: only the last batch of a pass can be short
     source: str = ""  # fingerprint of the files whose records the samples are; empty: samples are numbers
     open_ended: bool = False  # each pass asks for one more epoch when it begins, so none is known to be the last
+    shards: int = 0  # of a stream, which has no length: `total` is then `ITEMS` for each of them; 0: no stream
+    at_once: int = 0  # shards of a stream that a worker reads at once; 0: all that are its own
 
     @property
     def has_end(self) -> bool:
@@ -34,6 +36,42 @@ class DataSpec(msgspec.Struct, frozen=True):
         return tuple(
             name for name in self.__struct_fields__ if name != "epochs" and getattr(self, name) != getattr(other, name)
         )
+
+
+ITEMS = 1 << 32
+"""Places of one shard of a stream in an epoch: more than it has items."""
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """A place in a shard of a stream from which it can be read without what comes before."""
+
+    item: int  # the first that is read from here
+    state: bytes  # of the source and the operators
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A shard of a stream in one epoch, as far as it is known. The part's number is epoch * shards + shard.
+
+    `known`, `ended`, `marks` and `check` are facts about the data: they are the same in all readings, so that a
+    worker's report of them can be late, come twice, or be followed by a death.
+    """
+
+    part: int
+    holder: str = ""  # the worker that reads it; in a report: empty
+    next: int = 0  # items from here on were never leased
+    returned: tuple[tuple[int, int], ...] = ()  # unassigned items before that: from, to
+    known: int = 0  # so many items are known to be there
+    ended: bool = False  # and these are all
+    marks: tuple[Mark, ...] = ()  # in order, the first at or before the first item that is not trained
+    check: tuple[int, int, int] = (0, 0, 0)  # from, to, and a checksum of the contents of these items
+
+
+class StreamSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """The shards of a stream: those that are begun and not yet trained."""
+
+    begun: int  # parts before this one were given to a worker, those that are not among `parts` are trained
+    leased: int  # items of all parts that are leased or trained
+    parts: tuple[Part, ...]
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True):
@@ -118,6 +156,14 @@ class Totals(msgspec.Struct, frozen=True, array_like=True):
     samples: int
 
 
+class StreamCounts(msgspec.Struct, frozen=True):
+    """The shards of a stream in the epoch in progress."""
+
+    done: int  # leased to their end
+    in_hand: int
+    waiting: int
+
+
 class DataCounts(msgspec.Struct, frozen=True):
     """The epoch in progress, as `edl status` shows it. unassigned + leased + trained == total (I6)."""
 
@@ -130,6 +176,7 @@ class DataCounts(msgspec.Struct, frozen=True):
     # Must be 0 (I6), as far as a ledger can see that of itself: a sample in none of its places counts as trained.
     lost: int = 0  # not trained, though their epochs have ended
     repeated: int = 0  # held twice: leased twice, or leased and unassigned
+    stream: StreamCounts | None = None  # then `total` is what is known so far, of all epochs
 
 
 class MemberSnapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -161,3 +208,4 @@ class LedgerSnapshot(msgspec.Struct, frozen=True):
     members: tuple[MemberSnapshot, ...]  # in order of rank
     late: int = -1  # the newest epoch whose samples came back after its final round was given to scripts
     deal: Deal = Deal()  # the newest deal
+    stream: StreamSnapshot | None = None  # with `frontier` and `returned` empty; None: the samples have numbers

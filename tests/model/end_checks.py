@@ -35,8 +35,11 @@ class EndChecks:
         elif spec is None:
             if self._job.checks.steps < self._job.steps:
                 self._violated("I5", f"the job is finished after step {self._job.checks.steps} of {self._job.steps}")
-        elif len(trained := self._job.checks.training.samples) != spec.total * spec.epochs:
-            lost = {(epoch, at) for epoch in range(spec.epochs) for at in range(spec.total)} - trained
+        elif len(trained := self._job.checks.training.samples) != self._job.samples_of(spec.epochs):
+            stream = self._job.stream
+            numbered = spec.total if stream is None else 0
+            there = {(epoch, at) for epoch in range(spec.epochs) for at in range(numbered)}
+            lost = (there if stream is None else stream.samples(spec.epochs)) - trained
             self._violated("I6", f"the job is finished, and no worker has trained {sorted(lost)[:9]}")
 
     def _has_to_go(self, record: Record) -> None:
@@ -93,7 +96,7 @@ class EndChecks:
         if spec is None:
             is_trained = self._job.checks.steps >= self._job.steps
         else:
-            is_trained = len(self._job.checks.training.samples) == spec.total * spec.epochs
+            is_trained = len(self._job.checks.training.samples) == self._job.samples_of(spec.epochs)
         return is_trained and all(one.astray or one.phase is Phase.DONE for one in roster)
 
     def _did_not_end(self, worker: SimWorker) -> None:

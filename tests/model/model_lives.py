@@ -16,6 +16,7 @@ from edl.protocol.data_nouns import DataSpec
 from tests.model.model_checkpoints import SimStore
 from tests.model.model_faults import draw, draw_saved
 from tests.model.model_rings import AWAITED_S
+from tests.model.model_stream import of_stream
 from tests.model.scenario import chooses
 from tests.model.simulation import Inheritance, SimJob
 
@@ -67,11 +68,12 @@ def next_life(job: SimJob, *, seed: int, workers: int, job_class: type[SimJob] =
         workers=workers,
         checkpointing=checkpointing,
         inherits=inherits,
+        stream=job.stream,
         **more,
     )
 
 
-def lives(seed: int, job_class: type[SimJob] = SimJob) -> Iterator[SimJob]:
+def lives(seed: int, job_class: type[SimJob] = SimJob, *, streams: bool = False) -> Iterator[SimJob]:
     """The lives of the job of `seed`, one after the other, each of them over: faults in all of them, and all but the
     last one end with the end of all its workers, wherever it is, or are preempted.
     """
@@ -79,11 +81,20 @@ def lives(seed: int, job_class: type[SimJob] = SimJob) -> Iterator[SimJob]:
     workers, steps = source.randint(1, 4), source.randint(20, 200)
     own_data = source.random() < OWN_DATA
     spec = _spec(source, workers, steps)
+    items = spec.total
+    if streams:
+        spec = of_stream(spec, random.Random(f"stream {seed}"))
     every_s, every_steps, auto = source.choice((0.0, 0.1, 0.3)), source.choice((7, 20, 40)), chooses(seed)
     checkpointing = Checkpointing("memory:", every_s, 0 if auto else every_steps, auto=auto)
     asked = random.Random(f"asked to go {seed}")
     job = job_class(
-        None if own_data else spec, seed=seed, steps=steps, workers=workers, checkpointing=checkpointing, prepares=1.0
+        None if own_data else spec,
+        seed=seed,
+        steps=steps,
+        workers=workers,
+        checkpointing=checkpointing,
+        prepares=1.0,
+        items=items,
     )
     for life in range(source.choice((1, 1, 2))):
         _plan(job, source, steps)

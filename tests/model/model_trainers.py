@@ -193,6 +193,7 @@ class SimShells:
         """The script asks for samples, if the job hands them out."""
         if self.job.spec is not None:
             self.tell(worker, DataWanted(msgspec.structs.replace(self.job.spec, epochs=worker.wanted)))
+            self.job.readers.begin(worker)
 
     def end_script(self, worker: SimWorker) -> None:
         """The generator has come to its end, or the trainer was told to go. What it copies, it has copied before."""

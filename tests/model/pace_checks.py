@@ -45,7 +45,7 @@ class Pace:
     def waits(self, worker: SimWorker) -> None:
         """Check that a worker without samples does not wait for a leader to lease samples that are there."""
         spec, leases, step = self._job.spec, worker.leases, worker.step + 1
-        if spec is None or spec.by_sample or spec.open_ended or not self._is_smooth:
+        if spec is None or spec.by_sample or spec.open_ended or spec.shards or not self._is_smooth:
             return
         if worker.entered < worker.step and leases.at(step) is None and not leases.ends_before(step):
             self._violated("I11", f"{worker.id} waits after step {worker.step}, and samples are left to be leased")

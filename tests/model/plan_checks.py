@@ -118,6 +118,8 @@ class PlanChecks:
         soon.
         """
         new = self._newcomers.pop((ring, step), ())
+        if self._job.stream is not None:  # a newcomer has yet to read what it is to train
+            return
         newcomers = [worker for worker in members if worker.id in new]
         at = {worker.id: worker.leases.at(step) for worker in members}
         batch = sum(lease.batch for lease in at.values() if lease is not None)
@@ -163,7 +165,7 @@ class PlanChecks:
         if spec is None:
             return False
         epochs = ledger.spec.epochs if ledger is not None and ledger.closed else spec.epochs
-        return len(self._job.checks.training.samples) == spec.total * epochs
+        return len(self._job.checks.training.samples) == self._job.samples_of(epochs)
 
     def _holds_only_the_ready(self, roster: tuple[str, ...]) -> None:
         for worker in roster:

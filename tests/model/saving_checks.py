@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 from edl.core.job.leader_inputs import Tell
 from edl.facts import CheckpointFailed
 from edl.protocol.checkpoint_record import Save, Saving
-from edl.protocol.data_nouns import LedgerSnapshot
+from edl.protocol.data_nouns import ITEMS, LedgerSnapshot
 from edl.protocol.record import Record
 from tests.model.model_faults import SimFault
 from tests.model.model_rings import Sample
+from tests.model.model_stream import SimStream
 from tests.model.models import Model
 
 if TYPE_CHECKING:
@@ -140,10 +141,21 @@ class SavingChecks:
             if self._job.spec is not None and saving.after_step > 0:
                 self._violated(f"checkpoint {saving.number} has no ledger")
             return
+        if self._job.stream is not None:
+            self._has_its_stream(saving, self._job.stream)
+            return
         says, truth = trained_by(saving.ledger), self._job.checks.training.trained_up_to(saving.after_step)
         if says != truth:
             wrong = f"{sorted(says - truth)[:5]} too many, {sorted(truth - says)[:5]} too few"
             self._violated(f"checkpoint {saving.number} after step {saving.after_step} has samples as trained: {wrong}")
+
+    def _has_its_stream(self, saving: Saving, stream: SimStream) -> None:
+        """Check that of a stream just what is untrained is left: by its parts, or not begun."""
+        assert saving.ledger is not None and saving.ledger.stream is not None
+        says, truth = untrained(saving.ledger, stream), self._job.checks.training.trained_up_to(saving.after_step)
+        wrong = (says & truth) | (stream.samples(saving.ledger.spec.epochs) - says - truth)
+        if wrong:
+            self._violated(f"checkpoint {saving.number} after step {saving.after_step} is wrong of {sorted(wrong)[:5]}")
 
     # ------------------------------------------------------------------------------------------------- another life
 
@@ -157,6 +169,28 @@ class SavingChecks:
 
 def _is_of(save: Save, saving: Saving) -> bool:
     return (save.number, save.generation, save.after_step) == (saving.number, saving.generation, saving.after_step)
+
+
+def untrained(snapshot: LedgerSnapshot, stream: SimStream) -> set[Sample]:
+    """Return the items that are leased and not trained, that are returned, and that were never leased."""
+    assert snapshot.stream is not None
+    shards, parts = snapshot.spec.shards, {one.part: one for one in snapshot.stream.parts}
+    left = {
+        (piece.epoch, place)
+        for member in snapshot.members
+        for lease in member.leases
+        for piece in lease.left(snapshot.step)
+        for place in range(piece.start, piece.stop)
+    }
+    for part in range(snapshot.spec.epochs * shards):
+        epoch, shard = divmod(part, shards)
+        one = parts.get(part)
+        if one is None and part < snapshot.stream.begun:
+            continue
+        fresh = [(0 if one is None else one.next, stream.lengths[shard])]
+        for start, stop in (*fresh, *(() if one is None else one.returned)):
+            left.update((epoch, shard * ITEMS + item) for item in range(start, stop))
+    return left
 
 
 def trained_by(snapshot: LedgerSnapshot) -> set[Sample]:

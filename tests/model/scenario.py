@@ -25,6 +25,7 @@ from tests.model.model_faults import (
     with_witnesses,
 )
 from tests.model.model_rings import AWAITED_S
+from tests.model.model_stream import of_stream
 from tests.model.simulation import SimJob
 
 OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows nothing of
@@ -49,11 +50,13 @@ def scenario(
     in_line: bool = False,
     saves: bool | None = None,
     sends_large: bool = False,
+    streams: bool = False,
 ) -> SimJob:
     """The job of `seed`, with its faults planned. Run it; it raises Violation if an invariant breaks.
 
     `in_line`: no ring is formed beside another, nor is it saved. `saves`: whether it is, where that is not drawn.
     `sends_large`: newcomers join, and get their states beside several steps; of what is drawn else, faults remain.
+    `streams`: what it trains on has no length.
     """
     source = random.Random(f"scenario {seed}")
     (size,) = source.choices((0, 1, 2), (SMALL, MIDDLE, BIG))
@@ -70,6 +73,8 @@ def scenario(
     )
     if spec.whole_epochs and not spec.by_sample:
         spec = msgspec.structs.replace(spec, open_ended=random.Random(f"end {seed}").random() < 0.5)
+    items = spec.total
+    spec = of_stream(spec, random.Random(f"stream {seed}")) if streams else spec
     minimum = source.choice((1, 1, 1, min(2, workers)))
     maximum = source.choice((0, 0, workers + 2))
     own_data = not sends_large and random.Random(f"own data {seed}").random() < OWN_DATA
@@ -88,6 +93,7 @@ def scenario(
         prepares=1.0 if sends_large else 0.0 if in_line else beside.choice(PREPARES),
         sends=1.0 if sends_large else sending.choice(SENDS),
         spread=seed % 3 == 0,
+        items=items,
         checkpointing=_checkpointing(saving, seed) if is_saved else None,
         batching=Batching() if spec.by_sample or own_data else _batching(random.Random(f"batches {seed}")),
     )

@@ -44,6 +44,7 @@ from tests.model.model_next_rings import NextRings
 from tests.model.model_requests import REACH_S, SimRequests
 from tests.model.model_rings import NOTICED_S, STEP_TIMEOUT_S, Rings
 from tests.model.model_roll_call import RollCalls
+from tests.model.model_stream import SimReaders, SimStream
 from tests.model.model_trainers import SimShells
 from tests.model.model_worker import SimWorker
 from tests.model.models import Model
@@ -94,11 +95,15 @@ class SimJob:
         checkpointing: Checkpointing | None = None,
         inherits: Inheritance | None = None,
         spread: bool = False,
+        items: int = 0,
+        stream: SimStream | None = None,
     ) -> None:
         """`prepares`: how many of its workers can form a ring beside another; `sends`: state beside steps, likewise.
 
         `inherits`: it is the next life of a job. `spread`: it begins on two hosts, of which one may be left.
+        `items`: of a stream in one epoch; or the `stream` of the life before.
         """
+        self.stream = stream or (SimStream(seed, items, spec.shards) if spec is not None and spec.shards else None)
         self.spec = spec  # None: scripts bring data of their own, and end after `steps`
         self.steps = steps
         self.random = random.Random(seed)
@@ -132,6 +137,7 @@ class SimJob:
         self.migrations = Migrations(self, BOOT_S, spread=spread)
         self.checks = Checks(self)
         self.node = RecordNode(self, seed)
+        self.readers = SimReaders(self, seed)
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
         self.policy = JobPolicy(batching=batching or Batching(), checkpointing=self.checkpointing)
@@ -199,6 +205,12 @@ class SimJob:
         if self.durable.state is JobState.FAILED:
             return f"failed: {' '.join(word for word in reason.split() if not word.isdigit())}"
         return self.durable.state.value if self.durable.state in OVER else "all that train hang"
+
+    def samples_of(self, epochs: int) -> int:
+        """Count the samples that there are in so many epochs."""
+        if self.stream is not None:
+            return epochs * sum(self.stream.lengths)
+        return 0 if self.spec is None else epochs * self.spec.total
 
     def story(self, complaint: str, lines: int = 80) -> str:
         return "\n".join([complaint, *self.transcript[-lines:]])

@@ -92,7 +92,8 @@ class TrainingChecks:
             self._violated("I6", str(error))
         if ledger.step >= len(self._trained_until):
             self._violated("I5", f"step {ledger.step} counts as stable, and no worker has trained it")
-        trained = ledger.spec.total * ledger.spec.epochs - untrained
+        stream = self._job.stream is not None
+        trained = ledger.counts().trained if stream else ledger.spec.total * ledger.spec.epochs - untrained
         if trained != self._trained_until[ledger.step]:
             truth = self._trained_until[ledger.step]
             self._violated("I6", f"{trained} samples count as trained after step {ledger.step}, and {truth} are")

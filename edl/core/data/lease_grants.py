@@ -21,7 +21,7 @@ from edl.core.job.leader_inputs import Refuse
 from edl.core.job.leader_state import WorkingState
 from edl.core.worker.next_move import NEVER
 from edl.errors import UsageError
-from edl.protocol.data_nouns import DataSpec, LedgerSnapshot
+from edl.protocol.data_nouns import DataSpec, LedgerSnapshot, Part
 from edl.protocol.job_policy import Rebatch
 from edl.protocol.record import OVER, FailedBy, JobState, Plan, WorkerState
 
@@ -75,6 +75,16 @@ class LeaseGrants:
                 self._project_anew(newest)
         except UsageError as error:
             working.end(JobState.FAILED, str(error), FailedBy.REFUSAL)
+
+    def learn(self, told: tuple[Part, ...]) -> None:
+        """Take in what a worker has found out about a stream."""
+        ledger = self._working.ledgers.ledger
+        if ledger is None or not told:
+            return
+        before = ledger.epoch
+        if ledger.learn(told):
+            self._tell_ended(tuple(range(before, ledger.epoch)))
+            self._working.keep_ledger()
 
     def ask_batch(self, samples: int) -> None:
         """Set the global batch to `samples`: in leases granted from now on, and soon in those already granted."""

@@ -150,9 +150,14 @@ class LedgerVersions:
                 self._take(plan.ledger)
 
     def _take(self, snapshot: LedgerSnapshot) -> None:
-        """Take over a snapshot, but keep the epochs: it may predate a worker's request, which is made only once."""
+        """Take over a snapshot, but keep the epochs: it may predate a worker's request, which is made only once. Keep
+        what is known of a stream, too.
+        """
         asked = self.ledger.spec.epochs if self.ledger is not None else 0
+        known = self.ledger.facts() if self.ledger is not None else ()
         self.ledger = Ledger.restore(snapshot)
+        if known:
+            self.ledger.learn(known)
         if asked > self.ledger.spec.epochs:
             self.ledger.extend(asked)
 

@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from edl.core.data.sample_ledger import Ledger
+from edl.core.data.stream_parts import renamed
 from edl.errors import UsageError
 from edl.protocol.checkpoint_record import Resumed
 from edl.protocol.data_nouns import DataSpec, Lease, LedgerSnapshot, MemberSnapshot
@@ -44,7 +45,9 @@ def rebased(snapshot: LedgerSnapshot, step: int = 0) -> LedgerSnapshot:
     # A script that has had its last batch of a pass is gone, and another one asks for all that is left. One that cuts
     # batches itself takes samples of an epoch only while that is not closed.
     closed = snapshot.closed and (not snapshot.spec.by_sample or any(one.leases for one in members))
-    return msgspec.structs.replace(snapshot, step=step, members=members, late=-1, closed=closed)
+    names = {one.worker: f"{RANK}{rank}" for rank, one in enumerate(snapshot.members)}
+    stream = None if snapshot.stream is None else renamed(snapshot.stream, names)
+    return msgspec.structs.replace(snapshot, step=step, members=members, late=-1, closed=closed, stream=stream)
 
 
 def _moved(leases: Iterable[Lease], step: int, to_step: int) -> tuple[Lease, ...]:

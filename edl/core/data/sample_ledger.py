@@ -40,23 +40,40 @@ by now is leased first; then more on speculation, so that no worker waits for th
 script begins is never trained, and counts for nothing. One that is trained was begun, whether or not that was told yet.
 When the roster changes, leases of epochs that no script can have begun are taken back: so what came back goes out
 before them.
+
+The samples of a stream (`edl.core.data.stream_parts`) are those of the shards that a worker holds. They are not dealt:
+a round is as long as each member that may find more has whole batches at hand, and waits for it; a member without
+anything to read has what it had found before, and then nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 
 import msgspec
 
 from edl.core.data.rounds import evenly, sums, whole_batches
+from edl.core.data.stream_parts import StreamParts
 from edl.core.data.unassigned import Unassigned
 from edl.errors import InvalidTransition, UsageError
-from edl.protocol.data_nouns import DataCounts, DataSpec, Deal, Lease, LedgerSnapshot, MemberSnapshot, Totals
+from edl.protocol.data_nouns import (
+    DataCounts,
+    DataSpec,
+    Deal,
+    Lease,
+    LedgerSnapshot,
+    MemberSnapshot,
+    Part,
+    Range,
+    StreamCounts,
+    Totals,
+)
 
 FIRST_DEAL = 64  # steps
 LONGEST_DEAL = 16384
+LONGEST_ROUND = 64  # steps of a stream: a lease has a piece of a shard for each
 SPECULATIVE = 64  # epochs beyond those wanted: each costs every member a lease, however short it is
 HISTORY = 32  # events kept for the story of an InvalidTransition
 
@@ -78,7 +95,7 @@ class Ledger:
     ) -> None:
         _check(spec)
         self._spec = spec
-        self._pool = Unassigned(spec.total, _leasable(spec))
+        self._pool = _pool_of(spec)
         self._members = {worker: _Holder(batch) for worker, batch in _by_worker(roster, batches, spec).items()}
         self._step = step
         self._covered = step
@@ -153,6 +170,9 @@ class Ledger:
 
     @property
     def wanted(self) -> int:
+        """Return the samples of all wanted epochs; of a stream, those that are known to be there."""
+        if isinstance(self._pool, StreamParts):
+            return self._pool.handed_out + self._pool.count(self._spec.epochs - 1)
         return self._spec.total * self._spec.epochs
 
     @property
@@ -166,8 +186,20 @@ class Ledger:
 
     @property
     def holds_back(self) -> bool:
-        """Tell whether the rest must wait until all before it is trained, as it may be a script's short last batch."""
-        return self._spec.by_sample and not self._closed and not self.fully_leased
+        """Tell whether the rest must wait: until all before it is trained, as it may be a script's short last batch;
+        or until a worker has found more of a stream.
+        """
+        return bool(self._spec.by_sample or self._spec.shards) and not self._closed and not self.fully_leased
+
+    @property
+    def reading(self) -> tuple[str, ...]:
+        """Return the members that have yet to find samples of a stream before more can be leased."""
+        pool = self._pool
+        if not isinstance(pool, StreamParts):
+            return ()
+        limit = self._limit(self._next_epoch())
+        reading = (worker for worker in self._readers() if pool.is_awaited(worker, limit))
+        return tuple(worker for worker in reading if pool.available(worker, limit) < self._members[worker].batch)
 
     @property
     def stranded(self) -> bool:
@@ -201,13 +233,32 @@ class Ledger:
         return self._totals
 
     def counts(self) -> DataCounts:
-        """Count the samples of the epoch in progress; once all are trained, of the last one."""
+        """Count the samples of the epoch in progress; once all are trained, of the last one.
+
+        Of a stream, count those of all epochs that are known to be there.
+        """
         epoch, total = min(self._ended, self._spec.epochs - 1), self._spec.total
+        if isinstance(self._pool, StreamParts):
+            return self._counts_of_stream(self._pool, epoch)
         unassigned = self._pool.count_in(epoch)
         left = (piece for lease in self._all_leases() for piece in lease.left(self._step))
         leased = sum(len(piece) for piece in left if piece.epoch == epoch)
         ahead = self._covered - self._step
         return DataCounts(epoch, total, total - unassigned - leased, leased, unassigned, ahead, *self._amiss())
+
+    def _counts_of_stream(self, pool: StreamParts, epoch: int) -> DataCounts:
+        leased = sum(len(piece) for lease in self._all_leases() for piece in lease.left(self._step))
+        unassigned = pool.count(self._spec.epochs - 1)
+        return DataCounts(
+            epoch,
+            pool.handed_out + unassigned,
+            pool.handed_out - leased,
+            leased,
+            unassigned,
+            self._covered - self._step,
+            *self._amiss(),
+            stream=StreamCounts(*pool.shards_in(epoch)),
+        )
 
     # ---------------------------------------------------------------------------------------------- what happens
 
@@ -249,6 +300,8 @@ class Ledger:
         """
         self._history.append(("hand_over", len(roster)))
         if len(roster) == len(self._members):
+            if isinstance(self._pool, StreamParts):
+                self._pool.rename(dict(zip(self._members, roster, strict=True)))
             self._members = dict(zip(_distinct(roster), self._members.values(), strict=True))
         else:
             self.rebatch(self._step)
@@ -259,12 +312,34 @@ class Ledger:
         if step > self._step and any(self._uncovered()):
             raise self._refused(f"commit({step}) before newcomers were granted leases (I7)")
         self._advance(step)
+        if isinstance(self._pool, StreamParts):
+            self._pool.settle(self._untrained())
         return self._end_epochs()
+
+    def learn(self, told: Iterable[Part]) -> bool:
+        """Take in what is found out about a stream; tell whether workers must hear of it: others read parts now, or
+        all is leased. An epoch may end with it, whose last shards have no more than is trained.
+        """
+        if not isinstance(self._pool, StreamParts):
+            return False
+        ended = self._pool.learn(told)
+        self._pool.settle(self._untrained())
+        self._outdated_until = self._last_outdated()
+        if ended:
+            self._pool.assign(self._readers())
+            self._end_epochs()
+        return ended
+
+    def facts(self) -> tuple[Part, ...]:
+        """Return what is known of the parts of a stream, for another ledger to learn."""
+        return self._pool.parts if isinstance(self._pool, StreamParts) else ()
 
     def grant(self, until_step: int) -> dict[str, tuple[Lease, ...]]:
         """Let newcomers catch up; then extend all members' coverage towards `until_step` as far as samples allow."""
         self._history.append(("grant", until_step))
         before = {worker: member.number for worker, member in self._members.items()}
+        if isinstance(self._pool, StreamParts):
+            self._pool.assign(self._readers())
         self._catch_up()
         while self._covered < until_step and self._grant_round(until_step - self._covered):
             pass
@@ -329,17 +404,18 @@ class Ledger:
             epoch=self._epoch,
             closed=self._closed,
             ended=self._ended,
-            frontier=self._pool.frontier,
-            returned=self._pool.returned,
+            frontier=0 if isinstance(self._pool, StreamParts) else self._pool.frontier,
+            returned=() if isinstance(self._pool, StreamParts) else self._pool.returned,
             members=tuple(members),
             late=self._late,
             deal=self._deal,
+            stream=self._pool.snapshot() if isinstance(self._pool, StreamParts) else None,
         )
 
     @classmethod
     def restore(cls, snapshot: LedgerSnapshot) -> Ledger:
         ledger = cls(snapshot.spec, step=snapshot.step)
-        ledger._pool = Unassigned(ledger._pool.total, ledger._pool.epochs, snapshot.frontier, snapshot.returned)
+        ledger._pool = _pool_of(snapshot.spec, snapshot)
         ledger._members = {one.worker: _Holder(one.batch, one.number, one.leases) for one in snapshot.members}
         ledger._epoch, ledger._closed, ledger._ended = snapshot.epoch, snapshot.closed, snapshot.ended
         ledger._late, ledger._deal = snapshot.late, snapshot.deal
@@ -355,7 +431,7 @@ class Ledger:
         for (_, stop), (start, _) in pairwise(places):
             if stop > start:
                 raise self._refused("I6: a sample is leased twice, or both leased and unassigned")
-        if places and places[0][0] < self._ended * self._spec.total:
+        if places and places[0][0] < self._ended * self._spec.total:  # of a stream, too: its places have gaps beyond
             raise self._refused(f"I6: epoch {self._ended - 1} ended with samples untrained")
         for worker, member in self._members.items():
             self._validate_member(worker, member)
@@ -415,9 +491,18 @@ class Ledger:
 
     def _starved(self) -> Iterator[int]:
         """Yield the last steps of leases that lack samples: of a whole round only the last step may be short."""
-        for lease in self._all_leases():
-            if len(lease) < (lease.steps - 1) * lease.batch:
-                yield lease.until_step
+        able = self._able()
+        for worker, member in self._members.items():
+            for lease in member.leases:
+                if len(lease) < (lease.steps - 1) * lease.batch and (able is None or worker in able):
+                    yield lease.until_step
+
+    def _able(self) -> frozenset[str] | None:
+        """Return the members that have whole batches of a stream at hand, if the samples are a stream's."""
+        pool, until = self._pool, self._spec.epochs - 1
+        if not isinstance(pool, StreamParts):
+            return None
+        return frozenset(w for w, one in self._members.items() if one.batch and pool.available(w, until) >= one.batch)
 
     def _overtaking(self) -> Iterator[int]:
         """Yield the ends of leases that overtake older samples: a lease of a later epoch is trained before samples of
@@ -427,7 +512,7 @@ class Ledger:
             return
         leases = [*self._all_leases()]
         late = {(lease.after_step, lease.ranges[0].epoch) for lease in leases if _brings_older(lease)}
-        if self._pool.returned:
+        if isinstance(self._pool, StreamParts) or self._pool.returned:
             late.add((self._covered, self._pool.first_epoch))
         for after_step, epoch in late:
             yield from (one.until_step for one in leases if one.epoch > epoch and one.after_step < after_step)
@@ -450,7 +535,7 @@ class Ledger:
 
     def _end_epochs(self) -> tuple[int, ...]:
         self._trained_at = {epoch: step for epoch, step in self._last_steps().items() if step > self._step}
-        first_open = min([self._pool.first_epoch, *self._trained_at])
+        first_open = min([self._spec.epochs, self._pool.first_epoch, *self._trained_at])
         ended = tuple(range(self._ended, first_open))
         self._ended = first_open
         return ended
@@ -461,7 +546,8 @@ class Ledger:
 
     def _catch_up(self) -> None:
         """Lease to newcomers beside each lease that survivors have not yet trained."""
-        newcomers = [self._members[worker] for worker in self._uncovered()]
+        uncovered = [*self._uncovered()]
+        newcomers = [self._members[worker] for worker in uncovered]
         if not newcomers:
             return
         example = next(member for member in self._members.values() if member.leases)
@@ -474,9 +560,13 @@ class Ledger:
                 continue
             if self._spared and after_step < self._spared_until:
                 form = self._give_none(newcomers, form)
-            if form.steps:
-                counts = whole_batches(self._pool.count(self._limit(form.epoch)), form.steps, _batches(newcomers))
-                self._give(newcomers, counts, form)
+            if not form.steps:
+                continue
+            if isinstance(self._pool, StreamParts):
+                self._give_of_stream(self._pool, uncovered, {}, form)
+                continue
+            counts = whole_batches(self._pool.count(self._limit(form.epoch)), form.steps, _batches(newcomers))
+            self._give(newcomers, counts, form)
         self._outdated_until = self._last_outdated()
 
     def _give_none(self, members: Sequence[_Holder], form: Lease) -> Lease:
@@ -488,6 +578,8 @@ class Ledger:
         return msgspec.structs.replace(form, after_step=form.after_step + none, steps=left)
 
     def _grant_round(self, steps: int) -> bool:
+        if isinstance(self._pool, StreamParts):
+            return self._grant_found(self._pool, steps)
         members, epoch = tuple(self._members.values()), self._next_epoch()
         available = self._pool.count(self._limit(epoch))
         if not members or not available or epoch >= self._pool.epochs:
@@ -508,6 +600,54 @@ class Ledger:
         self._give(members, counts, Lease(0, self._covered, steps, 0, (), epoch, self._closed), dealt=dealt)
         self._covered += steps
         return True
+
+    def _grant_found(self, pool: StreamParts, steps: int) -> bool:
+        """Lease the next steps of a stream, as many as each member that may find more has whole batches for."""
+        epoch = self._next_epoch()
+        limit = self._limit(epoch)
+        if not self._members or epoch >= pool.epochs:
+            return False
+        spared = self._spared if self._spared and self._covered < self._spared_until else frozenset[str]()
+        if spared:
+            steps = min(steps, self._spared_until - self._covered)
+        steps, counts = min(steps, LONGEST_ROUND), dict[str, int]()
+        for worker, member in self._members.items():
+            found = 0 if worker in spared or not member.batch else pool.available(worker, limit)
+            whole = found // member.batch if found else 0
+            if worker not in spared and member.batch and pool.is_awaited(worker, limit):
+                steps = min(steps, whole)
+            elif found:
+                steps = min(steps, max(1, whole))
+            counts[worker] = found
+        counts = {worker: min(found, steps * self._members[worker].batch) for worker, found in counts.items()}
+        if not any(counts.values()):
+            return False
+        self._epoch = epoch
+        self._give_of_stream(pool, self._members, counts, Lease(0, self._covered, steps, 0, (), epoch, False))
+        self._covered += steps
+        if pool.first_epoch > limit:
+            self._close()
+        return True
+
+    def _give_of_stream(
+        self, pool: StreamParts, workers: Iterable[str], counts: Mapping[str, int], form: Lease
+    ) -> None:
+        """Lease to each worker its count of items of the shards that it holds; none where that is not said."""
+        self._totals = None
+        last_steps, limit = self._last_steps(), self._limit(form.epoch)
+        for worker in workers:
+            member = self._members[worker]
+            member.number += 1
+            ranges = pool.take(worker, counts.get(worker, 0), limit, member.batch)
+            lease = msgspec.structs.replace(form, number=member.number, batch=member.batch, ranges=ranges)
+            member.leases += (lease,)
+            self._note(lease, last_steps)
+
+    def _close(self) -> None:
+        """Note that the newest round has taken the last of its epoch."""
+        self._closed = True
+        for member in self._members.values():
+            member.leases = (*member.leases[:-1], msgspec.structs.replace(member.leases[-1], final=True))
 
     def _next_epoch(self) -> int:
         """Return the epoch of the next round: `spec.epochs` or more when it must wait for `extend`."""
@@ -546,7 +686,10 @@ class Ledger:
     ) -> None:
         """Lease to each member its count of samples: the first of its dealt run, if `dealt` gives the runs' lengths."""
         self._totals = None
-        hands = self._pool.deal(counts if dealt is None else dealt, counts)
+        if isinstance(self._pool, StreamParts):  # only what is empty is given so
+            hands: list[tuple[Range, ...]] = [() for _ in members]
+        else:
+            hands = self._pool.deal(counts if dealt is None else dealt, counts)
         last_steps = self._last_steps()
         for member, ranges in zip(members, hands, strict=True):
             member.number += 1
@@ -555,12 +698,18 @@ class Ledger:
             member.leases += (lease,)
             self._note(lease, last_steps)
 
+    def _readers(self) -> Sequence[str]:
+        return [worker for worker, member in self._members.items() if member.batch]
+
     def _all_leases(self) -> Iterator[Lease]:
         return (lease for member in self._members.values() for lease in member.leases)
 
+    def _untrained(self) -> Iterator[Range]:
+        return (piece for lease in self._all_leases() for piece in lease.left(self._step))
+
     def _amiss(self) -> tuple[int, int]:
         """Samples that an ended epoch has left untrained, and samples that are in two places: 0 and 0 (I6)."""
-        ended, seen, lost, repeated = self._ended * self._spec.total, 0, 0, 0
+        ended, seen, lost, repeated = self._ended * self._spec.total, 0, 0, 0  # gaps in a stream are later epochs'
         for start, stop in sorted(self._places()):
             lost += max(0, min(stop, ended) - max(start, seen))
             repeated += max(0, min(stop, seen) - start)
@@ -568,12 +717,14 @@ class Ledger:
         return lost, repeated
 
     def _places(self) -> Iterator[tuple[int, int]]:
-        yield from self._pool.returned
-        if self._pool.frontier < self._spec.total * self._spec.epochs:
-            yield self._pool.frontier, self._spec.total * self._spec.epochs
-        for lease in self._all_leases():
-            for piece in lease.left(self._step):
-                yield piece.epoch * self._spec.total + piece.start, piece.epoch * self._spec.total + piece.stop
+        if isinstance(self._pool, StreamParts):
+            yield from self._pool.places()
+        else:
+            yield from self._pool.returned
+            if self._pool.frontier < self._spec.total * self._spec.epochs:
+                yield self._pool.frontier, self._spec.total * self._spec.epochs
+        for piece in self._untrained():
+            yield piece.epoch * self._spec.total + piece.start, piece.epoch * self._spec.total + piece.stop
 
     def _validate_member(self, worker: str, member: _Holder) -> None:
         at, number = self._step, member.number - len(member.leases)
@@ -600,7 +751,16 @@ def _check(spec: DataSpec) -> None:
 
 
 def _leasable(spec: DataSpec) -> int:
-    return spec.epochs + SPECULATIVE if spec.open_ended else spec.epochs
+    speculative = 1 if spec.shards else SPECULATIVE  # of a stream, each must be read
+    return spec.epochs + speculative if spec.open_ended else spec.epochs
+
+
+def _pool_of(spec: DataSpec, snapshot: LedgerSnapshot | None = None) -> Unassigned | StreamParts:
+    if spec.shards:
+        return StreamParts(spec, _leasable(spec), None if snapshot is None else snapshot.stream)
+    if snapshot is None:
+        return Unassigned(spec.total, _leasable(spec))
+    return Unassigned(spec.total, _leasable(spec), snapshot.frontier, snapshot.returned)
 
 
 def _by_worker(roster: Sequence[str], batches: Sequence[int] | None, spec: DataSpec) -> dict[str, int]:

@@ -69,7 +69,7 @@ class Unassigned:
     def give_back(self, ranges: Iterable[Range]) -> None:
         """Return samples that were taken, and that no worker will train as it is."""
         back = ((piece.epoch * self.total + piece.start, piece.epoch * self.total + piece.stop) for piece in ranges)
-        self.returned = _merged([*self.returned, *back])
+        self.returned = merged([*self.returned, *back])
         if self.returned and self.returned[-1][1] == self.frontier:
             self.frontier = self.returned[-1][0]
             self.returned = self.returned[:-1]
@@ -85,11 +85,11 @@ class Unassigned:
             start += length
 
 
-def _merged(pieces: list[Piece]) -> tuple[Piece, ...]:
-    merged: list[Piece] = []
+def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    joined: list[Piece] = []
     for start, stop in sorted(pieces):
-        if merged and merged[-1][1] == start:
-            merged[-1] = (merged[-1][0], stop)
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
         else:
-            merged.append((start, stop))
-    return tuple(merged)
+            joined.append((start, stop))
+    return tuple(joined)

@@ -4,7 +4,7 @@ Owns: which worker is awaited for what, since when, and until when. Does not own
 (`edl.core.job.leader_machine`), nor workers whose daemon is gone (those have no session any more, and are lost by
 that).
 
-Seven things are awaited, each with a bound of its own:
+Eight things are awaited, each with a bound of its own:
 
 - a newcomer's **boot**, in JOINING its imports up to the first batch, in WARMING that batch. The others train on
   meanwhile (I4), so this bound is generous: tracing and compiling may take minutes;
@@ -27,13 +27,14 @@ Seven things are awaited, each with a bound of its own:
   they wait for samples, or for the data's end, which come once all have ended it. No ring can fail meanwhile: a member
   that has not ended that step after twice the longest one hangs;
 - where leases are cut anew in a ring that trains, how far each member has **read**. Another one waits for that at the
-  mark (`edl.core.data.lease_recut`), in no all-reduce either: a member that has not told after as long hangs.
+  mark (`edl.core.data.lease_recut`), in no all-reduce either: a member that has not told after as long hangs;
+- where the samples are a stream's, what a member **finds** in its shards, once all steps that are leased are trained.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -48,6 +49,7 @@ SHORTEST_BOOT_S: Final = 300.0  # however short the steps are: imports of framew
 LONGEST_MOMENTS_S: Final = 5.0
 LONGEST_FINDING_S: Final = 1.0
 END_OF_TIME: Final = float("inf")  # when nothing is due
+FINDS: Final = "finds"
 STEP: Final = "step"  # what a worker is awaited for
 INSTEAD: Final = "instead of"
 
@@ -106,6 +108,8 @@ class Awaited:
             f"{self.place}",
             "last step": "it has not ended the last step that there are samples for "
             f"{within}, as the others have: it hangs",
+            FINDS: f"it has found no more of its shards of the stream {within}, and the others wait for that: it hangs, "
+            "or its storage does",
             "mark": f"it has not told how far it has read its samples {within}, and the others wait for that: it hangs",
             "seat": f"it has not come to its ring within {self.bound_s:g} s, two step time-outs: it hangs",
         }
@@ -141,14 +145,15 @@ class Waits:
         *,
         last_step: int | None = None,
         saving: bool = False,
+        reading: Iterable[str] = (),
     ) -> None:
         """See which workers are awaited now; one that still is for the same thing has been all along.
 
         `last_step`: there are no samples beyond it as yet. `saving`: all may be at the end of their scripts, for which
-        they have a time of their own.
+        they have a time of their own. `reading`: members that have yet to find samples of a stream for the next step.
         """
         before, self._waits = self._waits, {}
-        for worker, what, bound_s in self._awaited(record, members, seen, last_step, saving):
+        for worker, what, bound_s in self._awaited(record, members, seen, last_step, saving, reading):
             newest = max(seen.generation(worker), record.generation)
             wait, at = before.get(worker), (seen.generation(worker), seen.failed(worker, newest))
             if wait is None or (wait.what, wait.seen) != (what, at):
@@ -162,7 +167,13 @@ class Waits:
         return [wait for wait in self._waits.values() if now >= wait.until] if now >= self.until else []
 
     def _awaited(
-        self, record: Record, members: dict[str, Member], seen: Observations, last_step: int | None, saving: bool
+        self,
+        record: Record,
+        members: dict[str, Member],
+        seen: Observations,
+        last_step: int | None,
+        saving: bool,
+        reading: Iterable[str],
     ) -> Iterator[tuple[str, str, float]]:
         late = self._late(record, seen)
         for worker in late:
@@ -178,6 +189,8 @@ class Waits:
         if record.plan is None:
             held = dict.fromkeys(_untold(record, seen), "mark")
             held |= dict.fromkeys(_behind(record, seen, last_step), "last step")
+            if last_step is not None and seen.newest_step(record.roster)[0] >= last_step:
+                held |= dict.fromkeys(reading, FINDS)
         else:
             held = dict.fromkeys([] if saving else _absent(record.plan, record, members, seen), "seat")
         for worker, what in held.items():

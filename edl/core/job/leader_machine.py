@@ -303,10 +303,11 @@ class JobMachine:
         before = self.record
         self._checkpoints.heed(observation.save_wanted)
         self._follow(member, observation)
+        self._leasing.learn(observation.stream)
         self._miss_dead(observation.dead)
         if last is None or self.record is not before or self._arrivals.matters(worker, observation, last):
             return True
-        return self._leasing.matters(worker, observation.step)
+        return observation.stream != last.stream or self._leasing.matters(worker, observation.step)
 
     def _on_stranger(self, worker: str) -> bool:
         """A worker that has left may say so twice; all others must hear that they are not counted on any more."""
@@ -430,7 +431,15 @@ class JobMachine:
         if self._ends_at_first():
             return
         last_step, saving = None if ledger is None else ledger.wanted_step, self._ending.is_clear
-        self._waits.look(self.record, working.members, self.seen, working.now, last_step=last_step, saving=saving)
+        self._waits.look(
+            self.record,
+            working.members,
+            self.seen,
+            working.now,
+            last_step=last_step,
+            saving=saving,
+            reading=() if ledger is None else ledger.reading,
+        )
         for wait in self._waits.overdue(self._working.now):
             self._lose(wait.worker, wait.told, LossCause.OVERDUE)
 

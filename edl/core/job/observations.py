@@ -72,6 +72,7 @@ def says_more(heard: Observation, last: Observation) -> bool:
     return (
         heard.leaving != last.leaving
         or heard.data != last.data
+        or heard.stream != last.stream
         or heard.missed != last.missed
         or heard.marked != last.marked
         or heard.diverged != last.diverged

@@ -4,6 +4,7 @@ one (I9).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 import msgspec
@@ -15,7 +16,7 @@ from edl.core.switch.address_exchange import partners
 from edl.core.switch.next_generation import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
 from edl.protocol.checkpoint_record import Hold, Origin, Save, Why
-from edl.protocol.data_nouns import LedgerSnapshot
+from edl.protocol.data_nouns import ITEMS, LedgerSnapshot, Part
 from edl.protocol.record import OVER, JobState, Record, WorkerState
 from edl.protocol.ring_places import Peer, Place
 
@@ -216,6 +217,7 @@ class _Data:
         self.snapshot = snapshot
         ledger = Ledger.restore(snapshot)
         self._leases = {member.worker: member.leases for member in snapshot.members}
+        self._parts = () if snapshot.stream is None else snapshot.stream.parts
         self._totals, self._covered_step, self._last = ledger.totals(), ledger.covered_step, ledger.fully_leased
         self._batch = sum(member.batch for member in snapshot.members)
 
@@ -230,7 +232,22 @@ class _Data:
             last=self._last,
             batch=self._batch,
             foreseen=foreseen,
+            parts=tuple(self._parts_of(worker)) if self._parts else (),
         )
+
+    def _parts_of(self, worker: str) -> Iterator[Part]:
+        """Yield the parts of a stream that `worker` reads; those of its other leases, too, without a holder."""
+        shards = self.snapshot.spec.shards
+        of = {
+            piece.epoch * shards + piece.start // ITEMS
+            for lease in self._leases.get(worker, ())
+            for piece in lease.ranges
+        }
+        for one in self._parts:
+            if one.holder == worker:
+                yield one
+            elif one.part in of:
+                yield msgspec.structs.replace(one, holder="")
 
 
 def _data_of(snapshot: LedgerSnapshot | None, known: tuple[_Data, ...]) -> _Data | None:

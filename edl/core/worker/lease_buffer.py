@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from edl.core.worker.next_move import NEVER
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Share
-from edl.protocol.data_nouns import Lease
+from edl.protocol.data_nouns import Lease, Part
 
 
 class LeaseBuffer:
@@ -111,6 +111,11 @@ class LeaseBuffer:
     def batch(self) -> int:
         """Return the samples of a full step, of all workers together; 0 before that is known."""
         return 0 if self._share is None else self._share.batch
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Return the parts of a stream that this worker reads, or has leases of."""
+        return () if self._share is None else self._share.parts
 
     def at(self, step: int) -> Lease | None:
         """Return the lease that gives `step` its share, whether that may be handed out or not."""

@@ -12,7 +12,7 @@ from typing import Final
 from edl.core.worker.agreement import Vote
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.checkpoint_record import Save
-from edl.protocol.data_nouns import DataSpec
+from edl.protocol.data_nouns import DataSpec, Part
 from edl.protocol.divergence_report import Divergence, Fingerprint
 from edl.protocol.leader_messages import ScriptPlace
 from edl.protocol.ring_places import Place
@@ -229,6 +229,13 @@ class FiguresReported:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamRead:
+    """What was found in the parts of a stream that this worker reads. The thread that reads says so."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ScriptStands:
     """The script has not reached the end of its step for long. The thread that watches the script says so."""
 
@@ -242,7 +249,7 @@ FromTraining = BatchBegins | BatchVoid | BatchEnded | StepCovered | RatesHold
 FromPortions = StateNeeded | StateMeasured
 FromComparison = StatesEqual | StatesDiffer | HealingBegins
 FromCopying = CopyTaken | CopyFailed
-News = LeaveWanted | FiguresReported | ScriptStands
+News = LeaveWanted | FiguresReported | ScriptStands | StreamRead
 FromScript = DataWanted | RestartsExpected | CheckpointWished | ScriptFailed | ScriptEnded | News
 Input = FromOrders | FromRing | FromNextRing | FromPortions | FromTraining | FromComparison | FromCopying | FromScript
 

@@ -101,6 +101,7 @@ from edl.core.worker.worker_inputs import (
     StatesEqual,
     StepCovered,
     StillWaiting,
+    StreamRead,
     TellDaemon,
     TrainStandIns,
     VotesHeard,
@@ -202,6 +203,7 @@ class WorkerMachine:
                 | ScriptEnded()
                 | LeaveWanted()
                 | FiguresReported()
+                | StreamRead()
                 | ScriptStands()
             ):
                 return self._on_script(happened)
@@ -713,7 +715,7 @@ class WorkerMachine:
                 return []
             case ScriptEnded(state):
                 return self._end(state)
-            case LeaveWanted() | FiguresReported() | ScriptStands():
+            case LeaveWanted() | FiguresReported() | ScriptStands() | StreamRead():
                 return [self._pass_on(happened)]
 
     def _pass_on(self, happened: News) -> TellDaemon:
@@ -725,6 +727,8 @@ class WorkerMachine:
                 return self._tell(figures=figures)
             case ScriptStands(whereabouts):
                 return self._tell(whereabouts=whereabouts)
+            case StreamRead(parts):
+                return self._tell(stream=parts)
 
     def _end(self, state: tuple[Fingerprint, ...]) -> list[Command]:
         self._move(StateChange.ENDED)

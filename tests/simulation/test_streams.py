@@ -1,0 +1,36 @@
+"""Whole simulated jobs that train on streams: shards whose lengths only their readers find out, under planned faults."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.model import scenario
+from tests.model.model_lives import lives
+
+SEEDS = int(os.environ.get("EDL_SEEDS", "200"))
+BLOCK = 50
+BLOCKS = [
+    pytest.param(first, marks=pytest.mark.soak) if first >= 2 * BLOCK else first for first in range(0, SEEDS, BLOCK)
+]
+# Of readers that hang before they have found anything, and of shards that are all empty.
+MENDED = (5, 20, 175, 214, 420, 647)
+
+
+@pytest.mark.parametrize("first", BLOCKS)
+def test_no_invariant_breaks_whatever_goes_wrong(first: int) -> None:
+    for seed in range(first, min(first + BLOCK, SEEDS)):
+        scenario(seed, streams=True).run()
+
+
+@pytest.mark.parametrize("seed", MENDED)
+def test_what_was_found_stays_mended(seed: int) -> None:
+    scenario(seed, streams=True).run()
+
+
+@pytest.mark.parametrize("first", BLOCKS)
+def test_each_item_once_in_all_lives(first: int) -> None:
+    for seed in range(first, min(first + BLOCK // 2, SEEDS)):
+        for _ in lives(seed, streams=True):
+            pass
