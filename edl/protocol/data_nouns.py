@@ -47,12 +47,13 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
     item: int  # the first that is read from here
     state: bytes  # of the source and the operators
+    check: int = 0  # checksum of the contents of all items before it: a reader that passes by again finds the same
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """A shard of a stream in one epoch, as far as it is known. The part's number is epoch * shards + shard.
 
-    `known`, `ended`, `marks` and `check` are facts about the data: they are the same in all readings, so that a
+    `known`, `ended` and `marks` are facts about the data: they are the same in all readings, so that a
     worker's report of them can be late, come twice, or be followed by a death.
     """
 
@@ -63,7 +64,6 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     known: int = 0  # so many items are known to be there
     ended: bool = False  # and these are all
     marks: tuple[Mark, ...] = ()  # in order, the first at or before the first item that is not trained
-    check: tuple[int, int, int] = (0, 0, 0)  # from, to, and a checksum of the contents of these items
 
 
 class StreamSnapshot(msgspec.Struct, frozen=True, array_like=True):

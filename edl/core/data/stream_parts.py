@@ -148,13 +148,12 @@ class StreamParts:
                 continue
             ends = fact.ended and not one.ended
             ended = ended or ends
-            marks = {mark.item: mark for mark in (*one.marks, *fact.marks)}
+            marks = {mark.item: mark for mark in (*fact.marks, *one.marks)}  # of two readings, the first counts
             self._parts[fact.part] = msgspec.structs.replace(
                 one,
                 known=max(one.known, fact.known),
                 ended=one.ended or fact.ended,
                 marks=tuple(marks[item] for item in sorted(marks)),
-                check=fact.check if fact.check[1] > one.check[1] else one.check,
             )
         return ended
 

@@ -1,0 +1,308 @@
+"""`edl.ElasticStream`: a stream as a script describes it, and its items from any place on.
+
+Owns: which shards there are, how each is opened, which operators follow. Does not own: what operators do
+(`edl.sources.streams.stream_operators`), who reads which shard (`edl.core.data.stream_parts`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from edl.errors import UsageError
+from edl.sources.listing import list_files
+from edl.sources.streams import foreign_streams, stream_operators
+from edl.sources.streams.shard_files import LARGEST, ShardFile, format_of_shard
+from edl.sources.streams.stream_operators import Mixer, Operator, Pause, name_of, whole_number
+
+BLOCK: Final = 64  # records between two places of a shard
+AT_ONCE: Final = 8  # shards that a worker reads at once
+NO_PLACE: Final = (
+    "cannot tell its place, so a worker that takes over could not go on: give it state_dict() and load_state_dict(), "
+    "as Hugging Face's and torchdata's streams have, or give a sequence, with __getitem__ and __len__"
+)
+
+
+class Origin(NamedTuple):
+    """The shards of a stream, before any operator."""
+
+    names: tuple[str, ...]  # the same on all workers
+    open: Callable[[int], Any]  # its records, by the number of the shard
+
+
+class ElasticStream:
+    """Samples that have no length: items of the records of shards, each of which one worker reads at a time.
+
+    Args:
+        source: a function that returns the records of a shard: an iterable with `state_dict()` and
+            `load_state_dict()`, or a sequence. Or files, each a shard: a path, a glob, a folder, a URL, or a list of
+            these. Or a streaming dataset of Hugging Face's.
+        shards: with a function, how many there are, and it is given numbers; or a list, and it is given what is in it.
+        format: of files whose names do not say it: "text", "jsonl", "webdataset", "parquet", "arrow"; of a folder:
+            "mds" (MosaicML), "litdata".
+        endless: shards never end, so there are no epochs, and each worker reads all that are its own.
+        at_once: shards that a worker reads at once.
+        largest_record: bytes of a record in a file.
+        unreadable: "skip" goes on without the rest of a shard that cannot be read, and says so; "fail" fails.
+
+    A stream does not change: `.map`, `.filter`, `.shuffle`, `.pack` and `.batch` return another one, and so does
+    `ElasticStream.mix`. What they make of a record must follow from that record alone.
+    """
+
+    def __init__(  # noqa: PLR0913 - the names that users type
+        self,
+        source: Any,
+        shards: int | Sequence[Any] | None = None,
+        *,
+        format: str | None = None,  # noqa: A002 - as of elastic_shard_generator
+        endless: bool = False,
+        at_once: int | None = None,
+        largest_record: int = LARGEST,
+        unreadable: Literal["fail", "skip"] = "fail",
+    ) -> None:
+        if unreadable not in ("fail", "skip"):
+            raise UsageError(f'ElasticStream(unreadable={unreadable!r}): it is "fail" or "skip"')
+        whole_number("largest_record", largest_record)
+        self._origin = _origin(source, shards, format, largest_record)
+        self._endless = endless
+        self._at_once = 0 if endless else whole_number("at_once", AT_ONCE if at_once is None else at_once)
+        self._skips = unreadable == "skip"
+        self._operators: tuple[Operator, ...] = ()
+        self._mixed: tuple[tuple[ElasticStream, ...], Mixer] | None = None
+
+    # -------------------------------------------------------------------------------------------------- operators
+
+    def map(self, function: Callable[[Any], Any]) -> ElasticStream:
+        """Return a stream of `function(record)`; the same record gives the same each time."""
+        return self._with(stream_operators.Mapped(function))
+
+    def filter(self, keeps: Callable[[Any], Any]) -> ElasticStream:
+        """Return a stream of the records of which `keeps(record)` is true."""
+        return self._with(stream_operators.Filtered(keeps))
+
+    def shuffle(self, buffer: int, seed: int = 0) -> ElasticStream:
+        """Return a stream in which each `buffer` records in a row of a shard are in an order of their own."""
+        return self._with(stream_operators.Shuffled(whole_number("buffer", buffer), seed))
+
+    def batch(self, size: int) -> ElasticStream:
+        """Return a stream of lists of `size` items; each counts as one sample."""
+        return self._with(stream_operators.Batched(whole_number("size", size)))
+
+    def pack(
+        self,
+        length: int,
+        *,
+        eos: int | None = None,
+        pad: int | None = None,
+        key: str = "input_ids",
+        boundaries: bool = False,
+    ) -> ElasticStream:
+        """Return a stream of sequences of just `length` tokens: one document after the other, each followed by `eos`.
+
+        A record is a list or an array of tokens, or a dict with one under `key`; so is an item. The last sequence of a
+        shard is filled up with `pad`, else with `eos`, else with 0. With `boundaries` an item is a dict with
+        `document_ids` (from 0 in each sequence; -1 where it is filled up) and `position_ids` (from 0 in each document).
+        """
+        fill = pad if pad is not None else eos if eos is not None else 0
+        return self._with(
+            stream_operators.Packed(whole_number("length", length), eos, fill, key, boundaries=boundaries)
+        )
+
+    @classmethod
+    def mix(cls, streams: Mapping[str, tuple[ElasticStream, float]]) -> ElasticStream:
+        """Return a stream of items of several streams, named, each with its weight: `{"web": (web, 9), "code": (code,
+        1)}`. At any place the proportion is right up to one item of each shard, for as long as all have any.
+
+        It has as many shards as the stream with the fewest.
+        """
+        if not streams:
+            raise UsageError('ElasticStream.mix(): give {"name": (stream, weight), ...}')
+        parts, weights = list[ElasticStream](), list[float]()
+        given: Mapping[str, Any] = streams
+        for name, pair in given.items():
+            stream, weight = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, 0)
+            if not isinstance(stream, ElasticStream) or not isinstance(weight, int | float) or weight <= 0:
+                raise UsageError(f"ElasticStream.mix(): {name!r} is to be (a stream, a weight above 0)")
+            parts.append(stream)
+            weights.append(float(weight))
+        mixed = cls.__new__(cls)
+        fewest = min(len(part.names) for part in parts)
+        names = (" + ".join(f"{name} {shard}" for name in streams) for shard in range(fewest))
+        mixed._origin = Origin(tuple(names), lambda _: None)
+        mixed._endless = all(part._endless for part in parts)
+        mixed._at_once = 0 if mixed._endless else min(part._at_once or AT_ONCE for part in parts)
+        mixed._skips = all(part._skips for part in parts)
+        mixed._operators, mixed._mixed = (), (tuple(parts), Mixer(weights))
+        return mixed
+
+    def _with(self, operator: Operator) -> ElasticStream:
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._operators = (*self._operators, operator)
+        return other
+
+    # ------------------------------------------------------------------------------------------- what edl asks for
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the shards."""
+        return self._origin.names
+
+    @property
+    def endless(self) -> bool:
+        return self._endless
+
+    @property
+    def at_once(self) -> int:
+        """Shards that a worker reads at once; 0: all that are its own."""
+        return self._at_once
+
+    @property
+    def skips(self) -> bool:
+        """Tell whether the job goes on without the rest of a shard that cannot be read."""
+        return self._skips
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what all workers must say alike: the shards, and what is made of their records."""
+        told = repr((self._endless, self._at_once, self._words())).encode()
+        return f"stream:{len(self.names)}:{hashlib.sha256(told).hexdigest()[:12]}"
+
+    def _words(self) -> tuple[object, ...]:
+        inner = () if self._mixed is None else (*(part._words() for part in self._mixed[0]), *self._mixed[1].words())
+        bare = tuple(name.rpartition("/")[2] for name in self.names)
+        return (bare, inner, *(tuple(operator.words()) for operator in self._operators))
+
+    def check(self) -> None:
+        """Raise UsageError if a shard could not be gone on with, by what the first of them is."""
+        if self._mixed is None:
+            placed(self._origin.open(0), self.names[0])
+        else:
+            for part in self._mixed[0]:
+                part.check()
+
+    def items(self, shard: int, place: Sequence[Any] | None = None) -> Iterator[Any]:
+        """Yield the items of a shard, with a `Pause` here and there, from the place of such a pause on."""
+        parts: Sequence[Any] = (None,) * (1 + len(self._operators)) if place is None else place
+        flow = self._source(shard, parts[0])
+        for operator, part in zip(self._operators, parts[1:], strict=True):
+            flow = operator.run(flow, part, shard)
+        return flow
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield all items, shard after shard, outside of any job."""
+        for shard in range(len(self.names)):
+            yield from (one for one in self.items(shard) if type(one) is not Pause)
+
+    def _source(self, shard: int, part: Any) -> Iterator[Any]:
+        if self._mixed is None:
+            return _records(placed(self._origin.open(shard), self.names[shard]), part)
+        streams, mixer = self._mixed
+        fewest = len(self.names)
+        return mixer.run(lambda number, at: streams[number]._chained(shard, fewest, at), part)
+
+    def _chained(self, first: int, step: int, place: Any) -> Iterator[Any]:
+        """Yield the items of the shards first, first + step, ..., one after the other."""
+        begin, inner = (first, None) if place is None else place
+        for shard in range(begin, len(self.names), step):
+            for one in self.items(shard, inner):
+                yield Pause((shard, one.parts)) if type(one) is Pause else one
+            inner = None
+
+
+def placed(records: Any, name: str) -> Any:
+    """Return the records of a shard as what can tell its place. Raises UsageError."""
+    if hasattr(records, "state_dict") and hasattr(records, "load_state_dict"):
+        return records
+    if hasattr(records, "__getitem__") and hasattr(records, "__len__") and not isinstance(records, Mapping):
+        return Numbered(records)
+    raise UsageError(f"ElasticStream: shard {name} is a {type(records).__name__}, which {NO_PLACE}")
+
+
+class Numbered:
+    """A sequence whose place is a number."""
+
+    def __init__(self, records: Any) -> None:
+        self._records, self._next = records, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self._next, len(self._records)):
+            self._next = number + 1
+            yield self._records[number]
+
+    def state_dict(self) -> int:
+        return self._next
+
+    def load_state_dict(self, state_dict: int) -> None:
+        self._next = state_dict
+
+
+def _records(shard: Any, state: Any) -> Iterator[Any]:
+    if state is not None:
+        shard.load_state_dict(state)
+    count = 0
+    for record in shard:
+        yield record
+        count += 1
+        if count == BLOCK:
+            count = 0
+            yield Pause((shard.state_dict(),))
+
+
+def _origin(source: Any, shards: int | Sequence[Any] | None, kind: str | None, largest: int) -> Origin:
+    if isinstance(source, str | os.PathLike) or (
+        isinstance(source, list | tuple) and source and all(isinstance(one, str | os.PathLike) for one in source)
+    ):
+        if shards is not None:
+            raise UsageError("ElasticStream(files, shards=...): each file is a shard, so leave shards= away")
+        return _files(source, kind, largest)
+    if kind is not None:
+        raise UsageError(f"ElasticStream(format={kind!r}) means files: give their paths")
+    if foreign_streams.is_hugging_face(source):
+        return Origin(*foreign_streams.hugging_face(source))
+    if not callable(source) or hasattr(source, "__iter__"):
+        return _single(source, shards)
+    if shards is None:
+        raise UsageError("ElasticStream(factory): say how many shards there are, shards=64, or which, shards=[...]")
+    if isinstance(shards, int) and not isinstance(shards, bool):
+        count = whole_number("shards", shards)
+        return Origin(tuple(f"{name_of(source)} {shard}" for shard in range(count)), source)
+    given = list(shards)  # type: ignore[arg-type]
+    if not given:
+        raise UsageError("ElasticStream(factory, shards=[]): there is no shard")
+    return Origin(tuple(map(str, given)), lambda shard: source(given[shard]))
+
+
+def _single(source: Any, shards: Any) -> Origin:
+    """Return a stream of one shard: an iterable that tells its place."""
+    if shards is not None or not isinstance(source, Iterable):
+        raise UsageError(
+            f"ElasticStream(source={type(source).__name__}): source is a function that returns the records of a shard, "
+            "with shards=, or files, or a streaming dataset"
+        )
+    placed(source, type(source).__name__)
+    stateful: Any = source
+    begin = stateful.state_dict() if hasattr(source, "state_dict") else None
+
+    def opened(_: int) -> Any:
+        if begin is not None:
+            stateful.load_state_dict(begin)
+        return stateful
+
+    return Origin((type(source).__name__,), opened)
+
+
+def _files(source: Any, kind: str | None, largest: int) -> Origin:
+    entries = [os.fsdecode(one) for one in ([source] if isinstance(source, str | os.PathLike) else source)]
+    if kind == "mds":
+        return Origin(*foreign_streams.mds(entries))
+    if kind == "litdata":
+        return Origin(*foreign_streams.litdata(entries))
+    files = list_files(entries)
+    kinds = {format_of_shard(file.name, kind) for file in files}
+    if len(kinds) > 1:
+        raise UsageError(f"ElasticStream(): the files are {' and '.join(sorted(kinds))}: a stream has one format")
+    found = kinds.pop()
+    return Origin(tuple(file.name for file in files), lambda shard: ShardFile(files[shard], found, largest))

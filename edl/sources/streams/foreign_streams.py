@@ -1,0 +1,119 @@
+"""Shards of streams that other packages read: Hugging Face's datasets, MosaicML's MDS, LitData's chunks.
+
+None of these packages is needed for another source. Owns: which shards each of them has, and opening one.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from edl.errors import ConfigError, UsageError
+
+Shards = tuple[tuple[str, ...], Callable[[int], Any]]
+
+
+def is_hugging_face(source: Any) -> bool:
+    return hasattr(source, "num_shards") and hasattr(source, "shard") and hasattr(source, "load_state_dict")
+
+
+def hugging_face(dataset: Any) -> Shards:
+    """Return the shards of a `datasets.IterableDataset`. Raises UsageError for one that shuffles, as what it holds in
+    its buffer is no part of its place.
+    """
+    for stage in _stages(getattr(dataset, "_ex_iterable", None)):
+        if "Shuffle" in type(stage).__name__:
+            raise UsageError(
+                "ElasticStream(dataset): dataset.shuffle() loses what is in its buffer where a shard is taken over: "
+                "shuffle by ElasticStream(dataset).shuffle(buffer)"
+            )
+    count = int(dataset.num_shards)
+    return tuple(f"shard {shard}" for shard in range(count)), lambda shard: _one_shard(dataset, count, shard)
+
+
+def _one_shard(dataset: Any, count: int, shard: int) -> Any:
+    # A dataset holds its place in itself: shards that are read at the same time must not share it.
+    return copy.copy(dataset) if count == 1 else dataset.shard(num_shards=count, index=shard)
+
+
+def _stages(stage: Any) -> Iterator[Any]:
+    while stage is not None:
+        yield stage
+        stage = getattr(stage, "ex_iterable", None)
+
+
+def mds(folders: Sequence[str]) -> Shards:
+    """Return the shards of local folders that MosaicML's streaming has written."""
+    reader_of = _needed("streaming.base.format", "mosaicml-streaming").reader_from_json
+    readers = []
+    for folder in folders:
+        index = _index(folder)
+        readers += [reader_of(folder, None, one) for one in index["shards"]]
+    return tuple(f"{reader.basename if hasattr(reader, 'basename') else n}" for n, reader in enumerate(readers)), (
+        lambda shard: MdsShard(readers[shard])
+    )
+
+
+class MdsShard:
+    """The samples of an MDS file, by number."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def __len__(self) -> int:
+        return int(self._reader.size)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._reader[number]
+
+
+def litdata(folders: Sequence[str]) -> Shards:
+    """Return the chunks of local folders that LitData has optimized."""
+    package = _needed("litdata", "litdata")
+    chunks: list[tuple[str, str, int, int]] = []
+    for folder in folders:
+        first = 0
+        for one in _index(folder)["chunks"]:
+            chunks.append((folder, str(one["filename"]), first, int(one["chunk_size"])))
+            first += int(one["chunk_size"])
+    datasets: dict[str, Any] = {}
+
+    def opened(shard: int) -> LitDataChunk:
+        folder, _, first, size = chunks[shard]
+        if folder not in datasets:
+            datasets[folder] = package.StreamingDataset(folder, shuffle=False)
+        return LitDataChunk(datasets[folder], first, size)
+
+    return tuple(f"{Path(folder).name} {name}" for folder, name, _, _ in chunks), opened
+
+
+class LitDataChunk:
+    """The items of a chunk, by number."""
+
+    def __init__(self, dataset: Any, first: int, size: int) -> None:
+        self._dataset, self._first, self._size = dataset, first, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, number: int) -> Any:
+        return self._dataset[self._first + number]
+
+
+def _index(folder: str) -> Any:
+    path = Path(folder) / "index.json"
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"ElasticStream(): there is no {path}: name the folder that the package has written") from None
+
+
+def _needed(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"this format needs {package}, which is not installed: pip install {package}") from error

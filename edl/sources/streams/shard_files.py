@@ -1,0 +1,294 @@
+"""The records of a file that is a shard of a stream, from any of its places on.
+
+A place is where the next record begins: a byte of a file of lines or of a tar archive, a row of a Parquet or Arrow
+file. What is packed (`.gz`, `.zst`) has no such bytes: it is unpacked again up to its place, and thrown away.
+
+Owns: reading a file forward, its places, and telling what is wrong with it. Does not own: finding files
+(`edl.sources.listing`), nor what is made of records (`edl.sources.streams.stream_operators`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from edl.errors import ConfigError, DataError, UsageError
+from edl.sources.file_errors import corrupt, fault, shrunk, unreadable
+from edl.sources.listing import DataFile
+
+LARGEST: Final = 64 << 20  # bytes of a record
+CHUNK: Final = 1 << 20
+FORMATS: Final = ("text", "jsonl", "webdataset", "parquet", "arrow")
+ENDINGS: Final = {
+    "txt": "text",
+    "text": "text",
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
+    "json": "jsonl",
+    "tar": "webdataset",
+    "parquet": "parquet",
+    "arrow": "arrow",
+}
+PACKED: Final = ("gz", "zst")
+SHARD: Final = re.compile(r"-\d+-of-\d+$")  # corpus.jsonl-00003-of-00128
+
+
+class PlacedRecords(Protocol):
+    """The records of one shard that can say where it is. As `state_dict` of Hugging Face's and torchdata's streams."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any) -> None: ...
+
+
+def format_of_shard(name: str, given: str | None) -> str:
+    """Return the format of a shard's file. Raises UsageError."""
+    if given is not None:
+        if given in FORMATS:
+            return given
+        raise UsageError(f"ElasticStream(format={given!r}): it must be one of {', '.join(FORMATS)}, mds or litdata")
+    parts = SHARD.sub("", name.rpartition("/")[2]).lower().split(".")
+    if parts[-1] in PACKED:
+        del parts[-1]
+    found = ENDINGS.get(parts[-1]) if len(parts) > 1 else None
+    if found is None:
+        raise UsageError(
+            f"ElasticStream(): the name of {name} does not say which format it has: say format=..., one of "
+            f"{', '.join(FORMATS)}"
+        )
+    return found
+
+
+class ShardFile:
+    """Records of a file, as `PlacedRecords`."""
+
+    def __init__(self, file: DataFile, kind: str, largest: int = LARGEST) -> None:
+        self._file, self._kind, self._largest = file, kind, largest
+        self._place: Any = None
+        ending = SHARD.sub("", file.name).rpartition(".")[2].lower()
+        self._packed = ending if ending in PACKED else ""
+        if self._packed and kind in ("parquet", "arrow"):
+            raise UsageError(f"ElasticStream(): {file.name}: a {kind} file is packed inside: give it as it is")
+
+    def state_dict(self) -> Any:
+        return self._place
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self._place = state_dict
+
+    def __iter__(self) -> Iterator[Any]:
+        file = self._file
+        reads = {"webdataset": self._samples, "parquet": self._rows, "arrow": self._batches}.get(
+            self._kind, self._lines
+        )
+        try:
+            yield from reads()
+        except (DataError, ConfigError):
+            raise
+        except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
+            raise corrupt(file.name, f"about {self._told_place()}", f"{error}") from error
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in ("pyarrow", "zstandard", "compression"):
+                raise corrupt(file.name, f"about {self._told_place()}", f"{error}".partition("\n")[0]) from error
+            if isinstance(error, OSError):
+                raise unreadable(file.name, f"about {self._told_place()}", error) from error
+            raise
+
+    def _told_place(self) -> str:
+        if self._place is None:
+            return "its beginning"
+        return (
+            f"byte {self._place}" if isinstance(self._place, int) else f"group {self._place[0]}, row {self._place[1]}"
+        )
+
+    # ---------------------------------------------------------------------------------------------------- by bytes
+
+    def _opened(self, offset: int) -> Any:
+        """Return a stream of the unpacked bytes from `offset` on."""
+        file = self._file
+        raw = Path(file.path).open("rb", buffering=CHUNK) if file.is_local else file.fs.open(file.path, "rb")  # noqa: SIM115
+        if not self._packed:
+            if file.size < offset:
+                raw.close()
+                raise shrunk(file.name, file.size, offset)
+            raw.seek(offset)
+            return raw
+        unpacked = gzip.GzipFile(fileobj=raw) if self._packed == "gz" else io.BufferedReader(_Unzstd(raw), CHUNK)
+        while offset:
+            skipped = len(unpacked.read(min(CHUNK, offset)))
+            if not skipped:
+                raise shrunk(file.name, self._place - offset, self._place)
+            offset -= skipped
+        return unpacked
+
+    def _lines(self) -> Iterator[Any]:
+        offset, largest, name = int(self._place or 0), self._largest, self._file.name
+        value = _json if self._kind == "jsonl" else _text
+        with self._opened(offset) as stream:
+            readline = stream.readline
+            while line := readline(largest + 1):
+                if len(line) > largest:
+                    raise self._too_large(offset)
+                begin, offset = offset, offset + len(line)
+                if begin == 0 and line.startswith(b"\xef\xbb\xbf"):
+                    line = line[3:]
+                if self._kind == "jsonl" and not line.strip():
+                    continue
+                try:
+                    record = value(line)
+                except ValueError as error:
+                    raise corrupt(name, f"byte {begin}", str(error)) from None
+                self._place = offset
+                yield record
+        if not self._packed and offset < self._file.size:
+            raise shrunk(name, offset, self._file.size)
+
+    def _too_large(self, offset: int) -> DataError:
+        return fault(
+            self._file.name,
+            f"has a record at byte {offset} that is larger than {self._largest} bytes: leave it out, or say "
+            "ElasticStream(largest_record=...)",
+        )
+
+    def _samples(self) -> Iterator[dict[str, Any]]:
+        """Records of a tar archive, as WebDataset has them: files in a row whose names are alike up to the first dot
+        of the base name. The contents are bytes.
+        """
+        base = int(self._place or 0)
+        with self._opened(base) as stream, tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK) as archive:
+            sample: dict[str, Any] = {}
+            while (member := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined] # else all are kept
+                if not member.isfile():
+                    continue
+                folder, slash, bare = member.name.rpartition("/")
+                stem, _, ending = bare.partition(".")
+                if folder.startswith("__") or bare.startswith("__") or not stem or not ending:
+                    continue
+                key = folder + slash + stem
+                if sample and sample["__key__"] != key:
+                    self._place = base + member.offset
+                    yield sample
+                    sample = {}
+                if member.size > self._largest:
+                    raise self._too_large(base + member.offset)
+                content = archive.extractfile(member)
+                assert content is not None
+                sample.setdefault("__key__", key)
+                sample[ending.lower()] = content.read()
+            if sample:
+                self._place = base + archive.offset
+                yield sample
+
+    # ----------------------------------------------------------------------------------------------------- by rows
+
+    def _rows(self) -> Iterator[Any]:
+        pq = _pyarrow("pyarrow.parquet")
+        group, row = self._place or (0, 0)
+        with self._file.fs.open(self._file.path, "rb") as stream:
+            table = pq.ParquetFile(stream)
+            for number in range(group, table.num_row_groups):
+                at, skip = 0, row if number == group else 0
+                for batch in table.iter_batches(batch_size=1024, row_groups=[number]):
+                    if at + len(batch) > skip:
+                        for index, record in enumerate(batch.slice(max(0, skip - at)).to_pylist(), max(at, skip) + 1):
+                            self._place = (number, index)
+                            yield record
+                    at += len(batch)
+
+    def _batches(self) -> Iterator[Any]:
+        ipc = _pyarrow("pyarrow.ipc")
+        group, row = self._place or (0, 0)
+        with self._file.fs.open(self._file.path, "rb") as stream:
+            table = ipc.open_file(stream)
+            for number in range(group, table.num_record_batches):
+                skip = row if number == group else 0
+                for index, record in enumerate(table.get_batch(number).slice(skip).to_pylist(), skip + 1):
+                    self._place = (number, index)
+                    yield record
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is no UTF-8 ({error.reason})") from None
+    except ValueError as error:
+        raise ValueError(f"it is no JSON ({error})") from None
+
+
+def _text(line: bytes) -> str:
+    try:
+        return line.decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is no UTF-8 ({error.reason})") from None
+
+
+def _pyarrow(module: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "Parquet and Arrow need pyarrow, which is not installed: pip install 'horovod-edl[parquet]'"
+        ) from error
+
+
+class _Unzstd(io.RawIOBase):
+    """The unpacked bytes of a `.zst` file, frame after frame. A frame that is cut off raises EOFError."""
+
+    def __init__(self, packed: Any) -> None:
+        self._packed, self._left = packed, b""
+        self._new = _zstd()
+        self._frame: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            self._packed.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            data = self._packed.read(CHUNK // 4)
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("it ends in the middle of what is packed")
+                return 0
+            while data:
+                frame = self._frame = self._frame or self._new()
+                self._left += frame.decompress(data)
+                data = b""
+                if frame.eof:
+                    data, self._frame = frame.unused_data, None
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+
+def _zstd() -> Any:
+    """Return what makes an unpacker of one frame: of Python's own module, or of the package."""
+    import importlib
+
+    try:
+        return importlib.import_module("compression.zstd").ZstdDecompressor
+    except ModuleNotFoundError:
+        pass
+    try:
+        package = importlib.import_module("zstandard")
+    except ModuleNotFoundError as error:
+        raise ConfigError("a .zst file needs zstandard, which is not installed: pip install zstandard") from error
+    return lambda: package.ZstdDecompressor().decompressobj()
