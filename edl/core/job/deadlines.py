@@ -108,8 +108,8 @@ class Awaited:
             f"{self.place}",
             "last step": "it has not ended the last step that there are samples for "
             f"{within}, as the others have: it hangs",
-            FINDS: f"it has found no more of its shards of the stream {within}, and the others wait for that: it hangs, "
-            "or its storage does",
+            FINDS: f"it has found no more of its shards of the stream {within}, and the others wait: it hangs, or its "
+            "storage does",
             "mark": f"it has not told how far it has read its samples {within}, and the others wait for that: it hangs",
             "seat": f"it has not come to its ring within {self.bound_s:g} s, two step time-outs: it hangs",
         }

@@ -15,7 +15,7 @@ import json
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -87,11 +87,13 @@ class ShardFile:
 
     def __iter__(self) -> Iterator[Any]:
         file = self._file
-        reads = {"webdataset": self._samples, "parquet": self._rows, "arrow": self._batches}.get(
-            self._kind, self._lines
-        )
+        kinds: dict[str, Callable[[], Iterator[Any]]] = {
+            "webdataset": self._samples,
+            "parquet": self._rows,
+            "arrow": self._batches,
+        }
         try:
-            yield from reads()
+            yield from kinds.get(self._kind, self._lines)()
         except (DataError, ConfigError):
             raise
         except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:

@@ -267,23 +267,21 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def contents_check(item: Any, before: int = 0) -> int:
     """Return a checksum of an item's contents, which is the same in each process."""
+    if hasattr(item, "detach"):
+        item = item.detach().cpu().numpy()
     if isinstance(item, np.ndarray):
-        return zlib.crc32(np.ascontiguousarray(item).view(np.uint8).data, before) if item.size else before
-    if isinstance(item, bytes | bytearray | memoryview):
-        return zlib.crc32(item, before)
-    if isinstance(item, str):
-        return zlib.crc32(item.encode("utf-8", "surrogatepass"), before)
-    if isinstance(item, Mapping):
+        before = zlib.crc32(np.ascontiguousarray(item).reshape(-1).view(np.uint8).data, before) if item.size else before
+    elif isinstance(item, bytes | bytearray | memoryview):
+        before = zlib.crc32(item, before)
+    elif isinstance(item, Mapping):
         for name in item:
             before = contents_check(item[name], zlib.crc32(str(name).encode(), before))
-        return before
-    if isinstance(item, list | tuple):
+    elif isinstance(item, list | tuple):
         for one in item:
             before = contents_check(one, before)
-        return before
-    if hasattr(item, "detach"):
-        return contents_check(item.detach().cpu().numpy(), before)
-    return zlib.crc32(repr(item).encode(), before) if isinstance(item, int | float | bool | None) else before
+    elif isinstance(item, str | int | float | None):
+        before = zlib.crc32(str(item).encode("utf-8", "surrogatepass"), before)
+    return before  # of what is anything else, the check says nothing
 
 
 def whole_number(name: str, value: Any, least: int = 1) -> int:
