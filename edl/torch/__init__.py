@@ -18,6 +18,7 @@ import torch
 import edl
 from edl import errors
 from edl.policy.learning import Knee, Warmup
+from edl.sources.streams.elastic_stream import ElasticStream
 from edl.torch import elastic as elastic
 from edl.torch import torch_horovod_names, torch_loading
 from edl.torch.file_dataset import Records
@@ -195,6 +196,7 @@ alias(f"{__name__}.elastic.sampler", partial(getattr, elastic))
 __all__ = [
     "ElasticDataLoader",
     "ElasticDataset",
+    "ElasticStream",
     "Knee",
     "Leaving",
     "Optimizer",

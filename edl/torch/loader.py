@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from edl.errors import UsageError
+from edl.sources.streams.elastic_stream import ElasticStream
 from edl.torch.loading_seeds import LoadingSeeds, SeatOfSteps, SeededIds
 from edl.torch.torch_process import framework, trainer
 from edl.trainer.data.shards import ShardGenerator
@@ -33,6 +34,7 @@ OURS = {
     "batch_sampler": "edl chooses the samples: leave it away",
     "drop_last": "nothing is dropped; the last step of an epoch may be short, and is weighted so",
 }
+NOT_OF_STREAMS = {"worker_init_fn": "a stream gives the same items whichever process reads them: leave it away"}
 
 
 class Runs(Sampler[list[int]]):
@@ -68,7 +70,8 @@ class ElasticDataLoader(DataLoader[Any]):
     """A `torch.utils.data.DataLoader` over this worker's samples of `dataset`: one batch per step, each sample once.
 
     Args:
-        dataset: anything with `__getitem__` and `__len__`.
+        dataset: anything with `__getitem__` and `__len__`; or a stream: an `edl.ElasticStream`, or an iterable dataset
+            that has `state_dict()` and `load_state_dict()`.
         batch_size: samples of one step of one worker; the last step of an epoch may have fewer.
         shuffle: each epoch in an order of its own.
         epochs: of one iteration; None: each iteration is one more epoch, and `while loader.shards.epochs_done < 10:`
@@ -89,6 +92,9 @@ class ElasticDataLoader(DataLoader[Any]):
         seed: int = 0,
         **loading: Any,
     ) -> None:
+        if (stream := stream_of(dataset)) is not None:
+            self._init_stream(stream, batch_size, shuffle, epochs, loading)
+            return
         _check(dataset, loading)
         shards = trainer.elastic_shard_generator(len(dataset), epochs, shuffle, seed)  # type: ignore[arg-type]
         self._runs = runs = Runs(framework.loading, trainer, loading.get("generator"))
@@ -98,8 +104,27 @@ class ElasticDataLoader(DataLoader[Any]):
         self._loads_steps_of = batch_size
         self._shards = shards
 
+    def _init_stream(
+        self, stream: ElasticStream, batch_size: int, shuffle: bool, epochs: int | None, loading: dict[str, Any]
+    ) -> None:
+        _check_names({**OURS, **NOT_OF_STREAMS}, loading)
+        shards = trainer.elastic_shard_generator(stream, epochs, shuffle)  # type: ignore[call-overload]
+        shards.read_by(loading.pop("num_workers", 0), loading.pop("multiprocessing_context", None))
+        for name in ("prefetch_factor", "persistent_workers"):  # a stream is read ahead as far as leases need it
+            loading.pop(name, None)
+        if loading.get("collate_fn") is None:
+            loading["collate_fn"] = default_collate
+        self._runs = runs = Runs(framework.loading, trainer, loading.get("generator"))
+        super().__init__(
+            _StreamBatches(shards, batch_size), batch_size=None, **{**loading, "generator": runs.generator}
+        )
+        self._loads_steps_of = batch_size
+        self._shards = shards
+
     def __len__(self) -> int:
         """Batches of this worker in a whole epoch, at the present size."""
+        if isinstance(self.dataset, _StreamBatches):
+            raise TypeError("a stream has no length")
         return batches_of_epoch(self.dataset, self._loads_steps_of)  # type: ignore[arg-type] # check() has seen to it
 
     @property
@@ -135,9 +160,36 @@ class ElasticDataLoader(DataLoader[Any]):
         return self._shards.in_step(self._batches())
 
     def _batches(self) -> Iterator[Any]:
+        if isinstance(self.dataset, _StreamBatches):
+            self._runs.begin(iter(()), lambda: self._shards.newest_step)
+            yield from super().__iter__()
+            return
         for run in self._shards.runs(self._loads_steps_of):
             self._runs.begin(run, lambda: self._shards.newest_step)
             yield from super().__iter__()
+
+
+class _StreamBatches(IterableDataset[Any]):
+    """Lists of the items of each step, for the DataLoader to collate."""
+
+    def __init__(self, shards: ShardGenerator[Any], samples: int) -> None:
+        self._shards, self._samples = shards, samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._shards.batches(self._samples)
+
+
+def stream_of(dataset: Any) -> ElasticStream | None:
+    """Return the stream that `dataset` is; None where its samples have numbers. Raises UsageError for one that cannot
+    tell its place.
+    """
+    if isinstance(dataset, ElasticStream):
+        return dataset
+    if isinstance(dataset, IterableDataset) or (
+        not hasattr(dataset, "__len__") and hasattr(dataset, "load_state_dict")
+    ):
+        return ElasticStream(dataset)
+    return None
 
 
 def batches_of_epoch(dataset: Sized, samples: int) -> int:
@@ -147,11 +199,15 @@ def batches_of_epoch(dataset: Sized, samples: int) -> int:
 
 def _check(dataset: Dataset[Any], loading: dict[str, Any]) -> None:
     """Raises UsageError for what edl decides itself, or cannot serve."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+    if not hasattr(dataset, "__len__"):
         raise UsageError(
             f"ElasticDataLoader: {type(dataset).__name__} has no samples by number: give a dataset with "
             "__getitem__ and __len__, so that each sample can go to exactly one worker"
         )
-    for name, remedy in OURS.items():
+    _check_names(OURS, loading)
+
+
+def _check_names(ours: Mapping[str, str], loading: Mapping[str, Any]) -> None:
+    for name, remedy in ours.items():
         if loading.get(name):
             raise UsageError(f"ElasticDataLoader({name}=...): {remedy}")

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from edl.core.worker.worker_inputs import DataWanted
+from edl.core.worker.worker_inputs import DataWanted, StreamRead
 from edl.errors import UsageError
-from edl.protocol.data_nouns import DataSpec
+from edl.protocol.data_nouns import DataSpec, Part
 from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.shards import CurrentItem, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
@@ -60,6 +60,9 @@ class SampleSource:
         self._shell.hear(DataWanted(spec))
         if opened is None:  # never again: a pipeline's thread may begin a pass while the training thread ends a step
             self._rates.follow()
+
+    def found(self, parts: tuple[Part, ...]) -> None:
+        self._shell.hear(StreamRead(parts))
 
     @property
     def leases(self) -> SharedLeases:
@@ -143,6 +146,8 @@ class SampleSource:
     def _goes_on_waiting(self) -> bool:
         """Return False once, so that the script gets a placeholder batch and reaches the end of its step."""
         self._while_waiting()
+        if self.shards is not None:
+            self.shards.check_read()
         due, self._shell.stand_ins_due = self._shell.stand_ins_due, False
         return not due
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import msgspec
+
 from edl.core.data.sample_ledger import Ledger
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.errors import TimedOut, UsageError
 from edl.protocol.assignment import Share
-from edl.protocol.data_nouns import DataSpec
+from edl.protocol.data_nouns import DataSpec, Part
 from edl.trainer.data.job_port import Rehearsals
 
 HORIZON_STEPS = 6
@@ -20,7 +22,9 @@ def share_of(ledger: Ledger, worker: str, generation: int = 1) -> Share:
     """Return the share that a leader would grant `worker` now."""
     epochs, last = ledger.spec.epochs, ledger.fully_leased
     leases, totals = ledger.leases(worker), ledger.totals()
-    return Share(generation, ledger.step, leases, totals, ledger.covered_step, epochs, last)
+    share = Share(generation, ledger.step, leases, totals, ledger.covered_step, epochs, last)
+    stream = ledger.snapshot().stream
+    return share if stream is None else msgspec.structs.replace(share, parts=stream.parts)
 
 
 class SoloFeed:
@@ -51,6 +55,12 @@ class SoloFeed:
                 raise UsageError(f"the job trains on something else: {spec.differences(self.ledger.spec)}")
             self.ledger.extend(spec.epochs)
             self.leases.want(spec.epochs, by_sample=spec.by_sample and spec.whole_epochs)
+            self._changed.notify_all()
+
+    def found(self, parts: tuple[Part, ...]) -> None:
+        with self._changed:
+            self.ledger.learn(parts)
+            self._offers(None)
             self._changed.notify_all()
 
     def begin_batch(self) -> None:

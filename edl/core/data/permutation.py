@@ -29,6 +29,8 @@ Words = NDArray[np.uint64]
 
 def samples_at(spec: DataSpec, part: Range) -> NDArray[np.int64]:
     """Return the ids of the samples at the positions of `part`, in order."""
+    if spec.shards:  # of a stream, a place in all epochs
+        return np.arange(part.start, part.stop, dtype=np.int64) + part.epoch * spec.total
     if not spec.shuffle:
         return np.arange(part.start, part.stop, dtype=np.int64)
     if spec.total < SORTED_BELOW:

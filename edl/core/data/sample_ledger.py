@@ -392,6 +392,8 @@ class Ledger:
         """Raise the number of wanted epochs to `epochs`; a smaller number changes nothing."""
         self._history.append(("extend", epochs))
         self._want(epochs)
+        if self._spec.shards:
+            self._end_epochs()  # all shards may be known to have nothing in it
 
     # ------------------------------------------------------------------------------------------------- snapshots
 

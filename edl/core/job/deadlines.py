@@ -136,7 +136,7 @@ class Waits:
             self._waits = {worker: replace(wait, until=wait.until + away_s) for worker, wait in self._waits.items()}
             self.until += away_s
 
-    def look(
+    def look(  # noqa: PLR0913 - what there is to see
         self,
         record: Record,
         members: dict[str, Member],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.protocol.data_nouns import DataSpec
+from edl.protocol.data_nouns import DataSpec, Part
 
 
 class Rehearsals:
@@ -44,6 +44,9 @@ class DataPort(Protocol):
     @property
     def leases(self) -> LeaseBuffer:
         """Leases of this worker. Other threads may change them at any time."""
+
+    def found(self, parts: tuple[Part, ...]) -> None:
+        """Tell what was found in the parts of a stream that this worker reads. Any thread."""
 
     def open(self, spec: DataSpec) -> None:
         """Declare the data at the beginning of each pass: the first time, again, or with more epochs.

@@ -16,6 +16,8 @@ from edl.protocol.data_nouns import DataSpec, Lease, Range
 
 BLOCK = 8192  # samples whose ids are computed at once: a call for one batch would cost more than its samples
 
+NO_SAMPLE = -1  # in the place of a stream's samples, where any will do
+
 Ids = NDArray[np.int64]
 
 
@@ -45,7 +47,9 @@ class SampleIds:
 
 
 def first_ids(spec: DataSpec, epoch: int, count: int) -> Ids:
-    """Return `count` samples from the beginning of an epoch's order, repeated if it has fewer."""
+    """Return `count` samples from the begin of an epoch's order, repeated if it has fewer; of a stream, no sample's."""
+    if spec.shards:
+        return np.full(count, NO_SAMPLE, np.int64)
     return np.resize(samples_at(spec, Range(epoch, 0, min(count, spec.total))), count)
 
 

@@ -24,13 +24,15 @@ import numpy as np
 
 from edl.config import Settings
 from edl.errors import UsageError
-from edl.protocol.data_nouns import DataSpec, Lease, Range
+from edl.protocol.data_nouns import ITEMS, DataSpec, Lease, Range
+from edl.sources.streams.elastic_stream import ElasticStream
 from edl.trainer.data.audit_files import Audit
 from edl.trainer.data.epoch_cursor import LEFT, Batch, Pass, PassSoFar, PassState
 from edl.trainer.data.job_port import DataPort
 from edl.trainer.data.prefetch import ReadAhead
 from edl.trainer.data.sample_ids import Ids, SampleIds
-from edl.trainer.data.source import positive, records_of, samples_of, whole
+from edl.trainer.data.source import check_stream, positive, records_of, samples_of, whole
+from edl.trainer.data.stream_reader import StreamReader
 
 IN_A_ROW = 8  # mini-batches, after which a script is known to ask for each after the end of the one before
 AHEAD_STEPS = 2  # whose records are read before they are asked for
@@ -89,10 +91,17 @@ class ShardGenerator(Generic[AnyBatch]):
             raise UsageError(f"shuffle is {shuffle!r}: it must be True or False")
         self._shuffle = shuffle
         self._seed = whole("seed", seed, "a whole number, the same on all workers")
-        records = records_of(source, format, home or Settings().home, 5 * step_timeout_s)
-        self._total = samples_of(source if records is None else records)
-        self._fingerprint = str(getattr(source if records is None else records, "fingerprint", ""))
-        self._reader = None if records is None else ReadAhead(records, 2 * step_timeout_s)
+        self._stream = source if isinstance(source, ElasticStream) else None
+        self._reader: ReadAhead | StreamReader | None = None
+        if self._stream is not None:
+            check_stream(self._stream, epochs, shuffle=shuffle)
+            self._total, self._fingerprint = len(self._stream.names) * ITEMS, self._stream.fingerprint
+            self._reader = StreamReader(self._stream, port, 2 * step_timeout_s)
+        else:
+            records = records_of(source, format, home or Settings().home, 5 * step_timeout_s)
+            self._total = samples_of(source if records is None else records)
+            self._fingerprint = str(getattr(source if records is None else records, "fingerprint", ""))
+            self._reader = None if records is None else ReadAhead(records, 2 * step_timeout_s)
         self._default_batch = default_batch
         self._port = port
         self._audit = audit or Audit()
@@ -138,6 +147,11 @@ class ShardGenerator(Generic[AnyBatch]):
     def __iter__(self) -> Iterator[Any]:
         """Yield sample by sample. The script cuts batches of the size that `edl.init(batch_size=...)` was told."""
         self._check_process()
+        if self._stream is not None:
+            raise UsageError(
+                "a stream is given out in batches, as a short last one has its weight: take them from .batches(n), "
+                "edl.ElasticDataLoader or edl.elastic_dataset"
+            )
         if self._default_batch is None:
             raise UsageError(
                 "to iterate elastic_shard_generator() sample by sample, edl must know how many samples make a step: "
@@ -155,6 +169,8 @@ class ShardGenerator(Generic[AnyBatch]):
 
     def example(self) -> Any:
         """Return some sample, for pipelines that must know its kind beforehand. It counts for nothing."""
+        if isinstance(self._reader, StreamReader):
+            return self._reader.example()
         return 0 if self._reader is None else self._reader.take(np.zeros(1, np.int64))[0]
 
     def in_step(self, pipeline: Iterable[T]) -> Iterator[T]:
@@ -323,6 +339,16 @@ class ShardGenerator(Generic[AnyBatch]):
         if self.left:
             raise UsageError(LEFT)
 
+    def read_by(self, processes: int, context: Any = None) -> None:
+        """Let so many processes read the stream, started in a context of multiprocessing; 0: a thread of this one."""
+        assert isinstance(self._reader, StreamReader)
+        self._reader.read_by(processes, context)
+
+    def check_read(self) -> None:
+        """Raise what reading a stream has raised: a script that waits for its samples hears of it there."""
+        if isinstance(self._reader, StreamReader):
+            self._reader.check()
+
     def check_untrained(self) -> None:
         """Raise UsageError, before the first pass, if the script has trained all of it with an earlier generator."""
         earlier = self._earlier
@@ -412,6 +438,7 @@ class ShardGenerator(Generic[AnyBatch]):
         return records
 
     def _spec(self, batch: int) -> DataSpec:
+        stream = self._stream
         return DataSpec(
             self._total,
             self._epochs or 1,
@@ -419,7 +446,9 @@ class ShardGenerator(Generic[AnyBatch]):
             self._shuffle,
             self._seed,
             source=self._fingerprint,
-            open_ended=self._epochs is None,
+            open_ended=self._epochs is None and not (stream is not None and stream.endless),
+            shards=0 if stream is None else len(stream.names),
+            at_once=0 if stream is None else stream.at_once,
         )
 
     def _begin(self, spec: DataSpec, epoch: int | None = None) -> Pass:
@@ -439,6 +468,8 @@ class ShardGenerator(Generic[AnyBatch]):
             if self._first is None:
                 self._first, self._came_late = now, now.began_after is None
         self._port.open(spec)
+        if isinstance(self._reader, StreamReader):
+            self._reader.begin(spec)
         self.check_untrained()
         self._earlier = None
         return now

@@ -14,6 +14,7 @@ from edl.config.settings import check_home
 from edl.errors import UsageError
 from edl.sources.formats import format_of_name
 from edl.sources.source_port import Source
+from edl.sources.streams.elastic_stream import ElasticStream
 
 SUPPORTED = "a number of samples, anything with len(), or files"
 
@@ -35,6 +36,15 @@ def records_of(source: Any, format_name: str | None, home: Path, patience_s: flo
     if not len(records):
         raise _empty(source)
     return records
+
+
+def check_stream(stream: ElasticStream, epochs: Any, *, shuffle: Any) -> None:
+    """Raise UsageError for what a stream cannot be asked for."""
+    if shuffle:
+        raise UsageError("shuffle=True: shuffle a stream by .shuffle(buffer), which is part of its place")
+    if stream.endless and epochs is not None:
+        raise UsageError(f"epochs={epochs!r}: an endless stream has none; leave it away, and leave the loop by break")
+    stream.check()
 
 
 def files_of(source: Any, format_name: str | None, home: Path, patience_s: float) -> Source:
