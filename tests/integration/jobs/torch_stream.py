@@ -1,0 +1,64 @@
+"""PyTorch on a packed stream. Each worker writes down which tokens it is about to train, then that it has: a verifier
+that knows nothing of edl puts both together.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+
+import edl.torch as edl
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--source", required=True, help="files of a corpus")
+parser.add_argument("--loaders", type=int, default=0)
+parser.add_argument("--length", type=int, default=512)
+parser.add_argument("--batch", type=int, default=4)
+parser.add_argument("--epochs", type=int, default=1)
+parser.add_argument("--step-time", type=float, default=0.05)
+parser.add_argument("--shuffle", type=int, default=7)
+parser.add_argument("--kind", default="jsonl", choices=["jsonl", "webdataset", "hf"])
+options = parser.parse_args()
+
+
+def documents():
+    """A stream of documents, each a list of tokens."""
+    if options.kind == "hf":
+        import datasets
+
+        files = sorted(map(str, Path(options.source).parent.glob(Path(options.source).name)))
+        return edl.ElasticStream(datasets.load_dataset("json", data_files=files, split="train", streaming=True)).map(
+            lambda record: record["tokens"]
+        )
+    if options.kind == "webdataset":
+        return edl.ElasticStream(options.source).map(lambda record: json.loads(record["json"])["tokens"])
+    return edl.ElasticStream(options.source).map(lambda record: record["tokens"])
+
+
+torch.set_num_threads(1)
+options.out.mkdir(parents=True, exist_ok=True)
+edl.init()
+origin = edl.resumed()
+base, life = (0, 1) if origin is None else (origin.step, origin.life)
+stream = documents().shuffle(options.shuffle, seed=3).pack(options.length, pad=-1)
+loader = edl.ElasticDataLoader(stream, options.batch, epochs=options.epochs, num_workers=options.loaders)
+model = torch.nn.Linear(1, 1)
+optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=1e-9), model=model)
+(options.out / f"pid-{os.getpid()}").write_text(str(life))
+with (options.out / f"life{life}-{os.getpid()}.jsonl").open("a") as log:
+    for tokens in loader:
+        step, ring, own = edl.step(), edl.generation(), 0 if edl.rehearsing() else edl.own_samples()
+        given = tokens.tolist() if own else []
+        log.write(json.dumps({"life": life, "base": base, "step": step, "ring": ring, "tokens": given}) + "\n")
+        log.flush()
+        time.sleep(options.step_time)
+        optimizer.zero_grad()
+        model(tokens.float().mean(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        if edl.notify_batch_end():
+            log.write(json.dumps({"committed": step, "ring": ring, "life": life}) + "\n")
+            log.flush()
