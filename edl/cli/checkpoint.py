@@ -134,7 +134,8 @@ def _show(found: Checkpoint) -> None:
     if told.versions:
         tables.say(f"  with {', '.join(f'{name} {version}' for name, version in told.versions.items())}")
     if (ledger := told.ledger) is not None:
-        tables.say(f"  data: epoch {ledger.epoch} of {ledger.spec.total} samples, seed {ledger.spec.seed}")
+        data = f"{ledger.spec.total} samples, seed {ledger.spec.seed}"
+        tables.say(f"  data: epoch {ledger.epoch} of {f'{ledger.spec.shards} shards' if ledger.spec.shards else data}")
     for what, count, size in _sorts(told):
         tables.say(f"  {what}: {count} tensor{'' if count == 1 else 's'}, {_megabytes(size)} MB")
     rows = [(file.file, str(file.bytes), file.checksum) for file in told.files]

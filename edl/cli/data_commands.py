@@ -10,7 +10,17 @@ from typing import Any
 import msgspec
 
 from edl.cli import tables
-from edl.core.audit.sample_account import Account, EpochAccount, LifeAccount, Offender, Portion, Weighed, account
+from edl.core.audit.sample_account import (
+    Account,
+    EpochAccount,
+    LifeAccount,
+    Offender,
+    Portion,
+    StreamAccount,
+    Weighed,
+    account,
+)
+from edl.core.audit.shard_account import ItemSpan
 from edl.trainer.data.audit_files import read
 
 UNCLEAN = 1
@@ -44,6 +54,9 @@ def show_account(found: Account) -> None:
         )
     if found.updates is not None:
         tables.say(_updates(found.steps, found.updates, found.weightless))
+    for epoch in found.epochs:
+        if epoch.stream is not None:
+            tables.say(_shards(epoch, epoch.stream))
     rows = [_row(epoch) for epoch in found.epochs]
     tables.table(("epoch", "total", "trained", "lost", "repeated", ""), rows)
     for epoch in found.epochs:
@@ -81,7 +94,33 @@ def _row(epoch: EpochAccount) -> tuple[str, ...]:
     return (str(epoch.epoch), str(epoch.total), str(epoch.trained), lost, str(epoch.repeated), note)
 
 
+def _shards(epoch: EpochAccount, stream: StreamAccount) -> str:
+    tokens = f", {epoch.trained * stream.unit} tokens" if stream.unit > 1 else ""
+    told = f"epoch {epoch.epoch}: {stream.ended} of {stream.shards} shards read to their ends{tokens} trained"
+    skipped = ", ".join(map(str, stream.skipped))
+    return told + (f"; without the rest of what could not be read: shard {skipped}" if skipped else "")
+
+
+def _span(one: ItemSpan) -> str:
+    tokens = "" if one.tokens is None else f" (tokens {one.tokens[0]}..{one.tokens[1]})"
+    return f"items {one.first}..{one.last}{tokens} of shard {one.shard}"
+
+
+def _show_spans(epoch: EpochAccount, stream: StreamAccount) -> None:
+    for word, spans, offenders in (
+        ("lost", stream.first_lost, epoch.first_lost),
+        ("repeated", stream.first_repeated, epoch.first_repeated),
+    ):
+        for one, had in zip(spans, offenders, strict=True):
+            tables.say(
+                f"epoch {epoch.epoch}: {_span(one)} are {word}: {_list(had.steps) or 'no worker was given them'}"
+            )
+
+
 def _show_offenders(epoch: EpochAccount) -> None:
+    if epoch.stream is not None:
+        _show_spans(epoch, epoch.stream)
+        return
     for one in epoch.first_lost:
         had = f"; {_list(one.steps)} had it, which does not count" if one.steps else "; no worker was given it"
         tables.say(f"epoch {epoch.epoch}: sample {one.sample} is lost{had}")

@@ -16,6 +16,7 @@ from edl.events import details_of
 from edl.facts import told
 from edl.launch.job_records import LaunchRecord
 from edl.protocol.checkpoint_record import SavingFailure
+from edl.protocol.data_nouns import DataCounts, StreamCounts
 from edl.protocol.record import OVER, JobState, SavingStatus, Status, WorkerState
 
 DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]+")  # the part of a digest that people compare
@@ -44,9 +45,7 @@ def show_status(status: Status) -> None:
     if status.rate is not None:
         say(f"  {status.rate.samples_s:.4g} samples/s, {1000 * status.rate.step_s:.1f} ms a step at this size")
     if status.data is not None:
-        data = status.data
-        ahead = f", {data.leased} leased, {data.unassigned} unassigned; steps leased ahead: {data.ahead}"
-        say(f"  data of epoch {data.epoch}: {data.trained} of {data.total} samples trained{'' if over else ahead}")
+        show_data(status, status.data, over=over)
     if status.saving is not None:
         say(f"  checkpoints {checkpoints(status.saving)}{failed_checkpoints(status.saving.failed)}")
     if status.migration is not None:
@@ -70,6 +69,21 @@ def show_status(status: Status) -> None:
             for w in shown
         ]
         table(("worker", "rank", "host", "pid", "daemon", "state", "step"), rows)
+
+
+def show_data(status: Status, data: DataCounts, *, over: bool) -> None:
+    ahead = f", {data.leased} leased, {data.unassigned} unassigned; steps leased ahead: {data.ahead}"
+    total = f"{data.total} samples" if data.stream is None else f"{data.total} samples found so far"
+    say(f"  data of epoch {data.epoch}: {data.trained} of {total} trained{'' if over else ahead}")
+    if data.stream is not None:
+        say(shards_of_stream(status, data.stream))
+
+
+def shards_of_stream(status: Status, stream: StreamCounts) -> str:
+    """Describe how far a stream is read, and how fast."""
+    told = f"  shards: {stream.done} done, {stream.in_hand} in hand, {stream.waiting} waiting"
+    unit = 1 if status.spec is None else status.spec.unit
+    return told if unit <= 1 or status.rate is None else f"{told}; {unit * status.rate.samples_s:,.0f} tokens/s"
 
 
 def checkpoints(saving: SavingStatus) -> str:

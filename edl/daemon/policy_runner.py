@@ -198,7 +198,7 @@ class PolicyRunner:
 
     def _view(self, newest: int, trained: int) -> View:
         record, ledger = self._machine.record, self._machine.ledger
-        open_end = ledger is None or ledger.spec.open_ended
+        open_end = ledger is None or ledger.spec.open_ended or bool(ledger.spec.shards)
         return View(
             now=self._clock.wall() - record.started,
             step=newest,

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from edl.protocol.checkpoint_record import Hold, Origin, Save
-from edl.protocol.data_nouns import Lease, Part, Totals
+from edl.protocol.data_nouns import Lease, ShardPart, Totals
 from edl.protocol.divergence_report import Checking
 from edl.protocol.ring_places import Peer, Place
 
@@ -57,7 +57,9 @@ class Share(msgspec.Struct, frozen=True):
     mark: int = 0
     # of a ring that replaces a broken one and is not in force yet: for a worker that enters it now
     foreseen: bool = False
-    parts: tuple[Part, ...] = ()  # of a stream: those that it reads, and without a holder those that it has leases of
+    parts: tuple[
+        ShardPart, ...
+    ] = ()  # of a stream: those that it reads, and without a holder those that it has leases of
 
 
 class Verdict(StrEnum):

@@ -78,7 +78,16 @@ class DataEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     step: int
 
 
-Line = Began | DataOpened | Sat | BatchGiven | Committed | DataEnded
+class ShardEnded(msgspec.Struct, frozen=True, array_like=True, tag="shard"):
+    """The worker has come to the end of a shard of a stream, which has so many items in that epoch."""
+
+    epoch: int
+    shard: int
+    items: int
+    skipped: bool = False  # the rest could not be read, and the job goes on without it
+
+
+Line = Began | DataOpened | Sat | BatchGiven | Committed | DataEnded | ShardEnded
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(Line)

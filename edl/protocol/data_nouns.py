@@ -24,6 +24,7 @@ class DataSpec(msgspec.Struct, frozen=True):
     source: str = ""  # fingerprint of the files whose records the samples are; empty: samples are numbers
     open_ended: bool = False  # each pass asks for one more epoch when it begins, so none is known to be the last
     shards: int = 0  # of a stream, which has no length: `total` is then `ITEMS` for each of them; 0: no stream
+    unit: int = 1  # tokens of an item of a stream
     at_once: int = 0  # shards of a stream that a worker reads at once; 0: all that are its own
 
     @property
@@ -50,7 +51,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     check: int = 0  # checksum of the contents of all items before it: a reader that passes by again finds the same
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class ShardPart(msgspec.Struct, frozen=True, array_like=True):
     """A shard of a stream in one epoch, as far as it is known. The part's number is epoch * shards + shard.
 
     `known`, `ended` and `marks` are facts about the data: they are the same in all readings, so that a
@@ -71,7 +72,7 @@ class StreamSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
     begun: int  # parts before this one were given to a worker, those that are not among `parts` are trained
     leased: int  # items of all parts that are leased or trained
-    parts: tuple[Part, ...]
+    parts: tuple[ShardPart, ...]
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True):

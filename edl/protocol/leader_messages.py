@@ -9,7 +9,7 @@ import msgspec
 
 from edl.protocol.assignment import Orders
 from edl.protocol.checkpoint_record import PartInfo, Resumed
-from edl.protocol.data_nouns import DataSpec, Part
+from edl.protocol.data_nouns import DataSpec, ShardPart
 from edl.protocol.divergence_report import Divergence, Fingerprint
 from edl.protocol.job_policy import Count, JobPolicy
 from edl.protocol.migration_record import Room
@@ -102,7 +102,7 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True):
     # when it entered that ring: the generation whose leases its steps were trained by, or its own if those hold
     leases_of: int = 0
     data: DataSpec | None = None
-    stream: tuple[Part, ...] = ()  # what it has found in the parts of a stream that it reads
+    stream: tuple[ShardPart, ...] = ()  # what it has found in the parts of a stream that it reads
     pause: Pause | None = None  # of the switch into `generation`
     leaving: bool = False  # it was asked to leave (SIGTERM)
     reason: Reason = ""  # why it is BROKEN or FAILED

@@ -25,6 +25,7 @@ import edl
 from edl import errors
 from edl.errors import UsageError
 from edl.policy.learning import Knee, Warmup
+from edl.sources.streams.elastic_stream import ElasticStream
 from edl.tensorflow import keras_callbacks, keras_names, tf_horovod_names, tf_loading
 from edl.tensorflow import tf_elastic as elastic
 from edl.tensorflow.dataset import dataset_of, dataset_of_arrays
@@ -126,7 +127,7 @@ def elastic_dataset(
 
     Args:
         source: arrays or tensors with a row for each sample, nested in tuples and dicts as `fit` takes them, such as
-            `(x, y)`; or what `edl.elastic_shard_generator()` returned.
+            `(x, y)`; an `edl.ElasticStream`; or what `edl.elastic_shard_generator()` returned.
         batch_size: samples of one step of one worker; the last step of an epoch may have fewer.
         shuffle: each epoch has an order of its own. This and what follows is for arrays alone.
         seed: of that order, the same on all workers.
@@ -141,6 +142,8 @@ def elastic_dataset(
     if not isinstance(source, ShardGenerator):
         if not _trainer.began:
             _trainer.init()
+        if isinstance(source, ElasticStream):
+            return dataset_of(_trainer.elastic_shard_generator(source, epochs, shuffle), batch_size)  # type: ignore[call-overload]
         generator = partial(_trainer.elastic_shard_generator, epochs=epochs, shuffle=shuffle, seed=seed)
         return dataset_of_arrays(source, generator, batch_size)
     if (shuffle, seed, epochs) != (False, 0, None):
@@ -208,6 +211,7 @@ alias(f"{__name__}.keras.elastic", keras_names.lookup_elastic)
 
 
 __all__ = [
+    "ElasticStream",
     "GradientTape",
     "KerasCallback",
     "Knee",

@@ -32,14 +32,14 @@ def dataset_of(shards: ShardGenerator[Any], batch_size: int) -> Any:
     """
     example = shards.example()
     if isinstance(example, dict):
-        signature: Any = {name: _vector(type(value), f" in {name!r}") for name, value in example.items()}
+        signature: Any = {name: _vector(value, f" in {name!r}") for name, value in example.items()}
     else:
-        signature = _vector(type(example), "")
+        signature = _vector(example, "")
 
     def batches() -> Iterator[Any]:
         given: Iterator[Any] = shards.batches(batch_size)
         try:
-            yield from given if isinstance(example, int) else _tensors(given, signature)
+            yield from given if shards.gives_ids else _tensors(given, signature)
         except UsageError:
             if not shards.left:  # else the script never hears of it, and TensorFlow would log it
                 raise
@@ -138,7 +138,10 @@ class _Iterations:
 _iterations: Final = _Iterations()
 
 
-def _vector(kind: type, where: str) -> Any:
+def _vector(value: Any, where: str) -> Any:
+    if isinstance(value, np.ndarray):
+        return tf.TensorSpec([None, *value.shape], value.dtype)
+    kind = type(value)
     if kind not in KINDS:
         raise UsageError(
             f"edl.elastic_dataset(): the records have a {kind.__name__}{where}, which is no tensor's; iterate "

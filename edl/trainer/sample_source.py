@@ -13,7 +13,7 @@ from typing import Any
 
 from edl.core.worker.worker_inputs import DataWanted, StreamRead
 from edl.errors import UsageError
-from edl.protocol.data_nouns import DataSpec, Part
+from edl.protocol.data_nouns import DataSpec, ShardPart
 from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.shards import CurrentItem, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
@@ -61,7 +61,7 @@ class SampleSource:
         if opened is None:  # never again: a pipeline's thread may begin a pass while the training thread ends a step
             self._rates.follow()
 
-    def found(self, parts: tuple[Part, ...]) -> None:
+    def found(self, parts: tuple[ShardPart, ...]) -> None:
         self._shell.hear(StreamRead(parts))
 
     @property

@@ -12,6 +12,7 @@ import json
 import random
 import tarfile
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 SEPARATED = 100_000  # tokens of one shard begin so far from those of the shard before
@@ -72,7 +73,7 @@ def trained(out: Path) -> Counter[int]:
                 given[line["life"], line["ring"], line["step"]][path.name] = line["tokens"]
                 bases[line["life"]] = line["base"]
     lives = sorted(bases)
-    ends = {life: bases[after] - bases[life] for life, after in zip(lives, lives[1:], strict=False)}
+    ends = {life: bases[after] - bases[life] for life, after in pairwise(lives)}
     found: Counter[int] = Counter()
     steps: dict[tuple[int, int], int] = {}
     for life, ring, step in sorted(committed):

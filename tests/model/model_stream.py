@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl.core.worker.worker_inputs import StreamRead
-from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, Part
+from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, ShardPart
 from tests.model.model_worker import SimWorker
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class SimReaders:
                 self.job.shells.tell(worker, StreamRead(told))
         self.job.after(READ_S * (0.3 + 3 * self.random.random()), self._read, worker, found)
 
-    def _part(self, one: Part, found: dict[int, int]) -> Part:
+    def _part(self, one: ShardPart, found: dict[int, int]) -> ShardPart:
         assert self.job.stream is not None
         length = self.job.stream.lengths[one.part % len(self.job.stream.lengths)]
         base = max((mark.item for mark in one.marks if mark.item <= one.next), default=0)
@@ -74,4 +74,6 @@ class SimReaders:
         now = before if before > one.next + AHEAD else min(length, before + self.random.randint(0, 40))
         found[one.part] = now
         marks = tuple(Mark(item, b"") for item in {base, now - now % BLOCK} if item <= now)
-        return Part(one.part, known=now, ended=now == length, marks=tuple(sorted(marks, key=lambda mark: mark.item)))
+        return ShardPart(
+            one.part, known=now, ended=now == length, marks=tuple(sorted(marks, key=lambda mark: mark.item))
+        )

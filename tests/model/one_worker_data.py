@@ -11,7 +11,7 @@ from edl.core.data.sample_ledger import Ledger
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.errors import TimedOut, UsageError
 from edl.protocol.assignment import Share
-from edl.protocol.data_nouns import DataSpec, Part
+from edl.protocol.data_nouns import DataSpec, ShardPart
 from edl.trainer.data.job_port import Rehearsals
 
 HORIZON_STEPS = 6
@@ -57,7 +57,7 @@ class SoloFeed:
             self.leases.want(spec.epochs, by_sample=spec.by_sample and spec.whole_epochs)
             self._changed.notify_all()
 
-    def found(self, parts: tuple[Part, ...]) -> None:
+    def found(self, parts: tuple[ShardPart, ...]) -> None:
         with self._changed:
             self.ledger.learn(parts)
             self._offers(None)

@@ -73,10 +73,8 @@ def scenario(
     )
     if spec.whole_epochs and not spec.by_sample:
         spec = msgspec.structs.replace(spec, open_ended=random.Random(f"end {seed}").random() < 0.5)
-    items = spec.total
-    spec = of_stream(spec, random.Random(f"stream {seed}")) if streams else spec
-    minimum = source.choice((1, 1, 1, min(2, workers)))
-    maximum = source.choice((0, 0, workers + 2))
+    items, spec = spec.total, of_stream(spec, random.Random(f"stream {seed}")) if streams else spec
+    minimum, maximum = source.choice((1, 1, 1, min(2, workers))), source.choice((0, 0, workers + 2))
     own_data = not sends_large and random.Random(f"own data {seed}").random() < OWN_DATA
     beside = random.Random(f"beside {seed}")
     sending = random.Random(f"sending {seed}")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from edl.core.data.resume_position import projected, rebased
 from edl.core.data.sample_ledger import Ledger
 from edl.core.data.stream_parts import thinned
-from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, Part
+from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, ShardPart
 
 
 class World:
@@ -60,7 +60,7 @@ class World:
             found = min(max(one.next, base) + self.random.randint(0, 9), self.length(one.part))
             marks = tuple(Mark(item, b"") for item in range(base, found + 1, 4))
             ended = found == self.length(one.part)
-            told.append(Part(one.part, known=found, ended=ended, marks=marks))
+            told.append(ShardPart(one.part, known=found, ended=ended, marks=marks))
         if self.random.random() < 0.9:
             self.ledger.learn(told)
 

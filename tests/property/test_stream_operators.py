@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edl.errors import DataError
 from edl.sources.streams import elastic_stream
 from edl.sources.streams.elastic_stream import ElasticStream
-from edl.sources.streams.stream_operators import Pause, contents_check
+from edl.sources.streams.stream_operators import Barrier, contents_check
 
 Twin = Callable[[list[Any], int], list[Any]]
 
@@ -82,21 +82,27 @@ def packed(records: list[Any], length: int, eos: int | None) -> list[Any]:
 
 
 def plain(item: Any) -> Any:
-    return item.tolist() if isinstance(item, np.ndarray) else [plain(one) for one in item] if isinstance(item, list) else item
+    return (
+        item.tolist()
+        if isinstance(item, np.ndarray)
+        else [plain(one) for one in item]
+        if isinstance(item, list)
+        else item
+    )
 
 
-def told(pause: Pause) -> Any:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(pause.parts))
+def told(barrier: Barrier) -> Any:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(barrier.parts))
 
 
 def followed(flow: Iterator[Any]) -> tuple[list[Any], list[tuple[int, Any]]]:
-    items, pauses = list[Any](), list[tuple[int, Any]]()
+    items, barriers = list[Any](), list[tuple[int, Any]]()
     for one in flow:
-        if type(one) is Pause:
-            pauses.append((len(items), told(one)))
+        if type(one) is Barrier:
+            barriers.append((len(items), told(one)))
         else:
             items.append(plain(one))
-    return items, pauses
+    return items, barriers
 
 
 @given(st.integers(0, 10**9), st.integers(1, 6))
@@ -106,9 +112,9 @@ def test_each_place_goes_on_as_if_nothing_had_been(seed: int, every: int) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elastic_stream, "BLOCK", every)
         for shard in range(3):
-            items, pauses = followed(stream.items(shard))
+            items, barriers = followed(stream.items(shard))
             assert items == plain(naive(shard))
-            for index, place in pauses:
+            for index, place in barriers:
                 assert followed(stream.items(shard, place))[0] == items[index:], (index, place)
 
 
@@ -124,9 +130,9 @@ def test_a_mixture_goes_on_at_each_place(seed: int, every: int) -> None:
         patch.setattr(elastic_stream, "BLOCK", every)
         there: list[Any] = []
         for shard in range(3):
-            items, pauses = followed(mixed.items(shard))
+            items, barriers = followed(mixed.items(shard))
             there += items
-            for index, place in pauses:
+            for index, place in barriers:
                 assert followed(mixed.items(shard, place))[0] == items[index:], (index, place)
         assert sorted(map(repr, there)) == sorted(repr(plain(one)) for stream, _ in streams.values() for one in stream)
 
@@ -135,7 +141,7 @@ def test_a_mixture_keeps_its_proportion_at_each_place() -> None:
     web = ElasticStream(lambda _: [b"web"] * 9000, shards=2)
     code = ElasticStream(lambda _: [b"code"] * 1000, shards=4)
     mixed = [*ElasticStream.mix({"web": (web, 9), "code": (code, 1)}).items(0)]
-    order = [one for one in mixed if type(one) is not Pause]
+    order = [one for one in mixed if type(one) is not Barrier]
     for first in range(0, 9000, 37):
         assert abs(order[first : first + 1000].count(b"code") - 100) <= 1
 

@@ -1,4 +1,4 @@
-"""Whole simulated jobs that train on streams: shards whose lengths only their readers find out, under planned faults."""
+"""Whole simulated jobs on streams: shards whose lengths only their readers find out, under planned faults."""
 
 from __future__ import annotations
 

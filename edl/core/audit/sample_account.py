@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from edl.core.audit.kept_lives import AuditedLife, lives
 from edl.core.audit.kept_steps import WorkerAudit
+from edl.core.audit.shard_account import ItemSpan, shards_of
 from edl.core.data.permutation import samples_at
 from edl.errors import UsageError
-from edl.protocol.audit_lines import BatchGiven, Committed, DataEnded, DataOpened, Sat
+from edl.protocol.audit_lines import BatchGiven, Committed, DataEnded, DataOpened, Sat, ShardEnded
 from edl.protocol.data_nouns import DataSpec, Range
 
 FIRST = 5  # offenders of a kind that are named
@@ -46,6 +47,17 @@ class Offender(msgspec.Struct, frozen=True):
     steps: tuple[Portion, ...]  # repeated: those that trained it. Lost: those that were to, and do not count
 
 
+class StreamAccount(msgspec.Struct, frozen=True):
+    """Of an epoch of a stream: its shards, and the first items that are lost or repeated."""
+
+    shards: int
+    ended: int  # of which the end is known
+    unit: int  # tokens of an item
+    skipped: tuple[int, ...]  # shards that could not be read to their ends
+    first_lost: tuple[ItemSpan, ...]
+    first_repeated: tuple[ItemSpan, ...]
+
+
 class EpochAccount(msgspec.Struct, frozen=True):
     """The samples of one epoch, each in exactly one step, or not."""
 
@@ -57,6 +69,7 @@ class EpochAccount(msgspec.Struct, frozen=True):
     repeated: int  # more than once
     first_lost: tuple[Offender, ...]
     first_repeated: tuple[Offender, ...]
+    stream: StreamAccount | None = None
 
 
 class Weighed(msgspec.Struct, frozen=True):
@@ -151,6 +164,7 @@ def account(audits: Sequence[WorkerAudit]) -> Account:
     by_epoch = _by_epoch(spec, hands)
     wrong = [hand.taken for hand in hands if hand.counts and _check(spec, hand.line.ranges) != hand.line.check]
     over = _epochs_over(counting[-1], hands)
+    ends = [line for life in counting for one in life.audits for line in one.lines if isinstance(line, ShardEnded)]
     begun = max(over, max(by_epoch, default=-1) + 1)
     weighings = tuple(one for life in counting for one in _weighings(life, hands_of[life.number]))
     misweighed = [one for weighing in weighings for one in weighing.misweighed()]
@@ -162,7 +176,7 @@ def account(audits: Sequence[WorkerAudit]) -> Account:
         lives=tuple(map(_life, found)),
         void_steps=sum(life.steps - life.kept for life in found),
         again=sum(len(piece) for ones in hands_of.values() for hand in ones if hand.void for piece in hand.line.ranges),
-        epochs=tuple(_epoch(spec, number, number < over, by_epoch[number]) for number in range(begun)),
+        epochs=tuple(_epoch(spec, number, number < over, by_epoch[number], ends) for number in range(begun)),
         epochs_wanted=spec.epochs,
         wrong=len(wrong),
         first_wrong=tuple(wrong[:FIRST]),
@@ -284,7 +298,9 @@ def _passes_at_switches(life: AuditedLife) -> tuple[dict[int, int], dict[int, in
     return at, read
 
 
-def _epoch(spec: DataSpec, epoch: int, over: bool, hands: Sequence[_Hand]) -> EpochAccount:
+def _epoch(spec: DataSpec, epoch: int, over: bool, hands: Sequence[_Hand], ends: Sequence[ShardEnded]) -> EpochAccount:
+    if spec.shards:
+        return _epoch_of_stream(spec, epoch, over, hands, ends)
     times = np.zeros(spec.total, np.int32)
     for hand in hands:
         for piece in hand.line.ranges if hand.counts else ():
@@ -304,6 +320,31 @@ def _epoch(spec: DataSpec, epoch: int, over: bool, hands: Sequence[_Hand]) -> Ep
     )
 
 
+def _epoch_of_stream(
+    spec: DataSpec, epoch: int, over: bool, hands: Sequence[_Hand], ends: Sequence[ShardEnded]
+) -> EpochAccount:
+    trained = (piece for hand in hands if hand.counts for piece in hand.line.ranges)
+    found = shards_of(epoch, spec.shards, spec.unit, trained, ends)
+    over = over or (found.ended == spec.shards and not found.lost)
+    lost = found.lost if over else ()
+    counting = [hand for hand in hands if hand.counts]
+    return EpochAccount(
+        epoch=epoch,
+        over=over,
+        total=found.total,
+        trained=found.trained,
+        lost=sum(one.last - one.first + 1 for one in lost),
+        repeated=sum(one.last - one.first + 1 for one in found.repeated),
+        first_lost=tuple(_of_span(one, epoch, hands) for one in lost[:FIRST]),
+        first_repeated=tuple(_of_span(one, epoch, counting) for one in found.repeated[:FIRST]),
+        stream=StreamAccount(spec.shards, found.ended, spec.unit, found.skipped, lost[:FIRST], found.repeated[:FIRST]),
+    )
+
+
+def _of_span(one: ItemSpan, epoch: int, hands: Iterable[_Hand]) -> Offender:
+    return Offender(one.position, tuple(hand.taken for hand in hands if hand.has(epoch, one.position)))
+
+
 def _offenders(
     spec: DataSpec, epoch: int, positions: NDArray[np.int64], hands: Sequence[_Hand]
 ) -> tuple[Offender, ...]:
@@ -317,7 +358,8 @@ def _offenders(
 def _check(spec: DataSpec, ranges: Sequence[Range]) -> int:
     check = 0
     for piece in ranges:
-        check = zlib.crc32(_ids(spec, piece.epoch)[piece.start : piece.stop].data, check)
+        ids = samples_at(spec, piece) if spec.shards else _ids(spec, piece.epoch)[piece.start : piece.stop]
+        check = zlib.crc32(ids.astype("<i8", copy=False).data, check)
     return check
 
 

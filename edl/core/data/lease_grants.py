@@ -21,7 +21,7 @@ from edl.core.job.leader_inputs import Refuse
 from edl.core.job.leader_state import WorkingState
 from edl.core.worker.next_move import NEVER
 from edl.errors import UsageError
-from edl.protocol.data_nouns import DataSpec, LedgerSnapshot, Part
+from edl.protocol.data_nouns import DataSpec, LedgerSnapshot, ShardPart
 from edl.protocol.job_policy import Rebatch
 from edl.protocol.record import OVER, FailedBy, JobState, Plan, WorkerState
 
@@ -76,7 +76,7 @@ class LeaseGrants:
         except UsageError as error:
             working.end(JobState.FAILED, str(error), FailedBy.REFUSAL)
 
-    def learn(self, told: tuple[Part, ...]) -> None:
+    def learn(self, told: tuple[ShardPart, ...]) -> None:
         """Take in what a worker has found out about a stream."""
         ledger = self._working.ledgers.ledger
         if ledger is None or not told:

@@ -65,8 +65,8 @@ from edl.protocol.data_nouns import (
     Lease,
     LedgerSnapshot,
     MemberSnapshot,
-    Part,
     Range,
+    ShardPart,
     StreamCounts,
     Totals,
 )
@@ -316,7 +316,7 @@ class Ledger:
             self._pool.settle(self._untrained())
         return self._end_epochs()
 
-    def learn(self, told: Iterable[Part]) -> bool:
+    def learn(self, told: Iterable[ShardPart]) -> bool:
         """Take in what is found out about a stream; tell whether workers must hear of it: others read parts now, or
         all is leased. An epoch may end with it, whose last shards have no more than is trained.
         """
@@ -330,7 +330,7 @@ class Ledger:
             self._end_epochs()
         return ended
 
-    def facts(self) -> tuple[Part, ...]:
+    def facts(self) -> tuple[ShardPart, ...]:
         """Return what is known of the parts of a stream, for another ledger to learn."""
         return self._pool.parts if isinstance(self._pool, StreamParts) else ()
 

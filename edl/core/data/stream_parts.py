@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from edl.core.data.unassigned import merged
-from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, Part, Range, StreamSnapshot
+from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, Range, ShardPart, StreamSnapshot
 
 MOST_MARKS = 5  # of one part
 
@@ -45,7 +45,7 @@ class StreamParts:
     # ------------------------------------------------------------------------------------------------ what is so
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ShardPart, ...]:
         return tuple(self._parts.values())
 
     @property
@@ -130,13 +130,13 @@ class StreamParts:
             self._hand_on(one, min(workers, key=lambda worker: load[worker]), load)
         last = self.epochs * self._shards
         while self._begun < last and _has_room(load, workers, self._at_once, last - self._begun):
-            self._hand_on(Part(self._begun), min(workers, key=lambda worker: load[worker]), load)
+            self._hand_on(ShardPart(self._begun), min(workers, key=lambda worker: load[worker]), load)
             self._begun += 1
         if self._begun == last:
             self._even_out(workers, load)
         return before != self._parts
 
-    def learn(self, told: Iterable[Part]) -> bool:
+    def learn(self, told: Iterable[ShardPart]) -> bool:
         """Take in what a worker, or an earlier ledger, has found out; tell whether a part is known to have ended now.
 
         Facts about the data only grow. What is said of parts that are trained, or not yet begun, is dropped.
@@ -176,11 +176,11 @@ class StreamParts:
 
     # ------------------------------------------------------------------------------------------------ the inside
 
-    def _until(self, epoch: int) -> Iterator[Part]:
+    def _until(self, epoch: int) -> Iterator[ShardPart]:
         end = (epoch + 1) * self._shards
         return (one for part, one in self._parts.items() if part < end)
 
-    def _by_number(self) -> list[Part]:
+    def _by_number(self) -> list[ShardPart]:
         return [self._parts[part] for part in sorted(self._parts)]
 
     def _place(self, piece: Range) -> tuple[int, int]:
@@ -201,7 +201,7 @@ class StreamParts:
         epoch, shard = divmod(part, self._shards)
         return [Range(epoch, shard * ITEMS + start, shard * ITEMS + stop) for start, stop in taken]
 
-    def _hand_on(self, one: Part, worker: str, load: dict[str, int]) -> None:
+    def _hand_on(self, one: ShardPart, worker: str, load: dict[str, int]) -> None:
         if one.holder in load:
             load[one.holder] -= not one.ended
         self._parts[one.part] = msgspec.structs.replace(one, holder=worker)
@@ -234,11 +234,11 @@ def thinned(marks: Sequence[Mark], low: int) -> tuple[Mark, ...]:
     return tuple(kept)
 
 
-def _available(one: Part) -> int:
+def _available(one: ShardPart) -> int:
     return max(0, one.known - one.next) + sum(stop - start for start, stop in one.returned)
 
 
-def _is_left(one: Part) -> bool:
+def _is_left(one: ShardPart) -> bool:
     """Tell whether items of the part are, or may yet be, to be leased."""
     return not one.ended or one.next < one.known or bool(one.returned)
 

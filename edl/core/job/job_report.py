@@ -164,6 +164,6 @@ def stable_of(machine: JobMachine, record: Record) -> Stable | None:
 
 
 def _left(ledger: Ledger | None, stable: Stable | None) -> int | None:
-    if ledger is None or stable is None or ledger.spec.open_ended:
+    if ledger is None or stable is None or ledger.spec.open_ended or ledger.spec.shards:
         return None
     return max(0, ledger.wanted - stable.samples)

@@ -16,7 +16,7 @@ from edl.core.switch.address_exchange import partners
 from edl.core.switch.next_generation import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
 from edl.protocol.checkpoint_record import Hold, Origin, Save, Why
-from edl.protocol.data_nouns import ITEMS, LedgerSnapshot, Part
+from edl.protocol.data_nouns import ITEMS, LedgerSnapshot, ShardPart
 from edl.protocol.record import OVER, JobState, Record, WorkerState
 from edl.protocol.ring_places import Peer, Place
 
@@ -235,7 +235,7 @@ class _Data:
             parts=tuple(self._parts_of(worker)) if self._parts else (),
         )
 
-    def _parts_of(self, worker: str) -> Iterator[Part]:
+    def _parts_of(self, worker: str) -> Iterator[ShardPart]:
         """Yield the parts of a stream that `worker` reads; those of its other leases, too, without a holder."""
         shards = self.snapshot.spec.shards
         of = {

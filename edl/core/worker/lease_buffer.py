@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from edl.core.worker.next_move import NEVER
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Share
-from edl.protocol.data_nouns import Lease, Part
+from edl.protocol.data_nouns import Lease, ShardPart
 
 
 class LeaseBuffer:
@@ -113,7 +113,7 @@ class LeaseBuffer:
         return 0 if self._share is None else self._share.batch
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ShardPart, ...]:
         """Return the parts of a stream that this worker reads, or has leases of."""
         return () if self._share is None else self._share.parts
 

@@ -12,7 +12,7 @@ from typing import Final
 from edl.core.worker.agreement import Vote
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.checkpoint_record import Save
-from edl.protocol.data_nouns import DataSpec, Part
+from edl.protocol.data_nouns import DataSpec, ShardPart
 from edl.protocol.divergence_report import Divergence, Fingerprint
 from edl.protocol.leader_messages import ScriptPlace
 from edl.protocol.ring_places import Place
@@ -232,7 +232,7 @@ class FiguresReported:
 class StreamRead:
     """What was found in the parts of a stream that this worker reads. The thread that reads says so."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ShardPart, ...]
 
 
 @dataclass(frozen=True, slots=True)

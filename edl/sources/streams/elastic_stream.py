@@ -7,6 +7,7 @@ Owns: which shards there are, how each is opened, which operators follow. Does n
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -15,7 +16,7 @@ from edl.errors import UsageError
 from edl.sources.listing import list_files
 from edl.sources.streams import foreign_streams, stream_operators
 from edl.sources.streams.shard_files import LARGEST, ShardFile, format_of_shard
-from edl.sources.streams.stream_operators import Mixer, Operator, Pause, name_of, whole_number
+from edl.sources.streams.stream_operators import Barrier, Mixer, Operator, name_of, whole_number
 
 BLOCK: Final = 64  # records between two places of a shard
 AT_ONCE: Final = 8  # shards that a worker reads at once
@@ -25,7 +26,7 @@ NO_PLACE: Final = (
 )
 
 
-class Origin(NamedTuple):
+class ShardList(NamedTuple):
     """The shards of a stream, before any operator."""
 
     names: tuple[str, ...]  # the same on all workers
@@ -107,7 +108,7 @@ class ElasticStream:
         """
         fill = pad if pad is not None else eos if eos is not None else 0
         return self._with(
-            stream_operators.Packed(whole_number("length", length), eos, fill, key, boundaries=boundaries)
+            stream_operators.PackedSequences(whole_number("length", length), eos, fill, key, boundaries=boundaries)
         )
 
     @classmethod
@@ -130,7 +131,7 @@ class ElasticStream:
         mixed = cls.__new__(cls)
         fewest = min(len(part.names) for part in parts)
         names = (" + ".join(f"{name} {shard}" for name in streams) for shard in range(fewest))
-        mixed._origin = Origin(tuple(names), lambda _: None)
+        mixed._origin = ShardList(tuple(names), lambda _: None)
         mixed._endless = all(part._endless for part in parts)
         mixed._at_once = 0 if mixed._endless else min(part._at_once or AT_ONCE for part in parts)
         mixed._skips = all(part._skips for part in parts)
@@ -165,6 +166,12 @@ class ElasticStream:
         return self._skips
 
     @property
+    def unit(self) -> int:
+        """Tokens of an item; 1 where its items are no sequences of tokens."""
+        inner = 1 if self._mixed is None else max(part.unit for part in self._mixed[0])
+        return inner * math.prod(operator.unit for operator in self._operators)
+
+    @property
     def fingerprint(self) -> str:
         """Hash of what all workers must say alike: the shards, and what is made of their records."""
         told = repr((self._endless, self._at_once, self._words())).encode()
@@ -184,7 +191,7 @@ class ElasticStream:
                 part.check()
 
     def items(self, shard: int, place: Sequence[Any] | None = None) -> Iterator[Any]:
-        """Yield the items of a shard, with a `Pause` here and there, from the place of such a pause on."""
+        """Yield the items of a shard, with a `Barrier` here and there, from the place of such a barrier on."""
         parts: Sequence[Any] = (None,) * (1 + len(self._operators)) if place is None else place
         flow = self._source(shard, parts[0])
         for operator, part in zip(self._operators, parts[1:], strict=True):
@@ -194,7 +201,7 @@ class ElasticStream:
     def __iter__(self) -> Iterator[Any]:
         """Yield all items, shard after shard, outside of any job."""
         for shard in range(len(self.names)):
-            yield from (one for one in self.items(shard) if type(one) is not Pause)
+            yield from (one for one in self.items(shard) if type(one) is not Barrier)
 
     def _source(self, shard: int, part: Any) -> Iterator[Any]:
         if self._mixed is None:
@@ -208,7 +215,7 @@ class ElasticStream:
         begin, inner = (first, None) if place is None else place
         for shard in range(begin, len(self.names), step):
             for one in self.items(shard, inner):
-                yield Pause((shard, one.parts)) if type(one) is Pause else one
+                yield Barrier((shard, one.parts)) if type(one) is Barrier else one
             inner = None
 
 
@@ -217,11 +224,11 @@ def placed(records: Any, name: str) -> Any:
     if hasattr(records, "state_dict") and hasattr(records, "load_state_dict"):
         return records
     if hasattr(records, "__getitem__") and hasattr(records, "__len__") and not isinstance(records, Mapping):
-        return Numbered(records)
+        return NumberedRecords(records)
     raise UsageError(f"ElasticStream: shard {name} is a {type(records).__name__}, which {NO_PLACE}")
 
 
-class Numbered:
+class NumberedRecords:
     """A sequence whose place is a number."""
 
     def __init__(self, records: Any) -> None:
@@ -248,10 +255,10 @@ def _records(shard: Any, state: Any) -> Iterator[Any]:
         count += 1
         if count == BLOCK:
             count = 0
-            yield Pause((shard.state_dict(),))
+            yield Barrier((shard.state_dict(),))
 
 
-def _origin(source: Any, shards: int | Sequence[Any] | None, kind: str | None, largest: int) -> Origin:
+def _origin(source: Any, shards: int | Sequence[Any] | None, kind: str | None, largest: int) -> ShardList:
     if isinstance(source, str | os.PathLike) or (
         isinstance(source, list | tuple) and source and all(isinstance(one, str | os.PathLike) for one in source)
     ):
@@ -261,21 +268,21 @@ def _origin(source: Any, shards: int | Sequence[Any] | None, kind: str | None, l
     if kind is not None:
         raise UsageError(f"ElasticStream(format={kind!r}) means files: give their paths")
     if foreign_streams.is_hugging_face(source):
-        return Origin(*foreign_streams.hugging_face(source))
-    if not callable(source) or hasattr(source, "__iter__"):
+        return ShardList(*foreign_streams.hugging_face(source))
+    if not callable(source) or (shards is None and hasattr(source, "__iter__")):
         return _single(source, shards)
     if shards is None:
         raise UsageError("ElasticStream(factory): say how many shards there are, shards=64, or which, shards=[...]")
     if isinstance(shards, int) and not isinstance(shards, bool):
         count = whole_number("shards", shards)
-        return Origin(tuple(f"{name_of(source)} {shard}" for shard in range(count)), source)
+        return ShardList(tuple(f"{name_of(source)} {shard}" for shard in range(count)), source)
     given = list(shards)  # type: ignore[arg-type]
     if not given:
         raise UsageError("ElasticStream(factory, shards=[]): there is no shard")
-    return Origin(tuple(map(str, given)), lambda shard: source(given[shard]))
+    return ShardList(tuple(map(str, given)), lambda shard: source(given[shard]))
 
 
-def _single(source: Any, shards: Any) -> Origin:
+def _single(source: Any, shards: Any) -> ShardList:
     """Return a stream of one shard: an iterable that tells its place."""
     if shards is not None or not isinstance(source, Iterable):
         raise UsageError(
@@ -291,18 +298,18 @@ def _single(source: Any, shards: Any) -> Origin:
             stateful.load_state_dict(begin)
         return stateful
 
-    return Origin((type(source).__name__,), opened)
+    return ShardList((type(source).__name__,), opened)
 
 
-def _files(source: Any, kind: str | None, largest: int) -> Origin:
+def _files(source: Any, kind: str | None, largest: int) -> ShardList:
     entries = [os.fsdecode(one) for one in ([source] if isinstance(source, str | os.PathLike) else source)]
     if kind == "mds":
-        return Origin(*foreign_streams.mds(entries))
+        return ShardList(*foreign_streams.mds(entries))
     if kind == "litdata":
-        return Origin(*foreign_streams.litdata(entries))
+        return ShardList(*foreign_streams.litdata(entries))
     files = list_files(entries)
     kinds = {format_of_shard(file.name, kind) for file in files}
     if len(kinds) > 1:
         raise UsageError(f"ElasticStream(): the files are {' and '.join(sorted(kinds))}: a stream has one format")
     found = kinds.pop()
-    return Origin(tuple(file.name for file in files), lambda shard: ShardFile(files[shard], found, largest))
+    return ShardList(tuple(file.name for file in files), lambda shard: ShardFile(files[shard], found, largest))

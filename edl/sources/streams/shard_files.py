@@ -9,6 +9,7 @@ Owns: reading a file forward, its places, and telling what is wrong with it. Doe
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -114,23 +115,28 @@ class ShardFile:
 
     # ---------------------------------------------------------------------------------------------------- by bytes
 
-    def _opened(self, offset: int) -> Any:
-        """Return a stream of the unpacked bytes from `offset` on."""
+    @contextlib.contextmanager
+    def _opened(self, offset: int) -> Iterator[Any]:
+        """Give a stream of the unpacked bytes from `offset` on."""
         file = self._file
-        raw = Path(file.path).open("rb", buffering=CHUNK) if file.is_local else file.fs.open(file.path, "rb")  # noqa: SIM115
-        if not self._packed:
-            if file.size < offset:
-                raw.close()
-                raise shrunk(file.name, file.size, offset)
-            raw.seek(offset)
-            return raw
-        unpacked = gzip.GzipFile(fileobj=raw) if self._packed == "gz" else io.BufferedReader(_Unzstd(raw), CHUNK)
-        while offset:
-            skipped = len(unpacked.read(min(CHUNK, offset)))
+        with Path(file.path).open("rb", buffering=CHUNK) if file.is_local else file.fs.open(file.path, "rb") as raw:
+            if not self._packed:
+                if file.size < offset:
+                    raise shrunk(file.name, file.size, offset)
+                raw.seek(offset)
+                yield raw
+                return
+            unpacked = gzip.GzipFile(fileobj=raw) if self._packed == "gz" else io.BufferedReader(Unzstd(raw), CHUNK)
+            with unpacked:
+                self._skip(unpacked, offset)
+                yield unpacked
+
+    def _skip(self, unpacked: Any, count: int) -> None:
+        while count:
+            skipped = len(unpacked.read(min(CHUNK, count)))
             if not skipped:
-                raise shrunk(file.name, self._place - offset, self._place)
-            offset -= skipped
-        return unpacked
+                raise shrunk(self._file.name, self._place - count, self._place)
+            count -= skipped
 
     def _lines(self) -> Iterator[Any]:
         offset, largest, name = int(self._place or 0), self._largest, self._file.name
@@ -246,7 +252,7 @@ def _pyarrow(module: str) -> Any:
         ) from error
 
 
-class _Unzstd(io.RawIOBase):
+class Unzstd(io.RawIOBase):
     """The unpacked bytes of a `.zst` file, frame after frame. A frame that is cut off raises EOFError."""
 
     def __init__(self, packed: Any) -> None:
@@ -256,11 +262,6 @@ class _Unzstd(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
-
-    def close(self) -> None:
-        if not self.closed:
-            self._packed.close()
-        super().close()
 
     def readinto(self, buffer: Any) -> int:
         while not self._left:

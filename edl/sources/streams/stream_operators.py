@@ -1,15 +1,15 @@
 """What is made of the records of a shard, one operator after the other, so that it can go on from a place.
 
-A source gives records and, now and then between two of them, a *pause*: its place. A pause goes down the operators
+A source gives records and, now and then between two of them, a *barrier*: its place. A barrier goes down the operators
 behind the records before it, and each adds what it needs to go on from there. What comes out at the end is items, and
-pauses between them: whoever has one can make all items behind it, without the records before it.
+barriers between them: from one of them all items behind it can be made, without the records before it.
 
-An operator that has something in hand does not add that. It lets the pause wait until what it has in hand is given out,
-and adds how much of the records behind the pause went into that: of a packed sequence so many tokens, of a batch so
-many items. So a place is small, whatever is in hand, and going on reads again what lies behind one pause. A pause that
-comes while another waits takes its place.
+An operator that has something in hand does not add that. It lets the barrier wait until what it has in hand is given
+out, and adds how much of the records behind the barrier went into that: of a packed sequence so many tokens, of a batch
+so many items. So a place is small, whatever is in hand, and going on reads again what lies behind one barrier. A
+barrier that comes while another waits takes its place.
 
-Owns: the operators, each a pure function of what comes in and of its own part of a pause. Does not own: sources
+Owns: the operators, each a pure function of what comes in and of its own part of a barrier. Does not own: sources
 (`edl.sources.streams.shard_files`), nor which items are wanted (`edl.trainer.data.stream_reader`).
 """
 
@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from edl.errors import DataError, UsageError
 
-Flow = Iterable[Any]  # records or items, with a Pause here and there
+Flow = Iterable[Any]  # records or items, with a Barrier here and there
 
 MASK: Final = -1  # the document of tokens that only fill up the last item of a shard
 
 
-class Pause:
+class Barrier:
     """A place between two records: the parts of the source and of all operators that it has gone through."""
 
     __slots__ = ("parts",)
@@ -38,39 +38,45 @@ class Pause:
     def __init__(self, parts: tuple[Any, ...]) -> None:
         self.parts = parts
 
-    def with_part(self, part: Any) -> Pause:
-        return Pause((*self.parts, part))
+    def with_part(self, part: Any) -> Barrier:
+        return Barrier((*self.parts, part))
 
 
 class Operator(Protocol):
+    unit: int  # so many of what comes in make one of what goes out, where that is always so
+
     def run(self, flow: Flow, part: Any, shard: int, /) -> Iterator[Any]:
-        """Go on from a pause with this `part` of ours; None: from the beginning of the shard."""
+        """Go on from a barrier with this `part` of ours; None: from the beginning of the shard."""
 
     def words(self) -> Sequence[object]:
         """Return what makes the items what they are: workers must say the same."""
 
 
 class Mapped:
+    unit = 1
+
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
 
     def run(self, flow: Flow, _part: Any, _shard: int, /) -> Iterator[Any]:
         function = self._function
         for one in flow:
-            yield one.with_part(None) if type(one) is Pause else function(one)
+            yield one.with_part(None) if type(one) is Barrier else function(one)
 
     def words(self) -> Sequence[object]:
         return ("map", name_of(self._function))
 
 
 class Filtered:
+    unit = 1
+
     def __init__(self, keeps: Callable[[Any], Any]) -> None:
         self._keeps = keeps
 
     def run(self, flow: Flow, _part: Any, _shard: int, /) -> Iterator[Any]:
         keeps = self._keeps
         for one in flow:
-            if type(one) is Pause:
+            if type(one) is Barrier:
                 yield one.with_part(None)
             elif keeps(one):
                 yield one
@@ -85,6 +91,8 @@ class Shuffled:
     A block is whole before any of it is given out. So no record goes into another block where the shard is read again.
     """
 
+    unit = 1
+
     def __init__(self, block: int, seed: int) -> None:
         self._block, self._seed = block, seed
 
@@ -92,7 +100,7 @@ class Shuffled:
         number, skip = (0, 0) if part is None else part
         held, waits = list[Any](), None
         for one in flow:
-            if type(one) is Pause:
+            if type(one) is Barrier:
                 if not skip:
                     waits = one.with_part((number + bool(held), -len(held) % self._block))
                     if not held:
@@ -122,12 +130,12 @@ class Batched:
     """Lists of `size` items; the last of a shard may be shorter."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self._size = self.unit = size
 
     def run(self, flow: Flow, part: Any, _shard: int, /) -> Iterator[Any]:
         skip, held, waits = int(part or 0), list[Any](), None
         for one in flow:
-            if type(one) is Pause:
+            if type(one) is Barrier:
                 if not skip:
                     waits = one.with_part(-len(held) % self._size)
                     if not held:
@@ -150,7 +158,7 @@ class Batched:
         return ("batch", self._size)
 
 
-class Packed:
+class PackedSequences:
     """Sequences of just `length` tokens, one document after the other, across their ends.
 
     A record is a document: a list or array of tokens, or a dict that has them under `key`. `end` follows each. The
@@ -161,13 +169,14 @@ class Packed:
 
     def __init__(self, length: int, end: int | None, fill: int, key: str, *, boundaries: bool) -> None:
         self._length, self._end, self._fill, self._key = length, end, fill, key
+        self.unit = length
         self._boundaries = boundaries
 
     def run(self, flow: Flow, part: Any, _shard: int, /) -> Iterator[Any]:
         length, skip = self._length, int(part or 0)
         held, count, waits, named = list[NDArray[Any]](), 0, None, False
         for one in flow:
-            if type(one) is Pause:
+            if type(one) is Barrier:
                 if not skip:
                     waits = one.with_part(-count % length)
                     if not count:
@@ -243,7 +252,7 @@ class Mixer:
             chosen = min(live, key=lambda number: ((taken[number] + 1) / self._weights[number], number))
             paused = False
             for one in flows[chosen]:
-                if type(one) is Pause:
+                if type(one) is Barrier:
                     places[chosen], at[chosen], paused = one.parts, came[chosen], True
                     continue
                 came[chosen] += 1
@@ -254,7 +263,7 @@ class Mixer:
             else:
                 live.remove(chosen)
             if paused:
-                yield Pause(((tuple(taken), tuple(places), tuple(at)),))
+                yield Barrier(((tuple(taken), tuple(places), tuple(at)),))
 
     def words(self) -> Sequence[object]:
         return ("mix", *self._weights)

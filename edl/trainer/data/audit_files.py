@@ -31,6 +31,7 @@ from edl.protocol.audit_lines import (
     LifeAudited,
     Line,
     Sat,
+    ShardEnded,
     decoded,
     encoded,
 )
@@ -64,6 +65,9 @@ class Audit:
 
     def ended(self, epochs: int, step: int) -> None:
         """Record that the script learns the end of so many epochs, with this step. Any thread."""
+
+    def shard_ended(self, epoch: int, shard: int, items: int, *, skipped: bool = False) -> None:
+        """Record that the end of a shard of a stream was found. Any thread."""
 
 
 class AuditFile(Audit):
@@ -102,6 +106,9 @@ class AuditFile(Audit):
 
     def ended(self, epochs: int, step: int) -> None:
         self._write(DataEnded(epochs, step))
+
+    def shard_ended(self, epoch: int, shard: int, items: int, *, skipped: bool = False) -> None:
+        self._write(ShardEnded(epoch, shard, items, skipped))
 
     def _write(self, line: Line) -> None:
         if self._head is not None:

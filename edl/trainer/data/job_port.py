@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.protocol.data_nouns import DataSpec, Part
+from edl.protocol.data_nouns import DataSpec, ShardPart
 
 
 class Rehearsals:
@@ -45,7 +45,7 @@ class DataPort(Protocol):
     def leases(self) -> LeaseBuffer:
         """Leases of this worker. Other threads may change them at any time."""
 
-    def found(self, parts: tuple[Part, ...]) -> None:
+    def found(self, parts: tuple[ShardPart, ...]) -> None:
         """Tell what was found in the parts of a stream that this worker reads. Any thread."""
 
     def open(self, spec: DataSpec) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from edl.errors import DataError, UsageError
 from edl.protocol.data_nouns import Mark
 from edl.sources.streams.elastic_stream import ElasticStream
-from edl.sources.streams.stream_operators import Pause, contents_check
+from edl.sources.streams.stream_operators import Barrier, contents_check
 
 CHUNK_S: Final = 0.02  # the longest that one reading goes on, but for one item
 END_S: Final = 2.0
@@ -30,7 +30,7 @@ BEGIN: Final = Mark(0, b"")
 UNPLACED: Final = "its place has values that are neither numbers, text, bytes, lists nor dicts"
 
 
-class Chunk(NamedTuple):
+class ItemChunk(NamedTuple):
     """What one reading has given."""
 
     first: int  # number of the first item
@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
     ended: bool
 
 
-class Failed(NamedTuple):
+class ReadFailed(NamedTuple):
     error: Exception
     at: int  # the item that it came instead of
 
@@ -49,7 +49,7 @@ class NotAlike(DataError):
     """A shard that was read again has given other items."""
 
 
-class Feed:
+class ShardFeed:
     """Items of one shard from `mark` on. `known`: checksums by item, as an earlier reader has found them."""
 
     def __init__(self, stream: ElasticStream, shard: int, mark: Mark, known: Mapping[int, int]) -> None:
@@ -60,14 +60,14 @@ class Feed:
         self._known = {item: check for item, check in known.items() if item > mark.item}
         self.at, self._check = mark.item, mark.check
 
-    def read(self, count: int, within_s: float = CHUNK_S) -> Chunk:
+    def read(self, count: int, within_s: float = CHUNK_S) -> ItemChunk:
         """Read up to `count` items. Raises what the shard, or a function of the script's, raises."""
         first, items, marks, size = self.at, list[Any](), list[Mark](), 0
         until = time.monotonic() + within_s
         if self._flow is None:  # here, where what a factory of the script's raises is caught
             self._flow = self._open()
         for one in self._flow:
-            if type(one) is Pause:
+            if type(one) is Barrier:
                 marks.append(Mark(self.at, _encoded(one.parts, self._name), self._check))
                 continue
             items.append(one)
@@ -81,8 +81,8 @@ class Feed:
                     "no file that changes)"
                 )
             if len(items) >= count or time.monotonic() > until:
-                return Chunk(first, items, marks, size, ended=False)
-        return Chunk(first, items, marks, size, ended=True)
+                return ItemChunk(first, items, marks, size, ended=False)
+        return ItemChunk(first, items, marks, size, ended=True)
 
 
 def _encoded(parts: Any, name: str) -> bytes:
@@ -105,8 +105,8 @@ def bytes_of(item: Any) -> int:
     return len(item) + 60 if isinstance(item, bytes | str) else 60
 
 
-class Feeds(Protocol):
-    """Feeds of several shards. One thread calls."""
+class ShardFeeds(Protocol):
+    """ShardFeeds of several shards. One thread calls."""
 
     def open(self, part: int, shard: int, mark: Mark, known: Mapping[int, int]) -> None:
         """Begin to read a part anew; what was asked of it before is not answered any more."""
@@ -118,23 +118,23 @@ class Feeds(Protocol):
 
     def ask(self, part: int, count: int) -> None: ...
 
-    def answers(self, within_s: float) -> list[tuple[int, Chunk | Failed]]:
+    def answers(self, within_s: float) -> list[tuple[int, ItemChunk | ReadFailed]]:
         """Wait for answers, and return those that are there."""
 
     def end(self) -> None: ...
 
 
 class OwnFeeds:
-    """Feeds in this process: a question is answered where answers are waited for."""
+    """ShardFeeds in this process: a question is answered where answers are waited for."""
 
     def __init__(self, stream: ElasticStream) -> None:
         self._stream = stream
-        self._feeds: dict[int, Feed] = {}
+        self._feeds: dict[int, ShardFeed] = {}
         self._asked: tuple[int, int] | None = None
 
     def open(self, part: int, shard: int, mark: Mark, known: Mapping[int, int]) -> None:
         self.close(part)
-        self._feeds[part] = Feed(self._stream, shard, mark, known)
+        self._feeds[part] = ShardFeed(self._stream, shard, mark, known)
 
     def close(self, part: int) -> None:
         self._feeds.pop(part, None)
@@ -147,7 +147,7 @@ class OwnFeeds:
     def ask(self, part: int, count: int) -> None:
         self._asked = part, count
 
-    def answers(self, within_s: float) -> list[tuple[int, Chunk | Failed]]:  # noqa: ARG002 - the port's
+    def answers(self, within_s: float) -> list[tuple[int, ItemChunk | ReadFailed]]:  # noqa: ARG002 - the port's
         asked, self._asked = self._asked, None
         return [] if asked is None else [(asked[0], read_of(self._feeds[asked[0]], asked[1]))]
 
@@ -155,15 +155,15 @@ class OwnFeeds:
         self._feeds.clear()
 
 
-def read_of(feed: Feed, count: int) -> Chunk | Failed:
+def read_of(feed: ShardFeed, count: int) -> ItemChunk | ReadFailed:
     try:
         return feed.read(count)
     except Exception as error:  # noqa: BLE001 - whatever the shard or a function of the script's raises
-        return Failed(error, feed.at)
+        return ReadFailed(error, feed.at)
 
 
 class OtherFeeds:
-    """Feeds in `processes` processes of their own, each of which reads one of its shards at a time."""
+    """ShardFeeds in `processes` processes of their own, each of which reads one of its shards at a time."""
 
     def __init__(self, stream: ElasticStream, processes: int, context: Any = None) -> None:
         made: Any = multiprocessing.get_context(context) if context is None or isinstance(context, str) else context
@@ -179,7 +179,7 @@ class OtherFeeds:
         self._at: dict[int, int] = {}  # which process reads a part
         self._opened: dict[int, int] = {}  # how often a part was opened
         self._busy: dict[int, int] = {}  # process -> the part that it was asked for
-        self._failed: deque[tuple[int, Failed]] = deque()
+        self._failed: deque[tuple[int, ReadFailed]] = deque()
 
     def open(self, part: int, shard: int, mark: Mark, known: Mapping[int, int]) -> None:
         if part not in self._at:
@@ -201,8 +201,8 @@ class OtherFeeds:
         self._busy[self._at[part]] = part
         self._send(part, ("read", part, count))
 
-    def answers(self, within_s: float) -> list[tuple[int, Chunk | Failed]]:
-        found: list[tuple[int, Chunk | Failed]] = [*self._failed]
+    def answers(self, within_s: float) -> list[tuple[int, ItemChunk | ReadFailed]]:
+        found: list[tuple[int, ItemChunk | ReadFailed]] = [*self._failed]
         self._failed.clear()
         if not self._busy:
             time.sleep(0 if found else within_s)
@@ -233,7 +233,7 @@ class OtherFeeds:
         self._busy.pop(number, None)
         self._processes[number].join(END_S)
         code = self._processes[number].exitcode
-        self._failed.append((part, Failed(DataError(f"a process that reads shards has ended ({code})"), 0)))
+        self._failed.append((part, ReadFailed(DataError(f"a process that reads shards has ended ({code})"), 0)))
 
     def end(self) -> None:
         for pipe in self._pipes:
@@ -250,7 +250,7 @@ def _serve(stream: ElasticStream, pipe: Any, parent: int) -> None:
     """Answer one question after the other, until the other side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer hears it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    feeds: dict[int, tuple[int, Feed]] = {}
+    feeds: dict[int, tuple[int, ShardFeed]] = {}
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while os.getppid() == parent:
             if not pipe.poll(1.0):
@@ -258,7 +258,7 @@ def _serve(stream: ElasticStream, pipe: Any, parent: int) -> None:
             kind, part, *rest = pipe.recv()
             if kind == "open":
                 opened, shard, mark, known = rest
-                feeds[part] = opened, Feed(stream, shard, mark, known)
+                feeds[part] = opened, ShardFeed(stream, shard, mark, known)
             elif kind == "close":
                 feeds.pop(part, None)
             else:
@@ -267,5 +267,5 @@ def _serve(stream: ElasticStream, pipe: Any, parent: int) -> None:
                 try:
                     pipe.send((opened, answer))
                 except (TypeError, AttributeError, ValueError) as error:  # what cannot be pickled
-                    at = answer.first if isinstance(answer, Chunk) else answer.at
-                    pipe.send((opened, Failed(DataError(f"it cannot come from another process: {error}"), at)))
+                    at = answer.first if isinstance(answer, ItemChunk) else answer.at
+                    pipe.send((opened, ReadFailed(DataError(f"it cannot come from another process: {error}"), at)))

@@ -96,7 +96,7 @@ class ShardGenerator(Generic[AnyBatch]):
         if self._stream is not None:
             check_stream(self._stream, epochs, shuffle=shuffle)
             self._total, self._fingerprint = len(self._stream.names) * ITEMS, self._stream.fingerprint
-            self._reader = StreamReader(self._stream, port, 2 * step_timeout_s)
+            self._reader = StreamReader(self._stream, port, 2 * step_timeout_s, audit or Audit())
         else:
             records = records_of(source, format, home or Settings().home, 5 * step_timeout_s)
             self._total = samples_of(source if records is None else records)
@@ -172,6 +172,11 @@ class ShardGenerator(Generic[AnyBatch]):
         if isinstance(self._reader, StreamReader):
             return self._reader.example()
         return 0 if self._reader is None else self._reader.take(np.zeros(1, np.int64))[0]
+
+    @property
+    def gives_ids(self) -> bool:
+        """Tell whether a batch is an array of sample ids, not a list of records or of a stream's items."""
+        return self._reader is None
 
     def in_step(self, pipeline: Iterable[T]) -> Iterator[T]:
         """Iterate `pipeline`, which may read ahead of training, so that a void mini-batch comes again.
@@ -448,6 +453,7 @@ class ShardGenerator(Generic[AnyBatch]):
             source=self._fingerprint,
             open_ended=self._epochs is None and not (stream is not None and stream.endless),
             shards=0 if stream is None else len(stream.names),
+            unit=1 if stream is None else stream.unit,
             at_once=0 if stream is None else stream.at_once,
         )
 

@@ -21,12 +21,13 @@ from typing import Any, Final
 
 from edl.core.data.stream_parts import thinned
 from edl.errors import DataError, EdlError
-from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, Part
+from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, ShardPart
 from edl.sources.streams.elastic_stream import ElasticStream
-from edl.sources.streams.stream_operators import Pause
+from edl.sources.streams.stream_operators import Barrier
+from edl.trainer.data.audit_files import Audit
 from edl.trainer.data.job_port import DataPort
 from edl.trainer.data.sample_ids import NO_SAMPLE, Ids
-from edl.trainer.data.shard_feeds import BEGIN, Chunk, Failed, Feeds, NotAlike, OtherFeeds, OwnFeeds
+from edl.trainer.data.shard_feeds import BEGIN, ItemChunk, NotAlike, OtherFeeds, OwnFeeds, ReadFailed, ShardFeeds
 
 logger = logging.getLogger("edl")
 
@@ -76,10 +77,10 @@ class Shelf:
 class StreamReader:
     """Reads for one generator."""
 
-    def __init__(self, stream: ElasticStream, port: DataPort, patience_s: float) -> None:
-        self._stream, self._port, self._patience_s = stream, port, patience_s
-        self._make: Callable[[], Feeds] = lambda: OwnFeeds(stream)
-        self._feeds: Feeds | None = None
+    def __init__(self, stream: ElasticStream, port: DataPort, patience_s: float, audit: Audit) -> None:
+        self._stream, self._port, self._patience_s, self._audit = stream, port, patience_s, audit
+        self._make: Callable[[], ShardFeeds] = lambda: OwnFeeds(stream)
+        self._feeds: ShardFeeds | None = None
         self._shards = len(stream.names)
         self._changed = threading.Condition()
         self._shelves: dict[int, Shelf] = {}
@@ -90,7 +91,7 @@ class StreamReader:
         self._closed = False
         self._error: Exception | None = None
         self._example: Any = None
-        self._told: tuple[Part, ...] = ()
+        self._told: tuple[ShardPart, ...] = ()
         self._told_at = 0.0
         self._leased = defaultdict[int, list[tuple[int, int]]](list)  # items of parts, as last looked at
         self._next: dict[int, int] = {}  # of each part, up to where it was leased when `_ahead` was last looked at
@@ -136,7 +137,7 @@ class StreamReader:
         """Return some item, which counts for nothing. Raises DataError."""
         if self._example is None:
             found = (
-                one for shard in range(self._shards) for one in self._stream.items(shard) if type(one) is not Pause
+                one for shard in range(self._shards) for one in self._stream.items(shard) if type(one) is not Barrier
             )
             self._example = next(found, None)
         if self._example is None:
@@ -182,7 +183,7 @@ class StreamReader:
         finally:
             feeds.end()
 
-    def _follow(self, feeds: Feeds) -> None:
+    def _follow(self, feeds: ShardFeeds) -> None:
         """Follow the newest leases and parts: what is wanted of each part, and what is not any more."""
         held = {one.part: one for one in self._port.leases.parts}
         wanted = self._leased = self._wanted()
@@ -192,7 +193,7 @@ class StreamReader:
             feeds.close(part)
         for part in held.keys() | wanted.keys():
             shelf = self._shelves.setdefault(part, Shelf(part))
-            one = held.get(part, Part(part))
+            one = held.get(part, ShardPart(part))
             shelf.add_marks(one.marks)
             low = self._low(one, wanted[part])
             self._drop_before(shelf, low)
@@ -208,7 +209,7 @@ class StreamReader:
         return wanted
 
     @staticmethod
-    def _low(one: Part, wanted: Sequence[tuple[int, int]]) -> int:
+    def _low(one: ShardPart, wanted: Sequence[tuple[int, int]]) -> int:
         first = min((start for start, _ in wanted), default=None)
         if not one.holder:
             return 0 if first is None else first
@@ -224,7 +225,7 @@ class StreamReader:
         if base > 0:
             del shelf.marks[:base]
 
-    def _aim(self, shelf: Shelf, one: Part, wanted: Sequence[tuple[int, int]], feeds: Feeds) -> None:
+    def _aim(self, shelf: Shelf, one: ShardPart, wanted: Sequence[tuple[int, int]], feeds: ShardFeeds) -> None:
         """Open the part where reading on would not come to what is missing, or would be longer than need be."""
         if shelf.asked or time.monotonic() < shelf.not_before:
             return
@@ -240,7 +241,7 @@ class StreamReader:
             shelf.at, shelf.ended = mark.item, False
             feeds.open(shelf.part, shelf.part % self._shards, mark, known)
 
-    def _ask(self, feeds: Feeds) -> bool:
+    def _ask(self, feeds: ShardFeeds) -> bool:
         """Ask for items of the parts that need them most; tell whether any was asked for."""
         held = {one.part: one for one in self._port.leases.parts if one.holder}
         wanted, asked = self._leased, False
@@ -252,12 +253,12 @@ class StreamReader:
                 shelf.asked = asked = True
         return asked
 
-    def _rank(self, shelf: Shelf, one: Part | None, wanted: dict[int, list[tuple[int, int]]]) -> tuple[Any, ...]:
+    def _rank(self, shelf: Shelf, one: ShardPart | None, wanted: dict[int, list[tuple[int, int]]]) -> tuple[Any, ...]:
         is_missing = shelf.first_missing(sorted(wanted.get(shelf.part, ()))) is not None
         ahead = (shelf.at or 0) - (0 if one is None else one.next)
         return not is_missing, shelf.part // self._shards, ahead, shelf.part
 
-    def _short(self, shelf: Shelf, one: Part | None, wanted: list[tuple[int, int]], parts: int) -> int:
+    def _short(self, shelf: Shelf, one: ShardPart | None, wanted: list[tuple[int, int]], parts: int) -> int:
         """Return how many items of the part are to be read now."""
         at = shelf.at or 0
         missing = max((stop for _, stop in wanted), default=0) - at
@@ -271,15 +272,15 @@ class StreamReader:
             return 0
         return target - ahead
 
-    def _put(self, part: int, answer: Chunk | Failed, feeds: Feeds) -> None:
+    def _put(self, part: int, answer: ItemChunk | ReadFailed, feeds: ShardFeeds) -> None:
         shelf = self._shelves.get(part)
         if shelf is None:
             return
         shelf.asked = False
-        if isinstance(answer, Failed):
+        if isinstance(answer, ReadFailed):
             self._fail(shelf, answer, feeds)
             return
-        held = next((one for one in self._port.leases.parts if one.part == part), Part(part))
+        held = next((one for one in self._port.leases.parts if one.part == part), ShardPart(part))
         wanted = self._leased[part]
         shelf.add_marks(answer.marks)
         if answer.items:
@@ -295,8 +296,10 @@ class StreamReader:
             raise NotAlike(
                 f"shard {self._name(part)} was read again, and ends at item {shelf.at}: {held.known} were found before"
             )
+        if answer.ended:
+            self._audit.shard_ended(*divmod(part, self._shards), shelf.at)
 
-    def _fail(self, shelf: Shelf, failed: Failed, feeds: Feeds) -> None:
+    def _fail(self, shelf: Shelf, failed: ReadFailed, feeds: ShardFeeds) -> None:
         """Try again, from the newest mark; then give the shard up, or all."""
         name, error = self._name(shelf.part), failed.error
         shelf.failures += 1
@@ -309,11 +312,12 @@ class StreamReader:
             feeds.close(shelf.part)
             return
         told = f"shard {name} cannot be read from item {failed.at} on: {_told(error)}"
-        held = next((one for one in self._port.leases.parts if one.part == shelf.part), Part(shelf.part))
+        held = next((one for one in self._port.leases.parts if one.part == shelf.part), ShardPart(shelf.part))
         if self._stream.skips and not isinstance(error, NotAlike) and failed.at >= held.known:
             logger.warning("%s; the job goes on without the rest of it, as unreadable='skip' says", told)
             feeds.close(shelf.part)
             shelf.at, shelf.ended = failed.at, True
+            self._audit.shard_ended(*divmod(shelf.part, self._shards), failed.at, skipped=True)
             return
         if isinstance(error, NotAlike):
             raise error
@@ -323,7 +327,7 @@ class StreamReader:
     def _name(self, part: int) -> str:
         return self._stream.names[part % self._shards]
 
-    def _news(self) -> tuple[Part, ...]:
+    def _news(self) -> tuple[ShardPart, ...]:
         """Return what the leader is to know of the parts that this worker reads; nothing if it knows, or can wait."""
         now = time.monotonic()
         with self._changed:
@@ -342,11 +346,11 @@ class StreamReader:
             self._told, self._told_at = told, now
             return told
 
-    def _fact(self, one: Part, wanted: Sequence[tuple[int, int]]) -> Part:
+    def _fact(self, one: ShardPart, wanted: Sequence[tuple[int, int]]) -> ShardPart:
         shelf = self._shelves[one.part]
         at = 0 if shelf.at is None else shelf.at
         marks = [mark for mark in shelf.marks if mark.item <= max(at, one.known)]
-        return Part(
+        return ShardPart(
             one.part,
             known=max(at, one.known),
             ended=one.ended or shelf.ended,

@@ -102,6 +102,11 @@ class ScheduledRate:
 
     def begin(self, spec: DataSpec) -> None:
         """Begin to train on `spec`. Raises UsageError."""
+        if spec.shards:
+            raise UsageError(
+                "schedule_rate: of a stream edl cannot tell how far training is, as it has no length: schedule by "
+                "steps, with a scheduler of the script's that is registered"
+            )
         if self._epochs is None and not spec.has_end:
             raise UsageError(
                 "schedule_rate: with elastic_shard_generator(epochs=None) edl cannot tell how far training is; say how "
