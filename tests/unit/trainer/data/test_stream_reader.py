@@ -1,0 +1,225 @@
+"""`edl.trainer.data.stream_reader`: what a worker reads, keeps and tells, on a real ledger."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl.core.data.sample_ledger import Ledger
+from edl.errors import DataError, UsageError
+from edl.protocol.data_nouns import ITEMS, DataSpec
+from edl.sources.streams.elastic_stream import ElasticStream
+from edl.sources.streams.stream_operators import Barrier
+from edl.trainer.data import shard_feeds, stream_reader
+from edl.trainer.data.shards import ShardGenerator
+from tests.model.one_worker_data import SoloFeed
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr(stream_reader, "FIRST_TRY_S", 0.01)
+
+
+def generator(stream: ElasticStream, feed: SoloFeed | None = None, **how: Any) -> tuple[ShardGenerator[Any], SoloFeed]:
+    port = feed or SoloFeed()
+    return ShardGenerator(stream, port, step_timeout_s=2.0, **how), port
+
+
+def drained(shards: ShardGenerator[Any], port: SoloFeed, batch: int = 4) -> list[list[Any]]:
+    steps = []
+    for items in shards.batches(batch):
+        steps.append(items)
+        port.commit()
+    shards.close()
+    return steps
+
+
+def records(shard: int) -> list[bytes]:
+    return [b"%d-%d" % (shard, number) for number in range(30 + 7 * shard)]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_each_item_of_each_epoch_once(processes):
+    stream = ElasticStream(records, shards=3, at_once=2)
+    shards, port = generator(stream, epochs=2)
+    shards.read_by(processes)
+    steps = drained(shards, port)
+    assert Counter(one for step in steps for one in step) == Counter([*stream] * 2)
+    assert {len(step) for step in steps} <= {1, 2, 3, 4}
+
+
+def test_an_endless_stream_has_no_end():
+    stream = ElasticStream(lambda shard: range(10**9), shards=2, endless=True)
+    shards, port = generator(stream)
+    found = []
+    for items in shards.batches(4):
+        found += items
+        port.commit()
+        if len(found) >= 400:
+            break
+    shards.close()
+    assert max(Counter(found).values()) == 2  # of each shard once
+    with pytest.raises(UsageError, match="an endless stream has none"):
+        generator(stream, epochs=3)
+
+
+def test_a_void_step_comes_again():
+    shards, port = generator(ElasticStream(records, shards=2), epochs=1)
+    batches = shards.batches(4)
+    first = next(batches)
+    port.commit()
+    second = next(batches)
+    assert shards.redeliver()
+    assert next(batches) == second != first
+    shards.close()
+
+
+def test_samples_that_are_read_one_by_one_are_refused():
+    shards, _ = generator(ElasticStream(records, shards=2), epochs=1)
+    with pytest.raises(UsageError, match=r"a stream is given out in batches.*\.batches\(n\)"):
+        iter(shards)
+    with pytest.raises(UsageError, match=r"shuffle a stream by \.shuffle\(buffer\)"):
+        generator(ElasticStream(records, shards=2), shuffle=True)
+
+
+class Spoilt:
+    """A shard that fails at an item, so many times."""
+
+    def __init__(self, at: int, times: int) -> None:
+        self.at, self.times = at, times
+
+    def __call__(self, shard: int) -> Any:
+        spoilt = self
+
+        class Shard(list[bytes]):
+            def __getitem__(self, number: Any) -> Any:
+                if shard == 1 and number == spoilt.at and spoilt.times:
+                    spoilt.times -= 1
+                    raise OSError("input/output error")
+                return super().__getitem__(number)
+
+        return Shard(records(shard))
+
+
+def test_a_shard_that_cannot_be_read_is_tried_again(caplog):
+    stream = ElasticStream(Spoilt(20, times=3), shards=2)
+    shards, port = generator(stream, epochs=1)
+    with caplog.at_level(logging.WARNING):
+        found = [one for step in drained(shards, port) for one in step]
+    assert Counter(found) == Counter([*records(0), *records(1)])
+    told = [one.message for one in caplog.records]
+    assert told == ["shard Spoilt 1 cannot be read from item 20 on, trying again: input/output error"] * 3
+
+
+def test_a_shard_that_cannot_be_read_is_named_at_last():
+    shards, port = generator(ElasticStream(Spoilt(20, times=99), shards=2), epochs=1)
+    told = r"shard Spoilt 1 cannot be read from item 20 on: input/output error; mend it and resume.*unreadable='skip'"
+    with pytest.raises(DataError, match=told):
+        for _ in shards.batches(4):
+            port.commit()
+            if port.committed == 10:  # nothing more is leased soon
+                _wait_for_error(shards)
+    shards.close()
+
+
+def _wait_for_error(shards: ShardGenerator[Any]) -> None:
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        shards.check_read()
+        time.sleep(0.01)
+
+
+def test_the_job_goes_on_without_it_where_it_says_so(caplog):
+    stream = ElasticStream(Spoilt(20, times=99), shards=2, unreadable="skip")
+    shards, port = generator(stream, epochs=1)
+    with caplog.at_level(logging.WARNING):
+        found = [one for step in drained(shards, port) for one in step]
+    assert Counter(found) == Counter([*records(0), *records(1)[:20]])
+    assert "the job goes on without the rest of it, as unreadable='skip' says" in caplog.text
+
+
+def test_another_reader_goes_on_from_the_newest_mark():
+    """And what it does not need it does not read: only what lies behind the mark."""
+    read: list[int] = []
+
+    class Told(list[int]):
+        def __getitem__(self, number: Any) -> Any:
+            read.append(number)
+            return super().__getitem__(number)
+
+    stream = ElasticStream(lambda shard: Told(range(1000)), shards=1).batch(2)
+    shards, port = generator(stream, epochs=1)
+    taken = 0
+    for _ in shards.batches(4):
+        port.commit()
+        taken += 4
+        if taken == 300:
+            break
+    shards.close()
+    ledger = port.ledger
+    ledger.enter(["other"], port.committed)
+    ledger.grant(port.committed + 4)
+    [part] = ledger.snapshot().stream.parts  # type: ignore[union-attr]
+    assert part.holder == "other"
+    mark = max((one for one in part.marks if one.item <= part.next), key=lambda one: one.item)
+    assert 300 - mark.item <= 64
+    read.clear()
+    found = next(iter(_items(stream, mark)))
+    assert found == [2 * mark.item, 2 * mark.item + 1]
+    assert len(read) <= 64
+
+
+def _items(stream: ElasticStream, mark: Any) -> Any:
+    import msgspec
+
+    place = msgspec.msgpack.decode(mark.state) if mark.state else None
+    return (one for one in stream.items(0, place) if type(one) is not Barrier)
+
+
+def test_a_factory_that_gives_something_else_is_noticed():
+    """A reader that goes on where another one was finds other items before the place that was told."""
+    chance = count()
+    stream = ElasticStream(lambda shard: [np.array([next(chance)]) for _ in range(600)], shards=1)
+    port = SoloFeed()
+    first, _ = generator(stream, port, epochs=1)
+    batches = first.batches(4)
+    for _ in range(40):
+        next(batches)
+        port.commit()
+    first.close()
+    ledger = port.ledger
+    snapshot = ledger.snapshot()
+    assert snapshot.stream is not None
+    [part] = snapshot.stream.parts
+    assert len(part.marks) >= 2
+    # All that was read ahead is wanted again, from the first mark on.
+    reader = shard_feeds.ShardFeed(stream, 0, part.marks[0], {mark.item: mark.check for mark in part.marks})
+    with pytest.raises(DataError, match="was read again, and its items up to .* are others than before"):
+        while not reader.read(64).ended:
+            pass
+
+
+def test_a_stream_without_an_item_is_told():
+    shards, _ = generator(ElasticStream(lambda shard: [], shards=2), epochs=1)
+    with pytest.raises(DataError, match="no shard has an item"):
+        shards.example()
+
+
+def test_the_ledger_of_a_stream_is_small():
+    """Of a thousand shards in hand, with marks."""
+    import msgspec
+
+    spec = DataSpec(2000 * ITEMS, 1, 4, shards=2000, at_once=0)
+    ledger = Ledger(spec, [f"w{number}" for number in range(8)])
+    ledger.grant(1)
+    parts = ledger.snapshot().stream.parts  # type: ignore[union-attr]
+    marks = tuple(stream_reader.Mark(item, b"x" * 40, 7) for item in range(0, 300, 60))
+    ledger.learn([msgspec.structs.replace(one, known=300, marks=marks) for one in parts])
+    ledger.grant(64)
+    assert len(msgspec.json.encode(ledger.snapshot())) < 1_000_000
