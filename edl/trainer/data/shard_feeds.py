@@ -57,14 +57,29 @@ class ShardFeed:
         self._name = stream.names[shard]
         self._open: Callable[[], Iterator[Any]] = lambda: stream.items(shard, place)
         self._flow: Iterator[Any] | None = None
+        self._error: Exception | None = None
         self._known = {item: check for item, check in known.items() if item > mark.item}
         self.at, self._check = mark.item, mark.check
 
     def read(self, count: int, within_s: float = CHUNK_S) -> ItemChunk:
-        """Read up to `count` items. Raises what the shard, or a function of the script's, raises."""
-        first, items, marks, size = self.at, list[Any](), list[Mark](), 0
-        until = time.monotonic() + within_s
-        if self._flow is None:  # here, where what a factory of the script's raises is caught
+        """Read up to `count` items. Raises what the shard, or a function of the script's, raises: once what came before
+        that was given out.
+        """
+        chunk = ItemChunk(self.at, [], [], 0, ended=False)
+        if self._error is None:
+            try:
+                return self._read(chunk, count, time.monotonic() + within_s)
+            except NotAlike:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a function of the script's raises
+                self._error = error
+        if not chunk.items:
+            raise self._error
+        return chunk._replace(bytes=sum(map(bytes_of, chunk.items)))
+
+    def _read(self, chunk: ItemChunk, count: int, until: float) -> ItemChunk:
+        items, marks, size = chunk.items, chunk.marks, 0
+        if self._flow is None:
             self._flow = self._open()
         for one in self._flow:
             if type(one) is Barrier:
@@ -81,8 +96,8 @@ class ShardFeed:
                     "no file that changes)"
                 )
             if len(items) >= count or time.monotonic() > until:
-                return ItemChunk(first, items, marks, size, ended=False)
-        return ItemChunk(first, items, marks, size, ended=True)
+                return chunk._replace(bytes=size)
+        return chunk._replace(bytes=size, ended=True)
 
 
 def _encoded(parts: Any, name: str) -> bytes:

@@ -51,7 +51,8 @@ class Shelf:
         self.marks: list[Mark] = [BEGIN]
         self.at: int | None = None  # the item that comes next; None: it is not open
         self.ended = False
-        self.failures = 0
+        self.failures = 0  # in a row, to come beyond the item `failed_at`
+        self.failed_at = 0
         self.not_before = 0.0  # after a failure: when it is tried again
         self.asked = False
         self.low = 0  # no item before this one is kept
@@ -283,8 +284,9 @@ class StreamReader:
         held = next((one for one in self._port.leases.parts if one.part == part), ShardPart(part))
         wanted = self._leased[part]
         shelf.add_marks(answer.marks)
-        if answer.items:
+        if answer.first + len(answer.items) > shelf.failed_at:
             shelf.failures = 0
+        if answer.items:
             each = answer.bytes // len(answer.items)
             for number, item in enumerate(answer.items, answer.first):
                 is_next = held.holder and (number >= held.next or _within(number, held.returned))
@@ -303,6 +305,7 @@ class StreamReader:
         """Try again, from the newest mark; then give the shard up, or all."""
         name, error = self._name(shelf.part), failed.error
         shelf.failures += 1
+        shelf.failed_at = failed.at
         if isinstance(error, EdlError) and not isinstance(error, DataError):
             raise error
         if shelf.failures < TRIES and not isinstance(error, NotAlike):
