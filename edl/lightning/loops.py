@@ -101,6 +101,7 @@ class ElasticFetcher(_PrefetchDataFetcher):  # type: ignore[misc]
 
     def __iter__(self) -> Any:
         self._coming, self.elastic.traveller.open_pass = None, None
+        self.prefetch_batches = 0  # Lightning's own look ahead, where a loader has no length
         return super().__iter__()
 
     def look(self) -> bool:

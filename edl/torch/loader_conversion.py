@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.distributed import DistributedSampler
 
 from edl.errors import UsageError
-from edl.torch.loader import ElasticDataLoader, batches_of_epoch
+from edl.torch.loader import ElasticDataLoader, batches_of_epoch, stream_of
 
 logger = logging.getLogger("edl")
 
@@ -80,7 +80,7 @@ class StepParts:
         self.first = self.last = True  # the newest part is, of its step
 
     def __len__(self) -> int:
-        """Batches of this worker in a whole epoch, at the present size."""
+        """Batches of this worker in a whole epoch, at the present size. Raises TypeError for a stream."""
         return batches_of_epoch(self.dataset, self._samples or self.loader.samples_of_step)
 
     def __iter__(self) -> Iterator[Any]:
@@ -126,6 +126,8 @@ def converted(
     loading = {name: value for name in KEPT if (value := getattr(loader, name)) is not None}
     if loader.num_workers:
         loading |= {name: getattr(loader, name) for name in WITH_PROCESSES}
+    if stream_of(loader.dataset) is not None:
+        loading.pop("worker_init_fn", None)  # a library gives its own, which seeds: a stream's items follow from it
     cut = PartCut(samples, parts, drops) if as_it_counts else PartCut(samples)
     collate = CollatedParts(loader.collate_fn, cut)
     elastic = ElasticDataLoader(
