@@ -29,13 +29,16 @@ def digits() -> tuple[nn.Module, int, Callable[[nn.Module, Tensor], Tensor]]:
     return model, len(images), lambda model, ids: nn.functional.cross_entropy(model(images[ids]), labels[ids])
 
 
+STRIDE = 16  # a sample begins at every so many characters
+
+
 def sonnets() -> tuple[nn.Module, int, Callable[[nn.Module, Tensor], Tensor]]:
     """The language model of the examples."""
     example = runpy.run_path(str(ROOT / "examples" / "torch_language_model.py"))
     text = example["SONNETS"].read_text()
     alphabet = sorted(set(text))
     codes = torch.tensor([alphabet.index(character) for character in text])
-    windows = codes.unfold(0, example["CONTEXT"] + 1, example["STRIDE"])
+    windows = codes.unfold(0, example["CONTEXT"] + 1, STRIDE)
 
     def loss(model: nn.Module, ids: Tensor) -> Tensor:
         inputs, wanted = windows[ids][:, :-1], windows[ids][:, 1:]

@@ -1,4 +1,4 @@
-"""A small transformer learns to write sonnets, character by character, from `data/sonnets/sonnets.txt`.
+"""A small transformer learns to write sonnets, character by character, from a packed stream of them.
 
 edl run -np 2 python examples/torch_language_model.py
 """
@@ -15,7 +15,7 @@ import edl.torch as edl
 
 SONNETS = Path(__file__).resolve().parents[1] / "data" / "sonnets" / "sonnets.txt"
 CONTEXT = 64
-STRIDE = 16  # a sample begins at every so many characters
+SHARDS = 8  # each is read by one worker at a time; a corpus has as many as it has files
 
 
 class Poet(nn.Module):
@@ -47,21 +47,23 @@ def write(model: Poet, text: Tensor, length: int) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", type=Path, default=SONNETS)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch", type=int, default=16)
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     text = options.text.read_text()
     alphabet = sorted(set(text))
-    codes = torch.tensor([alphabet.index(character) for character in text])
-    windows = codes.unfold(0, CONTEXT + 1, STRIDE)  # each: the inputs, and one character more
+    sonnets = text.split("\n\n")
 
     edl.init()
+    stream = edl.ElasticStream(lambda shard: sonnets[shard::SHARDS], shards=SHARDS)
+    stream = stream.map(lambda sonnet: [alphabet.index(character) for character in sonnet])
+    stream = stream.shuffle(64).pack(CONTEXT + 1, eos=alphabet.index("\n"))  # the inputs, and one character more
     model = Poet(len(alphabet))
     optimizer = edl.Optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), model=model)
-    for ids in edl.elastic_shard_generator(windows, epochs=options.epochs, shuffle=True).batches(options.batch):
-        inputs, wanted = windows[ids][:, :-1], windows[ids][:, 1:]
+    for codes in edl.ElasticDataLoader(stream, options.batch, epochs=options.epochs):
+        inputs, wanted = codes[:, :-1], codes[:, 1:]
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), wanted.flatten())
         loss.backward()
@@ -72,7 +74,8 @@ def main() -> None:
 
     if edl.rank() == 0:
         with torch.no_grad():
-            verse = write(model.eval(), codes[None, :CONTEXT], 100)
+            begin = torch.tensor([[alphabet.index(character) for character in text[:CONTEXT]]])
+            verse = write(model.eval(), begin, 100)
         print("".join(alphabet[code] for code in verse[0]), flush=True)
 
 

@@ -402,6 +402,8 @@ class LeaseGrants:
         heard = self._heard_step(covered)
         presses = self._lead_times.presses((heard - newest) * self.step_time_s() - (working.now - at))
         if covered <= least and working.ledgers.reach(until):
+            # Of a stream that is as far as its readers have come, whose steps may be over before the next call ends.
+            presses = presses or (bool(ledger.spec.shards) and ledger.covered_step < until)
             working.keep_ledger(pressing=presses)
             if not presses:
                 self._unheard.append(Unheard(working.record.version, covered, working.now))
