@@ -12,9 +12,22 @@ from stream_account import tokens_of, trained, write_corpus
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize(("kind", "loaders"), [("jsonl", 0), ("webdataset", 4)])
+# soak: what comes from a package that is not everywhere, and the other numbers of processes that read
+@pytest.mark.parametrize(
+    ("kind", "loaders"),
+    [
+        ("jsonl", 0),
+        ("webdataset", 4),
+        *(
+            pytest.param(*one, marks=pytest.mark.soak)
+            for one in (("jsonl", 4), ("webdataset", 0), ("hf", 0), ("hf", 4))
+        ),
+    ],
+)
 def test_each_token_once_from_two_workers_to_four_and_less_and_in_another_life(edl, tmp_path, kind, loaders):
     """2 → 4 → kill -9 → 3 → a checkpoint → all dead → 1 worker."""
+    if kind == "hf":
+        pytest.importorskip("datasets")
     corpus, out = tmp_path / "corpus", tmp_path / "out"
     write_corpus(corpus, shards=64, documents=10, longest=500, kind=kind)
     script = ("torch_stream.py", "--source", f"{corpus}/*", "--kind", kind, "--loaders", str(loaders))

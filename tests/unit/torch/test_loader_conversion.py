@@ -102,7 +102,7 @@ def test_the_order_is_the_one_of_the_sampler(sampler: Any, order: Order) -> None
         (DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=3)), "RandomSampler"),
         (DataLoader(DATA, batch_sampler=[[0, 1], [2]]), "batch_sampler=list"),
         (DataLoader(DATA, batch_size=None), "batch_size"),
-        (DataLoader(Stream()), "Stream has no samples by number"),
+        (DataLoader(Stream()), "is a Stream, which cannot tell its place, so a worker that takes over could not go on"),
         ([1, 2, 3], "not on a list"),
     ],
     ids=["weighted", "with repeats", "a part", "batches", "no batches", "a stream", "no loader"],
