@@ -1,0 +1,103 @@
+"""Who reads which shard of a stream, and what a step waits for: `edl.core.data.stream_parts`, by the ledger."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.core.data.resume_position import rebased
+from edl.core.data.sample_ledger import Ledger
+from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, ShardPart
+
+
+def ledger_of(*workers: str, shards: int = 4, at_once: int = 1, batch: int = 2, epochs: int = 1) -> Ledger:
+    spec = DataSpec(shards * ITEMS, epochs, batch, shards=shards, at_once=at_once)
+    ledger = Ledger(spec, workers)
+    ledger.grant(100)
+    return ledger
+
+
+def found(part: int, items: int, *, ended: bool = False) -> ShardPart:
+    return ShardPart(part, known=items, ended=ended, marks=(Mark(0, b""),))
+
+
+def holders(ledger: Ledger) -> dict[int, str]:
+    stream = ledger.snapshot().stream
+    assert stream is not None
+    return {one.part: one.holder for one in stream.parts}
+
+
+def test_each_worker_reads_so_many_and_gets_the_next_as_one_ends():
+    ledger = ledger_of("a", "b", shards=5, at_once=2)
+    assert holders(ledger) == {0: "a", 1: "b", 2: "a", 3: "b"}
+    assert ledger.learn([found(1, 8, ended=True)])
+    assert holders(ledger)[4] == "b"
+
+
+def test_a_step_waits_until_each_reader_has_a_whole_batch():
+    ledger = ledger_of("a", "b", shards=2)
+    ledger.learn([found(0, 9)])
+    ledger.grant(100)
+    assert (ledger.covered_step, ledger.reading) == (0, ("b",))
+    ledger.learn([found(1, 5)])
+    ledger.grant(100)
+    assert ledger.covered_step == 2
+    assert [total.samples for total in ledger.totals()] == [4]
+    ledger.learn([found(1, 5, ended=True)])
+    ledger.grant(100)
+    assert [(total.until_step, total.samples) for total in ledger.totals()] == [(2, 4), (3, 3), (4, 2)]
+
+
+def test_a_newcomer_takes_waiting_shards_and_then_some_of_the_others():
+    ledger = ledger_of("a", shards=4, at_once=0)
+    assert set(holders(ledger).values()) == {"a"}
+    ledger.enter(["a", "b"], 0)
+    ledger.grant(10)
+    assert sorted(holders(ledger).values()) == ["a", "a", "b", "b"]
+
+
+def test_the_parts_of_a_dead_worker_go_to_the_others_where_they_were():
+    ledger = ledger_of("a", "b", shards=2)
+    ledger.learn([found(0, 20), found(1, 20)])
+    ledger.grant(5)
+    ledger.commit(2)
+    ledger.enter(["a"], 2)
+    ledger.grant(3)
+    assert set(holders(ledger).values()) == {"a"}
+    stream = ledger.snapshot().stream
+    assert stream is not None
+    assert {one.part: one.next for one in stream.parts}[1] == 4  # two steps of two items are trained
+
+
+def test_another_life_of_as_many_workers_reads_as_the_one_before():
+    ledger = ledger_of("a", "b", shards=4, at_once=2)
+    ledger.learn([found(part, 8) for part in range(4)])
+    ledger.grant(3)
+    before = {part: "ab".index(holder) for part, holder in holders(ledger).items()}
+    again = Ledger.restore(rebased(ledger.snapshot()))
+    again.hand_over(["c", "d"])
+    again.enter(["c", "d"], 0)
+    assert {part: "cd".index(holder) for part, holder in holders(again).items()} == before
+
+
+def test_an_epoch_ends_with_its_last_shard_and_the_next_is_read_before():
+    ledger = ledger_of("a", shards=2, at_once=2, epochs=2)
+    ledger.learn([found(0, 2, ended=True), found(1, 2, ended=True)])
+    assert holders(ledger) == {0: "a", 1: "a", 2: "a", 3: "a"}
+    ledger.grant(10)
+    assert ledger.commit(2) == (0,)
+    assert not ledger.exhausted
+    ledger.learn([found(2, 0, ended=True), found(3, 1, ended=True)])
+    ledger.grant(10)
+    assert ledger.commit(3) == (1,)
+    assert ledger.exhausted
+
+
+@pytest.mark.parametrize("count", [0, 7])
+def test_status_counts_what_is_known(count):
+    ledger = ledger_of("a", shards=3)
+    ledger.learn([found(0, count, ended=True)])
+    ledger.grant(2)
+    told = ledger.counts()
+    assert (told.total, told.leased, told.unassigned) == (count, min(count, 4), count - min(count, 4))
+    assert told.stream is not None
+    assert told.stream.done + told.stream.in_hand + told.stream.waiting == 3
