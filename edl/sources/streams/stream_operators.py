@@ -283,15 +283,11 @@ def contents_check(item: Any, before: int = 0) -> int:
     if hasattr(item, "detach"):
         item = item.detach().cpu().numpy()
     if isinstance(item, np.ndarray):
-        part = (
-            item.reshape(-1)[:: max(1, item.size // SAMPLED)]
-            if item.ndim != 1
-            else item[:: max(1, item.size // SAMPLED)]
-        )
-        before = zlib.crc32(part.tobytes(), before + item.size & 0xFFFFFFFF)
+        flat = item if item.ndim == 1 else item.reshape(-1)
+        before = zlib.crc32(flat[:: max(1, item.size // SAMPLED)].tobytes(), (before + item.size) & 0xFFFFFFFF)
     elif isinstance(item, bytes | bytearray | memoryview):
-        part = item if len(item) <= 8 * SAMPLED else b"%d %b%b" % (len(item), item[: 4 * SAMPLED], item[-4 * SAMPLED :])
-        before = zlib.crc32(part, before)
+        ends = bytes(item[: 4 * SAMPLED]) + bytes(item[4 * SAMPLED :][-4 * SAMPLED :])
+        before = zlib.crc32(ends, (before + len(item)) & 0xFFFFFFFF)
     elif isinstance(item, Mapping):
         for name in item:
             before = contents_check(item[name], zlib.crc32(str(name).encode(), before))

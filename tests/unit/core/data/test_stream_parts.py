@@ -6,6 +6,7 @@ import pytest
 
 from edl.core.data.resume_position import rebased
 from edl.core.data.sample_ledger import Ledger
+from edl.core.data.stream_parts import StreamParts
 from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, ShardPart
 
 
@@ -66,6 +67,23 @@ def test_the_parts_of_a_dead_worker_go_to_the_others_where_they_were():
     stream = ledger.snapshot().stream
     assert stream is not None
     assert {one.part: one.next for one in stream.parts}[1] == 4  # two steps of two items are trained
+
+
+def test_what_came_back_is_left_though_all_behind_it_is_leased():
+    """Of a worker that had leases of a shard which another one reads by now."""
+    parts = StreamParts(DataSpec(ITEMS, 1, 2, shards=1), 1)
+    parts.assign(["a"])
+    parts.learn([found(0, 8, ended=True)])
+    first = parts.take("a", 4, 0, 2)
+    parts.rename({"a": "b"})
+    then = parts.take("b", 4, 0, 2)
+    parts.give_back(first)
+    parts.settle(then)
+    parts.settle([])
+    assert (parts.first_epoch, parts.available("b", 0)) == (0, 4)
+    assert parts.take("b", 4, 0, 2) == first
+    parts.settle([])
+    assert (parts.first_epoch, parts.parts) == (1, ())
 
 
 def test_another_life_of_as_many_workers_reads_as_the_one_before():
