@@ -143,7 +143,7 @@ def elastic_dataset(
         if not _trainer.began:
             _trainer.init()
         if isinstance(source, ElasticStream):
-            return dataset_of(_trainer.elastic_shard_generator(source, epochs, shuffle), batch_size)  # type: ignore[call-overload]
+            return dataset_of(_trainer.elastic_shard_generator(source, epochs, shuffle), batch_size)
         generator = partial(_trainer.elastic_shard_generator, epochs=epochs, shuffle=shuffle, seed=seed)
         return dataset_of_arrays(source, generator, batch_size)
     if (shuffle, seed, epochs) != (False, 0, None):

@@ -96,7 +96,7 @@ class ElasticDataLoader(DataLoader[Any]):
             self._init_stream(stream, batch_size, shuffle, epochs, loading)
             return
         _check(dataset, loading)
-        shards = trainer.elastic_shard_generator(len(dataset), epochs, shuffle, seed)  # type: ignore[arg-type]
+        shards: ShardGenerator[Any] = trainer.elastic_shard_generator(len(dataset), epochs, shuffle, seed)  # type: ignore[arg-type]
         self._runs = runs = Runs(framework.loading, trainer, loading.get("generator"))
         if loading.get("num_workers"):
             loading = {"persistent_workers": True, **loading}
@@ -108,7 +108,7 @@ class ElasticDataLoader(DataLoader[Any]):
         self, stream: ElasticStream, batch_size: int, shuffle: bool, epochs: int | None, loading: dict[str, Any]
     ) -> None:
         _check_names({**OURS, **NOT_OF_STREAMS}, loading)
-        shards = trainer.elastic_shard_generator(stream, epochs, shuffle)  # type: ignore[call-overload]
+        shards: ShardGenerator[Any] = trainer.elastic_shard_generator(stream, epochs, shuffle)
         shards.read_by(loading.pop("num_workers", 0), loading.pop("multiprocessing_context", None))
         for name in ("prefetch_factor", "persistent_workers"):  # a stream is read ahead as far as leases need it
             loading.pop(name, None)

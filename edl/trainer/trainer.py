@@ -32,6 +32,7 @@ from edl.protocol.checkpoint_record import Origin
 from edl.protocol.divergence_report import Fingerprint
 from edl.protocol.ring_places import RingKind, ring_kind
 from edl.sources.source_port import Source
+from edl.sources.streams.elastic_stream import ElasticStream
 from edl.trainer import fork_stand_in
 from edl.trainer.daemon_link import DaemonLink
 from edl.trainer.data.audit_files import AuditedCount, AuditFile
@@ -396,6 +397,16 @@ class Trainer:
     @overload
     def elastic_shard_generator(
         self,
+        source: ElasticStream,
+        epochs: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        format: None = None,
+    ) -> ShardGenerator[list[Any]]: ...
+
+    @overload
+    def elastic_shard_generator(
+        self,
         source: int | Sized,
         epochs: int | None = None,
         shuffle: bool = False,
@@ -405,7 +416,7 @@ class Trainer:
 
     def elastic_shard_generator(
         self,
-        source: int | Sized | os.PathLike[str],
+        source: int | Sized | os.PathLike[str] | ElasticStream,
         epochs: int | None = None,
         shuffle: bool = False,
         seed: int = 0,

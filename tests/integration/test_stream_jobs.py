@@ -29,9 +29,9 @@ def test_each_token_once_from_two_workers_to_four_and_less_and_in_another_life(e
     if kind == "hf":
         pytest.importorskip("datasets")
     corpus, out = tmp_path / "corpus", tmp_path / "out"
-    write_corpus(corpus, shards=64, documents=10, longest=500, kind=kind)
+    write_corpus(corpus, shards=64, documents=20, longest=500, kind=kind)
     script = ("torch_stream.py", "--source", f"{corpus}/*", "--kind", kind, "--loaders", str(loaders))
-    first = Life(edl, tmp_path, *script, "--step-time", "0.15", checkpoint=tmp_path / "ck")
+    first = Life(edl, tmp_path, *script, "--step-time", "0.5", checkpoint=tmp_path / "ck")
     first.wait_size(2)
     first.wait_step(4)
     first.scale(4)
@@ -46,7 +46,7 @@ def test_each_token_once_from_two_workers_to_four_and_less_and_in_another_life(e
     first.wait_step(first.step() + 2)
     first.kill()
     saved = manifest(durable(tmp_path / "ck")[0])
-    then = Life(edl, tmp_path, *script, "--step-time", "0.01", checkpoint=tmp_path / "ck", workers=1)
+    then = Life(edl, tmp_path, *script, "--step-time", "0", checkpoint=tmp_path / "ck", workers=1)
     err = then.finish()
     assert f"goes on from step {saved['step']}" in err
     found, there = trained(out), tokens_of(corpus)

@@ -19,6 +19,12 @@ from edl.core.data.stream_parts import thinned
 from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, ShardPart
 
 
+def parts_of(ledger: Ledger) -> tuple[ShardPart, ...]:
+    stream = ledger.snapshot().stream
+    assert stream is not None
+    return stream.parts
+
+
 class World:
     """A job that trains on a stream, without a job: what workers find, lose and train."""
 
@@ -53,7 +59,7 @@ class World:
     def read(self, worker: str) -> None:
         """A worker reads on in its parts, and tells: now and then only some of it is heard."""
         told = []
-        for one in self.ledger.snapshot().stream.parts:  # type: ignore[union-attr]
+        for one in parts_of(self.ledger):
             if one.holder != worker:
                 continue
             base = max((mark.item for mark in one.marks if mark.item <= one.next), default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -39,15 +40,15 @@ def drawn(seed: int) -> tuple[ElasticStream, Callable[[int], list[Any]]]:
         elif kind == "shuffle":
             block, seeded = chance.randint(1, 9), chance.randint(0, 5)
             stream = stream.shuffle(block, seeded)
-            twins.append(lambda records, shard, block=block, seeded=seeded: shuffled(records, shard, block, seeded))
+            twins.append(partial(shuffled, block=block, seed=seeded))
         else:
             length, eos = chance.randint(1, 30), chance.choice((None, 7))
             stream = stream.pack(length, eos=eos)
-            twins.append(lambda records, _, length=length, eos=eos: packed(records, length, eos))
+            twins.append(partial(packed, length=length, eos=eos))
     if chance.random() < 0.5:
         size = chance.randint(1, 5)
         stream = stream.batch(size)
-        twins.append(lambda records, _, size=size: [records[i : i + size] for i in range(0, len(records), size)])
+        twins.append(partial(batched, size=size))
 
     def naive(shard: int) -> list[Any]:
         records: list[Any] = corpus[shard]
@@ -75,7 +76,11 @@ def shuffled(records: list[Any], shard: int, block: int, seed: int) -> list[Any]
     return found
 
 
-def packed(records: list[Any], length: int, eos: int | None) -> list[Any]:
+def batched(records: list[Any], _: int, size: int) -> list[Any]:
+    return [records[first : first + size] for first in range(0, len(records), size)]
+
+
+def packed(records: list[Any], _: int, length: int, eos: int | None) -> list[Any]:
     tokens = [int(token) for record in records for token in [*record, *([] if eos is None else [eos])]]
     tokens += [eos or 0] * (-len(tokens) % length)
     return [tokens[first : first + length] for first in range(0, len(tokens), length)]

@@ -45,9 +45,6 @@ class DataPort(Protocol):
     def leases(self) -> LeaseBuffer:
         """Leases of this worker. Other threads may change them at any time."""
 
-    def found(self, parts: tuple[ShardPart, ...]) -> None:
-        """Tell what was found in the parts of a stream that this worker reads. Any thread."""
-
     def open(self, spec: DataSpec) -> None:
         """Declare the data at the beginning of each pass: the first time, again, or with more epochs.
 
@@ -80,3 +77,10 @@ class DataPort(Protocol):
 
     def step(self) -> int:
         """Return the step that is being worked on: one more than this worker has committed."""
+
+
+class StreamPort(DataPort, Protocol):
+    """The port of a generator whose samples are a stream's."""
+
+    def found(self, parts: tuple[ShardPart, ...]) -> None:
+        """Tell what was found in the parts of a stream that this worker reads. Any thread."""

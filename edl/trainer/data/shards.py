@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from edl.protocol.data_nouns import ITEMS, DataSpec, Lease, Range
 from edl.sources.streams.elastic_stream import ElasticStream
 from edl.trainer.data.audit_files import Audit
 from edl.trainer.data.epoch_cursor import LEFT, Batch, Pass, PassSoFar, PassState
-from edl.trainer.data.job_port import DataPort
+from edl.trainer.data.job_port import DataPort, StreamPort
 from edl.trainer.data.prefetch import ReadAhead
 from edl.trainer.data.sample_ids import Ids, SampleIds
 from edl.trainer.data.source import check_stream, positive, records_of, samples_of, whole
@@ -66,8 +66,8 @@ class ShardGenerator(Generic[AnyBatch]):
 
     def __init__(  # noqa: PLR0913 - the names that users type
         self,
-        source: int | Sized | os.PathLike[str],
-        port: DataPort,
+        source: int | Sized | os.PathLike[str] | ElasticStream,
+        port: DataPort,  # of a stream, a StreamPort
         *,
         epochs: int | None = None,
         shuffle: bool = False,
@@ -96,7 +96,7 @@ class ShardGenerator(Generic[AnyBatch]):
         if self._stream is not None:
             check_stream(self._stream, epochs, shuffle=shuffle)
             self._total, self._fingerprint = len(self._stream.names) * ITEMS, self._stream.fingerprint
-            self._reader = StreamReader(self._stream, port, 2 * step_timeout_s, audit or Audit())
+            self._reader = StreamReader(self._stream, cast("StreamPort", port), 2 * step_timeout_s, audit or Audit())
         else:
             records = records_of(source, format, home or Settings().home, 5 * step_timeout_s)
             self._total = samples_of(source if records is None else records)

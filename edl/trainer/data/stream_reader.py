@@ -25,7 +25,7 @@ from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, ShardPart
 from edl.sources.streams.elastic_stream import ElasticStream
 from edl.sources.streams.stream_operators import Barrier
 from edl.trainer.data.audit_files import Audit
-from edl.trainer.data.job_port import DataPort
+from edl.trainer.data.job_port import StreamPort
 from edl.trainer.data.sample_ids import NO_SAMPLE, Ids
 from edl.trainer.data.shard_feeds import BEGIN, ItemChunk, NotAlike, OtherFeeds, OwnFeeds, ReadFailed, ShardFeeds
 
@@ -78,7 +78,7 @@ class Shelf:
 class StreamReader:
     """Reads for one generator."""
 
-    def __init__(self, stream: ElasticStream, port: DataPort, patience_s: float, audit: Audit) -> None:
+    def __init__(self, stream: ElasticStream, port: StreamPort, patience_s: float, audit: Audit) -> None:
         self._stream, self._port, self._patience_s, self._audit = stream, port, patience_s, audit
         self._make: Callable[[], ShardFeeds] = lambda: OwnFeeds(stream)
         self._feeds: ShardFeeds | None = None

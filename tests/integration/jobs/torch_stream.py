@@ -3,6 +3,7 @@ that knows nothing of edl puts both together.
 """
 
 import argparse
+import importlib
 import json
 import os
 import time
@@ -28,8 +29,7 @@ options = parser.parse_args()
 def documents():
     """A stream of documents, each a list of tokens."""
     if options.kind == "hf":
-        import datasets
-
+        datasets = importlib.import_module("datasets")
         files = sorted(map(str, Path(options.source).parent.glob(Path(options.source).name)))
         return edl.ElasticStream(datasets.load_dataset("json", data_files=files, split="train", streaming=True)).map(
             lambda record: record["tokens"]

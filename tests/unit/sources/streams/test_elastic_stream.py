@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from edl.errors import UsageError
@@ -53,11 +55,11 @@ def test_a_single_iterable_is_one_shard():
         (lambda: ElasticStream(lambda shard: [1]), "say how many shards there are"),
         (lambda: ElasticStream(lambda shard: [1], shards=0), "shards is 0: it must be a whole number, at least 1"),
         (lambda: ElasticStream(lambda shard: [1], shards=[]), "there is no shard"),
-        (lambda: ElasticStream(lambda shard: [1], shards=1, unreadable="no"), 'it is "fail" or "skip"'),
+        (lambda: ElasticStream(lambda shard: [1], shards=1, unreadable=cast("Any", "no")), 'it is "fail" or "skip"'),
         (lambda: ElasticStream(7), "source is a function that returns the records of a shard"),
         (lambda: ElasticStream(lambda shard: [1], shards=1).pack(0), "length is 0"),
         (lambda: ElasticStream.mix({}), "give {"),
-        (lambda: ElasticStream.mix({"a": 3}), "'a' is to be \\(a stream, a weight above 0\\)"),
+        (lambda: ElasticStream.mix(cast("Any", {"a": 3})), "'a' is to be \\(a stream, a weight above 0\\)"),
     ],
 )
 def test_what_is_wrong_is_one_line(make, told):

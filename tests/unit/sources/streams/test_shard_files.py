@@ -18,7 +18,7 @@ from edl.sources.streams import elastic_stream
 from edl.sources.streams.elastic_stream import ElasticStream
 from edl.sources.streams.stream_operators import Barrier
 
-RECORDS = [{"n": number, "text": "ü" * (number % 7)} for number in range(41)]
+RECORDS: list[dict[str, Any]] = [{"n": number, "text": "ü" * (number % 7)} for number in range(41)]
 
 
 def jsonl() -> bytes:

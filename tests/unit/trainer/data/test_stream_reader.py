@@ -13,7 +13,7 @@ import pytest
 
 from edl.core.data.sample_ledger import Ledger
 from edl.errors import DataError, UsageError
-from edl.protocol.data_nouns import ITEMS, DataSpec
+from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, ShardPart
 from edl.sources.streams.elastic_stream import ElasticStream
 from edl.sources.streams.stream_operators import Barrier
 from edl.trainer.data import shard_feeds, stream_reader
@@ -24,6 +24,12 @@ from tests.model.one_worker_data import SoloFeed
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     monkeypatch.setattr(stream_reader, "FIRST_TRY_S", 0.01)
+
+
+def parts_of(ledger: Ledger) -> tuple[ShardPart, ...]:
+    stream = ledger.snapshot().stream
+    assert stream is not None
+    return stream.parts
 
 
 def generator(stream: ElasticStream, feed: SoloFeed | None = None, **how: Any) -> tuple[ShardGenerator[Any], SoloFeed]:
@@ -163,7 +169,7 @@ def test_another_reader_goes_on_from_the_newest_mark():
     ledger = port.ledger
     ledger.enter(["other"], port.committed)
     ledger.grant(port.committed + 4)
-    [part] = ledger.snapshot().stream.parts  # type: ignore[union-attr]
+    [part] = parts_of(ledger)
     assert part.holder == "other"
     mark = max((one for one in part.marks if one.item <= part.next), key=lambda one: one.item)
     assert 300 - mark.item <= 64
@@ -220,8 +226,8 @@ def test_the_ledger_of_a_stream_is_small():
     spec = DataSpec(2000 * ITEMS, 1, 4, shards=2000, at_once=0)
     ledger = Ledger(spec, [f"w{number}" for number in range(8)])
     ledger.grant(1)
-    parts = ledger.snapshot().stream.parts  # type: ignore[union-attr]
-    marks = tuple(stream_reader.Mark(item, b"x" * 40, 7) for item in range(0, 300, 60))
+    parts = parts_of(ledger)
+    marks = tuple(Mark(item, b"x" * 40, 7) for item in range(0, 300, 60))
     ledger.learn([msgspec.structs.replace(one, known=300, marks=marks) for one in parts])
     ledger.grant(64)
     assert len(msgspec.json.encode(ledger.snapshot())) < 1_000_000
