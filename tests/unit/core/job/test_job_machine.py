@@ -82,7 +82,7 @@ def test_leases_press_only_where_a_member_would_run_dry_before_its_call_for_orde
 
 
 def test_leases_that_did_not_press_do_once_steps_are_found_to_be_shorter() -> None:
-    """TensorFlow's first steps take seconds, as a graph is traced, and 64 such steps last beyond any call for orders."""
+    """TensorFlow's first steps take seconds, as a graph is traced; 64 of those last beyond any call for orders."""
     machine = (job := Job(2)).machine
     for worker in ("w0", "w1"):
         job.join(worker)
