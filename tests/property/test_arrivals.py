@@ -36,7 +36,8 @@ class Worker:
         planned = plan is not None and self.id in plan.roster and self.phase not in (Phase.DONE, Phase.FAILED)
         if move == "go":
             return Vanished(self.id, "its daemon's session ended")
-        if move == "step" and self.phase is Phase.TRAINING:
+        covered = 0 if machine.ledger is None else machine.ledger.covered_step
+        if move == "step" and self.phase is Phase.TRAINING and self.step < covered:
             self.step += 1
         elif move == "break" and self.phase is Phase.TRAINING:
             self.phase = Phase.BROKEN
