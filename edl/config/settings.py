@@ -65,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     check_weights: int = 100
     on_divergence: str = "fail"
     batch_policy: str = "fixed-local"
+    virtual_workers: int | None = None
     checkpoint: str = ""  # empty: the job is not saved
     checkpoint_every: str = AUTO
     checkpoint_overhead: str = "1%"
@@ -123,7 +124,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 values[setting.field] = _parsed(setting, source)
                 quotes[setting.field] = source.quote
         values.setdefault("np", values.get("min_workers", 1))
+        if "virtual_workers" in values:
+            values.setdefault("max_workers", values["virtual_workers"])
         settings = cls(**values)
+        _check_virtual(settings, quotes)
         _check_sizes(settings, quotes)
         _check_timeouts(settings, quotes)
         _check_shares(settings, quotes)
@@ -278,6 +282,28 @@ def _check_timeouts(settings: Settings, quotes: Mapping[str, str]) -> None:
         raise ConfigError(
             f"{step} is less than half of {session}: rings would be given up long before it is known who is gone; "
             f"make it {session_s / 2:g} or more, or the other one shorter"
+        )
+
+
+def _check_virtual(settings: Settings, quotes: Mapping[str, str]) -> None:
+    virtual = settings.virtual_workers
+    if virtual is None:
+        return
+    quote = quotes["virtual_workers"]
+    for field in ("min_workers", "np", "max_workers"):
+        if (getattr(settings, field) or 0) > virtual:
+            raise ConfigError(
+                f"{quotes[field]} is more than {quote}, and each worker computes at least one of them: start fewer "
+                "workers, or make it more for the whole life of the job"
+            )
+    if settings.stragglers == "share":
+        raise ConfigError(
+            f"{quotes['stragglers']}: the parts of virtual workers are of one size; choose --stragglers replace, or "
+            f"leave {quote} away"
+        )
+    if settings.batch_policy.startswith(("function", "table")):
+        raise ConfigError(
+            f"{quotes['batch_policy']}: with {quote} a step is the same at any size; leave one of them away"
         )
 
 

@@ -150,6 +150,16 @@ TABLE: tuple[Setting, ...] = (
         "all take together (default: fixed-local)",
     ),
     Setting(
+        "virtual_workers",
+        value_parsers.whole_number(1),
+        ("EDL_VIRTUAL_WORKERS",),
+        ("--virtual-workers",),
+        "V",
+        "the same bits at any size: each step is computed as V parts, on 1 to V workers, and weights and optimizer do "
+        "not depend on how many there were, or died; the script takes its parts by edl.microbatches(batch) (default: "
+        "none)",
+    ),
+    Setting(
         "checkpoint",
         value_parsers.place,
         ("EDL_CHECKPOINT",),

@@ -6,9 +6,11 @@ All bookkeeping is in positions, so that shuffling costs it nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
+
+from edl.protocol.virtual_parts import bounds_of
 
 
 class DataSpec(msgspec.Struct, frozen=True):
@@ -26,6 +28,9 @@ class DataSpec(msgspec.Struct, frozen=True):
     shards: int = 0  # of a stream, which has no length: `total` is then `ITEMS` for each of them; 0: no stream
     unit: int = 1  # tokens of an item of a stream
     at_once: int = 0  # shards of a stream that a worker reads at once; 0: all that are its own
+    # virtual workers, of which each takes its part of a step by position alone; `batch` is of one of them, as without
+    # them of one worker; 0: there are none
+    virtual: int = 0
 
     @property
     def has_end(self) -> bool:
@@ -104,6 +109,9 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     fewer, or none at all: then the worker takes part in the all-reduce with weight zero. All members of a roster hold
     leases of the same steps, of the same `epoch` and equally `final`; `ranges` and `number` are a worker's own. A
     newcomer may have two leases where others have one: it has no samples in its first steps, where it has no state yet.
+
+    With virtual workers all hold the same `ranges`, and `batch` is of all together; `part` says which virtual workers
+    are this one's.
     """
 
     number: int  # 1, 2, 3, ... per worker without gaps
@@ -113,6 +121,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     ranges: tuple[Range, ...]
     epoch: int = 0  # the pass its steps belong to; returned samples may be of an earlier one
     final: bool = False  # it took the last unassigned samples: of the epoch (whole_epochs), or of the stream
+    part: tuple[int, int, int] | None = None  # virtual workers first .. last-1, of so many
 
     def __len__(self) -> int:
         return sum(len(piece) for piece in self.ranges)
@@ -127,11 +136,37 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
     def share(self, step: int) -> int:
         """Return the number of samples that the worker trains in `step`."""
+        if self.part is not None:
+            bounds = self.bounds(step)
+            return bounds[-1] - bounds[0]
+        return self._samples(step)
+
+    def _samples(self, step: int) -> int:
         before = (step - self.after_step - 1) * self.batch
         return max(0, min(self.batch, len(self) - before))
 
+    def whole(self, step: int) -> tuple[Range, ...]:
+        """Return the samples of `step`: with virtual workers, those of all of them."""
+        return self._between(step - 1, step)
+
+    def bounds(self, step: int) -> Sequence[int]:
+        """Return where the part of each of its virtual workers begins in `step`, and where the last one ends."""
+        assert self.part is not None  # it is of a job with virtual workers
+        first, last, virtual = self.part
+        return bounds_of(self._samples(step), self.batch, virtual)[first : last + 1]
+
     def between(self, after_step: int, until_step: int) -> tuple[Range, ...]:
         """Return the samples of the steps after_step+1 .. until_step: by I7 a function of step numbers alone."""
+        if self.part is None:
+            return self._between(after_step, until_step)
+        steps = range(max(after_step, self.after_step) + 1, min(until_step, self.until_step) + 1)
+        return tuple(piece for step in steps for piece in self._own(step))
+
+    def _own(self, step: int) -> tuple[Range, ...]:
+        bounds = self.bounds(step)
+        return cut(self.whole(step), bounds[0], bounds[-1])
+
+    def _between(self, after_step: int, until_step: int) -> tuple[Range, ...]:
         skipped = max(0, after_step - self.after_step) * self.batch
         return cut(self.ranges, skipped, (until_step - self.after_step) * self.batch)
 
@@ -139,7 +174,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
         """Return the lease without all steps after `step`, which must not be before its first."""
         if self.until_step <= step:
             return self
-        kept = self.between(self.after_step, step)
+        kept = self._between(self.after_step, step)
         return msgspec.structs.replace(self, steps=step - self.after_step, ranges=kept, final=False)
 
     def left(self, step: int) -> tuple[Range, ...]:

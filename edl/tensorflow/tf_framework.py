@@ -55,6 +55,7 @@ from edl.tensorflow.tf_unwrapped import KerasUnwrapped, optimizers_of, word_for
 from edl.tensorflow.wait_meter import Waiting
 from edl.trainer.first_state import check_same
 from edl.trainer.framework_port import StepPort
+from edl.trainer.virtual_steps import PartSums
 
 WORDS_OF_HOROVOD = ("Horovod", "gloo")  # what the message of a failed collective is about
 
@@ -354,6 +355,9 @@ class TensorFlowFramework:
 
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         self._share.set(weight, weightless=weightless)
+
+    def part_sums(self, trainer: StepPort) -> PartSums:  # noqa: ARG002 - the port's
+        raise UsageError("virtual workers are of PyTorch so far: start this job without --virtual-workers")
 
     def applied(self) -> float | None:
         before, self._counted = self._counted, self.counts()

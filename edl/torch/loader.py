@@ -25,8 +25,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 from edl.errors import UsageError
 from edl.sources.streams.elastic_stream import ElasticStream
 from edl.torch.loading_seeds import LoadingSeeds, SeatOfSteps, SeededIds
+from edl.torch.part_loading import PartLoading
 from edl.torch.torch_process import framework, trainer
 from edl.trainer.data.shards import ShardGenerator
+from edl.trainer.virtual_steps import LoadedParts
 
 STEPS = "steps"
 OURS = {
@@ -48,6 +50,7 @@ class Runs(Sampler[list[int]]):
         self._run: Iterator[Any] = iter(())
         self._step: Callable[[], int] = int
         self._begun = False
+        self._parts: Iterator[list[int]] | None = None
 
     def begin(self, run: Iterator[Any], step: Callable[[], int]) -> None:
         """Arrays of ids come next; `step` says of which step the one is that has just come. By then saved random
@@ -59,7 +62,13 @@ class Runs(Sampler[list[int]]):
             self.generator.manual_seed(drawn)
         self._begun = True
 
+    def begin_parts(self, parts: Iterator[list[int]]) -> None:
+        """What these give comes next: parts of steps, in a job with virtual workers."""
+        self._parts = parts
+
     def __iter__(self) -> Iterator[list[int]]:
+        if self._parts is not None:
+            return self._parts
         return (self._loaded(self._step(), ids) for ids in self._run)
 
     def _loaded(self, step: int, ids: Any) -> list[int]:
@@ -157,7 +166,20 @@ class ElasticDataLoader(DataLoader[Any]):
             )
 
     def __iter__(self) -> Any:
-        return self._shards.in_step(self._batches())
+        return self._parts() if trainer.virtual else self._shards.in_step(self._batches())
+
+    def _parts(self) -> Iterator[LoadedParts]:
+        """Yield the mini-batch of each step in its parts, one for each virtual worker."""
+
+        def begin(parts: Iterator[list[int]]) -> Iterator[Any]:
+            self._runs.begin_parts(parts)
+            return super(ElasticDataLoader, self).__iter__()
+
+        loading = PartLoading(begin, here=not self.num_workers)
+        ahead = self.num_workers * (self.prefetch_factor or 0) + 1  # so many the DataLoader may ask for at once
+        for ids in self._shards.batches(self._loads_steps_of):
+            loads = trainer.loads_of(ids)
+            yield LoadedParts(loading.take(loads, trainer.loads_coming(ahead) if self.num_workers else ()), len(ids))
 
     def _batches(self) -> Iterator[Any]:
         if isinstance(self.dataset, _StreamBatches):

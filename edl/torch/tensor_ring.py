@@ -71,6 +71,9 @@ class TensorRing(Ring, Protocol):
     def averaging(self) -> Averaging:
         """Return the averaging of one more optimizer: all workers wrap theirs in the same order."""
 
+    def sum_begun(self, tensor: torch.Tensor, name: str) -> Callable[[], object]:
+        """Begin to add up whole numbers of all members, in place; what is returned waits. Both raise RingBroken."""
+
     def mean(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Return the mean of all members' tensors. Raises RingBroken."""
 

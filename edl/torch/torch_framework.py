@@ -31,6 +31,7 @@ from edl.torch.backward import Backward, Reduction
 from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.nccl_sums import Gpu
 from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
+from edl.torch.part_sums import TorchPartSums
 from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.torch_fingerprints import fingerprints, fingerprints_begun
 from edl.torch.torch_reducer import USUAL, Manner, Reducer
@@ -320,6 +321,9 @@ class TorchFramework:
             for reducer in self._reducers:
                 stack.enter_context(reducer.paused())
             yield
+
+    def part_sums(self, trainer: StepPort) -> TorchPartSums:
+        return TorchPartSums(trainer, self.ring, self._reducers, self.tensors, self.buffers)
 
     def measure_noise(self) -> None:
         """Do nothing: with torch the noise can be measured."""

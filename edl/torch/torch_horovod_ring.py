@@ -110,6 +110,16 @@ class TorchHorovodRing(HorovodRing):
     def averaging(self) -> ByName:
         return ByName()
 
+    def sum_begun(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        with self.failing():
+            handle = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
+
+        def wait() -> None:
+            with self.failing():
+                hvd.synchronize(handle)
+
+        return wait
+
     def mean(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         with self.failing():
             found: torch.Tensor = hvd.allreduce(_carried(tensor), name=name, op=hvd.Average)

@@ -39,6 +39,7 @@ from edl.torch.tensor_ring import TensorRing, check_kind
 from edl.trainer.framework_port import StepPort
 from edl.trainer.skipped_update import CUT
 from edl.trainer.updates_due import UpdatesDue
+from edl.trainer.virtual_steps import TAKE_PARTS
 
 
 class Manner(NamedTuple):
@@ -185,12 +186,27 @@ class Reducer:
     def average(self) -> None:
         """Average what backward has not, as it was paused, or gave no gradient here. The caller asks `voided`."""
         step = self._trainer.step()
+        if self._trainer.virtual and not (self._averaged and self._step == step):
+            raise UsageError(TAKE_PARTS)
         self._check_sum(step)
         due = [one for one in self._others if one.whole_in != step]
         if not (self._averaged and self._step == step):
             due.append(self)
         if due:
             finish(sorted(due, key=lambda one: one.number))
+
+    def begin_parts(self) -> None:
+        """Drop what is left from before: parts of a step begin, which `edl.torch.part_sums` adds up."""
+        for parameter in self._names:
+            parameter.grad = None
+        self._averaged, self._number, self.whole_in = False, 0, 0
+        self._leave(0)
+
+    def note_summed(self) -> None:
+        """Note that the gradients are those of all parts of this step, or blank where it is void."""
+        self._step = self.whole_in = self._trainer.step()
+        self._averaged, self._number, self._factor = True, 1, self._share.factor(self._ring.size)
+        self._leave(self._step)
 
     def before_update(self) -> None:
         """Tell the trainer that the update is about to be made: a state may have to go or come before it."""
@@ -257,6 +273,8 @@ class Reducer:
     def begin(self) -> None:
         if self.begun:
             return
+        if self._trainer.virtual:
+            raise UsageError(TAKE_PARTS)
         self.begun = True
         if self._lazy:
             self._hook_lazy()

@@ -318,6 +318,10 @@ class GroupRing:
         self._optimizers += 1
         return Buckets(self)
 
+    def sum_begun(self, tensor: torch.Tensor, name: str) -> Callable[[], object]:  # noqa: ARG002 - by their order
+        groups = self.settled()
+        return self._waiting(groups.sum_begun(tensor))
+
     def mean(self, tensor: torch.Tensor, name: str) -> torch.Tensor:  # noqa: ARG002 - they pair up by their order
         groups = self.settled()
         with self._failing():

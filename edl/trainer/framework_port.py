@@ -15,6 +15,7 @@ from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.protocol.divergence_report import Fingerprint
 from edl.trainer.updates_due import UpdatesDue
 from edl.trainer.value_tree import Tensors
+from edl.trainer.virtual_steps import PartSums
 from edl.transport.state_stream import Contents
 
 LONG_BYTES = 1 << 25  # of the host's memory: to read them takes long enough for a thread of its own
@@ -225,6 +226,9 @@ class Framework(Protocol):
     def adding_up(self) -> AbstractContextManager[None]:
         """Return a context in which gradients only add up in this worker."""
 
+    def part_sums(self, trainer: StepPort) -> PartSums:
+        """Return what adds up the parts of steps, in a job with virtual workers. Raises UsageError if it cannot."""
+
     def applied(self) -> float | None:
         """Return this worker's weight in the newest update since the last call; 0.0: no update; None: unknown.
 
@@ -271,6 +275,10 @@ class StepPort(Protocol):
 
     def keep_in_step(self) -> None:
         """Keep the script's pipeline, which is inside a graph, from reading beyond the mini-batch being worked on."""
+
+    @property
+    def virtual(self) -> int:
+        """Virtual workers of the job; 0: it has none, and gradients are averaged as they come."""
 
     def step(self) -> int: ...
 

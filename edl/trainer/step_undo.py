@@ -24,11 +24,12 @@ class StepUndo:
         self._framework = framework
         self._extras = extras
         self._statistics = False
+        self.merges = False  # statistics are those of all workers' samples: what stand-ins made of them is gone by then
         self._put_extras_back: Callable[[], None] | None = None
 
     def keep_statistics(self, *, of_nobody: bool) -> None:
         """Remember statistics before forward passes of stand-ins. `of_nobody`: no worker has samples."""
-        if not self._statistics:
+        if not self._statistics and (of_nobody or not self.merges):
             self._statistics = True
             self._framework.keep(only_statistics=not of_nobody)
 

@@ -37,7 +37,7 @@ from edl.trainer import fork_stand_in
 from edl.trainer.daemon_link import DaemonLink
 from edl.trainer.data.audit_files import AuditedCount, AuditFile
 from edl.trainer.data.job_port import Rehearsals
-from edl.trainer.data.sample_ids import Ids
+from edl.trainer.data.sample_ids import Ids, SampleIds
 from edl.trainer.data.shards import CurrentItem, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.data.source import files_of
@@ -53,6 +53,8 @@ from edl.trainer.script_metrics import ScriptMetrics
 from edl.trainer.script_position import ScriptStanding
 from edl.trainer.shared_evaluation import Work
 from edl.trainer.step_end import BatchEnds
+from edl.trainer.virtual_steps import NAME as VIRTUAL
+from edl.trainer.virtual_steps import PartLoad, StepParts, VirtualSteps, loads, parts_of, rehearsed, rows_of, stand_ins
 from edl.trainer.wait_bounds import RingWatch
 from edl.trainer.worker_shell import WorkerShell
 from edl.transport.shared_page import StepCounter
@@ -116,6 +118,7 @@ class Trainer:
         self._epoch = 0
         self._saved = False  # the job is
         self._left = False
+        self._virtual: VirtualSteps | None = None
         self.imports_only = False  # this process imports the script of the one that has spawned it, or has done so
 
     # ------------------------------------------------------------------------------------------- begin and end
@@ -130,6 +133,7 @@ class Trainer:
         min_workers: int | None = None,
         max_workers: int | None = None,
         batch_size: int | None = None,
+        virtual_workers: int | None = None,
     ) -> None:
         """Start the daemon and join the job; return once this process sits in a ring.
 
@@ -146,6 +150,7 @@ class Trainer:
             "min_workers": min_workers,
             "max_workers": max_workers,
             "batch_size": batch_size,
+            "virtual_workers": virtual_workers,
         }
         if ownership.disown_spawned():
             self._set_imports_only(True, Settings.from_environment(os.environ, **given))
@@ -193,6 +198,17 @@ class Trainer:
         self._shell.step_timeout_s = settings.step_timeout_s
         self._shell.link = link
         self._count = self._shell.count
+        if settings.virtual_workers:
+            self._virtual = VirtualSteps(
+                lambda: self._framework.part_sums(self),
+                self._framework.sort,
+                self._framework.adding_up,
+                self._parts_of_step,
+                self.step,
+                settings.virtual_workers,
+            )
+            self._extras.add({VIRTUAL: self._virtual.scales})
+            self._shell.kept.merges = True
         if self._shell.audit.on:
             self._count = AuditedCount(
                 self._shell.count, self._shell.audit, lambda: self._machine.generation, self._framework.applied
@@ -444,6 +460,7 @@ class Trainer:
             audit=self._shell.audit,
             goes_on_in=self._goes_on_in,
             earlier=self.shards,
+            virtual=settings.virtual_workers or 0,
         )
         self._samples.shards = shards
         return shards
@@ -546,16 +563,20 @@ class Trainer:
         """
         return self._rates.noise
 
-    def microbatches(self, batch: T, most: int) -> Iterator[tuple[T, float]]:
+    def microbatches(self, batch: T, most: int | None = None) -> Iterator[tuple[T, float]]:
         """Cut a batch that is too large for the memory at once. Yield its parts, each with its share of the batch.
 
         Parts have at most `most` samples, as evenly as can be. Multiply the loss of each part, a mean, by its share,
         and make one update after the last: the gradient is that of the whole batch. In PyTorch, `backward()` only adds
-        up until the last part.
+        up until the last part. With virtual workers each part is one of theirs.
         """
         self._started()
-        if type(most) is not int or most < 1:
+        if most is not None and (type(most) is not int or most < 1):
             raise UsageError(f"edl.microbatches(batch, most={most!r}): must be a whole number of at least 1")
+        if self._virtual is not None:
+            return self._virtual.parts(batch, most)
+        if most is None:
+            return iter([(batch, 1.0)])
         if not hasattr(batch, "__len__") or not hasattr(batch, "__getitem__"):
             raise UsageError(
                 f"edl.microbatches(batch, most): a {type(batch).__name__} cannot be cut; give it ids, or a list"
@@ -585,6 +606,43 @@ class Trainer:
     def ends_pass(self) -> bool:
         """Tell whether this mini-batch is the last one of its epoch, on all workers of this generation alike."""
         return self._leases.ends_pass(self._machine.step + 1)
+
+    @property
+    def virtual(self) -> int:
+        return 0 if self._settings is None else self._settings.virtual_workers or 0
+
+    def _parts_of_step(self, batch: Any) -> StepParts:
+        """Return this worker's parts of the mini-batch being worked on."""
+        step, spec = self._machine.step + 1, self._machine.opened
+        if spec is None:
+            raise UsageError(
+                "edl.microbatches(): virtual workers take their samples from edl.elastic_shard_generator() or "
+                "edl.ElasticDataLoader: iterate one of them, or start the job without --virtual-workers"
+            )
+        if self.rehearsing():
+            return rehearsed(spec, rows_of(batch))
+        lease = self._leases.at(step)
+        if lease is None:
+            raise UsageError(f"edl.microbatches(): step {step} has no mini-batch yet; call it in the loop over samples")
+        parts = parts_of(spec, lease, step)
+        return parts if parts.parts else stand_ins(spec, parts.computed, rows_of(batch))
+
+    def loads_of(self, ids: Ids) -> list[PartLoad]:
+        """Return what the parts of the mini-batch being worked on are loaded from."""
+        return loads(self._parts_of_step(ids), ids)
+
+    def loads_coming(self, count: int) -> list[PartLoad]:
+        """Return the next `count` parts after this step, of its epoch, as far as they are leased."""
+        found: list[PartLoad] = []
+        step, spec = self._machine.step + 1, self._machine.opened
+        now = self._leases.at(step)
+        while spec is not None and now is not None and len(found) < count and not self.rehearsing():
+            step += 1
+            lease = self._leases.wanted_at(step)
+            if lease is None or lease.epoch != now.epoch:
+                break
+            found += loads(parts_of(spec, lease, step), SampleIds().of(spec, lease, step))
+        return found
 
     @property
     def voided(self) -> bool:

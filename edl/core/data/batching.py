@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edl.protocol.job_policy import Batching, BatchRule
+from edl.protocol.virtual_parts import even_sizes
 
 
 def batch_of_all(batching: Batching, size: int, given: int) -> int:
@@ -38,7 +39,7 @@ def in_force(policy: Batching, asked: int) -> Batching:
 
 def even_shares(batch: int, size: int) -> tuple[int, ...]:
     """Split `batch` samples by rank as evenly as can be, larger parts first."""
-    return tuple(batch // size + (rank < batch % size) for rank in range(size))
+    return tuple(even_sizes(batch, size))
 
 
 def weighted_shares(batch: int, paces: Sequence[float]) -> tuple[int, ...]:

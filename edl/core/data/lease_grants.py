@@ -96,6 +96,10 @@ class LeaseGrants:
             refusal = "it has read no samples of edl's: if its script uses elastic_shard_generator(), ask again later"
         elif ledger.spec.by_sample:
             refusal = "its script cuts batches itself: iterate elastic_shard_generator().batches(n), and start it again"
+        elif ledger.spec.virtual:
+            refusal = (
+                f"its batch is of {ledger.spec.virtual} virtual workers for life: start another job for another one"
+            )
         elif samples < workers:
             refusal = f"it has {workers} workers, and each needs a sample in each step: ask for {workers} at least"
         else:

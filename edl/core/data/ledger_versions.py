@@ -8,6 +8,7 @@ a plan comes to nothing. Does not own: who trains what (`edl.core.data.sample_le
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from edl.core.data.batching import batch_of_all, even_shares, weighted_shares
 from edl.core.data.resume_position import inherited, is_inherited, projected, rebased
@@ -19,6 +20,7 @@ from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.record import Plan
 
 Epochs = tuple[int, ...]  # those that have ended
+ALL: Final = "*"  # holds what all train, in a job with virtual workers; no worker's id is so
 
 
 class LedgerVersions:
@@ -57,6 +59,8 @@ class LedgerVersions:
         if self.ledger is None:
             if spec.by_sample and self.batching != Batching():
                 raise UsageError(_OWN_BATCHES)
+            if spec.virtual:
+                _check_virtual(spec, self.batching)
             self.ledger = self._first(worker, spec, roster, step)
             return True
         if differences := spec.differences(self.ledger.spec):
@@ -71,7 +75,7 @@ class LedgerVersions:
         """Begin the ledger: with all samples, or with those that the previous life has left."""
         before = self.resumed
         if before is None or (before.ledger is None and not before.step):
-            return Ledger(spec, roster, step, self._batches(spec, roster))
+            return Ledger(spec, holders(spec, roster), step, self._batches(spec, roster))
         ledger = inherited(before, worker, spec, step)
         if roster:
             self._enter(ledger, roster, step)
@@ -79,8 +83,8 @@ class LedgerVersions:
 
     def _enter(self, ledger: Ledger, roster: Sequence[str], step: int, *, spare: int = 0) -> None:
         if is_inherited(ledger):
-            ledger.hand_over(roster)
-        ledger.enter(roster, step, self._batches(ledger.spec, roster), spare=spare)
+            ledger.hand_over(holders(ledger.spec, roster))
+        ledger.enter(holders(ledger.spec, roster), step, self._batches(ledger.spec, roster), spare=spare)
 
     def projected(self, step: int) -> LedgerSnapshot | None:
         """The data as it will be after `step`, up to which it is leased.
@@ -96,7 +100,9 @@ class LedgerVersions:
         """Newcomers may have no samples in their first steps: batches are as many samples of each worker, not of all
         together, and edl cuts them.
         """
-        return self.ledger is not None and not self.ledger.spec.by_sample and self.batching.rule is BatchRule.LOCAL
+        if self.ledger is None or self.ledger.spec.by_sample or self.ledger.spec.virtual:
+            return False
+        return self.batching.rule is BatchRule.LOCAL
 
     def planned(
         self,
@@ -177,6 +183,8 @@ class LedgerVersions:
         return True
 
     def _batches(self, spec: DataSpec, roster: Sequence[str]) -> tuple[int, ...]:
+        if spec.virtual:
+            return (batch_of_all(self.batching, spec.virtual, spec.batch),) * len(holders(spec, roster))
         batch = batch_of_all(self.batching, len(roster), spec.batch)
         if not self.shares.keys() & set(roster):
             return even_shares(batch, len(roster))
@@ -190,6 +198,26 @@ class LedgerVersions:
     def reach(self, step: int) -> bool:
         """Lease up to `step`, as far as there are samples. Return True when that gave anything."""
         return self.ledger is not None and bool(self.ledger.grant(step))
+
+
+def holders(spec: DataSpec, roster: Sequence[str]) -> Sequence[str]:
+    """Return in whose names samples are leased. Virtual workers take theirs by position, whatever becomes of workers:
+    so all that is trained is leased in one name, and each worker takes its part of it.
+    """
+    return roster if not spec.virtual else (ALL,) if roster else ()
+
+
+def _check_virtual(spec: DataSpec, batching: Batching) -> None:
+    if spec.by_sample:
+        raise UsageError(
+            "virtual workers need batches that edl cuts: iterate elastic_shard_generator().batches(n) or "
+            "edl.ElasticDataLoader, or start the job without --virtual-workers"
+        )
+    if (batch := batch_of_all(batching, spec.virtual, spec.batch)) < spec.virtual:
+        raise UsageError(
+            f"a step has {batch} samples, and {spec.virtual} virtual workers need one each: ask for a larger batch, or "
+            f"start the job with --virtual-workers {batch}"
+        )
 
 
 _OWN_BATCHES = (

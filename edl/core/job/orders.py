@@ -9,6 +9,7 @@ from functools import cached_property
 
 import msgspec
 
+from edl.core.data.ledger_versions import ALL
 from edl.core.data.sample_ledger import Ledger
 from edl.core.driver import horovod_counts
 from edl.core.job.local_ranks import Ranks, ranks_of
@@ -16,9 +17,10 @@ from edl.core.switch.address_exchange import partners
 from edl.core.switch.next_generation import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
 from edl.protocol.checkpoint_record import Hold, Origin, Save, Why
-from edl.protocol.data_nouns import ITEMS, LedgerSnapshot, ShardPart
+from edl.protocol.data_nouns import ITEMS, Lease, LedgerSnapshot, ShardPart
 from edl.protocol.record import OVER, JobState, Record, WorkerState
 from edl.protocol.ring_places import Peer, Place
+from edl.protocol.virtual_parts import held_by
 
 
 class OrderBook:
@@ -176,16 +178,18 @@ class OrderBook:
         record, plan = self.record, self.record.plan
         found = []
         if worker in self._in_ring and self._present is not None:
-            present = self._present.share(worker, record.generation, record.began_step)
+            present = self._present.share(worker, record.roster, record.generation, record.began_step)
             if record.rebatch is not None:
                 present = msgspec.structs.replace(present, rebatch=record.rebatch.number, mark=record.rebatch.mark)
             found.append(present)
         if plan is not None and plan.leased_after is not None and worker in self._ranks and self._planned is not None:
             found.append(
-                self._planned.share(worker, plan.generation, plan.leased_after, foreseen=plan.after_step is None)
+                self._planned.share(
+                    worker, plan.roster, plan.generation, plan.leased_after, foreseen=plan.after_step is None
+                )
             )
         found += [
-            data.share(worker, one.generation, one.leased_after, foreseen=one.after_step is None)
+            data.share(worker, one.roster, one.generation, one.leased_after, foreseen=one.after_step is None)
             for one, data in self._superseded
             if data is not None and one.leased_after is not None and worker in one.roster
         ]
@@ -221,11 +225,13 @@ class _Data:
         self._totals, self._covered_step, self._last = ledger.totals(), ledger.covered_step, ledger.fully_leased
         self._batch = sum(member.batch for member in snapshot.members)
 
-    def share(self, worker: str, generation: int, after_step: int, *, foreseen: bool = False) -> Share:
+    def share(
+        self, worker: str, roster: tuple[str, ...], generation: int, after_step: int, *, foreseen: bool = False
+    ) -> Share:
         return Share(
             generation=generation,
             after_step=after_step,
-            leases=self._leases.get(worker, ()),
+            leases=self._leases_of(worker, roster),
             totals=self._totals,
             covered_step=self._covered_step,
             epochs=self.snapshot.spec.epochs,
@@ -248,6 +254,13 @@ class _Data:
                 yield one
             elif one.part in of:
                 yield msgspec.structs.replace(one, holder="")
+
+    def _leases_of(self, worker: str, roster: tuple[str, ...]) -> tuple[Lease, ...]:
+        virtual = self.snapshot.spec.virtual
+        if not virtual:
+            return self._leases.get(worker, ())
+        part = (*held_by(roster.index(worker), len(roster), virtual), virtual)
+        return tuple(msgspec.structs.replace(lease, part=part) for lease in self._leases.get(ALL, ()))
 
 
 def _data_of(snapshot: LedgerSnapshot | None, known: tuple[_Data, ...]) -> _Data | None:

@@ -40,6 +40,8 @@ class SampleIds:
 
     def of(self, spec: DataSpec, lease: Lease, step: int) -> Ids:
         """Return the samples that `lease` gives `step`."""
+        if lease.part is not None:  # another piece in each step
+            return _ids(spec, lease, step - 1, step)
         block = self.block
         if block is None or block.lease is not lease or not block.after_step < step <= block.until_step:
             block = self.block = _block(spec, lease, step - 1)
@@ -55,6 +57,9 @@ def first_ids(spec: DataSpec, epoch: int, count: int) -> Ids:
 
 def _block(spec: DataSpec, lease: Lease, after_step: int) -> Block:
     until_step = min(lease.until_step, after_step + max(1, BLOCK // max(1, lease.batch)))
+    return Block(lease, after_step, until_step, _ids(spec, lease, after_step, until_step))
+
+
+def _ids(spec: DataSpec, lease: Lease, after_step: int, until_step: int) -> Ids:
     parts = [samples_at(spec, piece) for piece in lease.between(after_step, until_step)]
-    ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    return Block(lease, after_step, until_step, ids)
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

@@ -79,6 +79,7 @@ class ShardGenerator(Generic[AnyBatch]):
         audit: Audit | None = None,
         goes_on_in: Callable[[], int] = lambda: 0,
         earlier: ShardGenerator[Any] | None = None,
+        virtual: int = 0,
     ) -> None:
         """Ask `goes_on_in` for the epoch in which this life of the job begins.
 
@@ -103,6 +104,7 @@ class ShardGenerator(Generic[AnyBatch]):
             self._fingerprint = str(getattr(source if records is None else records, "fingerprint", ""))
             self._reader = None if records is None else ReadAhead(records, 2 * step_timeout_s)
         self._default_batch = default_batch
+        self._virtual = virtual
         self._port = port
         self._audit = audit or Audit()
         self._goes_on_in = goes_on_in
@@ -455,6 +457,7 @@ class ShardGenerator(Generic[AnyBatch]):
             shards=0 if stream is None else len(stream.names),
             unit=1 if stream is None else stream.unit,
             at_once=0 if stream is None else stream.at_once,
+            virtual=self._virtual,
         )
 
     def _begin(self, spec: DataSpec, epoch: int | None = None) -> Pass:

@@ -155,6 +155,8 @@ class FakeTrainer:
     def step(self) -> int:
         return self.ended + 1
 
+    virtual = 0
+
     def before_reduce(self) -> None:
         self.before += 1
 

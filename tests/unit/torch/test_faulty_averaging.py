@@ -59,6 +59,7 @@ class Ring:
 
 class Trainer:
     voided = False
+    virtual = 0
 
     def __init__(self) -> None:
         self.said: list[str] = []

@@ -38,6 +38,8 @@ class FakeSeat:
     def generation(self) -> int:
         return self.number
 
+    virtual = 0
+
     def before_reduce(self) -> None:
         pass
 

@@ -61,6 +61,8 @@ class Trainer:
     def void(self, error: BaseException) -> None:
         self.said.append(str(error))
 
+    virtual = 0
+
     def before_reduce(self) -> None: ...
     def waited(self, nanoseconds: int) -> None: ...
     def step(self) -> int:

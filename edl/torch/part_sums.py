@@ -1,0 +1,279 @@
+"""Gradients and batch statistics of virtual workers in PyTorch, added up so that the bits do not depend on who adds.
+
+Owns: rounding and adding up, in whole numbers of 32 bits, what each part of a step gives, and the operation of the
+ring. Does not own: the scales (`edl.core.worker.fixed_point`), the order of parts and their seeds
+(`edl.trainer.virtual_steps`), nor what a failure leads to (`edl.trainer.trainer`).
+
+All numbers of a step travel in one tensor: the gradients, the statistics that forward passes have moved, and behind
+them, for each of these, by how many virtual workers it was given, and how many of these had nan or infinities in it;
+and how often a scale did not suffice. What is not finite anywhere is filled with nan or infinity everywhere, so that a
+GradScaler and a script see it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from edl.collectives.ring_port import is_fault
+from edl.core.worker.fixed_point import ABSENT, SMALLEST, fits, following, needed, units
+from edl.errors import RingBroken, RingFault, UsageError
+from edl.torch.loading_seeds import begin_with
+from edl.torch.tensor_ring import TensorRing
+from edl.torch.torch_reducer import Reducer
+from edl.trainer.framework_port import StepPort
+from edl.trainer.virtual_steps import Scales
+
+LANES: Final = 3  # of each tensor: given, with nan, with infinities
+WHOLE: Final = 0  # stands for an exponent where whole numbers are added as they are
+SUMMED: Final = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class _Layout(NamedTuple):
+    """The tensors that are added up, one behind the other."""
+
+    names: list[str]
+    shapes: list[torch.Size]
+    starts: list[int]  # and the length of all
+
+    @property
+    def length(self) -> int:
+        return self.starts[-1]
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        pieces = torch.split(flat[: self.length], [end - start for start, end in pairwise(self.starts)])
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+
+class _Statistic(NamedTuple):
+    """A buffer of a model as the step found it."""
+
+    buffer: torch.Tensor
+    start: torch.Tensor
+
+    @property
+    def has_moved(self) -> bool:
+        """Compare contents: batch norm writes into buffers without a new version."""
+        return not torch.equal(self.buffer, self.start)
+
+
+class TorchPartSums:
+    """`edl.trainer.virtual_steps.PartSums`."""
+
+    def __init__(
+        self,
+        trainer: StepPort,
+        ring: TensorRing,
+        reducers: Sequence[Reducer],
+        named: Callable[[], Iterator[tuple[str, torch.Tensor]]],
+        buffers: Callable[[], set[int]],
+    ) -> None:
+        self._trainer, self._ring, self._reducers = trainer, ring, reducers
+        self._named, self._buffers = named, buffers
+        self._scales, self._virtual = Scales(), 1
+        self._layout = _Layout([], [], [0])
+        self._total = torch.zeros(0, dtype=torch.int32)
+        self._rounded = torch.zeros(0, dtype=torch.int32)
+        self._given: list[list[int]] = []  # LANES of each tensor
+        self._needs: dict[str, int] = {}  # exponents, by what was given
+        self._short = False  # a scale did not suffice here, or is not known
+        self._empty = True  # nothing was added yet
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._statistics: dict[str, _Statistic] = {}
+
+    # -------------------------------------------------------------------------------------------------- the parts
+
+    def begin(self, scales: Scales, virtual: int) -> None:
+        self._scales, self._virtual = scales, virtual
+        buffers = self._buffers()
+        named = [(name, one) for name, one in self._named() if not is_lazy(one)]
+        self._parameters = {name: one for name, one in named if one.requires_grad and id(one) not in buffers}
+        self._statistics = {
+            name: _Statistic(one, one.detach().clone())
+            for name, one in named
+            if id(one) in buffers and one.dtype is not torch.bool
+        }
+        for reducer in self._reducers:
+            reducer.begin_parts()
+        tensors = {**self._parameters, **{name: one.buffer for name, one in self._statistics.items()}}
+        known = [name for name in tensors if name in scales.exponents]
+        self._needs, self._empty = {}, True
+        self._short = any(name not in scales.exponents for name in self._parameters)
+        self._given = [[0] * LANES for _ in known]
+        if known != self._layout.names or [tensors[name].shape for name in known] != self._layout.shapes:
+            self._lay_out(known, [tensors[name] for name in known])
+
+    def _lay_out(self, names: list[str], tensors: list[torch.Tensor]) -> None:
+        starts = [0]
+        for one in tensors:
+            starts.append(starts[-1] + one.numel())
+        self._layout = _Layout(names, [one.shape for one in tensors], starts)
+        device = tensors[0].device if tensors else None
+        length = starts[-1] + LANES * len(names) + 1
+        self._total = torch.zeros(length, dtype=torch.int32, device=device)
+        self._rounded = torch.zeros(length, dtype=torch.int32, device=device)
+
+    def begin_part(self, seed: int) -> None:
+        self._put_back()
+        begin_with(seed)
+
+    def seed(self, seed: int) -> None:
+        begin_with(seed)
+
+    def take(self, weight: float) -> None:
+        given = dict(self._gradients())
+        moved = {name: one for name, one in self._statistics.items() if weight and one.has_moved}
+        if not weight:
+            return
+        for name, one in moved.items():
+            given[name] = one.buffer.detach() - one.start
+        names = list(given)
+        norms = [torch.linalg.vector_norm(one.detach().float(), float("inf")) for one in given.values()]
+        largest = dict(zip(names, torch.stack(norms).tolist(), strict=True)) if norms else {}
+        for name, most in largest.items():
+            self._note(name, most * weight, is_whole=not given[name].is_floating_point())
+        if not self._short:
+            self._add(given, largest, weight)
+
+    def _gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self._parameters.items():
+            if (gradient := parameter.grad) is not None:
+                if gradient.layout is not torch.strided or gradient.dtype not in SUMMED:
+                    kind = "sparse" if gradient.layout is not torch.strided else str(gradient.dtype)
+                    raise UsageError(
+                        f"{name} has a {kind} gradient, which virtual workers cannot add up: make it dense, and of "
+                        "torch.float32, float16 or bfloat16, or start the job without --virtual-workers"
+                    )
+                parameter.grad = None
+                yield name, gradient
+
+    def _note(self, name: str, largest: float, *, is_whole: bool) -> None:
+        """Note the exponent that a tensor needs. What is not finite needs none."""
+        need = WHOLE if is_whole else needed(largest) if math.isfinite(largest) else SMALLEST
+        self._needs[name] = max(need, self._needs.get(name, ABSENT))
+        exponent = self._scales.exponents.get(name)
+        if exponent is None or not (is_whole or not math.isfinite(largest) or fits(largest, exponent)):
+            self._short = True
+
+    def _add(self, given: dict[str, torch.Tensor], largest: dict[str, float], weight: float) -> None:
+        exponents = self._scales.exponents
+        target = self._total if self._empty else self._rounded
+        views = self._layout.views(target)
+        sources: list[torch.Tensor] = []
+        into: list[torch.Tensor] = []
+        factors: list[float] = []
+        for number, name in enumerate(self._layout.names):
+            one, lanes = given.get(name), self._given[number]
+            if one is None:
+                views[number].zero_()
+                continue
+            lanes[0] += 1
+            if not math.isfinite(most := largest[name]):
+                lanes[1 if math.isnan(most) else 2] += 1
+                views[number].zero_()
+            elif one.is_floating_point():
+                sources.append(one)
+                into.append(views[number])
+                factors.append(weight * units(exponents[name], self._virtual))
+            else:
+                views[number].copy_(one)
+        if sources:
+            scaled = torch._foreach_mul([one.float() for one in sources], factors)
+            torch._foreach_round_(scaled)
+            torch._foreach_copy_(into, list(scaled))
+        if not self._empty:
+            self._total[: self._layout.length].add_(self._rounded[: self._layout.length])
+        self._empty = False
+
+    # ----------------------------------------------------------------------------------------------------- the sum
+
+    def reduce(self, computed: int) -> bool:
+        self._put_back()
+        self._trainer.before_reduce()
+        try:
+            if not self._trainer.voided and not self._are_summed(computed):
+                return True
+        except Exception as error:
+            if not (isinstance(error, RingBroken) or is_fault(self._ring, error)):
+                raise
+            broken = error if isinstance(error, RingBroken) else RingFault.of(error)
+            self._ring.is_failure(broken)
+            self._trainer.void(RingBroken(f"the gradients were not averaged: {broken}"))
+        if self._trainer.voided:
+            for parameter in self._parameters.values():
+                parameter.grad = torch.zeros_like(parameter)
+        for reducer in self._reducers:
+            reducer.note_summed()
+        return False
+
+    def _are_summed(self, computed: int) -> bool:
+        """Add up what all workers have. False: their scales did not suffice, and are others now."""
+        layout, total = self._layout, self._total
+        if self._empty:
+            total.zero_()
+        if any(name not in self._scales.exponents for name in self._parameters):  # on all workers alike
+            self._agree()
+            return False
+        lanes = [*(number for lanes in self._given for number in lanes), int(self._short)]
+        total[layout.length :] = torch.tensor(lanes, dtype=torch.int32)
+        if self._ring.size > 1:
+            self._ring.sum_begun(total, "edl.parts")()
+        *told, short = total[layout.length :].tolist()
+        if short:
+            self._agree()
+            return False
+        self._take_over(told, computed)
+        return True
+
+    def _agree(self) -> None:
+        """Take the largest exponent that any worker needs for each tensor; all have the same tensors."""
+        names = [*self._parameters, *self._statistics]
+        digest = int.from_bytes(hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest(), "little")
+        needs = [self._needs.get(name, ABSENT) for name in names]
+        most = self._ring.largest([digest, -digest, len(names), -len(names)]) if self._ring.size > 1 else None
+        if most is not None and (most[0] != -most[1] or most[2] != -most[3]):
+            raise UsageError("the workers train different models: all must build the same one, and name it alike")
+        agreed = self._ring.largest(needs) if self._ring.size > 1 else needs
+        parameters = set(self._parameters)
+        for name, need in zip(names, agreed, strict=True):
+            if need > ABSENT:
+                self._scales.exponents[name] = need
+            elif name in parameters:
+                self._scales.exponents.setdefault(name, SMALLEST)
+
+    def _take_over(self, told: list[int], computed: int) -> None:
+        """Make gradients and statistics of the sums, and the scales of the coming step."""
+        layout, exponents = self._layout, self._scales.exponents
+        sums = layout.views(self._total)
+        means = layout.views(self._total[: layout.length].to(torch.float32))
+        torch._foreach_mul_(
+            means, [1.0 / (units(exponents[name], self._virtual) * self._virtual) for name in layout.names]
+        )
+        whole = {name for name, one in self._statistics.items() if not one.start.is_floating_point()}
+        norms = torch.stack(torch._foreach_norm(means, ord=float("inf"))).tolist() if means else []
+        for number, name in enumerate(layout.names):
+            given, nans, infinities = told[LANES * number : LANES * (number + 1)]
+            mean = means[number]
+            if nans or infinities:
+                mean.fill_(float("nan") if nans else float("inf"))
+            elif given and name not in whole:
+                exponents[name] = following(norms[number], exponents[name])
+            if (parameter := self._parameters.get(name)) is not None:
+                parameter.grad = mean.to(parameter.dtype) if given else None
+            elif given:
+                buffer, start = self._statistics[name]
+                moved = torch.div(sums[number], computed, rounding_mode="floor") if name in whole else mean
+                buffer.copy_(start + moved.to(start.dtype))
+
+    def _put_back(self) -> None:
+        """Put back the statistics that forward passes have moved."""
+        with torch.no_grad():
+            for one in self._statistics.values():
+                if one.has_moved:
+                    one.buffer.copy_(one.start)

@@ -1,0 +1,274 @@
+"""Steps of a job with virtual workers: the same bits, however many workers compute them.
+
+A script takes the parts of a step by `edl.microbatches(batch)`. Each is one virtual worker's, computed from the step's
+own model and statistics, with random numbers of (seed, epoch, place in the epoch, virtual worker). After the last part
+the gradients of all virtual workers are added up in a way that has no order (`edl.core.worker.fixed_point`). Where a
+scale did not suffice, which all workers hear, the loop goes through the same parts once more.
+
+Owns: which parts a step has here, their order, their random seeds, and the scales, which travel to newcomers and into
+checkpoints. Does not own: gradients and statistics (`PartSums`, of the adapters), nor who computes which part
+(`edl.protocol.virtual_parts`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from edl.core.data.batching import microbatches
+from edl.errors import UsageError
+from edl.protocol.data_nouns import DataSpec, Lease
+from edl.protocol.virtual_parts import bounds_of
+from edl.trainer.data.sample_ids import Ids
+from edl.trainer.value_tree import Tensors
+
+NAME: Final = "edl.virtual"  # among registered values
+LOADING: Final = -1  # the loop over parts by whose seed samples are loaded
+AFTER: Final = -1  # the virtual worker by whose seed a script's random numbers go on after the parts
+TAKE_PARTS: Final = (
+    "this job has virtual workers (--virtual-workers), whose parts of a step are computed one by one: loop over "
+    "`for part, share in edl.microbatches(batch):` with forward and backward in it, and update after that loop"
+)
+
+
+class Scales:
+    """The exponent of each tensor in the coming step, by name; equal on all workers."""
+
+    def __init__(self) -> None:
+        self.exponents: dict[str, int] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.exponents)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.exponents = dict(state)
+
+
+class StepPlace(NamedTuple):
+    """The place of a step in the data: the same in any life of the job."""
+
+    seed: int
+    epoch: int
+    number: int  # of the step in its epoch
+
+    def seed_of(self, virtual: int, call: int) -> int:
+        """Return the seed of a virtual worker's random numbers in the `call`-th loop over parts of this step."""
+        words = (self.seed % 2**64, self.epoch, self.number, virtual, call)
+        return int.from_bytes(hashlib.blake2b(struct.pack("<Qqqqq", *words), digest_size=8).digest(), "little") >> 1
+
+
+class PartOfStep(NamedTuple):
+    """The samples of one virtual worker, among those of this worker."""
+
+    virtual: int
+    start: int
+    stop: int
+    weight: float  # what its gradient is multiplied by, so that the mean over all virtual workers is that of samples
+
+
+class StepParts(NamedTuple):
+    place: StepPlace
+    computed: int  # virtual workers that have samples in this step
+    parts: tuple[PartOfStep, ...]  # of this worker
+
+    rows: int  # of this worker's mini-batch
+
+
+def parts_of(spec: DataSpec, lease: Lease, step: int) -> StepParts:
+    """Return this worker's parts of `step`."""
+    assert lease.part is not None  # it is of a job with virtual workers
+    (first, last, virtual), whole = lease.part, lease.whole(step)
+    samples = sum(map(len, whole))
+    bounds = bounds_of(samples, lease.batch, virtual)
+    sizes = [stop - start for start, stop in pairwise(bounds)]
+    parts = tuple(
+        PartOfStep(number, bounds[number] - bounds[first], bounds[number + 1] - bounds[first], size * virtual / samples)
+        for number, size in enumerate(sizes)
+        if first <= number < last and size
+    )
+    place = StepPlace(spec.seed, whole[0].epoch, whole[0].start // lease.batch) if whole else nowhere(spec)
+    return StepParts(place, sum(map(bool, sizes)), parts, bounds[last] - bounds[first])
+
+
+def nowhere(spec: DataSpec) -> StepPlace:
+    """Return the place of mini-batches that do not count."""
+    return StepPlace(spec.seed, -1, 0)
+
+
+def stand_ins(spec: DataSpec, computed: int, rows: int) -> StepParts:
+    """Return the one part of a worker that has no samples in a step of the others."""
+    return StepParts(nowhere(spec), computed, (PartOfStep(0, 0, rows, 0.0),), rows)
+
+
+def rehearsed(spec: DataSpec, rows: int) -> StepParts:
+    """Return the one part of a mini-batch that does not count."""
+    return StepParts(nowhere(spec), 1, (PartOfStep(0, 0, rows, float(spec.virtual)),), rows)
+
+
+class PartLoad(NamedTuple):
+    """The samples of a part, for a process that loads them."""
+
+    key: tuple[int, int, int]  # epoch, number of the step in it, virtual worker
+    ids: Ids
+    seed: int
+
+    @property
+    def virtual(self) -> int:
+        return self.key[2]
+
+
+def loads(parts: StepParts, ids: Ids) -> list[PartLoad]:
+    """Return what the parts of a mini-batch with these ids are loaded from."""
+    place = parts.place
+    return [
+        PartLoad(
+            (place.epoch, place.number, one.virtual), ids[one.start : one.stop], place.seed_of(one.virtual, LOADING)
+        )
+        for one in parts.parts
+    ]
+
+
+class PartSums(Protocol):
+    """Gradients and statistics of one step, of the parts that this process computes."""
+
+    def begin(self, scales: Scales, virtual: int) -> None:
+        """Note the statistics of the step's start, and drop gradients that are left from before."""
+
+    def begin_part(self, seed: int) -> None:
+        """Put the statistics back, and begin all random numbers by `seed`."""
+
+    def take(self, weight: float) -> None:
+        """Add a part's gradients and statistics, and drop these gradients. Raises UsageError."""
+
+    def reduce(self, computed: int) -> bool:
+        """Add up what all workers have, and update the scales. True: it is to be computed again, with other scales.
+        A failed collective voids the mini-batch, which is not computed again here.
+        """
+
+    def seed(self, seed: int) -> None:
+        """Begin all random numbers by `seed`."""
+
+
+class VirtualSteps:
+    """The loops of one trainer over parts of steps."""
+
+    def __init__(
+        self,
+        sums: Callable[[], PartSums],
+        sort: Tensors,
+        adding_up: Callable[[], AbstractContextManager[None]],
+        parts: Callable[[Any], StepParts],
+        step: Callable[[], int],
+        virtual: int,
+    ) -> None:
+        """`parts`: of the step that is worked on, whose mini-batch is the argument."""
+        self.scales = Scales()
+        self._make = sums
+        self._sums: PartSums | None = None
+        self._sort = sort
+        self._adding_up = adding_up
+        self._parts = parts
+        self._step = step
+        self._virtual = virtual
+        self._calls = (0, 0)  # the newest step, and how many loops it has had
+
+    def parts(self, batch: Any, most: int | None) -> Iterator[tuple[Any, float]]:
+        """Carry out `edl.microbatches`."""
+        if self._sums is None:
+            self._sums = self._make()
+        sums, found = self._sums, self._parts(batch)
+        call = self._call()
+        again = True
+        while again:
+            sums.begin(self.scales, self._virtual)
+            for part in found.parts:
+                sums.begin_part(found.place.seed_of(part.virtual, call))
+                with self._adding_up():
+                    yield from self._within(batch, part, found.rows, most)
+                sums.take(part.weight)
+            again = sums.reduce(found.computed)
+        sums.seed(found.place.seed_of(AFTER, call))
+
+    def _within(self, batch: Any, part: PartOfStep, rows: int, most: int | None) -> Iterator[tuple[Any, float]]:
+        """Yield one virtual worker's samples, in as many pieces as a memory for `most` samples asks for."""
+        if isinstance(batch, LoadedParts):
+            yield batch.of(part.virtual), 1.0
+            return
+        begin, size = part.start, part.stop - part.start
+        for piece in microbatches(size, most or 0):
+            yield cut_rows(batch, begin, begin + piece, rows, self._sort), piece / size
+            begin += piece
+
+    def _call(self) -> int:
+        step, (before, calls) = self._step(), self._calls
+        self._calls = step, (calls + 1 if step == before else 0)
+        return self._calls[1]
+
+
+class LoadedParts:
+    """A step's mini-batch of a loader, in a job with virtual workers: `edl.microbatches` gives its parts."""
+
+    def __init__(self, parts: Mapping[int, Any], rows: int) -> None:
+        self._parts, self._rows = parts, rows
+
+    def of(self, virtual: int) -> Any:
+        return self._parts[virtual]
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __iter__(self) -> Iterator[Any]:
+        raise UsageError(TAKE_PARTS)
+
+    def __getitem__(self, key: object) -> Any:
+        raise UsageError(TAKE_PARTS)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UsageError(TAKE_PARTS)
+
+
+def cut_rows(batch: Any, start: int, stop: int, rows: int, sort: Tensors) -> Any:
+    """Return the rows start .. stop-1 of a mini-batch of `rows`: of a sequence, or of all arrays and tensors in it, in
+    memory of their own. Raises UsageError.
+    """
+    if isinstance(batch, Mapping):
+        return {name: cut_rows(value, start, stop, rows, sort) for name, value in batch.items()}
+    if isinstance(batch, np.ndarray) or sort.form(batch) is not None:
+        _check_rows(batch, rows)
+        part = batch[start:stop]
+        return part.clone() if hasattr(part, "clone") else part.copy() if isinstance(part, np.ndarray) else part
+    if isinstance(batch, (tuple, list)):
+        if batch and all(isinstance(one, (np.ndarray, Mapping)) or sort.form(one) is not None for one in batch):
+            found = [cut_rows(one, start, stop, rows, sort) for one in batch]
+            return tuple(found) if isinstance(batch, tuple) else found
+        _check_rows(batch, rows)
+        return batch[start:stop]
+    if not hasattr(batch, "__len__") or not hasattr(batch, "__getitem__"):
+        raise UsageError(f"edl.microbatches(batch): a {type(batch).__name__} cannot be cut; give it ids, or a list")
+    _check_rows(batch, rows)
+    return batch[start:stop]
+
+
+def rows_of(batch: Any) -> int:
+    """Return the rows of a mini-batch, as `cut_rows` counts them."""
+    if isinstance(batch, Mapping):
+        return rows_of(next(iter(batch.values())))
+    if isinstance(batch, (tuple, list)) and batch and hasattr(batch[0], "shape"):
+        return len(batch[0])
+    return len(batch)
+
+
+def _check_rows(batch: Any, rows: int) -> None:
+    if len(batch) != rows:
+        raise UsageError(
+            f"edl.microbatches(batch): it has {len(batch)} rows, and this worker has {rows} samples in this step: give "
+            "it the mini-batch as the loop has it, or what was made of all of its samples"
+        )
