@@ -357,7 +357,7 @@ class TensorFlowFramework:
         self._share.set(weight, weightless=weightless)
 
     def part_sums(self, trainer: StepPort) -> PartSums:  # noqa: ARG002 - the port's
-        raise UsageError("virtual workers are of PyTorch so far: start this job without --virtual-workers")
+        raise UsageError("only PyTorch computes virtual workers: start a job of TensorFlow without --virtual-workers")
 
     def applied(self) -> float | None:
         before, self._counted = self._counted, self.counts()

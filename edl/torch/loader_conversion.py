@@ -19,6 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from edl.errors import UsageError
 from edl.torch.loader import ElasticDataLoader, batches_of_epoch, stream_of
+from edl.torch.torch_process import trainer
 
 logger = logging.getLogger("edl")
 
@@ -107,6 +108,11 @@ def converted(
 
     Raises UsageError for what cannot be: the sampler chooses the samples itself, say.
     """
+    if trainer.virtual:
+        raise UsageError(
+            "a loop that ends steps by itself cannot take the parts of virtual workers: start it without "
+            "--virtual-workers, or write the loop over an edl.ElasticDataLoader and edl.microbatches(batch)"
+        )
     if isinstance(loader, ElasticDataLoader):
         if parts > 1:
             raise UsageError(

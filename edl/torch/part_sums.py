@@ -126,6 +126,9 @@ class TorchPartSums:
     def seed(self, seed: int) -> None:
         begin_with(seed)
 
+    def conditions(self) -> dict[str, str]:
+        return {"torch": str(torch.__version__), "number of threads": str(torch.get_num_threads())}
+
     def take(self, weight: float) -> None:
         given = dict(self._gradients())
         moved = {name: one for name, one in self._statistics.items() if weight and one.has_moved}

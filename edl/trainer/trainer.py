@@ -200,7 +200,7 @@ class Trainer:
         self._count = self._shell.count
         if settings.virtual_workers:
             self._virtual = VirtualSteps(
-                lambda: self._framework.part_sums(self),
+                self._framework.part_sums(self),
                 self._framework.sort,
                 self._framework.adding_up,
                 self._parts_of_step,

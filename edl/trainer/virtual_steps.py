@@ -13,10 +13,13 @@ checkpoints. Does not own: gradients and statistics (`PartSums`, of the adapters
 from __future__ import annotations
 
 import hashlib
+import logging
+import platform
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -28,6 +31,8 @@ from edl.protocol.virtual_parts import bounds_of
 from edl.trainer.data.sample_ids import Ids
 from edl.trainer.value_tree import Tensors
 
+logger = logging.getLogger("edl")
+
 NAME: Final = "edl.virtual"  # among registered values
 LOADING: Final = -1  # the loop over parts by whose seed samples are loaded
 AFTER: Final = -1  # the virtual worker by whose seed a script's random numbers go on after the parts
@@ -38,16 +43,29 @@ TAKE_PARTS: Final = (
 
 
 class Scales:
-    """The exponent of each tensor in the coming step, by name; equal on all workers."""
+    """The exponent of each tensor in the coming step, by name; equal on all workers. With them travels what else bits
+    depend on, as it was where the job began.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, conditions: Mapping[str, str] | None = None, step: Callable[[], int] = int) -> None:
+        """`conditions`: of this process."""
         self.exponents: dict[str, int] = {}
+        self._here = self._of_job = dict(conditions or {})
+        self._step = step
 
     def state_dict(self) -> dict[str, Any]:
-        return dict(self.exponents)
+        return {"exponents": dict(self.exponents), "conditions": self._of_job}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.exponents = dict(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.exponents, before, self._of_job = dict(state["exponents"]), self._of_job, dict(state["conditions"])
+        if self._of_job != before and (differing := differences(self._here, self._of_job)):
+            logger.warning("bits: not held from step %d on: %s", self._step(), differing)
+
+
+def differences(here: Mapping[str, str], of_job: Mapping[str, str]) -> str:
+    """Say in which conditions this process is not as the job began; empty: in none."""
+    names = [name for name in sorted({*here, *of_job}) if here.get(name) != of_job.get(name)]
+    return "; ".join(f"{name} is {here.get(name)} here, and was {of_job.get(name)}" for name in names)
 
 
 class StepPlace(NamedTuple):
@@ -154,13 +172,16 @@ class PartSums(Protocol):
     def seed(self, seed: int) -> None:
         """Begin all random numbers by `seed`."""
 
+    def conditions(self) -> dict[str, str]:
+        """Return what the bits of this framework's kernels depend on, by name."""
+
 
 class VirtualSteps:
     """The loops of one trainer over parts of steps."""
 
     def __init__(
         self,
-        sums: Callable[[], PartSums],
+        sums: PartSums,
         sort: Tensors,
         adding_up: Callable[[], AbstractContextManager[None]],
         parts: Callable[[Any], StepParts],
@@ -168,9 +189,8 @@ class VirtualSteps:
         virtual: int,
     ) -> None:
         """`parts`: of the step that is worked on, whose mini-batch is the argument."""
-        self.scales = Scales()
-        self._make = sums
-        self._sums: PartSums | None = None
+        self.scales = Scales({"machine": machine(), **sums.conditions()}, step)
+        self._sums = sums
         self._sort = sort
         self._adding_up = adding_up
         self._parts = parts
@@ -180,8 +200,6 @@ class VirtualSteps:
 
     def parts(self, batch: Any, most: int | None) -> Iterator[tuple[Any, float]]:
         """Carry out `edl.microbatches`."""
-        if self._sums is None:
-            self._sums = self._make()
         sums, found = self._sums, self._parts(batch)
         call = self._call()
         again = True
@@ -233,6 +251,13 @@ class LoadedParts:
         if name.startswith("__"):
             raise AttributeError(name)
         raise UsageError(TAKE_PARTS)
+
+
+def machine() -> str:
+    """Return the kind of this machine's processor, as kernels look at it."""
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    return " ".join([platform.machine(), *sorted(names)])
 
 
 def cut_rows(batch: Any, start: int, stop: int, rows: int, sort: Tensors) -> Any:

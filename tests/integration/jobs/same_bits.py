@@ -19,7 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--model", choices=("mlp", "cnn", "transformer"), default="mlp")
 parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--step-time", type=float, default=0.0)
+parser.add_argument("--pace", type=Path, help="file with the seconds that a step takes at least")
 parser.add_argument("--loading", type=int, default=-1, help="processes of a DataLoader; -1: no loader")
 parser.add_argument("--wrong", choices=("", "rounding", "order"), default="")
 options = parser.parse_args()
@@ -109,7 +109,8 @@ for batch in batches:
     optimizer.step()
     schedule.step()
     ema.update_parameters(model)
-    time.sleep(options.step_time)
+    if options.pace is not None:
+        time.sleep(float(options.pace.read_text() or 0))
     edl.notify_batch_end()
 (options.out / f"digest{edl.rank()}.{edl.size()}.json").write_text(
     json.dumps({"digest": digest(), "step": edl.step() - 1, "size": edl.size(), "generation": edl.generation()})

@@ -1,0 +1,205 @@
+"""The same bits at any size: jobs with virtual workers that are disturbed end with the digest of one that is not.
+
+    python -m tests.soaks.same_bits [--models mlp cnn transformer] [--rings torch horovod] [--cases CASE...]
+        [--resizes 50] [--kills 10] [--preemptions 2] [--epochs 60] [--seed 0] [--json]
+
+Each case is a whole job of real processes that trains a model with four virtual workers:
+
+    1 2 3 4       so many workers from the beginning to the end
+    resize        random sizes within 1 to 4, one after the other
+    kill          `kill -9` of random workers of three, each of which is replaced
+    preempt       preempted, and resumed at another size
+
+It prints the digest of weights, statistics, optimizer and moving average for each, and how often what was done. Goal:
+one digest for each model. Exit code 1 unless so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edl import client
+from edl.errors import EdlError
+
+VIRTUAL = 4
+SCRIPT = Path(__file__).parents[1] / "integration" / "jobs" / "same_bits.py"
+CASES = ("1", "2", "3", "4", "resize", "kill", "preempt")
+RESUMABLE = 75
+PACE_S = 0.05
+PATIENCE_S = 600.0
+
+
+class Run:
+    """One job, of which `pace` tells how long a step takes at least."""
+
+    def __init__(self, folder: Path, model: str, ring: str, epochs: int, loading: int) -> None:
+        self.folder = folder
+        (folder / "home").mkdir(mode=0o700)
+        self.pace = folder / "pace"
+        self.environ = {
+            **os.environ, "EDL_HOME": str(folder / "home"), "EDL_RING": ring, "EDL_MAX_RESTARTS": "1000",
+            "EDL_VIRTUAL_WORKERS": str(VIRTUAL), "EDL_AUDIT": str(folder / "audit"), "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        self.script = [sys.executable, str(SCRIPT), "--out", str(folder), "--model", model, "--epochs", str(epochs)]
+        self.script += ["--pace", str(self.pace), "--loading", str(loading)]
+        self.log = (folder / "output.log").open("ab")
+        self.launcher: subprocess.Popen[bytes] | None = None
+        self.done: Counter[str] = Counter()
+
+    def set_pace(self, seconds: float) -> None:
+        working = self.pace.with_suffix(".new")
+        working.write_text(str(seconds))
+        working.rename(self.pace)
+
+    def start(self, workers: int, *flags: str) -> None:
+        command = [sys.executable, "-m", "edl", "run", "-np", str(workers), "--job", "bits", *flags, *self.script]
+        self.launcher = subprocess.Popen(
+            command, env=self.environ, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log
+        )
+
+    def status(self) -> dict[str, Any] | None:
+        """Return None before the job has begun, and between two leaders."""
+        try:
+            with client.Job("bits") as job:
+                found: dict[str, Any] = msgspec.to_builtins(job.status())
+        except EdlError:
+            return None
+        return found
+
+    @property
+    def is_over(self) -> bool:
+        assert self.launcher is not None  # it was started
+        return self.launcher.poll() is not None
+
+    def wait(self, *, size: int | None = None, steps: int = 0) -> dict[str, Any] | None:
+        """Wait until the job stands, at this size, and has made so many more steps; None: it is over."""
+        deadline, since = time.monotonic() + PATIENCE_S, None
+        while not self.is_over:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"not at size {size} in time: {self.output()}")
+            status = self.status()
+            if status is not None and status["state"] == "running" and size in {None, status["size"]}:
+                since = status["step"] if since is None else since
+                if status["step"] - since >= steps and len(status["workers"]) == status["size"]:
+                    return status
+            time.sleep(0.05)
+        return None
+
+    def end(self) -> int:
+        assert self.launcher is not None  # it was started
+        return self.launcher.wait(PATIENCE_S)
+
+    def output(self) -> str:
+        return (self.folder / "output.log").read_text(errors="replace")[-3000:]
+
+    def digests(self) -> set[str]:
+        return {json.loads(path.read_text())["digest"] for path in self.folder.glob("digest*.json")}
+
+
+def resized(run: Run, source: random.Random, times: int) -> None:
+    size = 2
+    for _ in range(times):
+        size = source.choice([one for one in range(1, VIRTUAL + 1) if one != size])
+        with contextlib.suppress(EdlError), client.Job("bits") as job:
+            job.scale(size)
+        if run.wait(size=size, steps=source.randrange(1, 6)) is None:
+            return
+        run.done["resizes"] += 1
+
+
+def killed(run: Run, source: random.Random, times: int) -> None:
+    for _ in range(times):
+        status = run.wait(size=3, steps=source.randrange(1, 6))
+        if status is None:
+            return
+        time.sleep(source.random() * 2 * PACE_S)
+        os.kill(source.choice(status["workers"])["pid"], signal.SIGKILL)
+        run.done["kills"] += 1
+        time.sleep(0.5)  # until a leader has noticed: the size is 3 still
+
+
+def measured(case: str, options: argparse.Namespace, model: str, ring: str, folder: Path) -> dict[str, Any]:
+    source = random.Random(f"{options.seed} {case} {model} {ring}")
+    run = Run(folder, model, ring, options.epochs, options.loading)
+    os.environ["EDL_HOME"] = run.environ["EDL_HOME"]  # for the client
+    began, disturbed = time.monotonic(), case in {"resize", "kill", "preempt"}
+    run.set_pace(PACE_S if disturbed else 0.0)
+    flags = ["--checkpoint", str(folder / "saved")] if case == "preempt" else []
+    run.start({"resize": 2, "kill": 3, "preempt": 2}.get(case) or int(case), *flags)
+    if case == "resize":
+        resized(run, source, options.resizes)
+    elif case == "kill":
+        killed(run, source, options.kills)
+    elif case == "preempt":
+        for workers in [source.choice((1, 3, 4)) for _ in range(options.preemptions)]:
+            if run.wait(steps=source.randrange(5, 30)) is None:
+                break
+            with contextlib.suppress(EdlError), client.Job("bits") as job:
+                job.preempt()
+            if (code := run.end()) != RESUMABLE:
+                raise SystemExit(f"preempted, and ended with {code}: {run.output()}")
+            run.done["preemptions"] += 1
+            run.start(workers, *flags)
+    run.set_pace(0.0)
+    code = run.end()
+    if code:
+        raise SystemExit(f"{case}, {model}, {ring}: exit code {code}: {run.output()}")
+    found = sorted(run.digests())
+    took_s = round(time.monotonic() - began, 1)
+    return {"case": case, "model": model, "ring": ring, "digests": found, "done": dict(run.done), "seconds": took_s}
+
+
+def results(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for model in options.models:
+        for ring in options.rings:
+            for case in options.cases:
+                with tempfile.TemporaryDirectory() as folder:
+                    yield measured(case, options, model, ring, Path(folder))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["mlp", "cnn", "transformer"])
+    parser.add_argument("--rings", nargs="+", default=["torch", "horovod"])
+    parser.add_argument("--cases", nargs="+", default=CASES, choices=CASES)
+    parser.add_argument("--resizes", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--preemptions", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--loading", type=int, default=-1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    of_model: dict[str, set[str]] = {}
+    for found in results(options):
+        of_model.setdefault(found["model"], set()).update(found["digests"])
+        if options.json:
+            print(json.dumps(found), flush=True)
+        else:
+            digests = " ".join(one[:16] for one in found["digests"])
+            done = ", ".join(f"{count} {what}" for what, count in found["done"].items())
+            name = f"{found['model']:12} {found['ring']:8} {found['case']:8}"
+            print(f"{name} {digests} {found['seconds']:6.1f} s  {done}", flush=True)
+    wrong = {model for model, digests in of_model.items() if len(digests) != 1}
+    print("one digest for each model" if not wrong else f"digests differ: {', '.join(sorted(wrong))}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""`edl.trainer.virtual_steps`: which parts of a step a worker computes, their seeds, and the loop over them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl.errors import UsageError
+from edl.protocol.data_nouns import DataSpec, Lease, Range
+from edl.protocol.virtual_parts import held_by
+from edl.trainer.arrays import Arrays
+from edl.trainer.virtual_steps import (
+    LoadedParts,
+    Scales,
+    StepParts,
+    VirtualSteps,
+    cut_rows,
+    differences,
+    parts_of,
+    rehearsed,
+    stand_ins,
+)
+
+SPEC = DataSpec(total=27, epochs=2, batch=4, seed=7, virtual=4)
+
+
+def lease_of(rank: int, size: int, after_step: int = 10, start: int = 0) -> Lease:
+    steps = -(-(27 - start) // 16)
+    return Lease(1, after_step, steps, 16, (Range(1, start, 27),), 1, True, (*held_by(rank, size, 4), 4))
+
+
+def computed(step: int, size: int, **lease: Any) -> dict[int, tuple[int, int, float, int]]:
+    """Of each virtual worker: the first position, how many, the weight, and the seed."""
+    found = {}
+    for rank in range(size):
+        own = lease_of(rank, size, **lease)
+        parts = parts_of(SPEC, own, step)
+        first = own.between(step - 1, step)[0].start if parts.parts else 0
+        for one in parts.parts:
+            seed = parts.place.seed_of(one.virtual, 0)
+            found[one.virtual] = (first + one.start, one.stop - one.start, one.weight, seed)
+    return found
+
+
+@pytest.mark.parametrize("step", [11, 12])
+def test_parts_weights_and_seeds_do_not_depend_on_the_number_of_workers(step: int) -> None:
+    alone = computed(step, 1)
+    assert all(computed(step, size) == alone for size in (2, 3, 4))
+    assert sum(weight for _, _, weight, _ in alone.values()) == pytest.approx(4)
+    assert len({seed for *_, seed in alone.values()}) == len(alone)
+
+
+def test_nor_on_the_step_that_a_life_counts() -> None:
+    assert computed(2, 2, after_step=1, start=16) == computed(12, 2)
+
+
+def test_a_short_step_weighs_its_parts_by_samples() -> None:
+    assert {virtual: (at, rows) for virtual, (at, rows, *_) in computed(12, 1).items()} == {0: (16, 4), 1: (20, 4), 2: (24, 3)}
+    assert computed(12, 1)[2][2] == 3 * 4 / 11
+
+
+def test_seeds_differ_by_step_loop_and_seed() -> None:
+    place = parts_of(SPEC, lease_of(0, 1), 11).place
+    others = [place._replace(epoch=0), place._replace(number=1), place._replace(seed=8)]
+    seeds = [place.seed_of(0, 0), place.seed_of(0, 1), *(one.seed_of(0, 0) for one in others)]
+    assert len(set(seeds)) == len(seeds)
+
+
+class Sums:
+    """Takes note of what it is told. `agains`: the first reductions are to be computed again."""
+
+    def __init__(self, agains: int = 0) -> None:
+        self.told: list[Any] = []
+        self._agains = agains
+
+    def begin(self, scales: Scales, virtual: int) -> None:
+        self.told.append(("begin", virtual))
+
+    def begin_part(self, seed: int) -> None:
+        self.told.append(("part", seed))
+
+    def take(self, weight: float) -> None:
+        self.told.append(("take", weight))
+
+    def reduce(self, computed: int) -> bool:
+        self.told.append(("reduce", computed))
+        self._agains -= 1
+        return self._agains >= 0
+
+    def seed(self, seed: int) -> None:
+        self.told.append(("seed", seed))
+
+    def conditions(self) -> dict[str, str]:
+        return {}
+
+
+def steps_with(sums: Sums, parts: Callable[[Any], StepParts]) -> VirtualSteps:
+    return VirtualSteps(sums, Arrays(), contextlib.nullcontext, parts, lambda: 11, 4)
+
+
+def test_the_loop_goes_through_the_same_parts_again_where_a_scale_did_not_suffice() -> None:
+    sums = Sums(agains=1)
+    steps = steps_with(sums, lambda _: parts_of(SPEC, lease_of(0, 2), 11))
+    parts = [(part.tolist(), share) for part, share in steps.parts(np.arange(8), None)]
+    assert parts == 2 * [([0, 1, 2, 3], 1.0), ([4, 5, 6, 7], 1.0)]
+    rounds = sums.told[:-1]
+    assert rounds[: len(rounds) // 2] == rounds[len(rounds) // 2 :]
+    assert sums.told[-1][0] == "seed"
+
+
+def test_a_part_that_memory_does_not_hold_is_cut_once_more() -> None:
+    steps = steps_with(Sums(), lambda _: parts_of(SPEC, lease_of(3, 4), 11))
+    assert [(part.tolist(), share) for part, share in steps.parts(np.arange(4), 3)] == [([0, 1], 0.5), ([2, 3], 0.5)]
+
+
+def test_stand_ins_and_rehearsals_are_one_part() -> None:
+    sums = Sums()
+    for parts in (stand_ins(SPEC, 3, 5), rehearsed(SPEC, 5)):
+        assert [len(part) for part, _ in steps_with(sums, lambda _, parts=parts: parts).parts(np.arange(5), None)] == [5]
+    assert [one for one in sums.told if one[0] == "take"] == [("take", 0.0), ("take", 4.0)]
+
+
+def test_rows_are_cut_in_whatever_a_mini_batch_is() -> None:
+    rows = np.arange(8)
+    batch = {"x": [rows, rows * 2], "ids": list("abcdefgh")}
+    found = cut_rows(batch, 2, 4, 8, Arrays())
+    assert [one.tolist() for one in found["x"]] == [[2, 3], [4, 6]]
+    assert found["ids"] == ["c", "d"]
+    assert not np.shares_memory(found["x"][0], rows)
+    with pytest.raises(UsageError, match="has 7 rows, and this worker has 8"):
+        cut_rows(rows[:7], 0, 4, 8, Arrays())
+
+
+def test_a_mini_batch_of_parts_is_used_by_its_parts_alone() -> None:
+    batch = LoadedParts({0: "a"}, 4)
+    assert len(batch) == 4
+    for use in (lambda: list(batch), lambda: batch[0], lambda: batch.to("cpu")):
+        with pytest.raises(UsageError, match=r"edl\.microbatches\(batch\)"):
+            use()
+
+
+def test_conditions_of_the_job_go_on_and_a_worker_in_other_ones_says_so(caplog) -> None:
+    ours, theirs = Scales({"torch": "2.1"}, lambda: 9), Scales({"torch": "2.0"})
+    theirs.exponents = {"weight": 3}
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.state_dict() == theirs.state_dict()
+    assert "bits: not held from step 9 on: torch is 2.1 here, and was 2.0" in caplog.text
+    ours.load_state_dict(theirs.state_dict())
+    assert len(caplog.records) == 1
+    assert differences({"a": "1"}, {"a": "1"}) == ""
