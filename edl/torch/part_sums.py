@@ -32,6 +32,7 @@ from edl.trainer.virtual_steps import Scales
 
 LANES: Final = 3  # of each tensor: given, with nan, with infinities
 WHOLE: Final = 0  # stands for an exponent where whole numbers are added as they are
+CACHED: Final = 1 << 16  # elements that stay in a processor's cache from one operation to the next
 SUMMED: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -79,7 +80,11 @@ class TorchPartSums:
         self._scales, self._virtual = Scales(), 1
         self._layout = _Layout([], [], [0])
         self._total = torch.zeros(0, dtype=torch.int32)
-        self._rounded = torch.zeros(0, dtype=torch.int32)
+        self._pieces: list[torch.Tensor] = []  # of it, one for each tensor
+        self._numbers: dict[str, int] = {}  # of the tensors among these
+        self._means = torch.zeros(0)
+        self._rounded = torch.zeros(1)
+        self._whole = torch.zeros(1, dtype=torch.int32)
         self._given: list[list[int]] = []  # LANES of each tensor
         self._needs: dict[str, int] = {}  # exponents, by what was given
         self._short = False  # a scale did not suffice here, or is not known
@@ -117,7 +122,13 @@ class TorchPartSums:
         device = tensors[0].device if tensors else None
         length = starts[-1] + LANES * len(names) + 1
         self._total = torch.zeros(length, dtype=torch.int32, device=device)
-        self._rounded = torch.zeros(length, dtype=torch.int32, device=device)
+        self._pieces = list(torch.split(self._total[: starts[-1]], [end - start for start, end in pairwise(starts)]))
+        self._means = torch.zeros(starts[-1], device=device)
+        self._numbers = {name: number for number, name in enumerate(names)}
+        most = max((one.numel() for one in tensors), default=0)
+        size = max(1, most if device is not None and device.type != "cpu" else min(most, CACHED))
+        self._rounded = torch.zeros(size, device=device)
+        self._whole = torch.zeros(size, dtype=torch.int32, device=device)
 
     def begin_part(self, seed: int) -> None:
         self._put_back()
@@ -131,18 +142,44 @@ class TorchPartSums:
 
     def take(self, weight: float) -> None:
         given = dict(self._gradients())
-        moved = {name: one for name, one in self._statistics.items() if weight and one.has_moved}
         if not weight:
             return
-        for name, one in moved.items():
-            given[name] = one.buffer.detach() - one.start
-        names = list(given)
-        norms = [torch.linalg.vector_norm(one.detach().float(), float("inf")) for one in given.values()]
-        largest = dict(zip(names, torch.stack(norms).tolist(), strict=True)) if norms else {}
-        for name, most in largest.items():
-            self._note(name, most * weight, is_whole=not given[name].is_floating_point())
-        if not self._short:
-            self._add(given, largest, weight)
+        for name, one in self._statistics.items():
+            if one.has_moved:
+                given[name] = one.buffer.detach() - one.start
+        extremes: list[tuple[str, torch.return_types.aminmax]] = []
+        for number, name in enumerate(self._layout.names):
+            if name in given and not self._short:
+                extremes += [(name, one) for one in self._add(number, given[name], weight)]
+            elif self._empty:
+                self._pieces[number].zero_()
+        known = {name for name, _ in extremes}
+        extremes += [(name, torch.aminmax(one)) for name, one in given.items() if name not in known and one.numel()]
+        self._empty = False
+        for name, largest in _largest(extremes).items():
+            self._note(name, largest * weight, is_whole=not given[name].is_floating_point())
+
+    def _add(self, number: int, given: torch.Tensor, weight: float) -> Iterator[torch.return_types.aminmax]:
+        """Add a tensor in pieces that stay in a cache. Yields the extremes of each."""
+        target = self._pieces[number]
+        source = given.detach().reshape(-1)
+        if source.dtype.itemsize < torch.float32.itemsize:
+            source = source.float()
+        if not source.is_floating_point():
+            yield torch.aminmax(source)
+            target.copy_(source) if self._empty else target.add_(source)
+            return
+        factor = weight * units(self._scales.exponents[self._layout.names[number]], self._virtual)
+        size = len(self._rounded)
+        for piece, into in zip(torch.split(source, size), torch.split(target, size), strict=True):
+            yield torch.aminmax(piece)
+            rounded = self._rounded[: len(piece)]
+            torch.mul(piece, factor, out=rounded).round_()
+            if self._empty:
+                into.copy_(rounded)
+            else:
+                whole = self._whole[: len(piece)]
+                into.add_(whole.copy_(rounded))
 
     def _gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._parameters.items():
@@ -157,42 +194,22 @@ class TorchPartSums:
                 yield name, gradient
 
     def _note(self, name: str, largest: float, *, is_whole: bool) -> None:
-        """Note the exponent that a tensor needs. What is not finite needs none."""
-        need = WHOLE if is_whole else needed(largest) if math.isfinite(largest) else SMALLEST
+        """Note the largest that was given of a tensor, and whether its scale suffices. What is not finite needs none:
+        the sum tells that it was there.
+        """
+        finite = math.isfinite(largest)
+        need = WHOLE if is_whole else needed(largest) if finite else SMALLEST
         self._needs[name] = max(need, self._needs.get(name, ABSENT))
         exponent = self._scales.exponents.get(name)
-        if exponent is None or not (is_whole or not math.isfinite(largest) or fits(largest, exponent)):
+        if exponent is None:
             self._short = True
-
-    def _add(self, given: dict[str, torch.Tensor], largest: dict[str, float], weight: float) -> None:
-        exponents = self._scales.exponents
-        target = self._total if self._empty else self._rounded
-        views = self._layout.views(target)
-        sources: list[torch.Tensor] = []
-        into: list[torch.Tensor] = []
-        factors: list[float] = []
-        for number, name in enumerate(self._layout.names):
-            one, lanes = given.get(name), self._given[number]
-            if one is None:
-                views[number].zero_()
-                continue
-            lanes[0] += 1
-            if not math.isfinite(most := largest[name]):
-                lanes[1 if math.isnan(most) else 2] += 1
-                views[number].zero_()
-            elif one.is_floating_point():
-                sources.append(one)
-                into.append(views[number])
-                factors.append(weight * units(exponents[name], self._virtual))
-            else:
-                views[number].copy_(one)
-        if sources:
-            scaled = torch._foreach_mul([one.float() for one in sources], factors)
-            torch._foreach_round_(scaled)
-            torch._foreach_copy_(into, list(scaled))
-        if not self._empty:
-            self._total[: self._layout.length].add_(self._rounded[: self._layout.length])
-        self._empty = False
+            return
+        lanes = self._given[self._numbers[name]]
+        lanes[0] += 1
+        if not finite:
+            lanes[1 if math.isnan(largest) else 2] += 1
+        elif not (is_whole or fits(largest, exponent)):
+            self._short = True
 
     # ----------------------------------------------------------------------------------------------------- the sum
 
@@ -253,20 +270,16 @@ class TorchPartSums:
     def _take_over(self, told: list[int], computed: int) -> None:
         """Make gradients and statistics of the sums, and the scales of the coming step."""
         layout, exponents = self._layout, self._scales.exponents
-        sums = layout.views(self._total)
-        means = layout.views(self._total[: layout.length].to(torch.float32))
-        torch._foreach_mul_(
-            means, [1.0 / (units(exponents[name], self._virtual) * self._virtual) for name in layout.names]
-        )
         whole = {name for name, one in self._statistics.items() if not one.start.is_floating_point()}
-        norms = torch.stack(torch._foreach_norm(means, ord=float("inf"))).tolist() if means else []
+        sums, means = layout.views(self._total), layout.views(self._means)
+        norms = _largest([pair for number, name in enumerate(layout.names) for pair in self._mean(number, name)])
         for number, name in enumerate(layout.names):
             given, nans, infinities = told[LANES * number : LANES * (number + 1)]
             mean = means[number]
             if nans or infinities:
                 mean.fill_(float("nan") if nans else float("inf"))
             elif given and name not in whole:
-                exponents[name] = following(norms[number], exponents[name])
+                exponents[name] = following(norms[name], exponents[name])
             if (parameter := self._parameters.get(name)) is not None:
                 parameter.grad = mean.to(parameter.dtype) if given else None
             elif given:
@@ -274,9 +287,30 @@ class TorchPartSums:
                 moved = torch.div(sums[number], computed, rounding_mode="floor") if name in whole else mean
                 buffer.copy_(start + moved.to(start.dtype))
 
+    def _mean(self, number: int, name: str) -> Iterator[tuple[str, torch.return_types.aminmax]]:
+        """Make the mean of a sum, in pieces that stay in a cache. Yields the extremes of each."""
+        factor = 1.0 / (units(self._scales.exponents[name], self._virtual) * self._virtual)
+        size, target = len(self._rounded), self._means[self._layout.starts[number] : self._layout.starts[number + 1]]
+        for piece, into in zip(torch.split(self._pieces[number], size), torch.split(target, size), strict=True):
+            if len(piece):
+                yield name, torch.aminmax(torch.mul(piece, factor, out=into))
+
     def _put_back(self) -> None:
         """Put back the statistics that forward passes have moved."""
         with torch.no_grad():
             for one in self._statistics.values():
                 if one.has_moved:
                     one.buffer.copy_(one.start)
+
+
+def _largest(extremes: Sequence[tuple[str, torch.return_types.aminmax]]) -> dict[str, float]:
+    """Return the largest absolute value of each tensor, by the extremes of its pieces; nan if it has any."""
+    if not extremes:
+        return {}
+    pairs = torch.stack([torch.stack([one.min, one.max]).to(torch.float32) for _, one in extremes]).tolist()
+    found: dict[str, float] = {}
+    for (name, _), (least, most) in zip(extremes, pairs, strict=True):
+        largest = max(-least, most)
+        before = found.get(name, 0.0)
+        found[name] = before if math.isnan(before) or largest <= before else largest
+    return found

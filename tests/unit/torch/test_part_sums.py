@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,15 @@ from edl.torch.part_sums import TorchPartSums
 from edl.trainer.virtual_steps import Scales
 
 VIRTUAL = 6
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Several members are threads of this process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class SumRing:
@@ -186,7 +195,9 @@ def test_a_scale_that_does_not_suffice_is_told_to_all_and_the_step_is_computed_a
     assert again == 5 * VIRTUAL  # and the third, whose gradients are a hundred thousand times as large
 
 
-@pytest.mark.parametrize(("bad", "seen"), [(float("nan"), torch.isnan), (float("inf"), lambda one: one == float("inf"))])
+@pytest.mark.parametrize(
+    ("bad", "seen"), [(float("nan"), torch.isnan), (float("inf"), lambda one: one == float("inf"))]
+)
 def test_what_is_not_finite_arrives_and_changes_no_scale(bad: float, seen: Callable[[torch.Tensor], Any]) -> None:
     grads, exponents = {}, {}
 

@@ -59,7 +59,11 @@ def test_nor_on_the_step_that_a_life_counts() -> None:
 
 
 def test_a_short_step_weighs_its_parts_by_samples() -> None:
-    assert {virtual: (at, rows) for virtual, (at, rows, *_) in computed(12, 1).items()} == {0: (16, 4), 1: (20, 4), 2: (24, 3)}
+    assert {virtual: (at, rows) for virtual, (at, rows, *_) in computed(12, 1).items()} == {
+        0: (16, 4),
+        1: (20, 4),
+        2: (24, 3),
+    }
     assert computed(12, 1)[2][2] == 3 * 4 / 11
 
 
@@ -120,7 +124,9 @@ def test_a_part_that_memory_does_not_hold_is_cut_once_more() -> None:
 def test_stand_ins_and_rehearsals_are_one_part() -> None:
     sums = Sums()
     for parts in (stand_ins(SPEC, 3, 5), rehearsed(SPEC, 5)):
-        assert [len(part) for part, _ in steps_with(sums, lambda _, parts=parts: parts).parts(np.arange(5), None)] == [5]
+        assert [len(part) for part, _ in steps_with(sums, lambda _, parts=parts: parts).parts(np.arange(5), None)] == [
+            5
+        ]
     assert [one for one in sums.told if one[0] == "take"] == [("take", 0.0), ("take", 4.0)]
 
 
