@@ -23,6 +23,12 @@ DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]+")  # the part of a digest t
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
 
 
+def _bits(status: Status) -> str:
+    if status.spec is None or not status.spec.virtual:
+        return ""
+    return f", of {status.spec.virtual} virtual workers; bits: {status.bits or 'no step was made yet'}"
+
+
 def show_status(status: Status) -> None:
     state = status.state.value
     say(f"job {status.job}: {state}{f' ({status.reason})' if status.reason else ''}", COLOURS.get(state, ""))
@@ -41,7 +47,7 @@ def show_status(status: Status) -> None:
     elif status.ruling:
         say(f"  {status.ruling}")
     if status.batch:
-        say(f"  batch policy {status.batching}: {status.batch} samples a step")
+        say(f"  batch policy {status.batching}: {status.batch} samples a step{_bits(status)}")
     if status.rate is not None:
         say(f"  {status.rate.samples_s:.4g} samples/s, {1000 * status.rate.step_s:.1f} ms a step at this size")
     if status.data is not None:

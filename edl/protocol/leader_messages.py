@@ -122,6 +122,7 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True):
     foreign: bool = False  # it has failed, as the checkpoint does not go with its script
     void: Void | None = None  # of its present mini-batch
     whereabouts: ScriptPlace | None = None  # the newest; the step may have ended since
+    bits: Reason = ""  # with virtual workers: "held", or since when not and why
 
     @property
     def over(self) -> bool:

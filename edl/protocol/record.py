@@ -324,6 +324,7 @@ class Status(msgspec.Struct, frozen=True):
     stable: Stable | None = None  # None: this leader has not heard of all members of the ring yet
     left: int | None = None  # samples of all epochs that are not trained yet; None: there is no end
     ring: RingKind = RingKind.UNSAID
+    bits: str = ""  # with virtual workers: "held", or since when not and why; empty: without, or no step was made yet
 
     @property
     def spent(self) -> bool:

@@ -120,7 +120,7 @@ class TorchPartSums:
             starts.append(starts[-1] + one.numel())
         self._layout = _Layout(names, [one.shape for one in tensors], starts)
         device = tensors[0].device if tensors else None
-        length = starts[-1] + LANES * len(names) + 1
+        length = starts[-1] + LANES * len(names) + 1 + len(self._scales.differing)
         self._total = torch.zeros(length, dtype=torch.int32, device=device)
         self._pieces = list(torch.split(self._total[: starts[-1]], [end - start for start, end in pairwise(starts)]))
         self._means = torch.zeros(starts[-1], device=device)
@@ -240,15 +240,22 @@ class TorchPartSums:
         if any(name not in self._scales.exponents for name in self._parameters):  # on all workers alike
             self._agree()
             return False
-        lanes = [*(number for lanes in self._given for number in lanes), int(self._short)]
+        differing = self._scales.differing
+        lanes = [*(number for lanes in self._given for number in lanes), int(self._short), *differing]
         total[layout.length :] = torch.tensor(lanes, dtype=torch.int32)
         if self._ring.size > 1:
             self._ring.sum_begun(total, "edl.parts")()
-        *told, short = total[layout.length :].tolist()
+        told = total[layout.length :].tolist()
+        given, short, differing = (
+            told[: -1 - len(differing)],
+            told[-1 - len(differing)],
+            told[len(told) - len(differing) :],
+        )
         if short:
             self._agree()
             return False
-        self._take_over(told, computed)
+        self._scales.hear_differing(differing)
+        self._take_over(given, computed)
         return True
 
     def _agree(self) -> None:

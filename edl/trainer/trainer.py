@@ -22,7 +22,14 @@ import msgspec
 from edl import ownership
 from edl.config import Settings
 from edl.core.data.batching import microbatches
-from edl.core.worker.worker_inputs import CheckpointWished, LeaveWanted, RestartsExpected, ScriptEnded, ScriptFailed
+from edl.core.worker.worker_inputs import (
+    BitsStand,
+    CheckpointWished,
+    LeaveWanted,
+    RestartsExpected,
+    ScriptEnded,
+    ScriptFailed,
+)
 from edl.core.worker.worker_states import ENDING
 from edl.errors import ConfigError, UsageError
 from edl.host.job_discovery import check_again, check_one_ring, joined
@@ -54,7 +61,16 @@ from edl.trainer.script_position import ScriptStanding
 from edl.trainer.shared_evaluation import Work
 from edl.trainer.step_end import BatchEnds
 from edl.trainer.virtual_steps import NAME as VIRTUAL
-from edl.trainer.virtual_steps import PartLoad, StepParts, VirtualSteps, loads, parts_of, rehearsed, rows_of, stand_ins
+from edl.trainer.virtual_steps import (
+    PartLoad,
+    VirtualParts,
+    VirtualSteps,
+    loads,
+    parts_of,
+    rehearsed,
+    rows_of,
+    stand_ins,
+)
 from edl.trainer.wait_bounds import RingWatch
 from edl.trainer.worker_shell import WorkerShell
 from edl.transport.shared_page import StepCounter
@@ -200,12 +216,7 @@ class Trainer:
         self._count = self._shell.count
         if settings.virtual_workers:
             self._virtual = VirtualSteps(
-                self._framework.part_sums(self),
-                self._framework.sort,
-                self._framework.adding_up,
-                self._parts_of_step,
-                self.step,
-                settings.virtual_workers,
+                self._framework.part_sums(self), self._framework.sort, self, settings.virtual_workers
             )
             self._extras.add({VIRTUAL: self._virtual.scales})
             self._shell.kept.merges = True
@@ -611,7 +622,16 @@ class Trainer:
     def virtual(self) -> int:
         return 0 if self._settings is None else self._settings.virtual_workers or 0
 
-    def _parts_of_step(self, batch: Any) -> StepParts:
+    def adding_up(self) -> contextlib.AbstractContextManager[None]:
+        return self._framework.adding_up()
+
+    def step_of_all_lives(self) -> int:
+        return self.steps_before + self.step()
+
+    def tell_bits(self, bits: str) -> None:
+        self._shell.hear(BitsStand(bits))
+
+    def parts_of_step(self, batch: Any) -> VirtualParts:
         """Return this worker's parts of the mini-batch being worked on."""
         step, spec = self._machine.step + 1, self._machine.opened
         if spec is None:
@@ -629,7 +649,7 @@ class Trainer:
 
     def loads_of(self, ids: Ids) -> list[PartLoad]:
         """Return what the parts of the mini-batch being worked on are loaded from."""
-        return loads(self._parts_of_step(ids), ids)
+        return loads(self.parts_of_step(ids), ids)
 
     def loads_coming(self, count: int) -> list[PartLoad]:
         """Return the next `count` parts after this step, of its epoch, as far as they are leased."""
@@ -746,6 +766,8 @@ class Trainer:
         if samples is None and is_updated and self._count.advance():
             return True
         self._seated("notify_batch_end")
+        if self._virtual is not None:
+            self._virtual.begin_anew()
         return self._ends.end(samples)
 
     # -------------------------------------------------------------------------------------------------- small parts

@@ -16,7 +16,7 @@ import hashlib
 import logging
 import platform
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +33,7 @@ from edl.trainer.value_tree import Tensors
 
 logger = logging.getLogger("edl")
 
+HELD: Final = "held"
 NAME: Final = "edl.virtual"  # among registered values
 LOADING: Final = -1  # the loop over parts by whose seed samples are loaded
 AFTER: Final = -1  # the virtual worker by whose seed a script's random numbers go on after the parts
@@ -50,14 +51,47 @@ class Scales:
     def __init__(self, conditions: Mapping[str, str] | None = None, step: Callable[[], int] = int) -> None:
         """`conditions`: of this process."""
         self.exponents: dict[str, int] = {}
+        self._at_start: dict[str, int] = {}  # what they were as the newest step began
+        self._of_step = 0  # the number of that step
         self._here = self._of_job = dict(conditions or {})
         self._step = step
+        self._lost = ""  # since when, and by what, bits are not held
+
+    def begin_step(self) -> None:
+        """A step begins, or begins anew, as it was void: then what it has changed is no part of what comes again."""
+        if (step := self._step()) == self._of_step:
+            self.exponents = dict(self._at_start)
+        else:
+            self._at_start, self._of_step = dict(self.exponents), step
+
+    @property
+    def bits(self) -> str:
+        """Say whether bits are held, as `edl status` does."""
+        return f"not held {self._lost}" if self._lost else HELD
+
+    @property
+    def differing(self) -> list[int]:
+        """Return for each condition, in the order of names, whether this process is not as the job began."""
+        return [int(self._here[name] != self._of_job.get(name)) for name in sorted(self._here)]
+
+    def hear_differing(self, workers: Sequence[int]) -> None:
+        """Note how many workers of this step are not as the job began, in each condition. All hear the same."""
+        names = [name for name, count in zip(sorted(self._here), workers, strict=True) if count]
+        if names and not self._lost:
+            self._lost = f"since step {self._step()}: a worker with another {' and another '.join(names)}"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"exponents": dict(self.exponents), "conditions": self._of_job}
+        return {
+            "exponents": dict(self.exponents),
+            "at start": dict(self._at_start),
+            "of step": self._of_step,
+            "conditions": self._of_job,
+            "lost": self._lost,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.exponents, before, self._of_job = dict(state["exponents"]), self._of_job, dict(state["conditions"])
+        self._at_start, self._of_step, self._lost = dict(state["at start"]), state["of step"], state["lost"]
         if self._of_job != before and (differing := differences(self._here, self._of_job)):
             logger.warning("bits: not held from step %d on: %s", self._step(), differing)
 
@@ -90,7 +124,7 @@ class PartOfStep(NamedTuple):
     weight: float  # what its gradient is multiplied by, so that the mean over all virtual workers is that of samples
 
 
-class StepParts(NamedTuple):
+class VirtualParts(NamedTuple):
     place: StepPlace
     computed: int  # virtual workers that have samples in this step
     parts: tuple[PartOfStep, ...]  # of this worker
@@ -98,7 +132,7 @@ class StepParts(NamedTuple):
     rows: int  # of this worker's mini-batch
 
 
-def parts_of(spec: DataSpec, lease: Lease, step: int) -> StepParts:
+def parts_of(spec: DataSpec, lease: Lease, step: int) -> VirtualParts:
     """Return this worker's parts of `step`."""
     assert lease.part is not None  # it is of a job with virtual workers
     (first, last, virtual), whole = lease.part, lease.whole(step)
@@ -111,7 +145,7 @@ def parts_of(spec: DataSpec, lease: Lease, step: int) -> StepParts:
         if first <= number < last and size
     )
     place = StepPlace(spec.seed, whole[0].epoch, whole[0].start // lease.batch) if whole else nowhere(spec)
-    return StepParts(place, sum(map(bool, sizes)), parts, bounds[last] - bounds[first])
+    return VirtualParts(place, sum(map(bool, sizes)), parts, bounds[last] - bounds[first])
 
 
 def nowhere(spec: DataSpec) -> StepPlace:
@@ -119,14 +153,14 @@ def nowhere(spec: DataSpec) -> StepPlace:
     return StepPlace(spec.seed, -1, 0)
 
 
-def stand_ins(spec: DataSpec, computed: int, rows: int) -> StepParts:
+def stand_ins(spec: DataSpec, computed: int, rows: int) -> VirtualParts:
     """Return the one part of a worker that has no samples in a step of the others."""
-    return StepParts(nowhere(spec), computed, (PartOfStep(0, 0, rows, 0.0),), rows)
+    return VirtualParts(nowhere(spec), computed, (PartOfStep(0, 0, rows, 0.0),), rows)
 
 
-def rehearsed(spec: DataSpec, rows: int) -> StepParts:
+def rehearsed(spec: DataSpec, rows: int) -> VirtualParts:
     """Return the one part of a mini-batch that does not count."""
-    return StepParts(nowhere(spec), 1, (PartOfStep(0, 0, rows, float(spec.virtual)),), rows)
+    return VirtualParts(nowhere(spec), 1, (PartOfStep(0, 0, rows, float(spec.virtual)),), rows)
 
 
 class PartLoad(NamedTuple):
@@ -141,7 +175,7 @@ class PartLoad(NamedTuple):
         return self.key[2]
 
 
-def loads(parts: StepParts, ids: Ids) -> list[PartLoad]:
+def loads(parts: VirtualParts, ids: Ids) -> list[PartLoad]:
     """Return what the parts of a mini-batch with these ids are loaded from."""
     place = parts.place
     return [
@@ -176,42 +210,52 @@ class PartSums(Protocol):
         """Return what the bits of this framework's kernels depend on, by name."""
 
 
+class VirtualPort(Protocol):
+    """The trainer, as these loops use it."""
+
+    def parts_of_step(self, batch: Any) -> VirtualParts:
+        """Return this worker's parts of the mini-batch being worked on. Raises UsageError."""
+
+    def adding_up(self) -> AbstractContextManager[None]:
+        """Return a context in which gradients only add up in this worker."""
+
+    def step_of_all_lives(self) -> int:
+        """Return the number of the mini-batch being worked on, over all lives of the job."""
+
+    def tell_bits(self, bits: str) -> None:
+        """Report that bits are held, or why not."""
+
+
 class VirtualSteps:
     """The loops of one trainer over parts of steps."""
 
-    def __init__(
-        self,
-        sums: PartSums,
-        sort: Tensors,
-        adding_up: Callable[[], AbstractContextManager[None]],
-        parts: Callable[[Any], StepParts],
-        step: Callable[[], int],
-        virtual: int,
-    ) -> None:
-        """`parts`: of the step that is worked on, whose mini-batch is the argument."""
-        self.scales = Scales({"machine": machine(), **sums.conditions()}, step)
+    def __init__(self, sums: PartSums, sort: Tensors, port: VirtualPort, virtual: int) -> None:
+        self.scales = Scales({"machine": machine(), **sums.conditions()}, port.step_of_all_lives)
         self._sums = sums
         self._sort = sort
-        self._adding_up = adding_up
-        self._parts = parts
-        self._step = step
+        self._port = port
+        self._told = ""
         self._virtual = virtual
         self._calls = (0, 0)  # the newest step, and how many loops it has had
 
     def parts(self, batch: Any, most: int | None) -> Iterator[tuple[Any, float]]:
         """Carry out `edl.microbatches`."""
-        sums, found = self._sums, self._parts(batch)
-        call = self._call()
+        sums, found = self._sums, self._port.parts_of_step(batch)
+        if (call := self._call()) == 0:
+            self.scales.begin_step()
         again = True
         while again:
             sums.begin(self.scales, self._virtual)
             for part in found.parts:
                 sums.begin_part(found.place.seed_of(part.virtual, call))
-                with self._adding_up():
+                with self._port.adding_up():
                     yield from self._within(batch, part, found.rows, most)
                 sums.take(part.weight)
             again = sums.reduce(found.computed)
         sums.seed(found.place.seed_of(AFTER, call))
+        if self.scales.bits != self._told:
+            self._told = self.scales.bits
+            self._port.tell_bits(self._told)
 
     def _within(self, batch: Any, part: PartOfStep, rows: int, most: int | None) -> Iterator[tuple[Any, float]]:
         """Yield one virtual worker's samples, in as many pieces as a memory for `most` samples asks for."""
@@ -223,8 +267,12 @@ class VirtualSteps:
             yield cut_rows(batch, begin, begin + piece, rows, self._sort), piece / size
             begin += piece
 
+    def begin_anew(self) -> None:
+        """Forget the loops of a mini-batch that has ended: if it was void it comes again, with the same seeds."""
+        self._calls = (0, 0)
+
     def _call(self) -> int:
-        step, (before, calls) = self._step(), self._calls
+        step, (before, calls) = self._port.step_of_all_lives(), self._calls
         self._calls = step, (calls + 1 if step == before else 0)
         return self._calls[1]
 

@@ -88,6 +88,7 @@ def says_more(heard: Observation, last: Observation) -> bool:
         or heard.dead != last.dead
         or heard.void != last.void
         or heard.whereabouts != last.whereabouts
+        or heard.bits != last.bits
     )
 
 

@@ -242,6 +242,13 @@ class ScriptStands:
     whereabouts: ScriptPlace
 
 
+@dataclass(frozen=True, slots=True)
+class BitsStand:
+    """In a job with virtual workers: whether its bits are held, or since when not and why, as people read it."""
+
+    bits: str
+
+
 FromOrders = OrdersHeard | OrdersRead | StillWaiting
 FromRing = RingFormed | RingFailed | VotesHeard | StateComes | StateCopied
 FromNextRing = RingPrepared | RingNotPrepared
@@ -249,7 +256,7 @@ FromTraining = BatchBegins | BatchVoid | BatchEnded | StepCovered | RatesHold
 FromPortions = StateNeeded | StateMeasured
 FromComparison = StatesEqual | StatesDiffer | HealingBegins
 FromCopying = CopyTaken | CopyFailed
-News = LeaveWanted | FiguresReported | ScriptStands | StreamRead
+News = LeaveWanted | FiguresReported | ScriptStands | StreamRead | BitsStand
 FromScript = DataWanted | RestartsExpected | CheckpointWished | ScriptFailed | ScriptEnded | News
 Input = FromOrders | FromRing | FromNextRing | FromPortions | FromTraining | FromComparison | FromCopying | FromScript
 

@@ -50,6 +50,7 @@ from edl.core.worker.worker_inputs import (
     BatchBegins,
     BatchEnded,
     BatchVoid,
+    BitsStand,
     BootAlone,
     BreakIteration,
     CheckpointWished,
@@ -205,6 +206,7 @@ class WorkerMachine:
                 | FiguresReported()
                 | StreamRead()
                 | ScriptStands()
+                | BitsStand()
             ):
                 return self._on_script(happened)
 
@@ -715,7 +717,7 @@ class WorkerMachine:
                 return []
             case ScriptEnded(state):
                 return self._end(state)
-            case LeaveWanted() | FiguresReported() | ScriptStands() | StreamRead():
+            case LeaveWanted() | FiguresReported() | ScriptStands() | StreamRead() | BitsStand():
                 return [self._pass_on(happened)]
 
     def _pass_on(self, happened: News) -> TellDaemon:
@@ -729,6 +731,8 @@ class WorkerMachine:
                 return self._tell(whereabouts=whereabouts)
             case StreamRead(parts):
                 return self._tell(stream=parts)
+            case BitsStand(bits):
+                return self._tell(bits=clipped(bits))
 
     def _end(self, state: tuple[Fingerprint, ...]) -> list[Command]:
         self._move(StateChange.ENDED)

@@ -36,7 +36,7 @@ class Samples(torch.utils.data.Dataset):
         return SAMPLES
 
     def __getitem__(self, number):
-        noise = random.random() + np.random.rand() + torch.rand(())
+        noise = random.random() + np.random.rand() + torch.rand(())  # noqa: NPY002 - as scripts draw
         return inputs[number] + 0.01 * noise, targets[number]
 
 
@@ -95,9 +95,8 @@ def digest() -> str:
 total = 0.0
 for batch in batches:
     optimizer.zero_grad()
-    if options.wrong == "order" and edl.step() == 7 and options.loading < 0:
-        batch = np.concatenate([batch[1::-1], batch[2:]])
-    for part, share in edl.microbatches(batch):
+    swapped = options.wrong == "order" and edl.step() == 7
+    for part, share in edl.microbatches(np.concatenate([batch[1::-1], batch[2:]]) if swapped else batch):
         x, y = part if options.loading >= 0 else (inputs[part], targets[part])
         loss = nn.functional.cross_entropy(model(x), y)
         (loss * share).backward()

@@ -50,6 +50,7 @@ def test_what_a_trainer_says_goes_into_the_report_as_it_is(tmp_path: Path) -> No
         foreign=True,
         void=say.Void(4),
         whereabouts=say.ScriptPlace(8, "train.py:3"),
+        bits="held",
         figures={"loss": 0.5},
     )
     hello = Hello(status, member=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -25,7 +27,7 @@ def test_a_step_is_cut_into_parts_none_of_a_single_sample_where_others_can_take_
     batch = virtual * part + data.draw(st.integers(0, virtual - 1))
     samples = data.draw(st.integers(1, batch))
     bounds = bounds_of(samples, batch, virtual)
-    sizes = [stop - start for start, stop in zip(bounds, bounds[1:], strict=False)]
+    sizes = [stop - start for start, stop in pairwise(bounds)]
     assert len(sizes) == virtual
     assert bounds[0] == 0
     assert bounds[-1] == samples
@@ -35,7 +37,7 @@ def test_a_step_is_cut_into_parts_none_of_a_single_sample_where_others_can_take_
         assert max(sizes) - min(sizes) <= 1
     elif samples > 1 and part > 1:
         assert 1 not in sizes
-    full = [start for start, stop in zip(whole, whole[1:], strict=False) if stop < samples]
+    full = [start for start, stop in pairwise(whole) if stop < samples]
     assert list(bounds[: len(full)]) == full, "parts before the last are those of a whole step"
 
 

@@ -47,7 +47,7 @@ class SumRing:
         self._barrier.wait()
         return found
 
-    def sum_begun(self, tensor: torch.Tensor, name: str) -> Callable[[], object]:  # noqa: ARG002
+    def sum_begun(self, tensor: torch.Tensor, name: str) -> Callable[[], object]:
         if self.breaks:
             raise RingBroken("a peer is gone")
         total = sum(self._all(tensor.clone()))

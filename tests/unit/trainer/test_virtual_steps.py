@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from edl.trainer.arrays import Arrays
 from edl.trainer.virtual_steps import (
     LoadedParts,
     Scales,
-    StepParts,
+    VirtualParts,
     VirtualSteps,
     cut_rows,
     differences,
@@ -102,8 +103,11 @@ class Sums:
         return {}
 
 
-def steps_with(sums: Sums, parts: Callable[[Any], StepParts]) -> VirtualSteps:
-    return VirtualSteps(sums, Arrays(), contextlib.nullcontext, parts, lambda: 11, 4)
+def steps_with(sums: Sums, parts: Callable[[Any], VirtualParts]) -> VirtualSteps:
+    port = SimpleNamespace(
+        parts_of_step=parts, adding_up=contextlib.nullcontext, step_of_all_lives=lambda: 11, tell_bits=sums.told.append
+    )
+    return VirtualSteps(sums, Arrays(), port, 4)
 
 
 def test_the_loop_goes_through_the_same_parts_again_where_a_scale_did_not_suffice() -> None:
@@ -111,9 +115,43 @@ def test_the_loop_goes_through_the_same_parts_again_where_a_scale_did_not_suffic
     steps = steps_with(sums, lambda _: parts_of(SPEC, lease_of(0, 2), 11))
     parts = [(part.tolist(), share) for part, share in steps.parts(np.arange(8), None)]
     assert parts == 2 * [([0, 1, 2, 3], 1.0), ([4, 5, 6, 7], 1.0)]
-    rounds = sums.told[:-1]
+    *rounds, (last, _), bits = sums.told
     assert rounds[: len(rounds) // 2] == rounds[len(rounds) // 2 :]
-    assert sums.told[-1][0] == "seed"
+    assert (last, bits) == ("seed", "held")
+
+
+def test_a_void_mini_batch_comes_again_with_its_seeds_and_scales_and_a_second_loop_of_a_step_has_others() -> None:
+    sums = Sums()
+    steps = steps_with(sums, lambda _: parts_of(SPEC, lease_of(0, 4), 11))
+
+    def seeds() -> list[int]:
+        sums.told.clear()
+        list(steps.parts(np.arange(4), None))
+        return [one[1] for one in sums.told if one[0] == "part"]
+
+    first = seeds()
+    steps.scales.exponents["weight"] = 3  # as the sum has it
+    assert seeds() != first
+    assert steps.scales.exponents == {"weight": 3}
+    steps.begin_anew()
+    assert seeds() == first
+    assert steps.scales.exponents == {}
+
+
+def test_scales_of_a_step_hold_until_the_next_one_on_workers_that_have_begun_it_and_others() -> None:
+    step = 5
+    begun, other = Scales(step=lambda: step), Scales(step=lambda: step)
+    for one in (begun, other):
+        one.begin_step()
+        one.exponents = {"weight": 2}
+    step = 6
+    begun.begin_step()
+    begun.exponents = {"weight": 9}  # and then it was void
+    newcomer = Scales(step=lambda: step)
+    newcomer.load_state_dict(begun.state_dict())
+    for one in (begun, other, newcomer):
+        one.begin_step()
+        assert one.exponents == {"weight": 2}
 
 
 def test_a_part_that_memory_does_not_hold_is_cut_once_more() -> None:
@@ -158,3 +196,18 @@ def test_conditions_of_the_job_go_on_and_a_worker_in_other_ones_says_so(caplog) 
     ours.load_state_dict(theirs.state_dict())
     assert len(caplog.records) == 1
     assert differences({"a": "1"}, {"a": "1"}) == ""
+
+
+def test_all_workers_hear_since_when_and_why_bits_are_not_held() -> None:
+    first, second = Scales({"threads": "1", "torch": "2"}, lambda: 9), Scales({"threads": "1", "torch": "3"}, lambda: 9)
+    second.load_state_dict(first.state_dict())
+    assert [one.bits for one in (first, second)] == ["held", "held"]
+    heard = [sum(pair) for pair in zip(first.differing, second.differing, strict=True)]
+    for one in (first, second):
+        one.hear_differing(heard)
+        assert one.bits == "not held since step 9: a worker with another torch"
+        one.hear_differing([5, 0])
+    assert first.state_dict() == second.state_dict()
+    later = Scales({"threads": "1", "torch": "2"})
+    later.load_state_dict(first.state_dict())
+    assert later.bits == first.bits, "what comes after is not what it would have been"

@@ -510,7 +510,12 @@ def test_all_that_a_daemon_must_know_is_one_value() -> None:
     worker.machine.handle(BatchVoid("reset"))
     assert (worker.told.phase, worker.told.void) == (Phase.TRAINING, Void(1)), "its script is in that mini-batch"
     worker.machine.handle(BatchEnded())
-    for news in (happens.LeaveWanted(), happens.FiguresReported({"loss": 0.5}), happens.ScriptStands(PLACE)):
+    for news in (
+        happens.LeaveWanted(),
+        happens.FiguresReported({"loss": 0.5}),
+        happens.ScriptStands(PLACE),
+        happens.BitsStand("held"),
+    ):
         assert worker.machine.handle(news) == [TellDaemon()]
     assert worker.told == TrainerStatus(
         phase=Phase.BROKEN,
@@ -526,6 +531,7 @@ def test_all_that_a_daemon_must_know_is_one_value() -> None:
         sends_state=True,
         void=Void(1),
         whereabouts=PLACE,
+        bits="held",
         figures={"loss": 0.5},
     )
 
