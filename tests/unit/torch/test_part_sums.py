@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from edl.core.worker.fixed_point import units
 from edl.errors import RingBroken, UsageError
 from edl.torch.part_sums import TorchPartSums
 from edl.trainer.virtual_steps import Scales
@@ -261,3 +262,17 @@ def test_gradients_of_16_bits_come_back_in_their_type(dtype: torch.dtype) -> Non
         again = sums.reduce(2)
     assert net.weight.grad.dtype is dtype
     assert bool((net.weight.grad == 2).all())
+
+
+def test_what_lies_between_two_units_goes_to_the_nearer_one() -> None:
+    net, scales = nn.Linear(1, 2), Scales()
+    sums, _ = sums_of(net, SumRing(1))
+    for given in ([1.0, 0.0], [1.0, 5.75]):
+        again = True
+        while again:
+            sums.begin(scales, 1)
+            unit = 1 / units(scales.exponents.get("bias", 0), 1)
+            (net.bias * torch.tensor([given[0], given[1] * unit])).sum().backward()
+            sums.take(1.0)
+            again = sums.reduce(1)
+    assert net.bias.grad.tolist() == [1.0, 6 * unit]
