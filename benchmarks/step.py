@@ -228,6 +228,7 @@ class NoTrainer:
 
     voided = False
     weightless = False
+    virtual = 0
     committed = 0
 
     def keep_in_step(self) -> None:

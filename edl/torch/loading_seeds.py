@@ -91,5 +91,5 @@ def begin_with(seed: int) -> None:
     torch.default_generator.manual_seed(
         seed
     )  # `torch.manual_seed` writes down the stack, too: a hundred times the cost
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)

@@ -64,6 +64,7 @@ def cnn():
 
 
 model = {"mlp": mlp, "cnn": cnn, "transformer": Attention}[options.model]()
+optimizer: torch.optim.Optimizer
 if options.model == "transformer":
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 else:

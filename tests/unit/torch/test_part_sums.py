@@ -72,11 +72,15 @@ class Seat:
         self.voided = str(error)
 
 
-def model() -> nn.Module:
+def model() -> nn.Sequential:
     torch.manual_seed(3)
     found = nn.Sequential(nn.Linear(5, 7, bias=False), nn.BatchNorm1d(7), nn.Tanh(), nn.Linear(7, 3))
     found.register_parameter("unused", nn.Parameter(torch.ones(2)))
     return found
+
+
+def last(net: nn.Sequential) -> Any:
+    return net[3]
 
 
 def sums_of(net: nn.Module, ring: SumRing) -> tuple[TorchPartSums, Seat]:
@@ -87,10 +91,10 @@ def sums_of(net: nn.Module, ring: SumRing) -> tuple[TorchPartSums, Seat]:
     return sums, seat
 
 
-Loss = Callable[[nn.Module, int, int], torch.Tensor]
+Loss = Callable[[nn.Sequential, int, int], torch.Tensor]
 
 
-def usual(net: nn.Module, step: int, virtual: int) -> torch.Tensor:
+def usual(net: nn.Sequential, step: int, virtual: int) -> torch.Tensor:
     drawn = torch.Generator().manual_seed(100 * step + virtual)
     scale = 10.0 ** (virtual - 2 + (5 if step == 2 else 0))  # gradients of many sizes, and larger ones all at once
     return scale * net(torch.randn(4, 5, generator=drawn)).square().mean()
@@ -163,7 +167,7 @@ def test_a_sum_in_floating_point_would_depend_on_it() -> None:
         net = model()
         for virtual in order:
             usual(net, 0, virtual).backward()
-        return net[3].weight.grad.clone()
+        return last(net).weight.grad.clone()
 
     assert not torch.equal(summed(range(6)), summed([5, 3, 1, 4, 2, 0]))
 
@@ -202,9 +206,9 @@ def test_a_scale_that_does_not_suffice_is_told_to_all_and_the_step_is_computed_a
 def test_what_is_not_finite_arrives_and_changes_no_scale(bad: float, seen: Callable[[torch.Tensor], Any]) -> None:
     grads, exponents = {}, {}
 
-    def loss(net: nn.Module, step: int, virtual: int) -> torch.Tensor:
+    def loss(net: nn.Sequential, step: int, virtual: int) -> torch.Tensor:
         if step == 1 and virtual == 4:
-            return net[3].bias.sum() * bad + 0 * net(torch.ones(2, 5)).sum()
+            return last(net).bias.sum() * bad + 0 * net(torch.ones(2, 5)).sum()
         return usual(net, 0, virtual)
 
     net, scales = model(), Scales()
@@ -218,7 +222,7 @@ def test_what_is_not_finite_arrives_and_changes_no_scale(bad: float, seen: Calla
                 loss(net, step, virtual).backward()
                 sums.take(1.0)
             again = sums.reduce(VIRTUAL)
-        grads[step], exponents[step] = net[3].bias.grad.clone(), dict(scales.exponents)
+        grads[step], exponents[step] = last(net).bias.grad.clone(), dict(scales.exponents)
     assert torch.isfinite(grads[0]).all()
     assert bool(seen(grads[1]).all())
     assert exponents[1]["3.bias"] == exponents[0]["3.bias"]
@@ -265,7 +269,7 @@ def test_gradients_of_16_bits_come_back_in_their_type(dtype: torch.dtype) -> Non
 
 
 def test_what_lies_between_two_units_goes_to_the_nearer_one() -> None:
-    net, scales = nn.Linear(1, 2), Scales()
+    net, scales, unit = nn.Linear(1, 2), Scales(), 0.0
     sums, _ = sums_of(net, SumRing(1))
     for given in ([1.0, 0.0], [1.0, 5.75]):
         again = True

@@ -161,10 +161,13 @@ def test_a_part_that_memory_does_not_hold_is_cut_once_more() -> None:
 
 def test_stand_ins_and_rehearsals_are_one_part() -> None:
     sums = Sums()
-    for parts in (stand_ins(SPEC, 3, 5), rehearsed(SPEC, 5)):
-        assert [len(part) for part, _ in steps_with(sums, lambda _, parts=parts: parts).parts(np.arange(5), None)] == [
-            5
-        ]
+    for found in (stand_ins(SPEC, 3, 5), rehearsed(SPEC, 5)):
+
+        def given(_: Any, parts: VirtualParts = found) -> VirtualParts:
+            return parts
+
+        rows = [len(part) for part, _ in steps_with(sums, given).parts(np.arange(5), None)]
+        assert rows == [5]
     assert [one for one in sums.told if one[0] == "take"] == [("take", 0.0), ("take", 4.0)]
 
 
