@@ -208,6 +208,11 @@ def holders(spec: DataSpec, roster: Sequence[str]) -> Sequence[str]:
 
 
 def _check_virtual(spec: DataSpec, batching: Batching) -> None:
+    if spec.shards:
+        raise UsageError(
+            "a stream has no positions by which virtual workers could take their parts: give data with a length, or "
+            "start the job without --virtual-workers"
+        )
     if spec.by_sample:
         raise UsageError(
             "virtual workers need batches that edl cuts: iterate elastic_shard_generator().batches(n) or "
