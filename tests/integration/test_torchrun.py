@@ -81,9 +81,17 @@ def test_a_newcomer_has_what_the_script_counts_by_hand_and_its_average_of_the_we
     assert all(re.search(rf"rank {rank} has (\d+) of \1\b", out) for rank in range(2)), "who was there keeps its own"
 
 
-def run_real_torchrun(folder: Path, batches: int) -> None:
+def run_real_torchrun(folder: Path, workers: int, batches: int) -> None:
     """PyTorch's gloo aborts the process now and then as it ends: "terminate called without an active exception"."""
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(LOSSES)]
+    line = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(workers),
+        str(LOSSES),
+    ]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     for tries_left in (2, 1, 0):
         done = subprocess.run(
@@ -95,20 +103,20 @@ def run_real_torchrun(folder: Path, batches: int) -> None:
             return
 
 
-@pytest.mark.parametrize("batches", [1, 3])
-def test_two_workers_have_the_losses_that_they_have_under_torchrun(edl: Any, tmp_path: Path, batches: int) -> None:
+@pytest.mark.parametrize(("workers", "batches"), [(1, 1), (2, 1), (2, 3)])
+def test_losses_are_those_under_torchrun(edl: Any, tmp_path: Path, workers: int, batches: int) -> None:
     """`batches` make an update, of which `edl torchrun` is not told."""
     theirs, mine = tmp_path / "theirs", tmp_path / "mine"
     theirs.mkdir()
     mine.mkdir()
-    run_real_torchrun(theirs, batches)
-    line = ["torchrun", "--standalone", "--nproc-per-node", "2", str(LOSSES), str(mine), str(batches)]
+    run_real_torchrun(theirs, workers, batches)
+    line = ["torchrun", "--standalone", "--nproc-per-node", str(workers), str(LOSSES), str(mine), str(batches)]
     done = edl(*line, timeout_s=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("one update is made of 3 batches" in done.stderr) == (batches == 3), done.stderr
-    for rank in range(2):
+    for rank in range(workers):
         expected, found = (json.loads((folder / f"{rank}.json").read_text()) for folder in (theirs, mine))
-        assert len(found["losses"]) == 3 * 15
+        assert len(found["losses"]) == 3 * 30 // workers
         assert found["losses"] == pytest.approx(expected["losses"], abs=1e-6)
         for ours, of_torch in zip(found["measured"], expected["measured"], strict=True):
             assert ours == pytest.approx(of_torch, abs=1e-6)
