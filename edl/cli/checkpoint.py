@@ -1,6 +1,6 @@
 """`edl checkpoint` and `edl preempt`: save a job now, and perhaps end it; inspect a folder of checkpoints.
 
-`edl checkpoint ls|show|verify` need no job, and change nothing.
+`edl checkpoint ls|show|verify|export` need no job, and change nothing in the folder.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from enum import StrEnum
+from pathlib import Path
 
 import msgspec
 
@@ -19,10 +21,11 @@ from edl.checkpoints.checkpoint_names import CheckpointName
 from edl.checkpoints.checkpoint_paths import JobFolder, Located, look
 from edl.checkpoints.checkpoint_reader import Checkpoint, Unfinished, chosen, open_checkpoint
 from edl.checkpoints.manifest import Broken, Manifest
+from edl.checkpoints.model_export import export_model
 from edl.cli import tables
 from edl.cli.commands import heed_interrupts, located, seconds
 from edl.config import Settings
-from edl.errors import CheckpointError, EdlError
+from edl.errors import CheckpointError, ConfigError, EdlError
 from edl.launch.locate_job import Whereabouts, kept_status
 from edl.outside.save_requests import PREEMPT_S, preempted, saved
 
@@ -76,6 +79,21 @@ def show_one(arguments: argparse.Namespace) -> int:
         tables.say_json({"path": found.path, **msgspec.to_builtins(found.manifest)})
     else:
         _show(found)
+    return 0
+
+
+def export(arguments: argparse.Namespace) -> int:
+    found, passed_over = chosen(_looked(arguments))
+    for one in passed_over:
+        tables.complain(one.reason)
+    path = Path(arguments.file)
+    try:
+        with closing(found):
+            made = export_model(found, path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    told = f"{made.tensors} tensors, {made.bytes / 1e6:.1f} MB"
+    tables.say(f"{path} has the model of {found.path}: step {found.step:,}, {told}")
     return 0
 
 

@@ -330,7 +330,15 @@ examples:
   edl checkpoint mnist               ask for a checkpoint
   edl checkpoint mnist --wait        and return once it is durable: prints its path
 """
-NOW = "now"
+EXPORT_EXAMPLES = """
+examples:
+  edl checkpoint export checkpoints model.safetensors
+  edl checkpoint export s3://bucket/checkpoints model.safetensors --job mnist
+
+Writes the model's weights and buffers, without the optimizer, by their names in the model's state_dict:
+`model.load_state_dict(safetensors.torch.load_file("model.safetensors"))`.
+"""
+NOW, EXPORT = "now", "export"
 CHECKPOINTS = {
     "ls": ("ls", "list checkpoints", LS_EXAMPLES),
     "show": ("show_one", "show what a checkpoint has", SHOW_EXAMPLES),
@@ -343,7 +351,7 @@ def job_named(argv: Sequence[str]) -> list[str]:
     job.
     """
     words = list(argv)
-    if words[:1] == ["checkpoint"] and len(words) > 1 and words[1] not in {*CHECKPOINTS, NOW, "-h", "--help"}:
+    if words[:1] == ["checkpoint"] and len(words) > 1 and words[1] not in {*CHECKPOINTS, NOW, EXPORT, "-h", "--help"}:
         words.insert(1, NOW)
     return words
 
@@ -371,3 +379,8 @@ def add_checkpoint(found: Commands) -> None:
         parser.add_argument("folder", metavar="DIR", help="a folder or URL of checkpoints, of a job's, or one of them")
         add_settings(parser, "job", text="only those of this job")
         add_switch(parser, "--json", "one JSON object")
+    summary = "write the model of a checkpoint as one safetensors file"
+    parser = command(commands, EXPORT, later("checkpoint", "export"), summary, EXPORT_EXAMPLES)
+    parser.add_argument("folder", metavar="DIR", help="a folder or URL of checkpoints, of a job's, or one of them")
+    parser.add_argument("file", metavar="FILE", help="the new file, such as model.safetensors")
+    add_settings(parser, "job", text="only those of this job")

@@ -168,7 +168,7 @@ def load_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module) -> Non
 
     Args:
         path: a checkpoint, the folder or URL of a job's, or one with those of a single job. Of several the newest that
-            is whole counts.
+            is whole counts. A folder that `torch.distributed.checkpoint.save` has written serves as well.
         model: built as the job's was. Its tensors keep their devices and dtypes.
 
     Raises `errors.UsageError` where the model has other names or shapes, `errors.CheckpointError` where there is

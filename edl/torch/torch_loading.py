@@ -19,6 +19,7 @@ from edl.checkpoints.checkpoint_paths import look
 from edl.checkpoints.checkpoint_reader import Checkpoint, chosen
 from edl.checkpoints.manifest import StoredTensor
 from edl.errors import UsageError
+from edl.torch.distributed_loading import is_distributed, load_distributed
 from edl.torch.torch_state import as_bytes
 
 logger = logging.getLogger("edl")
@@ -30,6 +31,9 @@ def load(path: str | os.PathLike[str], model: torch.nn.Module) -> None:
     """Raises UsageError, CheckpointError; the model is as it was then, unless the place fails in the middle."""
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"load_checkpoint(): model must be a torch.nn.Module, not a {type(model).__name__}")
+    if is_distributed(path):
+        load_distributed(path, model)
+        return
     found, passed_over = chosen(look(os.fspath(path)))
     for one in passed_over:
         logger.warning("%s; the one before it is loaded", one.reason)

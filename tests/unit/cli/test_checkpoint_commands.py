@@ -134,6 +134,9 @@ def test_urls_are_looked_at_as_folders_are(capsys) -> None:
         ("verify checkpoints --job x", 2, "there is no checkpoint of job x in checkpoints; there are those of mnist"),
         ("show checkpoints --job a/b", 2, "--job a/b: must be 1 to 64 letters, digits, '.', '_' or '-'"),
         ("ls nosuch://x", 2, "nosuch://x: Protocol not known: nosuch"),
+        ("export checkpoints", 2, "missing: FILE; see 'edl checkpoint export --help'"),
+        ("export checkpoints checkpoints", 2, "checkpoints exists already: name another file, or remove it first"),
+        ("export checkpoints m.safetensors", 2, "text is of <U5, which a safetensors file cannot hold"),
         (f"show checkpoints/mnist/{NEXT}", 1, f"checkpoint checkpoints/mnist/{NEXT} is unfinished"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from edl.checkpoints import checkpoint_writer
 from edl.checkpoints.checkpoint_names import CheckpointName, optimizer_tensor
 from edl.checkpoints.manifest import Belongs, StoredPart, StoredTensor
 from edl.checkpoints.part_files import shares
+from edl.cli import main
 from edl.errors import CheckpointError, UsageError
 from edl.torch.torch_state import as_bytes, hyper_parameters, states
 from edl.torch.torch_tensors import TorchTensors, form
@@ -155,3 +157,38 @@ def test_a_type_that_torch_does_not_have_is_refused(tmp_path) -> None:
 def test_what_is_no_model_is_refused(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"model must be a torch\.nn\.Module, not a dict"):
         edl.load_checkpoint(tmp_path, {})  # type: ignore[arg-type]
+
+
+def test_the_exported_file_is_read_by_safetensors_and_fits_the_model(tmp_path, monkeypatch, capsys) -> None:
+    from safetensors.torch import load_file
+
+    there, here = save(tmp_path / "checkpoints"), model()
+    monkeypatch.chdir(tmp_path)
+    assert main(["checkpoint", "export", "checkpoints", "model.safetensors"]) == 0
+    found = load_file("model.safetensors")
+    assert list(found) and set(found) == set(there.state_dict())  # neither more nor less, none of the optimizer's
+    assert {name: tensor.dtype for name, tensor in found.items()} == {n: t.dtype for n, t in there.state_dict().items()}
+    here.load_state_dict(found)
+    assert not differs(here, there)
+    assert f"{len(found)} tensors" in capsys.readouterr().out
+    assert [one.name for one in tmp_path.iterdir() if "model" in one.name] == ["model.safetensors"]
+    assert main(["checkpoint", "export", "checkpoints", "no/model.safetensors"]) == 2
+    assert "no/model.safetensors cannot be written: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", "model"])
+def test_a_folder_of_torch_distributed_checkpoint_is_loaded(tmp_path, name) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    (there, optimizer), here = trained(), model()
+    weights = there.state_dict()
+    state = {name: weights, "optim": optimizer.state_dict()} if name else weights
+    with warnings.catch_warnings(action="ignore"):  # PyTorch's, that there is no process group
+        dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    assert differs(here, there)
+    edl.load_checkpoint(tmp_path, here)
+    assert not differs(here, there)
+    wrong = r"0\.weight of the model is \[50, 30\]"
+    for other, line in ((model(50), wrong), (torch.nn.Linear(30, 40), "has no dict with the names")):
+        with pytest.raises(UsageError, match=line):
+            edl.load_checkpoint(tmp_path, other)
