@@ -1,7 +1,8 @@
 """What benchmarks have in common: a job in a folder of its own, what its workers noted, its events, kept figures.
 
-Owns: starting a job of edl or of a peer, waiting for it, its end; reading what `benchmarks/worker.py` notes; medians
-and ratios; and `keep`, which puts figures into data/results for `benchmarks/report.py`. Does not own: what is measured.
+Owns: the command of a peer; a job that learns digits; medians and ratios; and `keep`, which puts figures into
+data/results for `benchmarks/report.py`. Does not own: what is measured, nor what `edl prove` needs as well: starting a
+job, waiting for it, its end, and its workers' notes (`edl.proof`).
 """
 
 from __future__ import annotations
@@ -18,42 +19,42 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-import msgspec
 import numpy as np
 
 from edl.config import Given, Settings
-from edl.core.audit.sample_account import account
 from edl.errors import EdlError
 from edl.events import Event, Kind
 from edl.launch.locate_job import Whereabouts, locate
-from edl.trainer.data.audit_files import read
+from edl.proof.measured_job import END_S, NotComeTrue, audited, edl_run, program, wait_true
+from edl.proof.measured_job import MeasuredJob as Job
+from edl.proof.step_notes import Note, compared, set_file
+from edl.proof.step_notes import NotedSteps as Notes
+
+__all__ = [
+    "END_S",
+    "Job",
+    "NotComeTrue",
+    "Note",
+    "Notes",
+    "audited",
+    "compared",
+    "edl_run",
+    "program",
+    "set_file",
+    "wait_true",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 120.0
-END_S = 30.0
-Note = dict[str, Any]
-
-
-class NotComeTrue(SystemExit):
-    """What was waited for did not happen in time; with the job's last lines."""
 
 
 # ------------------------------------------------------------------------------------------------------------- a job
-
-
-def program(name: str) -> str:
-    return str(Path(sys.executable).with_name(name))
-
-
-def edl_run(workers: int, name: str, *flags: str) -> list[str]:
-    return [program("edl"), "run", "-np", str(workers), "--job", name, *flags]
 
 
 def horovodrun(folder: Path, hosts: str, workers: int, most: int, *flags: str) -> list[str]:
@@ -73,117 +74,6 @@ def set_hosts(folder: Path, hosts: str) -> None:
 def worker(folder: Path, *arguments: object) -> list[str]:
     """The command of a worker of `benchmarks/worker.py`."""
     return [sys.executable, "-m", "benchmarks.worker", str(folder), *map(str, arguments)]
-
-
-def set_file(path: Path, text: str) -> None:
-    """All of it at once, for who reads it meanwhile."""
-    working = path.with_name(f"{path.name}.new")
-    working.write_text(text)
-    working.rename(path)
-
-
-class Job:
-    """One job in a folder of its own, which its command has begun. `edl` speaks to it by its name."""
-
-    def __init__(self, folder: Path, command: Sequence[str], *, name: str = "job", **environ: str) -> None:
-        self.folder, self.name = folder, name
-        self.environ = {
-            **os.environ,
-            "EDL_HOME": str(folder / "home"),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            **environ,
-        }
-        self.notes = Notes(folder)
-        with (folder / "output.log").open("wb") as log:
-            self.launcher = subprocess.Popen(
-                list(command), env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-
-    def edl(self, *arguments: str) -> str:
-        command = [program("edl"), *arguments]
-        done = subprocess.run(command, env=self.environ, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(arguments)}: {done.stderr}\n{self.log()}")
-        return done.stdout
-
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.edl("status", self.name, "--json"))
-        return found
-
-    def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.edl("events", self.name, "--json").splitlines()]
-
-    def wait(self, true: Callable[[], Any], what: str, patience_s: float = 300.0) -> None:
-        deadline = time.monotonic() + patience_s
-        while not true():
-            code = self.launcher.poll()
-            if code is not None or time.monotonic() > deadline:
-                raise NotComeTrue(f"never: {what} (exit {code}); the last lines:\n{self.log()}")
-            time.sleep(0.1)
-
-    def trains(self, size: int, steps: int, since: float = 0.0) -> bool:
-        """Whether `size` workers have each made their last `steps` steps at that size, since that moment."""
-        made = [noted["step"][-steps:] for noted in self.notes.read().values()]
-        at_it = [all(note["size"] == size and note["at"] > since for note in last) for last in made]
-        return sum(len(last) == steps and so for last, so in zip(made, at_it, strict=True)) >= size
-
-    def set(self, name: str, step: int) -> None:
-        """Have all workers do something after the same step."""
-        set_file(self.folder / name, str(step))
-
-    def stop(self, after_steps: int = 50) -> None:
-        """Have the workers end after the same step, so many after the newest one, and wait; else end it by a signal."""
-        if self.launcher.poll() is None:
-            self.set("stop", self.notes.newest() + after_steps)
-        self.end()
-
-    def end(self) -> None:
-        """Wait for its end, and bring it about if it does not come."""
-        try:
-            self.launcher.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.launcher.terminate()
-            try:
-                self.launcher.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self.launcher.kill()  # horovodrun waits for ever for workers that all crashed
-                self.launcher.wait()
-
-    def log(self) -> str:
-        return (self.folder / "output.log").read_text(errors="replace")[-3000:]
-
-
-class Notes:
-    """What the workers of a job have noted, by process id and kind. What was read once is not read again."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._known: dict[Path, int] = {}  # bytes of it
-        self._found: dict[int, defaultdict[str, list[Note]]] = {}
-
-    def read(self) -> dict[int, defaultdict[str, list[Note]]]:
-        for path in self._folder.glob("*.jsonl"):
-            with path.open("rb") as file:
-                file.seek(self._known.get(path, 0))
-                whole = file.read().rpartition(b"\n")[0]  # a worker that is killed may leave half a line
-            noted = self._found.setdefault(int(path.stem), defaultdict(list))
-            if whole:
-                self._known[path] = self._known.get(path, 0) + len(whole) + 1
-                for line in whole.split(b"\n"):
-                    note: Note = msgspec.json.decode(line)
-                    noted[note["kind"]].append(note)
-        return self._found
-
-    def steps(self) -> dict[int, list[Note]]:
-        return {pid: noted["step"] for pid, noted in self.read().items()}
-
-    def all(self) -> list[Note]:
-        return [note for noted in self.read().values() for notes in noted.values() for note in notes]
-
-    def newest(self) -> int:
-        """The newest step that any worker has noted."""
-        return max((steps[-1]["step"] for steps in self.steps().values() if steps), default=0)
 
 
 # ------------------------------------------------------------------------------------------- a job that learns digits
@@ -250,27 +140,6 @@ def _tail(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 4096))
         return file.read()
-
-
-def audited(folder: Path) -> dict[str, Any]:
-    """What the audit in a folder says of all samples."""
-    found = account(read(folder))
-    return {
-        "trained": sum(epoch.trained for epoch in found.epochs),
-        "epochs": len(found.epochs),
-        "lost": sum(epoch.lost for epoch in found.epochs),
-        "repeated": sum(epoch.repeated for epoch in found.epochs),
-        "wrong": found.wrong,
-    }
-
-
-def compared(notes: Iterable[Note]) -> dict[str, int]:
-    """The weights after each switch, or after the first step in each ring."""
-    digests = defaultdict(set)
-    for note in notes:
-        if note["kind"] in ("switch", "end"):
-            digests[note["kind"], note["step"]].add(note["digest"])
-    return {"compared": len(digests), "different": sum(len(found) > 1 for found in digests.values())}
 
 
 def fixed_loss(framework: str, workers: int, epochs: int) -> float:
@@ -353,16 +222,6 @@ class EventWatch:
                 return  # the job is over
             except EdlError:  # the coordinator is away
                 await asyncio.sleep(self.AGAIN_S)
-
-
-def wait_true(true: Callable[[], bool], patience_s: float) -> bool:
-    """Whether it came true in time."""
-    deadline = time.monotonic() + patience_s
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 # ----------------------------------------------------------------------------------------------------------- processes

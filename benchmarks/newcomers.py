@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import Job, Note, edl_run, worker
-from benchmarks.pause import gaps
+from edl.proof.step_figures import gaps
 
 NAME = "newcomers"
 STEPS = 40

@@ -41,13 +41,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.harness import Job, Note, edl_run, horovodrun, set_hosts, worker
+from benchmarks.harness import Job, edl_run, horovodrun, set_hosts, worker
 from benchmarks.worker import APART, DEVICE
+from edl.proof.step_figures import AFTER_STEPS, BEFORE_STEPS, Figures, pause_figures
 
-BEFORE_STEPS, AFTER_STEPS = 60, 60
-STEADY_STEPS = 40  # of those before: the first ones take longer
 NAME = "pause"
-Figures = dict[str, float]
 
 
 class Options(argparse.Namespace):
@@ -64,11 +62,6 @@ class Options(argparse.Namespace):
     apart: bool
     json: bool
     keep: str | None
-
-
-def gaps(steps: list[Note]) -> list[tuple[float, float]]:
-    """End and length of each step but the first."""
-    return [(later["at"], later["at"] - earlier["at"]) for earlier, later in itertools.pairwise(steps)]
 
 
 @dataclass
@@ -134,7 +127,7 @@ class Run:
             job.set("broadcast", job.notes.newest() + 25)
             job.wait(lambda: all(job.notes.read()[pid]["broadcast"] for pid in survivors), "broadcasts")
         stayed = [steps for pid in survivors if (steps := noted[pid]["step"])[-1]["size"] == after]
-        return figures(stayed, asked) | (self._parts(asked, survivors, after) if self.mode == "edl" else {})
+        return pause_figures(stayed, asked) | (self._parts(asked, survivors, after) if self.mode == "edl" else {})
 
     def _parts(self, asked: float, survivors: set[int], size: int) -> Figures:
         """Of the last change; in milliseconds."""
@@ -160,33 +153,6 @@ class Run:
         if broadcasts := [note["seconds"] for kinds in noted.values() for note in kinds["broadcast"]]:
             found["broadcast"] = 1000 * statistics.median(broadcasts)
         return found
-
-
-def figures(survivors: list[list[Note]], asked: float) -> Figures:
-    """Of the survivor that lost most; in milliseconds, but for the ratio `boot`."""
-    found = []
-    for steps in survivors:
-        sizes = [note["size"] for note in steps]
-        changed = max(at for at, size in enumerate(sizes) if size != sizes[-1]) + 1  # the first at the newest size
-        took = gaps(steps)
-        earlier = [gap for end, gap in took if end < asked][-BEFORE_STEPS:]
-        before = statistics.median(earlier)
-        (changed_at, pause), *later = took[changed - 1 :]
-        booting = [gap for end, gap in took if asked < end < changed_at]
-        after = [gap for _, gap in later[:AFTER_STEPS]]
-        beyond = [gap - statistics.median(after) for gap in after]
-        usual = [gap - before for gap in earlier[-STEADY_STEPS:]]
-        found.append(
-            {
-                "pause": 1000 * (pause - before),
-                "first step": 1000 * beyond[0],
-                "longest step": 1000 * max(beyond),
-                "together": 1000 * (sum(beyond) - sum(usual) * len(beyond) / len(usual)),
-                "boot": statistics.median(booting) / before if booting else 1.0,
-                "step": 1000 * before,
-            }
-        )
-    return max(found, key=lambda one: one["pause"])
 
 
 def summary(rounds: list[Figures]) -> Figures:

@@ -48,13 +48,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks import harness
-from benchmarks.harness import Job, NotComeTrue, Note, edl_run, horovodrun, medians, program
+from benchmarks.harness import Job, NotComeTrue, edl_run, horovodrun, medians, program
 from benchmarks.worker import APART, DEVICE
+from edl.proof.step_figures import Figures as Found
+from edl.proof.step_figures import NotedWorker as Worker
+from edl.proof.step_figures import recovery_figures
 
 WORKERS = 3
 NAME = "recovery"
@@ -63,29 +65,6 @@ BOOT_S, PATIENCE_S = 240.0, 90.0
 HOSTS = ("localhost", "127.0.0.1", "127.1")  # the same machine, by names that Horovod takes for three
 FIGURES = ("first", "new", "again", "void", "back", "joining", "step")
 PARTS = ("noticed", "planned", "left", "ring", "state", "first step")
-Found = dict[str, float]
-
-
-class Worker(NamedTuple):
-    """What one worker has noted."""
-
-    pid: int
-    noted: dict[str, list[Note]]
-
-    def since(self, moment: float) -> list[Note]:
-        """Steps in rings that began later."""
-        return [step for step in self.noted["step"] if step["ring"][2] > moment]
-
-    def before(self, moment: float) -> list[Note]:
-        return [step for step in self.noted["step"] if step["ring"][2] <= moment]
-
-    def trains(self, size: int, since: float, steps: int) -> bool:
-        last = self.since(since)[-steps:]
-        return len(last) == steps and all(step["ring"][1] == size for step in last)
-
-    def ended(self, kind: str, since: float, until: float) -> tuple[float, float]:
-        """When the last such call began and ended."""
-        return [(call["began"], call["at"]) for call in self.noted[kind] if since < call["began"] < until][-1]
 
 
 class Round:
@@ -133,7 +112,7 @@ class Round:
             )
             joins = time.monotonic()
             job.wait(lambda: self._train(killed), "three workers train again", BOOT_S)
-            found = figures(self._workers(), victim.pid, killed, joins)
+            found = recovery_figures(self._workers(), victim.pid, killed, joins, WORKERS)
             if self.mode == "edl":
                 survivors = [one for one in self._workers() if one.before(killed) and one.pid != victim.pid]
                 found |= parts(survivors, job.events(), killed, wall)
@@ -157,50 +136,6 @@ class Round:
         for worker in self._workers():
             if str(self.job.folder).encode() in harness.command_line(worker.pid):
                 os.kill(worker.pid, signal.SIGKILL)
-
-
-def figures(workers: list[Worker], victim: int, killed: float, joins: float) -> Found:
-    """In milliseconds, but for numbers of steps."""
-    old = [one for one in workers if one.pid != victim and one.before(killed)]
-    survivors = [one for one in old if one.since(killed)] or [one for one in workers if one.since(killed)]
-    newest = max(step["step"] for one in old for step in one.before(killed))
-    after = [one.since(killed) for one in survivors]
-    first = max(steps[0]["at"] for steps in after)
-    new = max(next(step["at"] for step in steps if step["step"] > newest) for steps in after)
-    alive = [one.since(killed) for one in workers if one.since(killed)]
-    back = max(next(step["at"] for step in steps if step["ring"][1] == WORKERS) for steps in alive)
-    found = {
-        "first": 1000 * (first - killed),
-        "new": 1000 * (new - killed),
-        "again": max(newest + 1 - steps[0]["step"] for steps in after) + holes(survivors, newest),
-        "void": max(sum(note["at"] > killed for note in one.noted["void"]) for one in survivors),
-        "back": 1000 * (back - killed),
-        "step": 1000 * max(step_s(one.before(killed)) for one in old),
-    }
-    if any(step["ring"][1] == WORKERS - 1 for steps in after for step in steps):
-        found["joining"] = 1000 * max(longest_gap(steps, joins) for steps in after)
-    return found
-
-
-def holes(survivors: list[Worker], newest: int) -> int:
-    """Steps that a survivor should have made by the newest of before the kill, and has not."""
-    return sum(
-        len(set(range(1, newest + 1)) - {step["step"] for step in one.noted["step"]})
-        for one in survivors
-        if one.noted["step"][0]["step"] == 1
-    )
-
-
-def step_s(steps: Iterable[Note]) -> float:
-    """What a step takes."""
-    return statistics.median(later["at"] - earlier["at"] for earlier, later in itertools.pairwise(steps))
-
-
-def longest_gap(steps: Iterable[Note], since: float) -> float:
-    """Less what a step takes."""
-    ends = [step["at"] for step in steps]
-    gaps = [later - earlier for earlier, later in itertools.pairwise(ends) if later > since]
-    return max(gaps) - statistics.median(gaps)
 
 
 def parts(survivors: list[Worker], events: list[dict[str, Any]], killed: float, wall: float) -> Found:

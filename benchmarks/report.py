@@ -1,23 +1,30 @@
 """Write docs/benchmarks.md from the results that are kept in data/results.
 
-    python -m benchmarks.report [--check]
+    python -m benchmarks.report [--check] [--add FILE]
 
 A result is one JSON file: `title`, `command`, `date`, `machine`, `reading` (what the figures say, in a sentence or few)
 and `figures`, a list of rows, each by the names of its columns. A newer result takes the place of the older one of its
 name: a benchmark's `--keep NAME` replaces date, command, machine and figures, and the reading is mended by hand
 (benchmarks/harness.py). The page shows all of them, in the order below. With `--check` nothing is written, and the exit
-status is 1 where the page is not what the results make of it.
+status is 1 where the page is not what the results make of it. With `--add` the page gets a row of a report that
+`edl prove` has written on another machine: its JSON file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
+
+from benchmarks.harness import written
+from edl.proof.proof_report import Proof
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "data" / "results", ROOT / "docs" / "benchmarks.md"
@@ -42,6 +49,11 @@ class Section:
 
 
 SECTIONS = (
+    Section(
+        "Your own machine",
+        "What does `edl prove` find on other machines?",
+        ["proofs"],
+    ),
     Section("A bare machine", "How long does a stranger wait for a job that trains and changes its size?", ["bare"]),
     Section(
         "Steady state",
@@ -149,6 +161,22 @@ def cell(value: str | float | None) -> str:
             return f"{value:,}"
 
 
+def of_proof(content: bytes) -> dict[str, Any]:
+    """The row of a report of `edl prove`."""
+    proof = msgspec.json.decode(content, type=Proof)
+    kills, pauses = [one.first_ms for one in proof.kills], [one.pause_ms for one in proof.resizes]
+    return {
+        "machine": f"{proof.machine.words()}, load {proof.machine.load:g}",
+        "date": proof.date,
+        "workers, ring": f"{proof.workers}, {proof.ring}",
+        "pause, ms": f"{statistics.median(pauses):.0f} (at most {max(pauses):.0f})",
+        "on after `kill -9`, ms": f"{statistics.median(kills):.0f} (at most {max(kills):.0f})",
+        "samples": f"{proof.outcome.trained:,}, {proof.outcome.lost + proof.outcome.repeated} lost or repeated",
+        "a step over DDP's": round(statistics.median(proof.turns.ratios()), 3),
+        "holds": "; ".join(proof.faults()) or "yes",
+    }
+
+
 def kept() -> dict[str, dict[str, Any]]:
     return {
         path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json")) if path.stem not in OTHERS
@@ -163,7 +191,13 @@ def unplaced(names: Iterator[str] | Sequence[str]) -> set[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--add", type=Path, metavar="FILE", help="a report of `edl prove`: edl-proof-DATE.json")
     options = parser.parse_args()
+    if options.add is not None:
+        path = RESULTS / "proofs.json"
+        proofs = json.loads(path.read_text())
+        proofs["figures"].append(of_proof(options.add.read_bytes()))
+        path.write_text(written(proofs))
     results = kept()
     if wrong := unplaced(list(results)):
         raise SystemExit(

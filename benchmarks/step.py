@@ -48,11 +48,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -66,6 +64,8 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Job, Note, edl_run, mean_ratio, program
 from benchmarks.worker import APART, BLOCK, DEVICE, EVERY, WARM_UP, choose_device, torch_device
+from edl.proof.paired_turns import MODELS as PAIRED
+from edl.proof.paired_turns import launches, paired_turns
 from edl.protocol.ring_places import Place, solo
 from tests.model.address_meeting import Gathering
 
@@ -582,50 +582,13 @@ def rings(options: argparse.Namespace) -> tuple[bool, list[Row]]:
 
 # --------------------------------------------------------------------------------------------------------- torchrun
 
-UNCHANGED = """
-import sys, time
-from pathlib import Path
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
-
-width, layers, samples, turns, steps = map(int, sys.argv[1:6])
-folder, kind = Path(sys.argv[6]), sys.argv[7]
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-dataset = TensorDataset(torch.randn(2 * samples * turns * steps, width))
-loader = DataLoader(dataset, batch_size=samples, sampler=DistributedSampler(dataset))
-hidden = [layer for _ in range(layers) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
-model = DistributedDataParallel(torch.nn.Sequential(*hidden, torch.nn.Linear(width, 1)))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-noted = []
-for number, (inputs,) in enumerate(loader):
-    turn, step = divmod(number, steps)
-    noted.append(time.perf_counter())
-    while not step and not (folder / f"turn {turn} {kind}").exists():
-        time.sleep(0.002)
-    optimizer.zero_grad()
-    model(inputs).pow(2).mean().backward()
-    optimizer.step()
-    if step == steps - 1:
-        (folder / f"{kind} {dist.get_rank()}").write_text(" ".join(map(str, noted)))
-        (folder / f"{kind} {dist.get_rank()}").rename(folder / f"done {turn} {kind} {dist.get_rank()}")
-        noted = []
-dist.destroy_process_group()
-"""
-UNCHANGED_STEPS = {"mlp": 100, "large": 8}  # of a turn
 UNCHANGED_NOT_DONE = 1.01
 
 
 def unchanged(options: argparse.Namespace) -> tuple[bool, list[Row]]:
-    nodes = ["--standalone", "--nproc-per-node", "2"]
-    ring = ["--ring", options.ring] if options.ring else []
-    launches = {"torchrun": [program("torchrun"), *nodes], "edl": [program("edl"), "torchrun", *nodes, *ring]}
     done, rows = True, []
     for model in (name for name in MODELS if options.model in {name, "both"}):
-        found = turns_of(launches, model, options.turns + 1)
+        found = paired_turns(launches(2, options.ring), PAIRED[model], options.turns + 1)
         ratios = np.array(found["edl"][1:]) / np.array(found["torchrun"][1:])
         ratio, error = mean_ratio(ratios)
         done = done and (model == "mlp" or ratio - 2 * error <= UNCHANGED_NOT_DONE)
@@ -640,39 +603,6 @@ def unchanged(options: argparse.Namespace) -> tuple[bool, list[Row]]:
         told = json.dumps(row) if options.json else "  ".join(f"{name} {value}" for name, value in row.items())
         print(told, flush=True)
     return done, rows
-
-
-def turns_of(launches: dict[str, list[str]], model: str, turns: int) -> dict[str, list[float]]:
-    """The median step of each turn in ms, of two jobs that train one after the other, some steps at a time."""
-    width, layers, samples, _ = MODELS[model]
-    found: dict[str, list[float]] = {kind: [] for kind in launches}
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as jobs:
-        folder = Path(name)
-        (folder / "script.py").write_text(UNCHANGED)
-        numbers = [str(one) for one in (width, layers, samples, turns, UNCHANGED_STEPS[model])]
-        environ = {**os.environ, "EDL_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1"}
-        started: list[subprocess.Popen[bytes]] = []
-        for kind, launch in launches.items():
-            command = [*launch, str(folder / "script.py"), *numbers, str(folder), kind]
-            with (folder / f"{kind}.log").open("w") as log:
-                job = jobs.enter_context(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
-            jobs.callback(job.terminate)
-            started.append(job)
-        for turn in range(turns):
-            for kind in list(launches)[:: -1 if turn % 2 else 1]:
-                (folder / f"turn {turn} {kind}").touch()
-                files = [folder / f"done {turn} {kind} {rank}" for rank in range(2)]
-                await_files(files)
-                steps = [np.diff([float(at) for at in one.read_text().split()])[1:] for one in files]
-                found[kind].append(1000 * float(np.median(np.concatenate(steps))))
-        for job in started:
-            job.wait(harness.END_S)
-    return found
-
-
-def await_files(files: Sequence[Path]) -> None:
-    if not harness.wait_true(lambda: all(one.exists() for one in files), 300.0):
-        raise SystemExit(f"{files[0].name}: not there after five minutes")
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], tuple[bool, list[Row]]]] = {

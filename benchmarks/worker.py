@@ -15,9 +15,7 @@ processes of a machine share.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from edl.proof.step_notes import StepNotes, until
 
 DIGITS = Path(__file__).resolve().parents[1] / "data" / "digits" / "digits.csv.gz"
 LAYER_BYTES = 1 << 22  # of ballast
@@ -290,29 +290,11 @@ def task_of(options: argparse.Namespace, local_rank: int) -> Any:
     return TensorFlowTask(options.model, local_rank, options.state_mb * 1_000_000, eager=options.eager)
 
 
-def digest(arrays: list[np.ndarray]) -> str:
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:16]
-
-
 # --------------------------------------------------------------------------------------------------------------- notes
 
 
-class Notes:
-    """Lines for the benchmark, each written whole."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / f"{os.getpid()}.jsonl").open("w", buffering=1)
-
-    def note(self, kind: str, **values: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, "at": time.monotonic(), **values}) + "\n")
-
-    def state(self, kind: str, edl: Any, task: Any, **values: Any) -> None:
-        """Of the worker after its newest step."""
-        place = {"step": edl.step() - 1, "generation": edl.generation(), "size": edl.size()}
-        self.note(kind, **place, digest=digest(task.weights()), **values)
+class Notes(StepNotes):
+    """The notes of a benchmark's worker: what edl's own parts take, too."""
 
     def time_calls(self, owner: type, method: str, kind: str) -> None:
         """Note when calls of that method begin and end."""
@@ -344,12 +326,6 @@ def _size_of(first: Any = None, *_: Any) -> int | None:
     place = getattr(getattr(first, "assignment", None), "place", first)
     size = getattr(place, "size", None)
     return size if isinstance(size, int) else None
-
-
-def until(folder: Path, name: str) -> int:
-    """The step that the benchmark has set for something; never, as long as it has not."""
-    path = folder / name
-    return int(path.read_text()) if path.exists() else 2**63
 
 
 # --------------------------------------------------------------------------------------------------------------- modes

@@ -384,3 +384,31 @@ def add_checkpoint(found: Commands) -> None:
     parser.add_argument("folder", metavar="DIR", help="a folder or URL of checkpoints, of a job's, or one of them")
     parser.add_argument("file", metavar="FILE", help="the new file, such as model.safetensors")
     add_settings(parser, "job", text="only those of this job")
+
+
+PROVE_EXAMPLES = """
+examples:
+  edl prove --quick               try it in two minutes
+  edl prove --output reports      ten minutes at most; writes reports/edl-proof-DATE.json and .html
+  edl prove -np 4 --device cuda   on four GPUs, and a fifth where a worker joins
+
+Exit code: 0 when no sample or step was lost and all workers stayed equal, 1 when not. Times are figures, no verdict.
+Writes less than 1 GB, to the folder of temporary files, and removes it.
+"""
+
+
+def add_prove(found: Commands) -> None:
+    summary = "try on this machine what edl promises: pauses, recovery, step time, the data audit"
+    parser = command(found, "prove", later("prove", "act"), summary, PROVE_EXAMPLES)
+    add_settings(parser, "np", text="workers to begin with; one more joins and leaves (default: 2)")
+    add_settings(parser, "ring", text="torch or horovod (default: torch)")
+    add_switch(parser, "--quick", "fewer rounds: two minutes")
+    add_value(
+        parser,
+        "--device",
+        "auto|cpu|cuda",
+        "where the model trains (default: GPUs, where there are enough)",
+        default="auto",
+    )
+    add_value(parser, "--output", "FOLDER", "folder of the two files (default: this one)")
+    add_switch(parser, "--json", "print the JSON file")

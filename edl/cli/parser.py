@@ -12,7 +12,7 @@ from edl.cli.job_flags import job_named
 from edl.errors import UsageError
 
 GROUPS = {
-    "run a job": ("run", "torchrun", "check", "wait", "doctor"),
+    "run a job": ("run", "torchrun", "check", "wait", "doctor", "prove"),
     "look at it": ("status", "logs", "events", "top", "dashboard", "report", "hosts"),
     "change it": ("scale", "batch", "profile", "stop"),
     "save and move it": ("checkpoint", "preempt", "migrate", "data", "clean"),
@@ -87,6 +87,7 @@ def build() -> Parser:
     job_flags.add_top(found)
     job_flags.add_report(found)
     _add_doctor(found)
+    job_flags.add_prove(found)
     _add_own(found, parser)
     summaries = {action.dest: action.help for action in found._choices_actions}
     found._choices_actions.clear()  # else these would be listed a second time, in no groups

@@ -11,7 +11,8 @@ from pathlib import Path
 import horovod.torch as hvd
 
 import edl.torch as edl
-from benchmarks.worker import MODELS, TorchTask, digest
+from benchmarks.worker import MODELS, TorchTask
+from edl.proof.step_notes import digest
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import pause, recovery
 from benchmarks.harness import Job, NotComeTrue, Notes, compared, keep, mean_ratio, near, written
+from edl.proof.step_figures import NotedWorker, pause_figures, recovery_figures
 
 RESULT = {
     "title": "A pause",
@@ -106,20 +106,20 @@ def test_a_pause_is_of_the_survivor_that_lost_most_beyond_its_median() -> None:
         switched = 6.9 + 0.1 + pause_s
         return before + [step(switched + 0.1 * at, 70 + at, 3) for at in range(61)]
 
-    found = pause.figures([survivor(0.05), survivor(0.25)], asked=6.95)
+    found = pause_figures([survivor(0.05), survivor(0.25)], asked=6.95)
     assert found["pause"] == pytest.approx(250)
     assert found["step"] == pytest.approx(100)
     assert found["first step"] == pytest.approx(0, abs=1e-6)
 
 
 def test_steps_that_are_lost_or_made_again_after_a_kill_count() -> None:
-    def worker(pid: int, *steps: dict[str, Any]) -> recovery.Worker:
-        return recovery.Worker(pid, {"step": list(steps), "void": [], "broken": []})
+    def worker(pid: int, *steps: dict[str, Any]) -> NotedWorker:
+        return NotedWorker(pid, {"step": list(steps), "void": [], "broken": []})
 
     old = [step(at, at, 3, [0, 3, 0.0]) for at in (1, 2, 3, 4)]
     again = [step(at + 5.5, at, 2, [0, 2, 5.0]) for at in (3, 4, 5)]
     three = [step(at + 10.0, at, 3, [0, 3, 9.0]) for at in (6, 7)]
-    found = recovery.figures([worker(1, *old), worker(2, *old, *again, *three)], 1, killed=4.5, joins=9.0)
+    found = recovery_figures([worker(1, *old), worker(2, *old, *again, *three)], 1, killed=4.5, joins=9.0, size=3)
     assert found["again"] == 2, "steps 3 and 4 were made before, and once more"
     assert found["first"] == pytest.approx(4000)
     assert found["new"] == pytest.approx(6000)

@@ -1,0 +1,1 @@
+"""`edl prove`: what edl promises, tried on the user's own machine, as figures and as a page."""

@@ -1,0 +1,75 @@
+"""The report of `edl prove`: what is a fault, and its two files."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from benchmarks.report import of_proof
+from edl.proof.proof_report import Kill, Machine, ProofOutcome, PairedTurns, Proof, Resize, as_json, as_page, rows
+
+MACHINE = Machine(2, 8.0, [], "Linux x86_64", "6.1", "3.11.2", "2.13.0<cpu>", 1.5)
+PROOF = Proof(
+    edl="0.1.0",
+    date="2026-11-29",
+    machine=MACHINE,
+    workers=2,
+    ring="torch",
+    device="cpu",
+    step_ms=20.0,
+    resizes=[Resize(2, 3, 4.0, 25.0), Resize(3, 2, 6.0, 24.0), Resize(2, 3, 8.0, 26.0)],
+    kills=[Kill(0, 90.0, 3000.0, 0, 1)],
+    outcome=ProofOutcome(0, 8192, 0, 0, 0, 4, 0),
+    turns=PairedTurns([10.0, 12.0], [10.0, 10.0]),
+    took_s=61.0,
+    written_mb=1.5,
+)
+
+
+def test_a_whole_report_has_no_fault_and_its_json_is_read_back() -> None:
+    found = json.loads(as_json(PROOF))
+    assert found["holds"] is True and found["faults"] == [] and found["version"] == 1
+    assert msgspec.json.decode(as_json(PROOF), type=Proof) == PROOF
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"exit_code": 1}, "the job ended with exit code 1"),
+        ({"lost": 3}, "3 samples were lost"),
+        ({"repeated": 2}, "2 samples were trained twice"),
+        ({"wrong": 1}, "1 mini-batches had samples of another place"),
+        ({"states_different": 2}, "workers had different weights after 2 changes"),
+    ],
+)
+def test_each_broken_promise_is_a_fault_on_the_page_and_in_the_file(changed, words) -> None:
+    broken = msgspec.structs.replace(PROOF, outcome=msgspec.structs.replace(PROOF.outcome, **changed))
+    assert broken.faults() == [words]
+    assert json.loads(as_json(broken))["holds"] is False
+    assert words in as_page(broken) and "does not hold" in as_page(broken)
+
+
+def test_steps_that_kills_lost_are_a_fault_and_times_are_none() -> None:
+    slow = msgspec.structs.replace(PROOF, kills=[Kill(0, 9e6, 9e6, 0, 1), Kill(1, 1.0, 1.0, 2, 1)])
+    assert slow.faults() == ["2 steps were lost by kills"]
+
+
+def test_figures_are_the_median_with_the_least_and_the_greatest() -> None:
+    told = dict(rows(PROOF))
+    assert told["2 → 3 workers: pause beyond a step, ms"] == "6.0 (4.0 to 8.0, of 2)"
+    assert told["3 → 2 workers: pause beyond a step, ms"] == "6.0 (6.0 to 6.0, of 1)"
+    assert told["edl over torchrun"] == "1.100 (1.000 to 1.200, of 2)"
+
+
+def test_the_page_loads_nothing_and_escapes_what_it_is_told() -> None:
+    page = as_page(PROOF)
+    assert "2.13.0&lt;cpu&gt;" in page and "<cpu>" not in page
+    assert "<script" not in page and "default-src 'none'" in page and "http" not in page.split("</style>")[1]
+
+
+def test_a_report_becomes_a_row_of_the_benchmarks() -> None:
+    row = of_proof(as_json(PROOF))
+    assert row["machine"] == "2 cores, 8 GB, Linux x86_64, PyTorch 2.13.0<cpu>, load 1.5"
+    assert (row["pause, ms"], row["a step over DDP's"], row["holds"]) == ("6 (at most 8)", 1.1, "yes")
