@@ -22,7 +22,7 @@ from edl import __version__
 from edl.launch.function_run import INTERRUPTED_WITH_PARENT
 from edl.proof.measured_job import MeasuredJob, audited, edl_run
 from edl.proof.paired_turns import MODELS, launches, paired_turns
-from edl.proof.proof_report import Kill, Machine, ProofOutcome, PairedTurns, Proof, Resize
+from edl.proof.proof_report import Kill, Machine, PairedTurns, Proof, ProofOutcome, Resize
 from edl.proof.step_figures import AFTER_STEPS, BEFORE_STEPS, NotedWorker, pause_figures, recovery_figures
 from edl.proof.step_notes import compared, set_file
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from benchmarks.report import of_proof
-from edl.proof.proof_report import Kill, Machine, ProofOutcome, PairedTurns, Proof, Resize, as_json, as_page, rows
+from edl.proof.proof_report import Kill, Machine, PairedTurns, Proof, ProofOutcome, Resize, as_json, as_page, rows
 
 MACHINE = Machine(2, 8.0, [], "Linux x86_64", "6.1", "3.11.2", "2.13.0<cpu>", 1.5)
 PROOF = Proof(
