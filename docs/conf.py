@@ -1,12 +1,17 @@
-"""The site: every page of this folder as it is, and the reference from the docstrings.
+"""The site: every page of this folder as it is, and a page of the reference for each object, from the docstrings.
 
-python -m sphinx docs out/docs --fail-on-warning
+scripts/site --build
 """
 
 from __future__ import annotations
 
+import inspect
 import re
-from typing import TYPE_CHECKING
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sphinx.ext.autodoc.mock import mock
 
 import edl
 from edl.collectives import horovod_environment
@@ -14,8 +19,15 @@ from edl.collectives import horovod_environment
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
+HERE = Path(__file__).parent
+REFERENCE = HERE / "reference"  # made anew by each build
 CONTENTS = ("README", "decisions/README")  # pages that lead to all others of their folder
-TOLD_BEFORE = {"edl.tensorflow": "Knee, Leaving, RateTuner, Warmup"}  # the very classes of edl.torch
+TOLD_BEFORE = {"edl.tensorflow": {"Knee", "Leaving", "RateTuner", "Warmup"}}  # the very classes of edl.torch
+# Blocks without a language that are typed, by their first word.
+COMMANDS = (
+    r"edl|export|git|horovodrun|kill|kubectl|pip|python|sbatch|scripts/\w+|source|srun|ssh|sudo|\.venv/bin/\w+|\(umask"
+)
+TYPED = re.compile(rf"^```\n(?=(?:#.*\n|\w+=\S+ )*(?:{COMMANDS}) )", re.MULTILINE)
 
 project = "edl"
 release = edl.__version__
@@ -24,7 +36,7 @@ html_theme = "furo"
 html_extra_path = ["site"]
 root_doc = "README"  # as a git host shows it
 exclude_patterns = ["site"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 
 myst_heading_anchors = 4  # links to headings as a git host makes them
 highlight_language = "none"
@@ -46,23 +58,81 @@ default_role = "literal"  # `name` in a docstring
 
 
 def complete(app: Sphinx, page: str, text: list[str]) -> None:  # noqa: ARG001 - Sphinx's signature
-    """What a site needs and a git host would show as litter: a table of contents, and directives of the reference."""
+    """What a site needs and a git host would show as litter: tables of contents, highlighting, pages of objects."""
     if page in CONTENTS:
-        text[0] += toctree(text[0])
+        text[0] = re.sub(r"^## (.*)\n(?:(?!^## ).*\n?)*", captioned, text[0], flags=re.MULTILINE)
+        text[0] += "" if "{toctree}" in text[0] else toctree(text[0])
     if page == "api":
-        text[0] = re.sub(r"^## `(edl[.\w]+)`$.*?(?=^## |\Z)", reference, text[0], flags=re.DOTALL | re.MULTILINE)
+        text[0] = re.sub(r"^## `(edl[.\w]+)`$.*?(?=^## |\Z)", listed, text[0], flags=re.DOTALL | re.MULTILINE)
+    text[0] = TYPED.sub("```bash\n", text[0])
 
 
-def toctree(text: str) -> str:
-    """Of all pages that this one leads to, in its order."""
+def captioned(section: re.Match[str]) -> str:
+    """A section of the index, with the table of contents that stands under its heading in the sidebar."""
+    return f"{section[0]}{toctree(section[0], section[1])}\n"
+
+
+def toctree(text: str, caption: str = "") -> str:
+    """Of all pages to which this text leads, in its order."""
     pages = dict.fromkeys(re.findall(r"\]\(([\w/-]+)\.md\)", text))
-    return "\n\n```{toctree}\n:hidden:\n" + "\n".join(pages) + "\n```\n"
+    option = f":caption: {caption}\n" if caption else ""
+    return f"\n\n```{{toctree}}\n:hidden:\n{option}" + "\n".join(pages) + "\n```\n"
 
 
-def reference(section: re.Match[str]) -> str:
-    without = f"   :exclude-members: {TOLD_BEFORE[section[1]]}\n" if section[1] in TOLD_BEFORE else ""
-    return f"{section[0]}\n```{{eval-rst}}\n.. automodule:: {section[1]}\n{without}```\n\n"
+# ---------------------------------------------------------------------------------------------------- the reference
+
+
+def listed(section: re.Match[str]) -> str:
+    """A module's section of the reference, with a row for each of its objects."""
+    rows = [
+        f"- [`{name}`](reference/{section[1]}.{name}.rst): {first_sentence(thing)}"
+        for name, thing in objects(section[1])
+    ]
+    pages = "\n".join(f"reference/{section[1]}.{name}" for name, _ in objects(section[1]))
+    return f"{section[0]}\n" + "\n".join(rows) + f"\n\n```{{toctree}}\n:hidden:\n{pages}\n```\n\n"
+
+
+def objects(module: str) -> list[tuple[str, Any]]:
+    """The names that a module gives to its users, with what they are: `__all__`, or all of its own in their order."""
+    with mock(autodoc_mock_imports):
+        there = import_module(module)
+    names = getattr(there, "__all__", None) or [
+        name for name, thing in vars(there).items()
+        if not name.startswith("_") and getattr(thing, "__module__", None) == module and callable(thing)
+    ]  # fmt: skip
+    found = [(name, getattr(there, name)) for name in names if name not in TOLD_BEFORE.get(module, ())]
+    return [(name, thing) for name, thing in found if not inspect.ismodule(thing)]
+
+
+def first_sentence(thing: Any) -> str:
+    text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    return re.split(r"(?<=[.:]) ", text)[0]
+
+
+def write_pages(app: Sphinx) -> None:  # noqa: ARG001 - Sphinx's signature
+    """A file for each object, which autodoc fills. Files that are as they were keep their time."""
+    modules = re.findall(r"^## `(edl[.\w]+)`$", (HERE / "api.md").read_text(), re.MULTILINE)
+    pages = {
+        f"{module}.{name}.rst": page_of(module, name, thing) for module in modules for name, thing in objects(module)
+    }
+    REFERENCE.mkdir(exist_ok=True)
+    for path in REFERENCE.glob("*.rst"):
+        if path.name not in pages:
+            path.unlink()
+    for file, content in pages.items():
+        path = REFERENCE / file
+        if not path.exists() or path.read_text() != content:
+            path.write_text(content)
+
+
+def page_of(module: str, name: str, thing: Any) -> str:
+    is_class = inspect.isclass(thing)
+    kind = "exception" if is_class and issubclass(thing, BaseException) else "class" if is_class else "function"
+    kind = kind if callable(thing) else "data"
+    title = f"{module}.{name}"
+    return f"{title}\n{'=' * len(title)}\n\n.. currentmodule:: {module}\n\n.. auto{kind}:: {title}\n"
 
 
 def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", write_pages)
     app.connect("source-read", complete)
