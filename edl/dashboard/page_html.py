@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.dashboard.page_view import PageValues, Tile, ToldEvent, WorkerRow, lasting
+from edl.dashboard.page_view import CHANGES_OF_JOB, ROUTINE, PageValues, Tile, ToldEvent, WorkerRow, lasting
 
 BAD: Final = frozenset({"worker_lost", "batch_voided", "diverged", "job_failed", "worker_unfit", "checkpoint_failed"})
 GOOD: Final = frozenset({"scaled", "job_finished", "checkpoint_durable", "worker_ready", "migrated"})
@@ -65,7 +65,9 @@ def page(
 <section class="wide"><h2>Who does what</h2><div id="workers">{workers(view.rows, view.more_workers)}</div></section>
 <section><h2>Samples of the epoch</h2><div id="data">{bar(view.data, "samples")}</div></section>
 <section><h2>Where the time went</h2><div id="time">{time_bar(view.time)}</div></section>
-<section class="wide"><h2>What happened</h2><div class="scroll"><table id="events"><thead><tr><th>time</th><th>what</th>
+<section class="wide"><h2>Events</h2>
+<label class="filter"><input type="checkbox" id="routine">also routine events: epochs, boots, plans</label>
+<div class="scroll"><table id="events"><thead><tr><th>time</th><th>what</th>
 <th class="n">step</th><th>in words</th></tr></thead><tbody id="story">{rows(events)}</tbody></table></div>
 <div id="earlier">{earlier_events(view.job, events[-1].number - 1 if events else 0)}</div></section>
 </main>
@@ -183,9 +185,10 @@ def earlier_events(job: str, count: int) -> str:
 
 def row(event: ToldEvent) -> str:
     tone = "bad" if event.kind in BAD else "good" if event.kind in GOOD else ""
+    tone += " change" if event.kind in CHANGES_OF_JOB else " routine" if event.kind in ROUTINE else ""
     clock = time.strftime("%H:%M:%S", time.localtime(event.ts)) + f".{int(event.ts % 1 * 1000):03d}"
     return (
-        f'<tr id="e{event.number}" class="{tone}" data-ts="{event.ts:.3f}"><td><time>{clock}</time></td>'
+        f'<tr id="e{event.number}" class="{tone.strip()}" data-ts="{event.ts:.3f}"><td><time>{clock}</time></td>'
         f'<td class="kind">{escape(event.kind)}</td><td class="n">{event.step:,}</td>'
         f"<td>{escape(event.words)}</td></tr>"
     )

@@ -24,6 +24,12 @@ CHANGES: Final = 1000  # changes that are drawn
 NONE: Final = "-"
 LONGEST: Final = 400  # most characters of an event's words
 FEW: Final = 64  # most workers that are shown one by one
+CHANGES_OF_JOB: Final = frozenset(
+    {"scaled", "migrated", "life_begun", "job_started", "job_finished", "job_preempted", "batch_asked", "scale_asked"}
+)
+ROUTINE: Final = frozenset(
+    {"epoch_ended", "worker_warming", "switch_scheduled", "recount", "recounted", "recut", "checkpoint_begun"}
+)
 
 
 class ToldEvent(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from rich.text import Text
 from edl.control_characters import visible
 from edl.dashboard import page_feed
 from edl.dashboard.page_feed import Feed
-from edl.dashboard.page_view import PageValues, ToldEvent, WorkerRow, lasting
+from edl.dashboard.page_view import ROUTINE, PageValues, ToldEvent, WorkerRow, lasting
 
 TONES: Final = {"good": "green", "warn": "yellow", "bad": "red", "": "bold"}
 STATES: Final = {"running": "green", "finished": "green", "failed": "red"}
@@ -29,7 +29,7 @@ def screen(feed: Feed) -> Group:
         _workers(view.rows, view.more_workers),
         _parts(view),
         Text(),
-        _story(page_feed.newest(feed)[:EVENTS]),
+        _story([event for event in page_feed.newest(feed) if event.kind not in ROUTINE][:EVENTS]),
     )
 
 

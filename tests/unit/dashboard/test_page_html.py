@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 from html.parser import HTMLParser
 
 import msgspec
 import pytest
+from rich.console import Console
 from seen_job import BEGAN, EVIL, event, feed, scaled, status, usage
 
 from edl.dashboard import page_feed, page_html, terminal
@@ -266,3 +268,18 @@ def test_a_report_loads_nothing_and_runs_what_it_brings_only() -> None:
     assert policy is not None and "default-src 'none'" in policy[1] and "unsafe" not in policy[1]
     assert re.findall(r"""(?:src|href)=["']([^"']*)""", text.split("<script>")[0]) == ["data:,"]
     assert len(text) < 200_000
+
+
+def test_changes_and_faults_stand_out_of_routine_events() -> None:
+    lost = event(3, "worker_lost", worker="w1", was="training", reason="killed")
+    text = rendered([event(1), scaled(2, 2, 3), lost])
+    assert [re.search(rf'<tr id="e{number}" class="([^"]*)"', text)[1] for number in (1, 2, 3)] == [
+        "routine",
+        "good change",
+        "bad",
+    ]
+    assert text.count('id="routine"') == 1  # by which a reader shows them
+    shown = io.StringIO()
+    found = feed([event(1), scaled(2, 2, 3), lost], status())
+    Console(file=shown, width=200).print(terminal.screen(found))
+    assert "scaled" in shown.getvalue() and "worker_lost" in shown.getvalue() and "epoch_ended" not in shown.getvalue()
