@@ -113,7 +113,7 @@ START_FLAGS: Final[dict[str, tuple[str, str]]] = {
         "HOST:SLOTS[,...]",
         "nodes, and their devices (default: this machine's GPUs, else its cores; all nodes of Slurm or Ray)",
     ),
-    "policy": ("P", "which policy decides (default: elastic-tiresias)"),
+    "policy": ("P", "the scheduling policy (default: elastic-tiresias)"),
     "engine": (
         "local|slurm|ray|kubernetes",
         "what starts workers: this machine, jobs of Slurm, actors of Ray, Pods of Kubernetes (default: local)",
@@ -157,7 +157,7 @@ OF_REACH: Final = frozenset(("EDL_CLUSTER", "EDL_TOKEN_FILE", "EDL_CA_FILE"))  #
 
 
 def add_cluster(found: Commands) -> None:
-    commands = group(found, "cluster", "run jobs on a cluster of this machine", CLUSTER)
+    commands = group(found, "cluster", "start, stop and inspect a cluster of jobs", CLUSTER)
     parser = command(commands, "start", later("cluster", "start"), "start a cluster", START)
     add_values(parser, START_FLAGS, grouped(parser, START_GROUPS))
     add_list(parser, "--set", "NAME=VALUE", "a parameter of the policy")
@@ -165,22 +165,22 @@ def add_cluster(found: Commands) -> None:
     add_list(parser, "--highest-priority", "USER:N", "what this user's token may ask for at most (default: 0)")
     add_switch(parser, "--foreground", "stay until SIGTERM or Ctrl-C, then end its processes; workers go on")
     add_settings(parser, "coordinator", "local_coordinator", "session_timeout_s", "log_level", "home")
-    parser = command(commands, "stop", later("cluster", "stop"), "stop it", STOP)
+    parser = command(commands, "stop", later("cluster", "stop"), "stop the cluster", STOP)
     add_switch(parser, "--now", "do not save its jobs first: kill them")
     add_settings(parser, "home")
-    parser = command(commands, "status", later("cluster", "status"), "show it as it is", STATUS)
+    parser = command(commands, "status", later("cluster", "status"), "show the state of the cluster", STATUS)
     add_switch(parser, "--json", "one JSON object")
     _add_reach(parser)
-    summary = "print what a cluster in Kubernetes is made of"
+    summary = "print the Kubernetes manifests of a cluster"
     parser = command(commands, "manifests", later("cluster", "print_manifests"), summary, OF_MANIFESTS)
     add_values(parser, MANIFESTS_FLAGS)
     add_settings(parser, "coordinator")
-    summary = "give a user a token for its HTTP interface"
+    summary = "create or revoke a user's token for the HTTP interface"
     parser = command(commands, "token", later("cluster", "token"), summary, OF_TOKENS)
     parser.add_argument("user", metavar="USER", nargs="?", help="whose token; left out: say who has one")
     add_switch(parser, "--revoke", "the user's token opens nothing any more")
     add_settings(parser, "home")
-    summary = "show what its devices were used for, by job and user"
+    summary = "show the device hours of each job and user"
     parser = command(commands, "accounts", later("cluster", "show_accounts"), summary, ACCOUNTS)
     add_switch(parser, "--json", "one JSON object")
     add_switch(parser, "--csv", "comma-separated values, a line for each job")
@@ -188,7 +188,7 @@ def add_cluster(found: Commands) -> None:
 
 
 def add_submit(found: Commands) -> None:
-    summary = "give a job to the cluster"
+    summary = "submit a job to the cluster's queue"
     parser = command(found, "submit", later("queue", "submit"), summary, SUBMIT)
     parser.usage = "edl submit [--name NAME] [-np N] [--min-np A] [--max-np B] [flags] COMMAND..."
     text = "name of the job (default: a new one like brisk-otter-42)"
@@ -204,14 +204,14 @@ def add_submit(found: Commands) -> None:
 
 
 def add_jobs(found: Commands) -> None:
-    parser = command(found, "queue", later("queue", "queue"), "list the cluster's jobs", QUEUE)
+    parser = command(found, "queue", later("queue", "queue"), "list the jobs of the cluster", QUEUE)
     add_switch(parser, "--json", "one JSON object")
     _add_reach(parser)
     summaries = {
-        "describe": ("show a job as it is: another name of `edl status`", DESCRIBE),
-        "cancel": ("end a job: another name of `edl stop`, which does not wait for a job of a cluster", CANCEL),
-        "wait": ("wait until a job is over", WAIT),
-        "logs": ("show what a job's workers have printed", LOGS),
+        "describe": ("show the state of a job: another name of `edl status`", DESCRIBE),
+        "cancel": ("stop a job: another name of `edl stop`, which does not wait for a job of a cluster", CANCEL),
+        "wait": ("wait until a job is over; exit with its exit code", WAIT),
+        "logs": ("show the output of a job's workers", LOGS),
     }
     acts = {
         "describe": later("queue", "describe"),
@@ -226,7 +226,7 @@ def add_jobs(found: Commands) -> None:
         if name == "describe":
             add_switch(parser, "--json", "one JSON object")
         elif name == "logs":
-            add_switch(parser, "--follow", "go on until the job is over", "-f")
+            add_switch(parser, "--follow", "print further output until the job is over", "-f")
             text = "only of this worker: its id, or of a job of `edl run` the number before its lines (default: all)"
             add_values(parser, {"worker": ("ID", text)})
         elif name == "wait":
@@ -299,10 +299,10 @@ FLAGS: Final[dict[str, tuple[str, str, str | None]]] = {
 
 
 def add_simulate(found: Commands) -> None:
-    summary = "see what a policy would do with the jobs of a trace"
+    summary = "simulate a scheduling policy on a trace of jobs"
     parser = command(found, "simulate", later("simulate", "simulate"), summary, EXAMPLES)
     parser.add_argument("trace", metavar="TRACE", help="a CSV file of jobs")
-    add_value(parser, "--policy", "P", "which one decides", required=True)
+    add_value(parser, "--policy", "P", "the scheduling policy", required=True)
     add_list(parser, "--set", "NAME=VALUE", "a parameter of the policy")
     for name, (metavar, text, default) in FLAGS.items():
         known = f" (default: {default})" if default else ""

@@ -140,7 +140,9 @@ PROFILE_FLAGS: Final[dict[str, tuple[str, str]]] = {
 
 
 def add_run(found: Commands) -> None:
-    parser = command(found, "run", later("run", "run"), "run a command as N workers on this machine", RUN_EXAMPLES)
+    parser = command(
+        found, "run", later("run", "run"), "run a training command as N workers on this machine", RUN_EXAMPLES
+    )
     parser.usage = "edl run [-np N] [--min-np A] [--max-np B] [--job NAME] [flags] COMMAND..."
     groups = grouped(parser, RUN_GROUPS)
     for setting in TABLE:
@@ -154,24 +156,34 @@ def add_run(found: Commands) -> None:
 
 
 def add_status(found: Commands) -> None:
-    parser = command(found, "status", later("commands", "status"), "show a job as it is", STATUS_EXAMPLES)
+    parser = command(
+        found, "status", later("commands", "status"), "show the state of a job and of its workers", STATUS_EXAMPLES
+    )
     add_job(parser, nargs="?")
     add_elsewhere(parser)
     add_switch(parser, "--json", "one JSON object")
 
 
 def add_events(found: Commands) -> None:
-    parser = command(found, "events", later("commands", "events"), "show what has happened to a job", EVENTS_EXAMPLES)
+    parser = command(
+        found,
+        "events",
+        later("commands", "events"),
+        "list the events of a job: changes of size, faults, checkpoints",
+        EVENTS_EXAMPLES,
+    )
     add_job(parser)
     add_switch(parser, "--json", "one JSON object per line")
-    add_switch(parser, "--follow", "go on until the job is over")
+    add_switch(parser, "--follow", "print further events until the job is over")
 
 
 def add_scale(found: Commands) -> None:
-    parser = command(found, "scale", later("scale", "scale"), "ask for another number of workers", SCALE_EXAMPLES)
+    parser = command(
+        found, "scale", later("scale", "scale"), "change the number of workers while the job trains", SCALE_EXAMPLES
+    )
     add_job(parser)
-    parser.add_argument("size", metavar="N", help="workers wanted")
-    add_switch(parser, "--wait", "return when the job has that size, and show how far it is meanwhile")
+    parser.add_argument("size", metavar="N", help="the new number of workers")
+    add_switch(parser, "--wait", "wait until the job has that size, and show progress")
     add_value(
         parser,
         "--timeout",
@@ -183,20 +195,20 @@ def add_scale(found: Commands) -> None:
 
 
 def add_batch(found: Commands) -> None:
-    summary = "ask for another batch: samples a step, of all workers together"
+    summary = "change the global batch size while the job trains"
     parser = command(found, "batch", later("scale", "batch"), summary, BATCH_EXAMPLES)
     add_job(parser)
     parser.add_argument("samples", metavar="N", help="samples of each step, of all workers together")
 
 
 def add_stop(found: Commands) -> None:
-    parser = command(found, "stop", later("commands", "stop"), "end a job cleanly", STOP_EXAMPLES)
+    parser = command(found, "stop", later("commands", "stop"), "stop a job, without a checkpoint", STOP_EXAMPLES)
     add_job(parser)
     add_elsewhere(parser)
 
 
 def add_profile(found: Commands) -> None:
-    summary = "measure a job at each size, scaling it in"
+    summary = "measure throughput at each number of workers"
     parser = command(found, "profile", later("profile", "show_profile"), summary, PROFILE_EXAMPLES)
     add_job(parser)
     add_values(parser, PROFILE_FLAGS)
@@ -205,7 +217,11 @@ def add_profile(found: Commands) -> None:
 
 def add_hosts(found: Commands) -> None:
     parser = command(
-        found, "hosts", later("hosts_command", "show_hosts"), "print the hosts a job wants", HOSTS_EXAMPLES
+        found,
+        "hosts",
+        later("hosts_command", "show_hosts"),
+        "print a host list for horovodrun's elastic host discovery",
+        HOSTS_EXAMPLES,
     )
     add_job(parser)
     add_settings(parser, "np", text="workers of a job that is yet to come")
@@ -217,25 +233,30 @@ def add_hosts(found: Commands) -> None:
 
 
 def add_preempt(found: Commands) -> None:
-    summary = "save a job and end it, so that it can be gone on with"
+    summary = "save a checkpoint and stop the job; the same `edl run` line resumes it"
     parser = command(found, "preempt", later("checkpoint", "preempt"), summary, PREEMPT_EXAMPLES)
     add_job(parser)
-    add_value(parser, "--deadline", "SECONDS", "it ends then, saved or not (default: 25)")
+    add_value(
+        parser,
+        "--deadline",
+        "SECONDS",
+        "stop the job after that time even if the checkpoint is unfinished (default: 25)",
+    )
 
 
 def add_migrate(found: Commands) -> None:
-    summary = "move a job's workers from one host to others while it trains"
+    summary = "move the workers of a host to other hosts while the job trains"
     parser = command(found, "migrate", later("scale", "migrate"), summary, MIGRATE_EXAMPLES)
     add_job(parser)
     add_value(parser, "--from", "HOST", "host to be left: its name or address, as `edl status` shows it", field="left")
     others = "hosts to go to, filled in this order (default: the others of the job)"
     add_value(parser, "--to", "HOST:SLOTS[,...]", others)
-    text = "for the newcomers to be ready; then it stays (default: as long as a boot may take)"
+    text = "how long the new workers may boot; then the job stays where it is (default: as long as a boot may take)"
     add_value(parser, "--timeout", "SECONDS", text)
 
 
 def add_clean(found: Commands) -> None:
-    summary = "remove what jobs that are over have left in a coordinator"
+    summary = "remove the records of jobs that are over from a coordinator"
     parser = command(found, "clean", later("clean", "clean"), summary, CLEAN_EXAMPLES)
     add_job(parser, nargs="?")
     add_value(parser, "--older-than", "SECONDS", "only what has been over for so long (default: 0)")
@@ -266,21 +287,21 @@ examples:
 
 
 def add_dashboard(found: Commands) -> None:
-    summary = "show a job as a page that lives"
+    summary = "serve a live web page of a job or a cluster"
     parser = command(found, "dashboard", later("dashboard", "dashboard"), summary, DASHBOARD_EXAMPLES)
     add_job(parser, nargs="?")
-    add_value(parser, "--port", "PORT", "of this machine (default: any free one)", default="0")
+    add_value(parser, "--port", "PORT", "port on this machine (default: any free port)", default="0")
     add_elsewhere(parser)
-    add_switch(parser, "--allow-scale", "give the page buttons: grow, shrink, checkpoint, stop")
+    add_switch(parser, "--allow-scale", "add buttons to the page: grow, shrink, checkpoint, stop")
 
 
 def add_top(found: Commands) -> None:
-    parser = command(found, "top", later("dashboard", "top"), "show a job in the terminal as it goes on", TOP_EXAMPLES)
+    parser = command(found, "top", later("dashboard", "top"), "show a live view of a job in the terminal", TOP_EXAMPLES)
     add_job(parser, nargs="?")
 
 
 def add_report(found: Commands) -> None:
-    summary = "write the page of a job as one file"
+    summary = "write a report of a job as one HTML file"
     parser = command(found, "report", later("dashboard", "report"), summary, REPORT_EXAMPLES)
     add_job(parser)
     add_value(parser, "--html", "FILE", "the file", required=True)
@@ -290,7 +311,7 @@ DATA_EXAMPLES = """
 example:
   edl data verify audit           what became of every sample of a job that was run with --audit audit
 """
-VERIFY_SUMMARY = "say whether every sample was trained once"
+VERIFY_SUMMARY = "verify that a job trained every sample once"
 VERIFY_EXAMPLES = """
 examples:
   edl run --audit audit python train.py
@@ -341,8 +362,8 @@ Writes the model's weights and buffers, without the optimizer, by their names in
 NOW, EXPORT = "now", "export"
 CHECKPOINTS = {
     "ls": ("ls", "list checkpoints", LS_EXAMPLES),
-    "show": ("show_one", "show what a checkpoint has", SHOW_EXAMPLES),
-    "verify": ("verify", "say whether every byte of them is as it was written", CHECK_EXAMPLES),
+    "show": ("show_one", "show the contents of a checkpoint", SHOW_EXAMPLES),
+    "verify": ("verify", "verify the checksums of all files", CHECK_EXAMPLES),
 }
 
 
@@ -357,7 +378,7 @@ def job_named(argv: Sequence[str]) -> list[str]:
 
 
 def add_data(found: Commands) -> None:
-    commands = group(found, "data", "check what became of a job's samples", DATA_EXAMPLES)
+    commands = group(found, "data", "verify that a job trained every sample once", DATA_EXAMPLES)
     parser = command(commands, "verify", later("data_commands", "verify"), VERIFY_SUMMARY, VERIFY_EXAMPLES)
     parser.add_argument(
         "folders",
@@ -369,8 +390,10 @@ def add_data(found: Commands) -> None:
 
 
 def add_checkpoint(found: Commands) -> None:
-    commands = group(found, "checkpoint", "save a job now, or look at checkpoints", CHECKPOINT_EXAMPLES)
-    summary = "save a job now: `edl checkpoint JOB`"
+    commands = group(
+        found, "checkpoint", "save a checkpoint now; list, verify or export checkpoints", CHECKPOINT_EXAMPLES
+    )
+    summary = "save a checkpoint of a running job now"
     parser = command(commands, NOW, later("checkpoint", "checkpoint"), summary, NOW_EXAMPLES)
     add_job(parser)
     add_switch(parser, "--wait", "return once the checkpoint is durable, and print where it is")
@@ -379,7 +402,7 @@ def add_checkpoint(found: Commands) -> None:
         parser.add_argument("folder", metavar="DIR", help="a folder or URL of checkpoints, of a job's, or one of them")
         add_settings(parser, "job", text="only those of this job")
         add_switch(parser, "--json", "one JSON object")
-    summary = "write the model of a checkpoint as one safetensors file"
+    summary = "export the model of a checkpoint as one safetensors file"
     parser = command(commands, EXPORT, later("checkpoint", "export"), summary, EXPORT_EXAMPLES)
     parser.add_argument("folder", metavar="DIR", help="a folder or URL of checkpoints, of a job's, or one of them")
     parser.add_argument("file", metavar="FILE", help="the new file, such as model.safetensors")
@@ -398,7 +421,7 @@ Writes less than 1 GB, to the folder of temporary files, and removes it.
 
 
 def add_prove(found: Commands) -> None:
-    summary = "try on this machine what edl promises: pauses, recovery, step time, the data audit"
+    summary = "measure pauses, recovery and step time on this machine, and verify the data"
     parser = command(found, "prove", later("prove", "act"), summary, PROVE_EXAMPLES)
     add_settings(parser, "np", text="workers to begin with; one more joins and leaves (default: 2)")
     add_settings(parser, "ring", text="torch or horovod (default: torch)")

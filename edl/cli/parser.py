@@ -12,17 +12,17 @@ from edl.cli.job_flags import job_named
 from edl.errors import UsageError
 
 GROUPS = {
-    "run a job": ("run", "torchrun", "check", "wait", "doctor", "prove"),
-    "look at it": ("status", "logs", "events", "top", "dashboard", "report", "hosts"),
-    "change it": ("scale", "batch", "profile", "stop"),
-    "save and move it": ("checkpoint", "preempt", "migrate", "data", "clean"),
-    "many jobs": ("cluster", "submit", "queue", "simulate"),
-    "edl itself": ("help", "completion", "version"),
+    "start a job": ("run", "torchrun", "check", "wait", "doctor", "prove"),
+    "watch a job": ("status", "logs", "events", "top", "dashboard", "report", "hosts"),
+    "resize or stop a job": ("scale", "batch", "profile", "stop"),
+    "save and move a job": ("checkpoint", "preempt", "migrate", "data", "clean"),
+    "run many jobs in a cluster": ("cluster", "submit", "queue", "simulate"),
+    "help": ("help", "completion", "version"),
 }
 ALIASES = ("describe", "cancel")  # of status and stop: the older names, for jobs of a cluster
 MORE = """
-`edl COMMAND --help` tells more about each, with examples; its jobs are those of `edl run` and of a cluster alike, and
-`describe` and `cancel` are other names of `status` and `stop`. First: edl run -np 2 python train.py
+`edl COMMAND --help` shows the flags of a command, with examples. A JOB is one of `edl run` or of a cluster.
+`describe` and `cancel` are other names of `status` and `stop`. Start here: edl run -np 2 python train.py
 """
 HELP_EXAMPLES = """
 examples:
@@ -108,10 +108,10 @@ def _add_own(found: Commands, root: Parser) -> None:
         root.parse_args(["--version"])
         return 0
 
-    parser = command(found, "help", tell, "show the commands, or one of them", HELP_EXAMPLES)
+    parser = command(found, "help", tell, "show all commands, or the help of one command", HELP_EXAMPLES)
     parser.add_argument("words", nargs="*", metavar="COMMAND", help="the command (default: all)")
-    command(found, "version", version, "say which edl this is", "")
-    summary = "print what has a shell complete words of edl"
+    command(found, "version", version, "show the version", "")
+    summary = "print a completion script for your shell"
     parser = command(found, "completion", later("completion", "complete"), summary, COMPLETION_EXAMPLES)
     parser.add_argument("shell", metavar="bash|zsh|fish", choices=("bash", "zsh", "fish", "words"), help="the shell")
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS).required = False
@@ -119,6 +119,10 @@ def _add_own(found: Commands, root: Parser) -> None:
 
 def _add_doctor(found: Commands) -> None:
     parser = command(
-        found, "doctor", later("commands", "doctor"), "check this machine and say what to do", DOCTOR_EXAMPLES
+        found,
+        "doctor",
+        later("commands", "doctor"),
+        "check this machine: what is missing, and how to install it",
+        DOCTOR_EXAMPLES,
     )
     add_switch(parser, "--json", "one JSON array")

@@ -82,7 +82,7 @@ class Translated(NamedTuple):
 
 
 def add_torchrun(found: Commands) -> None:
-    summary = "run an unchanged script of torchrun's"
+    summary = "run an unchanged script for torchrun as an elastic job"
     parser = command(found, "torchrun", later("torchrun_flags", "torchrun"), summary, EXAMPLES)
     parser.usage = "edl torchrun [torchrun's flags] [flags of edl run] SCRIPT ARGS..."
     group = parser.add_argument_group("torchrun's flags")
@@ -108,7 +108,7 @@ def add_torchrun(found: Commands) -> None:
 
 
 def add_check(found: Commands) -> None:
-    summary = "read a script of torchrun's, and tell what an elastic job makes of it"
+    summary = "check whether a script for torchrun can train elastically"
     parser = command(found, "check", later("torchrun_script", "check"), summary, CHECK_EXAMPLES)
     parser.usage = "edl check [flags] SCRIPT ARGS..."
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as with `python -m`")

@@ -44,7 +44,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_LOCAL_COORDINATOR",),
         ("--local-coordinator",),
         "zookeeper|etcd|embedded",
-        "what a local coordinator is (default: zookeeper; without Java, etcd; without either, embedded)",
+        "type of a local coordinator (default: zookeeper; without Java, etcd; without either, embedded)",
     ),
     Setting(
         "secret_file",
@@ -60,7 +60,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_NP", "EDL_NUM_PROC"),
         ("-np", "--num-proc"),
         "N",
-        "workers to start with (default: the smallest number allowed, 1)",
+        "number of workers at the start (default: the smallest number allowed, 1)",
     ),
     Setting(
         "min_workers",
@@ -84,7 +84,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_MAX_RESTARTS",),
         ("--max-restarts",),
         "R",
-        "how often in all a crashed worker is replaced, or a saved job that has died is begun again (default: 3)",
+        "how often in all to replace a crashed worker, or to restart a dead job from its checkpoint (default: 3)",
     ),
     Setting(
         "autoscale",
@@ -109,8 +109,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_STRAGGLERS",),
         ("--stragglers",),
         "off|tell|replace|share",
-        "what becomes of a worker that holds up the others: share gives it fewer samples of a batch that "
-        "--batch-policy fixes (default: off)",
+        "how to treat a straggler, a worker slower than the others: tell reports it, replace starts another worker, "
+        "share gives it fewer samples of a batch that --batch-policy fixes (default: off)",
     ),
     Setting(
         "ring",
@@ -118,8 +118,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_RING",),
         ("--ring",),
         "auto|horovod|torch",
-        "what PyTorch's gradients are averaged by: Horovod, or torch's own process groups, which need no build of "
-        "Horovod; TensorFlow's always by Horovod (default: auto, which is Horovod where it is installed)",
+        "library that averages PyTorch's gradients: Horovod, or torch's own process groups (gloo, NCCL), which need no "
+        "build of Horovod; TensorFlow always uses Horovod (default: auto, Horovod where it is installed)",
     ),
     Setting(
         "check_weights",
@@ -136,8 +136,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_ON_DIVERGENCE",),
         ("--on-divergence",),
         "fail|heal",
-        "what becomes of a job whose workers are found to differ: it fails, or the majority's state becomes "
-        "that of all (default: fail)",
+        "when the weights of workers differ: fail the job, or copy the state of the majority to all workers "
+        "(default: fail)",
     ),
     Setting(
         "batch_policy",
@@ -190,7 +190,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_KEEP",),
         ("--keep",),
         "N",
-        "durable checkpoints that stay, the newest ones (default: 2)",
+        "number of the newest checkpoints to keep (default: 2)",
     ),
     Setting(
         "resume",
@@ -223,7 +223,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_NETWORK_INTERFACE",),
         ("--network-interface",),
         "NAME",
-        "network interface that workers reach each other by (default: chosen for you)",
+        "network interface between workers (default: chosen for you)",
     ),
     Setting(
         "session_timeout_s",
@@ -231,7 +231,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_SESSION_TIMEOUT",),
         ("--session-timeout",),
         "SECONDS",
-        "a worker unheard of for so long is taken for lost (default: 10)",
+        "declare a worker lost after this time without a heartbeat (default: 10)",
     ),
     Setting(
         "step_timeout_s",
@@ -239,7 +239,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_STEP_TIMEOUT",),
         ("--step-timeout",),
         "SECONDS",
-        "a step longer than this is taken for stuck (default: 60)",
+        "declare a step stuck after this time (default: 60)",
     ),
     Setting(
         "keep_nodes_s",
@@ -298,7 +298,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_LOG_LEVEL",),
         ("--log-level",),
         "debug|info|warning|error",
-        "the least that the logs of daemons have (default: info)",
+        "log level of the daemons (default: info)",
     ),
     Setting(
         "config",

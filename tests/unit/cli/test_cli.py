@@ -253,6 +253,7 @@ def _flags_of(parser) -> set[str]:
 
 OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline", "--from", "--to"}
 OTHERS |= {"--allow-scale", "--port", "--html", "--detach", "--name", "--as-torchrun"}
+OTHERS |= {"--quick", "--device", "--output"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
 CLUSTER = {
     "--quota",
@@ -316,6 +317,22 @@ def test_the_docs_tell_of_all_flags_and_variables_and_of_no_others():
         "checkpoint ls",
         "checkpoint show",
         "checkpoint verify",
+        "checkpoint export",
+        "prove",
+        "torchrun",
+        "check",
+        "dashboard",
+        "top",
+        "report",
+        "preempt",
+        "migrate",
+        "submit",
+        "queue",
+        "wait",
+        "logs",
+        "batch",
+        "clean",
+        "profile",
     ],
 )
 def test_help_has_examples(command, capsys):
