@@ -61,7 +61,7 @@ def planned(settings: Settings, device: str | None, *, quick: bool) -> ProofPlan
     if device not in DEVICES:
         raise ConfigError(f"--device {device}: must be one of {', '.join(DEVICES)}")
     ring = settings.ring if settings.ring in set(RingKind) else RingKind.TORCH.value
-    workers = settings.np if settings.np is not None and settings.np > 1 else 2
+    workers = settings.np if settings.np > 1 else 2
     plan = ProofPlan(workers, ring, _device(device, workers))
     return msgspec.structs.replace(plan, **QUICK) if quick else plan
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from edl.core.audit.sample_account import account
 from edl.errors import EdlError
@@ -38,10 +38,9 @@ def edl_run(workers: int, name: str, *flags: str) -> list[str]:
 class MeasuredJob:
     """One job in a folder of its own, which its command has begun. `edl` speaks to it by its name."""
 
-    def __init__(
-        self, folder: Path, command: Sequence[str], *, name: str = "job", own_session: bool = False, **environ: str
-    ) -> None:
-        """Start the command. With `own_session` a terminal's Ctrl-C reaches the caller only, who ends the job."""
+    own_session: ClassVar[bool] = False  # True: a terminal's Ctrl-C reaches the caller only, who ends the job
+
+    def __init__(self, folder: Path, command: Sequence[str], *, name: str = "job", **environ: str) -> None:
         self.folder, self.name = folder, name
         self.environ = {
             **os.environ,
@@ -58,7 +57,7 @@ class MeasuredJob:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=own_session,
+                start_new_session=self.own_session,
             )
 
     def edl(self, *arguments: str) -> str:

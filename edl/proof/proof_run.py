@@ -50,6 +50,12 @@ class ProofPlan(msgspec.Struct, frozen=True):
 QUICK = {"resizes": 2, "kills": 1, "turns": 3}
 
 
+class UninterruptedJob(MeasuredJob):
+    """A job that a terminal's Ctrl-C does not reach: this process ends it."""
+
+    own_session = True
+
+
 class ProofJob:
     """The job of which pauses, recovery and the audit are measured, in a folder of its own."""
 
@@ -64,7 +70,7 @@ class ProofJob:
             *worker,
         ]
         self._audit = folder / "audit"
-        self._job = MeasuredJob(folder, command, name=JOB, own_session=True, OMP_NUM_THREADS="1")
+        self._job = UninterruptedJob(folder, command, name=JOB, OMP_NUM_THREADS="1")
 
     @contextlib.contextmanager
     def ended(self) -> Iterator[None]:

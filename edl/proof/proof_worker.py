@@ -36,7 +36,8 @@ class ProofTask:
 
     def train(self, ids: np.ndarray[Any, Any]) -> None:
         self._optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(self._model(self._inputs[ids]), self._labels[ids]).backward()
+        loss: Any = torch.nn.functional.cross_entropy(self._model(self._inputs[ids]), self._labels[ids])
+        loss.backward()
         self._optimizer.step()
 
     def weights(self) -> list[np.ndarray[Any, Any]]:

@@ -107,11 +107,11 @@ def holes(survivors: list[NotedWorker], newest: int) -> int:
 
 def step_s(steps: Iterable[Note]) -> float:
     """Return the seconds that a step takes."""
-    return statistics.median(later["at"] - earlier["at"] for earlier, later in itertools.pairwise(steps))
+    return float(statistics.median(later["at"] - earlier["at"] for earlier, later in itertools.pairwise(steps)))
 
 
 def longest_gap(steps: Iterable[Note], since: float) -> float:
     """Return the longest time between two steps, less the median."""
     ends = [step["at"] for step in steps]
     gaps = [later - earlier for earlier, later in itertools.pairwise(ends) if later > since]
-    return max(gaps) - statistics.median(gaps)
+    return float(max(gaps) - statistics.median(gaps))

@@ -27,10 +27,11 @@ def is_distributed(path: str | os.PathLike[str]) -> bool:
 
 def load_distributed(path: str | os.PathLike[str], model: torch.nn.Module) -> None:
     """Raises UsageError where the model has other names or shapes; the model is as it was then."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     mine = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
-    metadata: Any = dcp.FileSystemReader(path).read_metadata()
+    metadata: Any = FileSystemReader(path).read_metadata()
     stored = {name: one for name, one in metadata.state_dict_metadata.items() if hasattr(one, "size")}
     places = metadata.planner_data or {}
     names = names_of(path, {name: tuple(places.get(name, (name,))) for name in stored}, mine)
@@ -45,7 +46,7 @@ def load_distributed(path: str | os.PathLike[str], model: torch.nn.Module) -> No
         read[names[name]] = torch.empty(tensor.shape, dtype=there.properties.dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is intended here
-        dcp.load(read, checkpoint_id=path, no_dist=True)
+        load(read, checkpoint_id=path, no_dist=True)
     with torch.no_grad():
         for name, tensor in mine.items():
             tensor.copy_(read[names[name]])

@@ -71,7 +71,7 @@ def test_the_words_of_the_field_are_found(site, query) -> None:
 
 
 def test_the_site_is_served_on_this_machine(site) -> None:
-    command = [ROOT / "scripts/site", "--port", "0"]  # any free one
+    command = [str(ROOT / "scripts/site"), "--port", "0"]  # any free one
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
         assert served.stdout is not None
         lines = iter(served.stdout.readline, "")

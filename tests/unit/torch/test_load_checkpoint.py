@@ -178,13 +178,13 @@ def test_the_exported_file_is_read_by_safetensors_and_fits_the_model(tmp_path, m
 
 @pytest.mark.parametrize("name", ["", "model"])
 def test_a_folder_of_torch_distributed_checkpoint_is_loaded(tmp_path, name) -> None:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
     (there, optimizer), here = trained(), model()
     weights = there.state_dict()
     state = {name: weights, "optim": optimizer.state_dict()} if name else weights
     with warnings.catch_warnings(action="ignore"):  # PyTorch's, that there is no process group
-        dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+        save_distributed(state, checkpoint_id=tmp_path, no_dist=True)
     assert differs(here, there)
     edl.load_checkpoint(tmp_path, here)
     assert not differs(here, there)
