@@ -24,7 +24,7 @@ LOOKED_FOR = {
     "restart": "checkpoints",
     "spot instance": "README",
     "preemption": "glossary",
-    "elastic": "from-torchrun",
+    "elastic": "glossary",
 }
 
 

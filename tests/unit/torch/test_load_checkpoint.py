@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import warnings
 from itertools import chain
 from pathlib import Path
@@ -176,6 +177,19 @@ def test_the_exported_file_is_read_by_safetensors_and_fits_the_model(tmp_path, m
     assert "no/model.safetensors cannot be written: No such file" in capsys.readouterr().err
 
 
+def test_an_export_that_fails_in_the_middle_leaves_no_file(tmp_path, monkeypatch, capsys) -> None:
+    save(tmp_path / "checkpoints")
+    monkeypatch.chdir(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("edl.checkpoints.model_export.os.fsync", full)
+    assert main(["checkpoint", "export", "checkpoints", "model.safetensors"]) == 2
+    assert capsys.readouterr().err == "edl: model.safetensors cannot be written: No space left on device\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["checkpoints"]
+
+
 @pytest.mark.parametrize("name", ["", "model"])
 def test_a_folder_of_torch_distributed_checkpoint_is_loaded(tmp_path, name) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
@@ -189,6 +203,6 @@ def test_a_folder_of_torch_distributed_checkpoint_is_loaded(tmp_path, name) -> N
     edl.load_checkpoint(tmp_path, here)
     assert not differs(here, there)
     wrong = r"0\.weight of the model is \[50, 30\]"
-    for other, line in ((model(50), wrong), (torch.nn.Linear(30, 40), "has no dict with the names")):
+    for other, line in ((model(50), wrong), (model()[:2], "has no dict with the names")):
         with pytest.raises(UsageError, match=line):
             edl.load_checkpoint(tmp_path, other)
