@@ -61,7 +61,7 @@ def paired_turns(
     with tempfile.TemporaryDirectory(prefix="edl-turns-") as name, contextlib.ExitStack() as jobs:
         folder = Path(name)
         numbers = [str(one) for one in (model.width, model.layers, model.samples, turns, model.steps)]
-        environ = {**os.environ, "EDL_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1"}
+        environ = {**os.environ, "EDL_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1", "TMPDIR": name}
         logs = {kind: folder / f"{kind}.log" for kind in ways}
         for kind, way in ways.items():
             command = [*INTERRUPTED_WITH_PARENT, *way, str(SCRIPT), *numbers, str(folder), kind, device]

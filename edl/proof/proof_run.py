@@ -70,7 +70,7 @@ class ProofJob:
             *worker,
         ]
         self._audit = folder / "audit"
-        self._job = UninterruptedJob(folder, command, name=JOB, OMP_NUM_THREADS="1")
+        self._job = UninterruptedJob(folder, command, name=JOB, OMP_NUM_THREADS="1", TMPDIR=str(folder))
 
     @contextlib.contextmanager
     def ended(self) -> Iterator[None]:
