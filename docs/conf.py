@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 REFERENCE = HERE / "reference"  # made anew by each build
 CONTENTS = ("README", "decisions/README")  # pages that lead to all others of their folder
-TOLD_BEFORE = {"edl.tensorflow": {"ElasticStream", "Knee", "Leaving", "RateTuner", "Warmup"}}  # the very classes of edl.torch
+# The very classes of edl.torch.
+TOLD_BEFORE = {"edl.tensorflow": {"ElasticStream", "Knee", "Leaving", "RateTuner", "Warmup"}}
 # Blocks without a language that are typed, by their first word.
 COMMANDS = (
     r"edl|export|git|horovodrun|kill|kubectl|pip|python|sbatch|scripts/\w+|source|srun|ssh|sudo|\.venv/bin/\w+|\(umask"
