@@ -74,6 +74,7 @@ class RunSettings(TypedDict, total=False):
     resume: Text
     output_filename: Text
     audit: Text
+    virtual_workers: int
     network_interface: str
     session_timeout: float
     step_timeout: float

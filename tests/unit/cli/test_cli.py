@@ -360,6 +360,7 @@ def test_a_job_that_is_over_is_shown_as_it_was_seen_last(home, capsys):
     }  # fmt: skip
     assert shown["data"] == {
         "epoch": 1, "total": 100, "trained": 60, "leased": 30, "unassigned": 10, "ahead": 8, "lost": 0, "repeated": 0,
+        "stream": None,
     }  # fmt: skip
 
 
